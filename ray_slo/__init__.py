@@ -1,0 +1,32 @@
+"""SLO-aware serving for Ray Serve.
+
+Say how fast to answer; ray-slo decides when to dispatch a batch, how large, and on which replica.
+Importing this package is light: what needs Ray is imported on first use.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ray_slo.serve.answers import Answer as Answer
+    from ray_slo.serve.batching import batch as batch
+    from ray_slo.serve.deployment import deployment as deployment
+
+__version__ = "0.1.0"
+
+_LAZY = {
+    "Answer": "ray_slo.serve.answers",
+    "batch": "ray_slo.serve.batching",
+    "deployment": "ray_slo.serve.deployment",
+}
+__all__ = ["Answer", "__version__", "batch", "deployment"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        return getattr(import_module(_LAZY[name]), name)
+    raise AttributeError(f"module 'ray_slo' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

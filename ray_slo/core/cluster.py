@@ -1,0 +1,128 @@
+"""What a policy may know of the cluster: models, variants, workers, delays. Immutable.
+
+A host makes a new `Cluster` when something changed (a worker came or went, a profile was
+learned) and hands it to the policy as an event, so a recorded event log replays exactly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from ray_slo.core.profiles import LatencyProfile
+from ray_slo.core.requests import WorkerId
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """A network that can answer for a model.
+
+    Attributes:
+        name: unique in the cluster.
+        profiles: latency profile per hardware kind.
+        accuracy: percent, where known.
+    """
+
+    name: str
+    profiles: Mapping[str, LatencyProfile]
+    accuracy: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """What a client asks for. `variants` are in the order of preference of its author."""
+
+    name: str
+    latency_slo_s: float
+    variants: tuple[Variant, ...]
+
+    def __post_init__(self) -> None:
+        if not self.latency_slo_s > 0:
+            raise ValueError(
+                f"model {self.name!r}: latency_slo_s must be positive, got {self.latency_slo_s}"
+            )
+        if not self.variants:
+            raise ValueError(f"model {self.name!r}: variants must name at least one variant")
+
+
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """One accelerator or CPU slot.
+
+    Attributes:
+        hardware: key into `Variant.profiles`.
+        loaded: names of the variants that it can run now.
+    """
+
+    id: WorkerId
+    hardware: str
+    loaded: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class DispatchDelay:
+    """Time from a decision to the start of execution on an idle worker (Symphony App. D).
+
+    `delay(b) = control_s + per_request_s * b`.
+    """
+
+    control_s: float = 0.0
+    per_request_s: float = 0.0
+
+    def __call__(self, batch_size: int) -> float:
+        return self.control_s + self.per_request_s * batch_size
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Models and workers by name, in a stable order (the order is the workers' rank)."""
+
+    models: Mapping[str, Model]
+    workers: Mapping[WorkerId, Worker]
+    delay: DispatchDelay = field(default_factory=DispatchDelay)
+
+    def __post_init__(self) -> None:
+        seen: dict[str, str] = {}
+        for model in self.models.values():
+            for variant in model.variants:
+                if (other := seen.setdefault(variant.name, model.name)) != model.name:
+                    raise ValueError(
+                        f"variant {variant.name!r} is named by models {other!r} and "
+                        f"{model.name!r}; variant names are unique in a cluster"
+                    )
+
+    @classmethod
+    def of(
+        cls,
+        models: Iterable[Model],
+        workers: Iterable[Worker],
+        delay: DispatchDelay | None = None,
+    ) -> Cluster:
+        """Build from lists."""
+        return cls(
+            {m.name: m for m in models}, {w.id: w for w in workers}, delay or DispatchDelay()
+        )
+
+    @classmethod
+    def uniform(
+        cls,
+        models: Iterable[Model],
+        num_workers: int,
+        hardware: str = "default",
+        delay: DispatchDelay | None = None,
+    ) -> Cluster:
+        """`num_workers` equal workers "w0", "w1", … with every variant loaded."""
+        models = list(models)
+        loaded = frozenset(v.name for m in models for v in m.variants)
+        workers = [Worker(f"w{i}", hardware, loaded) for i in range(num_workers)]
+        return cls.of(models, workers, delay)
+
+    @cached_property
+    def variants(self) -> Mapping[str, Variant]:
+        """Every variant by name."""
+        return {v.name: v for m in self.models.values() for v in m.variants}
+
+    def profile(self, variant: str, worker: WorkerId) -> LatencyProfile:
+        """Latency profile of `variant` on the hardware of `worker`."""
+        return self.variants[variant].profiles[self.workers[worker].hardware]

@@ -1,0 +1,51 @@
+"""The `Policy` protocol: a pure state machine with two hosts (simulator and scheduler actor).
+
+A host feeds events, calls `decide`, carries the actions out, and sleeps until `wake_at` or the
+next event. `now` is the host's clock in seconds and never goes back between calls.
+
+The contract, checked by `tests/scheduling/test_contract.py` for every registered policy:
+
+* every arrived request leaves exactly once: dispatched or dropped, unless it was cancelled first.
+  A request of a batch that was preempted, failed or lost may arrive again;
+* `Dispatch` names a known worker and a variant that it has loaded; `start_at >= now`;
+* a worker has at most one batch running and one sent ahead. A batch is sent ahead of the running
+  one's end only within `cluster.delay(b)` of its predicted finish;
+* a dispatched batch is predicted to meet the earliest deadline in it, unless the policy's
+  `serves_late` is true;
+* when `decide` has returned, calling it again at the same `now` returns no actions;
+* the same events give the same decisions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar, Protocol, runtime_checkable
+
+from ray_slo.core.cluster import Cluster
+from ray_slo.core.decisions import Decision
+from ray_slo.core.requests import BatchOutcome, Request, WorkerId
+
+
+@runtime_checkable
+class Policy(Protocol):
+    """Decides per event. Knows neither clock nor host."""
+
+    serves_late: ClassVar[bool]
+
+    def requests_arrived(self, now: float, requests: Sequence[Request]) -> None:
+        """New (or returned) requests, in order of arrival, all for models in the cluster."""
+
+    def requests_cancelled(self, now: float, requests: Sequence[Request]) -> None:
+        """Their clients left. Requests that the policy no longer holds are ignored."""
+
+    def batch_finished(self, now: float, worker: WorkerId, outcome: BatchOutcome) -> None:
+        """A dispatched batch is over, in whatever way."""
+
+    def cluster_changed(self, now: float, cluster: Cluster) -> None:
+        """First event of a policy's life; later: workers, variants, profiles or delays changed.
+
+        A worker that is gone takes its batches along (no `batch_finished` follows).
+        """
+
+    def decide(self, now: float) -> Decision:
+        """Actions to carry out now and when to be asked again."""

@@ -1,0 +1,68 @@
+"""Requests, and what became of a batch of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+RequestId = int
+WorkerId = str
+
+
+class Request:
+    """One unit of work that a client waits for.
+
+    Attributes:
+        id: unique within one host (scheduler actor, simulator run).
+        model: name of the model that the client asked for.
+        arrival: seconds in the host's clock.
+        deadline: absolute, seconds in the host's clock.
+        size: items in the request (Kairos' query size); 1 for a plain request.
+    """
+
+    # A plain slotted class: millions are made in a simulation and a dataclass costs more.
+    __slots__ = ("arrival", "deadline", "id", "model", "size")
+
+    def __init__(
+        self, id: RequestId, model: str, arrival: float, deadline: float, size: int = 1
+    ) -> None:
+        self.id = id
+        self.model = model
+        self.arrival = arrival
+        self.deadline = deadline
+        self.size = size
+
+    def __repr__(self) -> str:
+        return (
+            f"Request(id={self.id}, model={self.model!r}, arrival={self.arrival:.6g}, "
+            f"deadline={self.deadline:.6g}, size={self.size})"
+        )
+
+
+class BatchStatus(str, Enum):
+    """How a dispatched batch ended."""
+
+    FINISHED = "finished"
+    FAILED = "failed"  # the user's method raised
+    PREEMPTED = "preempted"
+    LOST = "lost"  # the worker died or never received it
+
+
+@dataclass(frozen=True, slots=True)
+class BatchOutcome:
+    """What a host reports when a dispatched batch is over.
+
+    Attributes:
+        batch_id: the `Dispatch.batch_id` it answers.
+        requests: the requests that ran, in dispatch order.
+        started_at, finished_at: seconds in the host's clock (its best estimate, live).
+        status: how the batch ended. Requests of a batch that did not finish come back through
+            `Policy.requests_arrived` if their owner wants them tried again.
+    """
+
+    batch_id: int
+    requests: Sequence[Request]
+    started_at: float
+    finished_at: float
+    status: BatchStatus = BatchStatus.FINISHED
