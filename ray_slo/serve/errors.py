@@ -1,0 +1,209 @@
+"""Typed errors: what went wrong, for which model, against which SLO, and what to answer.
+
+`RefusedEarly`, `Expired` and `WorkerLost` are Serve `BackPressureError`s. Serve's replica and HTTP
+proxy turn those (and only those) into an answer with their own status code, body and `Retry-After`,
+so a plain deployment that lets one escape answers 503 or 504 with the JSON of `to_body`. The other
+errors need a frontend that calls `http_response`; from a plain deployment Serve answers them 500.
+
+Every error pickles, and keeps its attributes when Ray wraps it in a `RayTaskError`: all state is
+in the instance's `__dict__`, none in class-level defaults.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from ray.serve.exceptions import BackPressureError, RayServeException
+
+if TYPE_CHECKING:
+    from starlette.responses import Response
+
+
+class SLOError(RayServeException):
+    """Base of every error that ray-slo raises.
+
+    Args:
+        message: one sentence for a person.
+        reason: short and stable, for programs: "would_miss", "shed", "queue_full", ….
+        model: what the client asked for.
+        latency_slo_ms: of this request, milliseconds.
+        predicted_finish_ms: when it was predicted to finish, milliseconds after its arrival.
+        retry_after_s: when a new attempt makes sense, seconds.
+
+    Attributes:
+        http_status: HTTP status code of the class.
+        grpc_code: name of the `grpc.StatusCode` of the class.
+    """
+
+    http_status: ClassVar[int] = 500
+    grpc_code: ClassVar[str] = "INTERNAL"
+    default_reason: ClassVar[str] = "error"
+
+    def __init__(
+        self,
+        message: str = "",
+        *,
+        reason: str | None = None,
+        model: str | None = None,
+        latency_slo_ms: float | None = None,
+        predicted_finish_ms: float | None = None,
+        retry_after_s: float | None = None,
+    ) -> None:
+        # Not super(): BackPressureError's constructor wants queue lengths. With the message alone
+        # in `args`, the default pickling rebuilds the error and restores `__dict__`.
+        Exception.__init__(self, message)
+        if predicted_finish_ms is not None and not math.isfinite(predicted_finish_ms):
+            predicted_finish_ms = None
+        self.text = message
+        self.reason = reason or self.default_reason
+        self.model = model
+        self.latency_slo_ms = latency_slo_ms
+        self.predicted_finish_ms = predicted_finish_ms
+        self._retry_after_s = retry_after_s
+
+    def __str__(self) -> str:
+        return self.text
+
+    @property
+    def status_code(self) -> int:
+        """`http_status`, by the name under which Serve looks for it."""
+        return self.http_status
+
+    @property
+    def retry_after_s(self) -> float | None:
+        """Seconds after which a new attempt makes sense; None where trying again is no use."""
+        return self._retry_after_s
+
+    @property
+    def message(self) -> str:
+        """The body as JSON: what Serve answers with for its `BackPressureError`s."""
+        return json.dumps(self.to_body())
+
+    def to_body(self) -> dict[str, Any]:
+        """The answer's body: error, reason, message, and what is known of the rest."""
+        # `cause` is what Ray puts beside the error when it crossed a process; name the error.
+        body: dict[str, Any] = {
+            "error": type(getattr(self, "cause", self)).__name__,
+            "reason": self.reason,
+            "message": self.text,
+            "model": self.model,
+            "latency_slo_ms": _rounded(self.latency_slo_ms),
+            "predicted_finish_ms": _rounded(self.predicted_finish_ms),
+            "retry_after_s": _rounded(self.retry_after_s),
+        }
+        return {k: v for k, v in body.items() if v is not None}
+
+
+class RefusedEarly(SLOError, BackPressureError):
+    """Refused now rather than answered late: it would miss, was shed, the queue was full, or no
+    worker can run its model. HTTP 503 with `Retry-After`, gRPC RESOURCE_EXHAUSTED.
+
+    `retry_after_s` defaults to the predicted lateness, or 1 s where none was predicted.
+    """
+
+    http_status = 503
+    grpc_code = "RESOURCE_EXHAUSTED"
+    default_reason = "would_miss"
+
+    @property
+    def retry_after_s(self) -> float:
+        if self._retry_after_s is not None:
+            return self._retry_after_s
+        if self.predicted_finish_ms is None or self.latency_slo_ms is None:
+            return 1.0
+        return max(self.predicted_finish_ms - self.latency_slo_ms, 0.0) / 1e3
+
+
+class WorkerLost(RefusedEarly):
+    """The worker died with this request and no time is left for another. HTTP 503.
+
+    Args:
+        worker: its id.
+    """
+
+    grpc_code = "UNAVAILABLE"
+    default_reason = "worker_lost"
+
+    def __init__(self, message: str = "", *, worker: str | None = None, **context: Any) -> None:
+        super().__init__(message or f"worker {worker} was lost", **context)
+        self.worker = worker
+
+
+class Expired(SLOError, BackPressureError, TimeoutError):
+    """The deadline passed while the request waited. HTTP 504, gRPC DEADLINE_EXCEEDED."""
+
+    http_status = 504
+    grpc_code = "DEADLINE_EXCEEDED"
+    default_reason = "expired"
+
+
+class BadInput(SLOError, ValueError):
+    """The client sent what cannot be used. HTTP 422, gRPC INVALID_ARGUMENT.
+
+    Args:
+        field: the part of the input that is wrong.
+    """
+
+    http_status = 422
+    grpc_code = "INVALID_ARGUMENT"
+    default_reason = "bad_input"
+
+    def __init__(self, message: str = "", *, field: str | None = None, **context: Any) -> None:
+        super().__init__(message, **context)
+        self.field = field
+
+    def to_body(self) -> dict[str, Any]:
+        body = super().to_body()
+        return body if self.field is None else {**body, "field": self.field}
+
+
+class UnknownModel(SLOError, LookupError):
+    """No such model. HTTP 404, gRPC NOT_FOUND.
+
+    Args:
+        valid: the names that exist; the body lists them.
+    """
+
+    http_status = 404
+    grpc_code = "NOT_FOUND"
+    default_reason = "unknown_model"
+
+    def __init__(
+        self, message: str = "", *, model: str | None = None, valid: Iterable[str] = ()
+    ) -> None:
+        self.valid = sorted(valid)
+        if not message:
+            message = f"model {model!r} is unknown; choose one of {', '.join(self.valid) or 'none'}"
+        super().__init__(message, model=model)
+
+    def to_body(self) -> dict[str, Any]:
+        return {**super().to_body(), "valid": self.valid}
+
+
+class BatchResultError(SLOError):
+    """A batch method returned no list, or one of another length than its input. HTTP 500."""
+
+    default_reason = "batch_result"
+
+
+class ConfigError(SLOError, ValueError):
+    """Rejected before anything runs: at decoration, parsing or deployment."""
+
+    default_reason = "config"
+
+
+def http_response(error: SLOError) -> Response:
+    """The JSON answer for `error`: its status, `to_body()`, and `Retry-After` in whole seconds."""
+    from starlette.responses import JSONResponse
+
+    headers = {}
+    if (retry := error.retry_after_s) is not None:
+        headers["retry-after"] = str(max(0, math.ceil(retry)))
+    return JSONResponse(error.to_body(), status_code=error.status_code, headers=headers)
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 3)

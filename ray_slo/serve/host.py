@@ -1,0 +1,173 @@
+"""Hosts a policy on an asyncio event loop: events in, decisions carried out, one timer.
+
+Everything that happens in one turn of the event loop is one round of the policy: the events are
+collected, then fed in a fixed order, then `decide` is asked once. No ray and no threads; call a
+`PolicyHost` from its loop only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Callable
+from contextvars import Context
+from typing import TypeVar
+
+from ray_slo.core import (
+    BatchOutcome,
+    Cluster,
+    Dispatch,
+    Drop,
+    Policy,
+    Preempt,
+    Request,
+    WorkerId,
+)
+
+logger = logging.getLogger(__name__)
+_A = TypeVar("_A")
+
+# A policy that asks to be woken at once, again and again, must not starve the event loop.
+_SHORTEST_NAP_S = 1e-4
+
+
+class PolicyHost:
+    """Runs `policy` on the running event loop.
+
+    The callbacks may call the host (a request submitted again, a batch that could not be sent):
+    what they tell it is part of the next round, in the next turn of the loop.
+
+    Args:
+        cluster: what the policy knows at first; `set_cluster` changes it.
+        on_dispatch, on_drop: carry one action out. An exception is logged, the others still run.
+        on_preempt: the same; a policy that preempts cannot be hosted without it.
+        on_error: told when the policy itself raised. The host goes on with the next event, but
+            what the policy then knows is anybody's guess, so the owner had better end it.
+        clock: seconds, monotonic; the clock of every deadline. Default: the loop's.
+        context: the callbacks run in it. Without one they would see the context variables of
+            whichever request happened to wake the host.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        cluster: Cluster,
+        *,
+        on_dispatch: Callable[[Dispatch], None],
+        on_drop: Callable[[Drop], None],
+        on_preempt: Callable[[Preempt], None] | None = None,
+        on_error: Callable[[Exception], None] | None = None,
+        clock: Callable[[], float] | None = None,
+        context: Context | None = None,
+    ) -> None:
+        self.policy = policy
+        self._loop = asyncio.get_running_loop()
+        self._clock = clock or self._loop.time
+        self._context = Context() if context is None else context
+        self._on_dispatch = on_dispatch
+        self._on_drop = on_drop
+        self._on_preempt = on_preempt
+        self._on_error = on_error
+        self._workers = frozenset(cluster.workers)
+        self._cluster: Cluster | None = cluster  # not yet told to the policy
+        self._finished: list[tuple[WorkerId, BatchOutcome]] = []
+        self._arrived: list[Request] = []
+        self._cancelled: list[Request] = []
+        self._now = -math.inf
+        self._turn: asyncio.Handle | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._closed = False
+        self._poke()
+
+    def submit(self, request: Request) -> None:
+        """A request arrived, or came back."""
+        self._arrived.append(request)
+        self._poke()
+
+    def cancel(self, request: Request) -> None:
+        """Its client left. Harmless when it was dispatched or dropped already."""
+        self._cancelled.append(request)
+        self._poke()
+
+    def finished(self, worker: WorkerId, outcome: BatchOutcome) -> None:
+        """A dispatched batch is over. Ignored for a worker that left the cluster before."""
+        self._finished.append((worker, outcome))
+        self._poke()
+
+    def set_cluster(self, cluster: Cluster) -> None:
+        """Workers, variants, profiles or delays changed."""
+        self._cluster = cluster
+        self._poke()
+
+    def close(self) -> None:
+        """Stop: no callback runs after this, and events are ignored."""
+        self._closed = True
+        for handle in (self._turn, self._timer):
+            if handle is not None:
+                handle.cancel()
+        self._turn = self._timer = None
+
+    def _poke(self) -> None:
+        if self._turn is None and not self._closed:
+            self._turn = self._loop.call_soon(self._round, context=self._context)
+
+    def _wake(self) -> None:
+        self._timer = None
+        self._poke()
+
+    def _round(self) -> None:
+        self._turn = None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        # A clock may stand still, but the policy never sees it go back.
+        now = self._now = max(self._now, self._clock())
+        try:
+            self._feed(now)
+            decision = self.policy.decide(now)
+        except Exception as error:
+            logger.exception("policy %r failed", type(self.policy).__name__)
+            if self._on_error is not None:
+                self._on_error(error)
+            return
+        for action in decision.actions:
+            if self._closed:
+                return
+            if isinstance(action, Dispatch):
+                self._carry_out(self._on_dispatch, action)
+            elif isinstance(action, Drop):
+                self._carry_out(self._on_drop, action)
+            elif self._on_preempt is not None:
+                self._carry_out(self._on_preempt, action)
+            else:
+                logger.error("nobody carries out %r", action)
+        if decision.wake_at < math.inf and not self._closed:
+            nap = max(decision.wake_at - self._clock(), _SHORTEST_NAP_S)
+            self._timer = self._loop.call_later(nap, self._wake, context=self._context)
+
+    def _feed(self, now: float) -> None:
+        # What finished, finished on the old cluster; what arrived may need the new one; and what
+        # was cancelled may have arrived in this very turn.
+        finished, self._finished = self._finished, []
+        arrived, self._arrived = self._arrived, []
+        cancelled, self._cancelled = self._cancelled, []
+        cluster, self._cluster = self._cluster, None
+        policy = self.policy
+        for worker, outcome in finished:
+            if worker in self._workers:
+                policy.batch_finished(now, worker, outcome)
+        if cluster is not None:
+            self._workers = frozenset(cluster.workers)
+            policy.cluster_changed(now, cluster)
+        if arrived:
+            policy.requests_arrived(now, arrived)
+        if cancelled:
+            policy.requests_cancelled(now, cancelled)
+
+    @staticmethod
+    def _carry_out(callback: Callable[[_A], None], action: _A) -> None:
+        try:
+            callback(action)
+        except Exception:
+            logger.exception("could not carry out %r", action)

@@ -1,0 +1,112 @@
+"""Errors keep their type, attributes and answer through pickling and Ray's wrapping."""
+
+import json
+import math
+import pickle
+
+import pytest
+from ray import cloudpickle
+from ray.exceptions import RayTaskError
+from ray.serve._private.grpc_util import get_grpc_response_status
+from ray.serve._private.http_util import get_http_response_status
+from ray.serve.exceptions import BackPressureError, RayServeException
+
+from ray_slo import errors
+from ray_slo.serve.errors import http_response
+
+CONTEXT = {"model": "digits", "latency_slo_ms": 40.0, "predicted_finish_ms": 1540.0}
+ERRORS = [
+    errors.RefusedEarly("too late", reason="shed", **CONTEXT),
+    errors.Expired("gone", **CONTEXT),
+    errors.WorkerLost("died", retry_after_s=3, **CONTEXT),
+    errors.BadInput("not an image", field="image", model="digits"),
+    errors.UnknownModel(model="digit", valid=["mnist", "digits"]),
+    errors.BatchResultError("2 results for 3 requests", model="digits"),
+    errors.ConfigError("policy 'x' is unknown"),
+]
+STATUS = {
+    "RefusedEarly": (503, "RESOURCE_EXHAUSTED"),
+    "Expired": (504, "DEADLINE_EXCEEDED"),
+    "WorkerLost": (503, "UNAVAILABLE"),
+    "BadInput": (422, "INVALID_ARGUMENT"),
+    "UnknownModel": (404, "NOT_FOUND"),
+    "BatchResultError": (500, "INTERNAL"),
+    "ConfigError": (500, "INTERNAL"),
+}
+
+
+def through_ray(error):
+    wrapped = RayTaskError("f", "Traceback", error, proctitle="x", pid=1, ip="127.0.0.1")
+    return wrapped.as_instanceof_cause()
+
+
+WAYS = {
+    "pickle": lambda e: pickle.loads(pickle.dumps(e)),
+    "cloudpickle": lambda e: cloudpickle.loads(cloudpickle.dumps(e)),
+    "ray": through_ray,
+    "ray, twice": lambda e: cloudpickle.loads(cloudpickle.dumps(through_ray(e))),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("error", ERRORS, ids=lambda e: type(e).__name__)
+def test_survives(error, way):
+    copy = WAYS[way](error)
+    assert isinstance(copy, type(error))
+    assert isinstance(copy, RayServeException)
+    assert copy.to_body() == error.to_body()
+    assert copy.reason == error.reason
+    assert copy.retry_after_s == error.retry_after_s
+    assert (copy.http_status, copy.grpc_code) == STATUS[type(error).__name__]
+    assert json.loads(copy.message) == error.to_body()
+    assert copy.to_body()["error"] == type(error).__name__
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda e: type(e).__name__)
+def test_message_is_a_sentence_and_the_answer_is_json(error):
+    assert str(error) == error.text != ""
+    answer = http_response(error)
+    assert answer.status_code == error.http_status
+    assert json.loads(answer.body) == error.to_body()
+    assert ("retry-after" in answer.headers) == (error.retry_after_s is not None)
+
+
+@pytest.mark.parametrize("way", ["pickle", "ray"])
+def test_serve_answers_refusals_with_their_own_status(way):
+    refused = WAYS[way](ERRORS[0])
+    http = get_http_response_status(refused, None, "id")
+    assert (http.code, http.headers) == (503, [(b"retry-after", b"2")])
+    assert json.loads(http.message)["reason"] == "shed"
+    assert get_grpc_response_status(refused, None, "id").code.name == "RESOURCE_EXHAUSTED"
+    expired = WAYS[way](ERRORS[1])
+    assert get_grpc_response_status(expired, None, "id").code.name == "DEADLINE_EXCEEDED"
+
+
+def test_only_what_may_be_tried_again_is_back_pressure():
+    assert {type(e).__name__ for e in ERRORS if isinstance(e, BackPressureError)} == {
+        "RefusedEarly",
+        "Expired",
+        "WorkerLost",
+    }
+    assert isinstance(ERRORS[1], TimeoutError)
+    for bad in (ERRORS[3], ERRORS[6]):
+        assert isinstance(bad, ValueError)
+
+
+def test_retry_after_is_the_predicted_lateness():
+    assert errors.RefusedEarly("x", **CONTEXT).retry_after_s == 1.5
+    assert errors.RefusedEarly("x", retry_after_s=0.2, **CONTEXT).retry_after_s == 0.2
+    assert errors.RefusedEarly("x").retry_after_s == 1.0
+    early = errors.RefusedEarly("x", latency_slo_ms=40, predicted_finish_ms=10)
+    assert early.retry_after_s == 0.0
+
+
+def test_unknowns_are_left_out_of_the_body():
+    error = errors.RefusedEarly("x", predicted_finish_ms=math.nan)
+    assert set(error.to_body()) == {"error", "reason", "message", "retry_after_s"}
+
+
+def test_unknown_model_lists_the_valid_names():
+    error = errors.UnknownModel(model="digit", valid=["mnist", "digits"])
+    assert "digits, mnist" in str(error)
+    assert error.to_body()["valid"] == ["digits", "mnist"]
