@@ -1,0 +1,452 @@
+"""What came out of a run: columns in, figures, frames, tables and plots out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ray_slo.core.decisions import DropReason
+from ray_slo.core.requests import BatchStatus
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.axes import Axes
+    from rich.table import Table
+
+Array = NDArray[Any]
+Bools = NDArray[np.bool_]
+
+OUTCOMES = ("good", "late", "dropped", "pending")
+_GOOD, _LATE, _DROPPED, _PENDING = range(4)
+_FORMAT = "ray-slo/report/1"
+_PERCENTILES = (50, 95, 99)
+_GANTT_BATCHES = 400
+# A finish that the policy put exactly on the deadline counts as met in spite of rounding.
+_EPSILON_S = 1e-9
+
+
+class Report:
+    """Requests and batches of one run.
+
+    Figures count the requests that arrive in the measured window [warmup_s, duration_s) and what
+    workers did in it; the frames hold everything. A request is *good* if it was answered by its
+    deadline, else *bad*: late, dropped, or pending (never answered).
+
+    Args:
+        meta: duration_s, warmup_s, seed, policy, models, slo_s, variants, accuracy, workers.
+        requests: columns of shape (requests,): model, arrival_s, deadline_s, batch (−1: none),
+            drop_reason (−1: none), dropped_s. In order of arrival.
+        batches: columns of shape (batches,): worker, variant, size, status, dispatched_s,
+            predicted_start_s, predicted_finish_s, started_s, finished_s. In order of dispatch.
+    """
+
+    def __init__(
+        self,
+        meta: Mapping[str, Any],
+        requests: Mapping[str, Array],
+        batches: Mapping[str, Array],
+    ) -> None:
+        self.meta = dict(meta)
+        self._r = dict(requests)
+        self._b = dict(batches)
+        done = list(BatchStatus).index(BatchStatus.FINISHED)
+        batch = self._r["batch"]
+        if len(self._b["size"]):
+            self._served = (batch >= 0) & (self._b["status"][batch] == done)
+            self._started = np.where(self._served, self._b["started_s"][batch], np.nan)
+            self._finished = np.where(self._served, self._b["finished_s"][batch], np.nan)
+        else:
+            self._served = np.zeros(len(batch), dtype=bool)
+            self._started = self._finished = np.full(len(batch), np.nan)
+        met = self._finished <= self._r["deadline_s"] + _EPSILON_S
+        self._outcome = np.select(
+            [met, self._served, self._r["drop_reason"] >= 0], [_GOOD, _LATE, _DROPPED], _PENDING
+        )
+        self._in: Bools = self._r["arrival_s"] >= self.meta["warmup_s"]
+
+    # -- frames --------------------------------------------------------------------------------
+
+    @cached_property
+    def requests(self) -> pd.DataFrame:
+        """One row per request: model, arrival_s, deadline_s, outcome, drop_reason, batch, worker,
+        variant, started_s, finished_s, queueing_s, latency_s, slack_s, measured. Seconds; missing
+        values are NaN (batch: −1)."""
+        import pandas as pd
+
+        r, b = self._r, self._b
+        batch = np.where(self._served, r["batch"], -1)
+
+        def of_batch(column: str) -> Array:
+            values = np.append(b[column], -1)  # index −1 is "no batch"
+            return np.asarray(values[batch])
+
+        frame: pd.DataFrame = pd.DataFrame(
+            {
+                "model": _named(r["model"], self.meta["models"]),
+                "arrival_s": r["arrival_s"],
+                "deadline_s": r["deadline_s"],
+                "outcome": _named(self._outcome, OUTCOMES),
+                "drop_reason": _named(r["drop_reason"], [d.value for d in DropReason]),
+                "dropped_s": r["dropped_s"],
+                "batch": batch,
+                "worker": _named(of_batch("worker"), self.meta["workers"]),
+                "variant": _named(of_batch("variant"), self.meta["variants"]),
+                "started_s": self._started,
+                "finished_s": self._finished,
+                "queueing_s": self._started - r["arrival_s"],
+                "latency_s": self._finished - r["arrival_s"],
+                "slack_s": r["deadline_s"] - self._finished,
+                "measured": self._in,
+            }
+        )
+        return frame
+
+    @cached_property
+    def batches(self) -> pd.DataFrame:
+        """One row per dispatched batch: worker, variant, size, status, dispatched_s and predicted
+        beside actual start and finish (seconds)."""
+        import pandas as pd
+
+        named = {
+            "worker": _named(self._b["worker"], self.meta["workers"]),
+            "variant": _named(self._b["variant"], self.meta["variants"]),
+            "status": _named(self._b["status"], [s.value for s in BatchStatus]),
+        }
+        frame: pd.DataFrame = pd.DataFrame({**self._b, **named})
+        return frame
+
+    # -- figures -------------------------------------------------------------------------------
+
+    @property
+    def window_s(self) -> float:
+        """Length of the measured window."""
+        return float(self.meta["duration_s"] - self.meta["warmup_s"])
+
+    def _select(self, model: str | None) -> Bools:
+        if model is None:
+            return self._in
+        if model not in self.meta["models"]:
+            raise ValueError(f"model {model!r} is unknown; choose {self.meta['models']}")
+        return np.asarray(self._in & (self._r["model"] == self.meta["models"].index(model)))
+
+    def count(self, outcome: str | None = None, model: str | None = None) -> int:
+        """Measured requests, of one outcome (good, late, dropped, pending) or all."""
+        chosen = self._select(model)
+        if outcome is not None:
+            chosen = chosen & (self._outcome == OUTCOMES.index(outcome))
+        return int(chosen.sum())
+
+    @property
+    def offered(self) -> float:
+        """Arrivals per second."""
+        return self.count() / self.window_s
+
+    @property
+    def goodput(self) -> float:
+        """Requests answered by their deadline, per second."""
+        return self.count("good") / self.window_s
+
+    def bad_rate(self, model: str | None = None) -> float:
+        """Bad / arrived, of one model or all; 0 where nothing arrived."""
+        arrived = self.count(model=model)
+        return 1 - self.count("good", model) / arrived if arrived else 0.0
+
+    @property
+    def worst_bad_rate(self) -> float:
+        """The largest bad rate of any model."""
+        return max(self.bad_rate(m) for m in self.meta["models"])
+
+    def latencies_s(self, model: str | None = None) -> Array:
+        """Arrival to finish of every answered (good or late) measured request."""
+        chosen = self._select(model) & self._served
+        return np.asarray((self._finished - self._r["arrival_s"])[chosen])
+
+    def latency_s(self, percentile: float, model: str | None = None) -> float:
+        """Percentile (0 … 100) of `latencies_s`; NaN where nothing was answered."""
+        return _percentile(self.latencies_s(model), percentile)
+
+    def queueing_s(self, model: str | None = None) -> Array:
+        """Arrival to start of execution of every answered measured request."""
+        chosen = self._select(model) & self._served
+        return np.asarray((self._started - self._r["arrival_s"])[chosen])
+
+    @cached_property
+    def batch_sizes(self) -> Array:
+        """Sizes of the finished batches that started in the measured window."""
+        b = self._b
+        done = b["status"] == list(BatchStatus).index(BatchStatus.FINISHED)
+        start = b["started_s"]
+        inside = (start >= self.meta["warmup_s"]) & (start < self.meta["duration_s"])
+        return np.asarray(b["size"][done & inside])
+
+    @property
+    def median_batch_per_request(self) -> float:
+        """Median over answered requests of the size of the batch that each was in."""
+        served = self._in & self._served
+        return _percentile(self._b["size"][self._r["batch"][served]], 50)
+
+    def utilisation(self) -> dict[str, float]:
+        """Share of the measured window that each worker spent on batches, by worker."""
+        begin, end = self.meta["warmup_s"], self.meta["duration_s"]
+        busy = np.clip(self._b["finished_s"], begin, end) - np.clip(
+            self._b["started_s"], begin, end
+        )
+        total = np.bincount(self._b["worker"], busy, minlength=len(self.meta["workers"]))
+        return dict(zip(self.meta["workers"], (total / self.window_s).tolist(), strict=True))
+
+    @property
+    def idle_fraction(self) -> float:
+        """Mean share of the window in which a worker ran nothing (Symphony §3.5)."""
+        used = list(self.utilisation().values())
+        return 1 - sum(used) / len(used) if used else 1.0
+
+    @property
+    def accuracy(self) -> float | None:
+        """Mean accuracy (percent) over good requests; None where a variant's is not known."""
+        good = self._in & (self._outcome == _GOOD)
+        used = self._b["variant"][self._r["batch"][good]]
+        by_variant = [self.meta["accuracy"].get(v) for v in self.meta["variants"]]
+        known = [by_variant[i] for i in np.unique(used)]
+        if not known or None in known:
+            return None
+        return float(np.array(by_variant, dtype=float)[used].mean())
+
+    def summary(self) -> dict[str, Any]:
+        """Figures as JSON-able values: in all and per model; latencies in ms."""
+
+        def figures(model: str | None) -> dict[str, Any]:
+            queueing = self.queueing_s(model)
+            good = self.count("good", model)
+            return {
+                "requests": self.count(model=model),
+                "offered_per_s": self.count(model=model) / self.window_s,
+                "goodput_per_s": good / self.window_s,
+                "bad_rate": self.bad_rate(model),
+                "late": self.count("late", model),
+                "dropped": self.count("dropped", model),
+                "pending": self.count("pending", model),
+                **{f"latency_p{p}_ms": _ms(self.latency_s(p, model)) for p in _PERCENTILES},
+                "queueing_p50_ms": _ms(_percentile(queueing, 50)),
+                "queueing_p99_ms": _ms(_percentile(queueing, 99)),
+            }
+
+        sizes = self.batch_sizes
+        return {
+            **{k: self.meta[k] for k in ("policy", "seed", "duration_s", "warmup_s")},
+            **figures(None),
+            "batches": len(sizes),
+            "batch_size_mean": float(sizes.mean()) if len(sizes) else None,
+            "batch_size_median": float(np.median(sizes)) if len(sizes) else None,
+            "idle_fraction": self.idle_fraction,
+            "accuracy": self.accuracy,
+            "utilisation": self.utilisation(),
+            "models": {
+                m: {"slo_ms": self.meta["slo_s"][m] * 1e3, **figures(m)}
+                for m in self.meta["models"]
+            },
+        }
+
+    # -- on screen -----------------------------------------------------------------------------
+
+    def table(self) -> Table:
+        """One line per model and one in all, as a rich table."""
+        from rich.table import Table
+
+        summary = self.summary()
+        batch = summary["batch_size_mean"]
+        table = Table(
+            title=f"{summary['policy']}, {self.window_s:g} s measured, seed {summary['seed']}",
+            caption=f"mean batch {_text(batch, '.1f')} · "
+            f"{len(self.meta['workers'])} workers, idle {self.idle_fraction:.0%}",
+        )
+        table.add_column("model")
+        for heading in ("SLO ms", "offered/s", "goodput/s", "bad", "p50 ms", "p99 ms", "queue p99"):
+            table.add_column(heading, justify="right")
+        rows = list(summary["models"].items())
+        if len(rows) > 1:
+            rows.append(("all", summary))
+        for name, row in rows:
+            table.add_row(
+                name,
+                _text(row.get("slo_ms"), "g"),
+                f"{row['offered_per_s']:.1f}",
+                f"{row['goodput_per_s']:.1f}",
+                f"{row['bad_rate']:.2%}",
+                _text(row["latency_p50_ms"], ".1f"),
+                _text(row["latency_p99_ms"], ".1f"),
+                _text(row["queueing_p99_ms"], ".1f"),
+            )
+        return table
+
+    # -- plots ---------------------------------------------------------------------------------
+
+    def plot(self, directory: str | Path) -> list[Path]:
+        """Write PNGs: latency CDF against the SLO, batch sizes, queueing delay, goodput over time
+        and, for runs of at most 400 batches, what every worker ran. Returns their paths."""
+        from matplotlib.figure import Figure
+
+        directory = Path(directory)
+        directory.mkdir(parents=True, exist_ok=True)
+        drawings = {
+            "latency": self._draw_latency,
+            "batch_size": self._draw_batch_sizes,
+            "queueing": self._draw_queueing,
+            "goodput": self._draw_goodput,
+        }
+        if 0 < len(self._b["size"]) <= _GANTT_BATCHES:
+            drawings["gantt"] = self.draw_gantt
+        paths = []
+        for name, draw in drawings.items():
+            figure = Figure(figsize=(10 if name == "gantt" else 6, 4), layout="constrained")
+            draw(figure.subplots())
+            paths.append(directory / f"{name}.png")
+            figure.savefig(paths[-1], dpi=120)
+        return paths
+
+    def _draw_latency(self, axes: Axes) -> None:
+        for i, model in enumerate(self.meta["models"]):
+            _draw_cdf(axes, self.latencies_s(model) * 1e3, self.count(model=model), model, i)
+            axes.axvline(self.meta["slo_s"][model] * 1e3, color=f"C{i % 10}", linestyle="--")
+        axes.set(
+            xlabel="latency (ms); dashed: SLO", ylabel="share of requests answered", ylim=(0, 1.02)
+        )
+        _legend(axes)
+
+    def _draw_queueing(self, axes: Axes) -> None:
+        for i, model in enumerate(self.meta["models"]):
+            _draw_cdf(axes, self.queueing_s(model) * 1e3, self.count(model=model), model, i)
+        axes.set(xlabel="queueing delay (ms)", ylabel="share of requests started", ylim=(0, 1.02))
+        _legend(axes)
+
+    def _draw_batch_sizes(self, axes: Axes) -> None:
+        sizes = self.batch_sizes
+        bins = np.arange(0.5, sizes.max(initial=1) + 1.5).tolist()
+        axes.hist(sizes, bins=bins, rwidth=0.9)
+        axes.set(xlabel="batch size", ylabel="batches")
+
+    def _draw_goodput(self, axes: Axes) -> None:
+        end = self.meta["duration_s"]
+        edges = np.linspace(0, end, 51)
+        arrival, good = self._r["arrival_s"], self._outcome == _GOOD
+        width = edges[1] - edges[0]
+        for label, times in (("offered", arrival), ("goodput", arrival[good])):
+            axes.stairs(np.histogram(times, edges)[0] / width, edges, label=label)
+        if self.meta["warmup_s"]:
+            axes.axvspan(0, self.meta["warmup_s"], color="0.9")
+        axes.set(xlabel="time of arrival (s); grey: warm-up", ylabel="requests per second")
+        axes.set_xlim(0, end)
+        axes.set_ylim(bottom=0)
+        axes.legend()
+
+    def draw_gantt(self, axes: Axes, unit_s: float = 1.0, unit: str = "s") -> None:
+        """Batches as bars on their workers (a bar's number is its size); dropped requests as red
+        circles, answered ones as blue circles at their arrival."""
+        b, workers = self._b, self.meta["workers"]
+        for i in range(len(b["size"])):
+            start, finish = b["started_s"][i] / unit_s, b["finished_s"][i] / unit_s
+            y = int(b["worker"][i])
+            axes.barh(
+                y,
+                finish - start,
+                left=start,
+                height=0.7,
+                color=f"C{int(b['variant'][i]) % 10}",
+                alpha=0.6,
+                edgecolor="0.2",
+            )
+            axes.text((start + finish) / 2, y, str(b["size"][i]), ha="center", va="center")
+        bad = self._outcome >= _DROPPED
+        for chosen, colour in ((~bad, "C0"), (bad, "red")):
+            times = self._r["arrival_s"][chosen] / unit_s
+            axes.plot(times, np.full(len(times), -1), "o", color=colour, markersize=3)
+        axes.set_yticks(range(-1, len(workers)), ["arrivals", *workers])
+        axes.invert_yaxis()
+        axes.set_xlabel(f"time ({unit})")
+
+    # -- files ---------------------------------------------------------------------------------
+
+    def save(self, path: str | Path) -> None:
+        """Write one compressed .npz file that `load` reads back exactly."""
+        columns = {f"r.{k}": v for k, v in self._r.items()}
+        columns |= {f"b.{k}": v for k, v in self._b.items()}
+        meta = json.dumps({"format": _FORMAT, **self.meta})
+        with Path(path).open("wb") as file:
+            np.savez_compressed(file, allow_pickle=False, meta=np.array(meta), **columns)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Report:
+        """Read a file written by `save`.
+
+        Raises:
+            FileNotFoundError: no such file.
+            ValueError: not a report, or of another format version.
+        """
+        try:
+            with np.load(path, allow_pickle=False) as data:
+                columns = dict(data)
+            meta = json.loads(str(columns.pop("meta")))
+        except (KeyError, ValueError, TypeError) as error:
+            raise ValueError(f"{path}: not a report file: {error}") from None
+        if (found := meta.pop("format", None)) != _FORMAT:
+            raise ValueError(f"{path}: format must be {_FORMAT!r}, got {found!r}")
+        return cls(
+            meta,
+            {k[2:]: v for k, v in columns.items() if k.startswith("r.")},
+            {k[2:]: v for k, v in columns.items() if k.startswith("b.")},
+        )
+
+    def write(self, directory: str | Path) -> list[Path]:
+        """Write everything under `directory`: report.npz, summary.json, both frames as CSV, and
+        the plots. Returns the paths."""
+        directory = Path(directory)
+        directory.mkdir(parents=True, exist_ok=True)
+        names = ("report.npz", "summary.json", "requests.csv", "batches.csv")
+        paths = [directory / name for name in names]
+        self.save(paths[0])
+        paths[1].write_text(json.dumps(self.summary(), indent=1) + "\n", encoding="utf-8")
+        self.requests.to_csv(paths[2], index=False)
+        self.batches.to_csv(paths[3], index=False)
+        return paths + self.plot(directory)
+
+    def __repr__(self) -> str:
+        return (
+            f"Report({self.meta['policy']}: {self.count()} requests, "
+            f"goodput {self.goodput:.4g}/s, bad {self.bad_rate():.2%})"
+        )
+
+
+def _named(codes: Array, names: Any) -> pd.Categorical:
+    import pandas as pd
+
+    named: pd.Categorical = pd.Categorical.from_codes(codes.tolist(), pd.Index(list(names)))
+    return named
+
+
+def _percentile(values: Array, percentile: float) -> float:
+    return float(np.percentile(values, percentile)) if len(values) else float("nan")
+
+
+def _ms(seconds: float) -> float | None:
+    return None if np.isnan(seconds) else seconds * 1e3
+
+
+def _text(value: float | None, form: str) -> str:
+    return "–" if value is None else format(value, form)
+
+
+def _draw_cdf(axes: Axes, values: Array, of: int, label: str, colour: int) -> None:
+    """Cumulative share of `of` requests, so that what was never answered stays below 1."""
+    ordered = np.sort(values)
+    share = np.arange(1, len(ordered) + 1) / max(of, 1)
+    axes.plot(ordered, share, label=label, color=f"C{colour % 10}", drawstyle="steps-post")
+
+
+def _legend(axes: Axes) -> None:
+    if len(axes.get_legend_handles_labels()[0]) <= 10:
+        axes.legend()

@@ -1,0 +1,108 @@
+"""Goodput as the papers measure it: the largest rate at which (nearly) nobody is let down."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from ray_slo.core.cluster import Cluster
+from ray_slo.core.policy import Policy
+from ray_slo.simulation.report import Report
+from ray_slo.simulation.simulator import simulate
+from ray_slo.simulation.workloads import Workload
+
+
+@dataclass(frozen=True)
+class GoodputResult:
+    """What `goodput_search` found.
+
+    Attributes:
+        rate: the largest offered rate that passed, requests per second; 0 if none did.
+        report: of the run at `rate`; None if none passed.
+        probes: (rate, worst bad rate of any model) of every run, in order of the search.
+    """
+
+    rate: float
+    report: Report | None
+    probes: tuple[tuple[float, float], ...]
+
+    @property
+    def goodput(self) -> float:
+        """Requests answered in time per second at `rate`."""
+        return self.report.goodput if self.report else 0.0
+
+
+def goodput_search(
+    make_policy: Callable[[], Policy],
+    cluster: Cluster,
+    workload: Workload | Callable[[float], Workload],
+    *,
+    duration_s: float,
+    warmup_s: float = 0.0,
+    bad_rate: float = 0.01,
+    tolerance: float = 0.01,
+    start_rate: float | None = None,
+    max_probes: int = 40,
+    seed: int = 0,
+    **simulate_kwargs: Any,
+) -> GoodputResult:
+    """Largest rate at which every model's bad rate is at most `bad_rate` (Symphony §3.4, §5).
+
+    The rate is doubled or halved from `start_rate` until one rate passes and one fails, then the
+    bracket is bisected (geometrically) until it is narrower than `tolerance`. Every run has the
+    same seed, hence the same pattern of arrivals stretched to its rate. The bad rate of a finite
+    run is not strictly monotone in the rate; what is returned is a rate that passed, next to one
+    that failed.
+
+    Args:
+        make_policy: makes a fresh policy for each run.
+        workload: scaled with `Workload.at_rate`, or a function from a total rate to a workload.
+        duration_s, warmup_s, seed, simulate_kwargs: as in `simulate`, for each run.
+        tolerance: relative width of the final bracket.
+        start_rate: first rate; by default the workload's own, or 1 per second for a function.
+        max_probes: number of runs after which the search gives up narrowing.
+
+    Raises:
+        ValueError: bad arguments, or the rate could not be bracketed in `max_probes` runs.
+    """
+    if not 0 < tolerance < 1:
+        raise ValueError(f"tolerance must lie between 0 and 1, got {tolerance}")
+    if not 0 <= bad_rate < 1:
+        raise ValueError(f"bad_rate must be at least 0 and less than 1, got {bad_rate}")
+    at_rate = workload.at_rate if isinstance(workload, Workload) else workload
+    rate = start_rate or (workload.rate if isinstance(workload, Workload) else 1.0)
+    low, high = 0.0, math.inf
+    best: Report | None = None
+    probes: list[tuple[float, float]] = []
+    while len(probes) < max_probes:
+        report = simulate(
+            make_policy(),
+            cluster,
+            at_rate(rate),
+            duration_s=duration_s,
+            warmup_s=warmup_s,
+            seed=seed,
+            **simulate_kwargs,
+        )
+        if report.count() == 0:  # so few arrivals that nothing was measured: there is no rate
+            return GoodputResult(0.0, None, tuple(probes))
+        probes.append((rate, report.worst_bad_rate))
+        if report.worst_bad_rate <= bad_rate:
+            low, best = rate, report
+        else:
+            high = rate
+        if high <= low * (1 + tolerance):
+            break
+        if high == math.inf:
+            rate = low * 2
+        elif low == 0:
+            rate = high / 2
+        else:
+            rate = math.sqrt(low * high)
+    if high == math.inf:
+        raise ValueError(
+            f"no rate up to {low:.6g}/s failed in {max_probes} runs; raise start_rate or max_probes"
+        )
+    return GoodputResult(low, best, tuple(probes))

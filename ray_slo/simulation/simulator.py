@@ -1,0 +1,464 @@
+"""A policy's host in virtual time: `simulate(policy, cluster, workload, …) -> Report`.
+
+Events are ordered by (time, priority, sequence), so a run is a function of its arguments. At one
+instant everything that happens is fed first (ends of batches, workers that leave or join, then
+arrivals); then the policy decides once. Arrivals are a sorted stream beside the heap and batches
+are columns, so the cost per request is little more than the policy's own.
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from typing import Any, Literal
+
+import numpy as np
+
+from ray_slo.core.cluster import Cluster, Worker
+from ray_slo.core.decisions import Dispatch, Drop, DropReason, Preempt
+from ray_slo.core.policy import Policy
+from ray_slo.core.requests import BatchOutcome, BatchStatus, Request, WorkerId
+from ray_slo.scheduling.registry import make_policy
+from ray_slo.simulation.report import Report
+from ray_slo.simulation.workloads import Requests, Workload
+
+# What happens first at one instant.
+_END, _HEARD, _PREEMPT, _WORKER = range(4)
+
+_STATUS = {status: i for i, status in enumerate(BatchStatus)}
+_REASON = {reason: i for i, reason in enumerate(DropReason)}
+_CHUNK = 8192
+
+
+class PolicyError(RuntimeError):
+    """The policy broke the contract of `ray_slo.core.policy`."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerEvent:
+    """A worker leaves (its batches are lost and their requests arrive again) or joins.
+
+    Attributes:
+        at_s: seconds from the start.
+        worker: a worker of the cluster, by id, or a new `Worker`. One whose first event is a
+            join is not there at the start.
+    """
+
+    at_s: float
+    worker: WorkerId | Worker
+    action: Literal["leave", "join"]
+
+    def __post_init__(self) -> None:
+        if self.action not in ("leave", "join"):
+            raise ValueError(f"action must be 'leave' or 'join', got {self.action!r}")
+        if not self.at_s >= 0:
+            raise ValueError(f"at_s must be at least 0, got {self.at_s}")
+
+    @property
+    def id(self) -> WorkerId:
+        return self.worker.id if isinstance(self.worker, Worker) else self.worker
+
+
+class _Batch:
+    __slots__ = ("dispatch", "finish", "index", "ready", "start")
+
+    def __init__(self, index: int, dispatch: Dispatch, ready: float) -> None:
+        self.index = index
+        self.dispatch = dispatch
+        self.ready = ready  # when the worker has every payload
+        self.start = self.finish = math.inf
+
+
+class _Slot:
+    """A worker: the batch that it runs (or waits for) and the one sent ahead."""
+
+    __slots__ = ("ahead", "current", "index", "worker")
+
+    def __init__(self, worker: Worker, index: int) -> None:
+        self.worker = worker
+        self.index = index
+        self.current: _Batch | None = None
+        self.ahead: _Batch | None = None
+
+
+def simulate(
+    policy: str | Policy,
+    cluster: Cluster,
+    workload: Workload,
+    *,
+    duration_s: float | None = None,
+    seed: int = 0,
+    warmup_s: float = 0.0,
+    latency_noise: float = 0.0,
+    truth: Cluster | None = None,
+    report_delay_s: float = 0.0,
+    preempt_delay_s: float = 0.0,
+    worker_events: Iterable[WorkerEvent] = (),
+    policy_kwargs: Mapping[str, Any] | None = None,
+) -> Report:
+    """Run `policy` on `workload` in virtual time until every request has been answered.
+
+    Args:
+        policy: an object (used up by the run), or a name with `policy_kwargs`.
+        cluster: what the policy is told.
+        duration_s: requests arrive in [0, duration_s); by default as long as the workload lasts.
+        seed: of the arrivals and the noise (independent streams).
+        warmup_s: requests that arrive before are served but not counted.
+        latency_noise: standard deviation σ of the logarithm of actual over profiled execution
+            time (median 1); 0.05 is about ± 5 %.
+        truth: the cluster as it really is, where its profiles or delays differ from `cluster`.
+        report_delay_s: from a batch's end until the policy hears of it.
+        preempt_delay_s: from a `Preempt` until the batch stops (message and exit point).
+        worker_events: workers that leave and join.
+
+    Raises:
+        ValueError: bad arguments.
+        PolicyError: the policy broke its contract.
+    """
+    if duration_s is None and (duration_s := workload.length_s) is None:
+        raise ValueError("duration_s is needed: the workload's arrivals go on for ever")
+    if not 0 <= warmup_s < duration_s:
+        raise ValueError(
+            f"warmup_s must be at least 0 and less than duration_s = {duration_s}, got {warmup_s}"
+        )
+    for name, value in (
+        ("latency_noise", latency_noise),
+        ("report_delay_s", report_delay_s),
+        ("preempt_delay_s", preempt_delay_s),
+    ):
+        if not (math.isfinite(value) and value >= 0):
+            raise ValueError(f"{name} must be at least 0, got {value}")
+    if not cluster.models:
+        raise ValueError("cluster must have at least one model")
+    arrivals_rng, noise_rng = np.random.default_rng(seed).spawn(2)
+    requests = workload.generate(cluster, duration_s, arrivals_rng)
+    run = _Run(
+        make_policy(policy, policy_kwargs),
+        cluster,
+        truth or cluster,
+        requests,
+        _noise(latency_noise, noise_rng),
+        report_delay_s,
+        preempt_delay_s,
+        sorted(worker_events, key=lambda e: e.at_s),
+    )
+    run.loop()
+    return run.report({"duration_s": duration_s, "warmup_s": warmup_s, "seed": seed})
+
+
+def _noise(sigma: float, rng: np.random.Generator) -> Iterator[float] | None:
+    """Factors on the execution time, one per batch in order of start; None for exactly 1."""
+    if sigma == 0:
+        return None
+
+    def draw() -> Iterator[float]:
+        while True:
+            yield from np.exp(sigma * rng.standard_normal(_CHUNK)).tolist()
+
+    return draw()
+
+
+class _Run:
+    def __init__(
+        self,
+        policy: Policy,
+        cluster: Cluster,
+        truth: Cluster,
+        requests: Requests,
+        noise: Iterator[float] | None,
+        report_delay_s: float,
+        preempt_delay_s: float,
+        events: list[WorkerEvent],
+    ) -> None:
+        self.policy = policy
+        self.truth = truth
+        self.requests = requests
+        self.noise = noise
+        self.report_delay_s = report_delay_s
+        self.preempt_delay_s = preempt_delay_s
+        self.now = 0.0
+        self.heap: list[tuple[float, int, int, Any, Any]] = []
+        self.sequence = 0
+        # Every worker that is ever there, by id; `slots` holds those that are there now.
+        self.workers: dict[WorkerId, Worker] = dict(cluster.workers)
+        absent: set[WorkerId] = set()
+        seen: set[WorkerId] = set()
+        for event in events:
+            if isinstance(event.worker, Worker):
+                self.workers.setdefault(event.id, event.worker)
+            elif event.id not in self.workers:
+                raise ValueError(
+                    f"worker_events names {event.id!r}, which is no worker; the cluster has "
+                    f"{', '.join(self.workers)}"
+                )
+            if event.action == "join" and event.id not in seen:
+                absent.add(event.id)
+            seen.add(event.id)
+            self._push(event.at_s, _WORKER, event, None)
+        self.index_of = {w: i for i, w in enumerate(self.workers)}
+        self.cluster = cluster
+        self.slots = {
+            w.id: _Slot(w, self.index_of[w.id])
+            for w in cluster.workers.values()
+            if w.id not in absent
+        }
+        self.variant_of = {v: i for i, v in enumerate(truth.variants)}
+        self._tell_cluster()
+        # Columns of batches, and the requests of all batches one after the other.
+        self.b_worker, self.b_variant, self.b_size, self.b_status = (array("q") for _ in range(4))
+        self.b_dispatched, self.b_pred_start, self.b_pred_finish = (array("d") for _ in range(3))
+        self.b_start, self.b_finish = array("d"), array("d")
+        self.b_requests = array("q")
+        # Columns of drops, likewise.
+        self.d_request, self.d_reason, self.d_time = array("q"), array("q"), array("d")
+
+    # -- events ------------------------------------------------------------------------------
+
+    def _push(self, time: float, priority: int, what: Any, batch: Any) -> None:
+        self.sequence += 1
+        heappush(self.heap, (time, priority, self.sequence, what, batch))
+
+    def loop(self) -> None:
+        """Feed events in order, ask the policy after each instant, until nothing is left."""
+        heap, policy = self.heap, self.policy
+        arrived, decide = policy.requests_arrived, policy.decide
+        stream = self._requests()
+        upcoming = next(stream, None)
+        arrival = upcoming.arrival if upcoming else math.inf
+        stalls = 0
+        wake = 0.0  # a first look at the cluster
+        while True:
+            top = heap[0][0] if heap else math.inf
+            now = min(arrival, top, wake)
+            if now == math.inf:
+                return
+            if now < self.now:  # asked to be woken in the past
+                now = self.now
+            stalls = stalls + 1 if now == self.now else 0
+            if stalls > 1000:
+                raise PolicyError(
+                    f"{type(policy).__name__}.decide asks for wake_at = {wake} at {now} for ever"
+                )
+            self.now = now
+            while heap and heap[0][0] <= now:
+                _, priority, _, what, batch = heappop(heap)
+                self._event(priority, what, batch)
+            if arrival <= now:
+                bunch = []
+                while upcoming is not None and arrival <= now:
+                    bunch.append(upcoming)
+                    upcoming = next(stream, None)
+                    arrival = upcoming.arrival if upcoming else math.inf
+                arrived(now, bunch)
+            decision = decide(now)
+            for action in decision.actions:
+                if type(action) is Dispatch:
+                    self._dispatch(action)
+                elif type(action) is Drop:
+                    self._drop(action)
+                elif type(action) is Preempt:
+                    self._preempt(action)
+                else:
+                    raise PolicyError(f"{action!r} is no action")
+            wake = decision.wake_at
+
+    def _requests(self) -> Iterator[Request]:
+        requests, names = self.requests, self.requests.models
+        for start in range(0, len(requests), _CHUNK):
+            piece = slice(start, start + _CHUNK)
+            rows = zip(
+                requests.model[piece].tolist(),
+                requests.arrival[piece].tolist(),
+                requests.deadline[piece].tolist(),
+                strict=True,
+            )
+            for id, (model, arrival, deadline) in enumerate(rows, start):
+                yield Request(id, names[model], arrival, deadline)
+
+    def _event(self, priority: int, what: Any, batch: Any) -> None:
+        if priority == _END:
+            if what.current is batch:  # else it was preempted or lost
+                self._end(what, BatchStatus.FINISHED)
+        elif priority == _HEARD:
+            self._tell(what, *batch)
+        elif priority == _PREEMPT:
+            if what.current is batch:
+                self._end(what, BatchStatus.PREEMPTED)
+        elif what.action == "join":
+            self._join(what.id)
+        else:
+            self._leave(what.id)
+
+    def _end(self, slot: _Slot, status: BatchStatus) -> None:
+        batch = slot.current
+        assert batch is not None
+        if status is BatchStatus.PREEMPTED:
+            self.b_finish[batch.index] = batch.finish = self.now
+            self.b_start[batch.index] = batch.start = min(batch.start, self.now)
+        self.b_status[batch.index] = _STATUS[status]
+        slot.current, slot.ahead = slot.ahead, None
+        if slot.current is not None:
+            self._start(slot, slot.current)
+        if self.report_delay_s:
+            self._push(self.now + self.report_delay_s, _HEARD, slot, (batch, status))
+        else:
+            self._tell(slot, batch, status)
+
+    def _tell(self, slot: _Slot, batch: _Batch, status: BatchStatus) -> None:
+        d = batch.dispatch
+        worker = slot.worker.id
+        if self.slots.get(worker) is slot:  # else the policy knows that it is gone
+            outcome = BatchOutcome(d.batch_id, d.requests, batch.start, batch.finish, status)
+            self.policy.batch_finished(self.now, worker, outcome)
+        if status is not BatchStatus.FINISHED:
+            self.policy.requests_arrived(self.now, d.requests)
+
+    def _leave(self, worker: WorkerId) -> None:
+        slot = self.slots.pop(worker, None)
+        if slot is None:
+            raise ValueError(f"worker_events: {worker!r} leaves at {self.now} but is not there")
+        lost: list[Request] = []
+        for batch in (slot.current, slot.ahead):
+            if batch is not None:
+                self.b_status[batch.index] = _STATUS[BatchStatus.LOST]
+                self.b_finish[batch.index] = self.now
+                self.b_start[batch.index] = min(batch.start, self.now)
+                lost.extend(batch.dispatch.requests)
+        slot.current = slot.ahead = None
+        self._tell_cluster()
+        if lost:
+            lost.sort(key=lambda r: (r.arrival, r.id))
+            self.policy.requests_arrived(self.now, lost)
+
+    def _join(self, worker: WorkerId) -> None:
+        if worker in self.slots:
+            raise ValueError(f"worker_events: {worker!r} joins at {self.now} but is there already")
+        self.slots[worker] = _Slot(self.workers[worker], self.index_of[worker])
+        self._tell_cluster()
+
+    def _tell_cluster(self) -> None:
+        present = {w: slot.worker for w, slot in self.slots.items()}
+        ranked = {w: present[w] for w in self.workers if w in present}
+        self.cluster = Cluster(self.cluster.models, ranked, self.cluster.delay)
+        self.policy.cluster_changed(self.now, self.cluster)
+
+    # -- actions -----------------------------------------------------------------------------
+
+    def _dispatch(self, d: Dispatch) -> None:
+        slot = self.slots.get(d.worker)
+        size = len(d.requests)
+        if slot is None:
+            raise PolicyError(f"batch {d.batch_id} goes to {d.worker!r}, which is not there")
+        if d.variant not in slot.worker.loaded:
+            raise PolicyError(
+                f"batch {d.batch_id}: {d.worker!r} has not loaded {d.variant!r}; "
+                f"it has {', '.join(sorted(slot.worker.loaded))}"
+            )
+        profile = self.truth.variants[d.variant].profiles[slot.worker.hardware]
+        if not 1 <= size <= profile.max_batch_size:
+            raise PolicyError(
+                f"batch {d.batch_id} has {size} requests; {d.variant!r} takes 1 to "
+                f"{profile.max_batch_size}"
+            )
+        index = len(self.b_size)
+        batch = _Batch(index, d, self.now + self.truth.delay(size))
+        self.b_worker.append(slot.index)
+        self.b_variant.append(self.variant_of[d.variant])
+        self.b_size.append(size)
+        self.b_status.append(-1)
+        self.b_dispatched.append(self.now)
+        self.b_pred_start.append(d.start_at)
+        self.b_pred_finish.append(d.finish_at)
+        self.b_start.append(math.nan)
+        self.b_finish.append(math.nan)
+        self.b_requests.extend([r.id for r in d.requests])
+        if slot.current is None:
+            slot.current = batch
+            self._start(slot, batch)
+        elif slot.ahead is None:
+            slot.ahead = batch
+        else:
+            raise PolicyError(
+                f"batch {d.batch_id} goes to {d.worker!r} at {self.now}, which runs a batch and "
+                "has one sent ahead"
+            )
+
+    def _start(self, slot: _Slot, batch: _Batch) -> None:
+        d = batch.dispatch
+        profile = self.truth.variants[d.variant].profiles[slot.worker.hardware]
+        time = profile.latency(len(d.requests))
+        if self.noise is not None:
+            time *= next(self.noise)
+        batch.start = start = batch.ready if batch.ready > self.now else self.now
+        batch.finish = finish = start + time
+        self.b_start[batch.index] = start
+        self.b_finish[batch.index] = finish
+        self._push(finish, _END, slot, batch)
+
+    def _drop(self, drop: Drop) -> None:
+        count = len(drop.requests)
+        self.d_request.extend([r.id for r in drop.requests])
+        self.d_reason.extend([_REASON[drop.reason]] * count)
+        self.d_time.extend([self.now] * count)
+
+    def _preempt(self, preempt: Preempt) -> None:
+        slot = self.slots.get(preempt.worker)
+        if slot is None:
+            raise PolicyError(f"{preempt.worker!r} is to be preempted but is not there")
+        if slot.current is not None:  # else the end of its batch has not been heard of yet
+            self._push(self.now + self.preempt_delay_s, _PREEMPT, slot, slot.current)
+
+    # -- results -----------------------------------------------------------------------------
+
+    def report(self, meta: dict[str, Any]) -> Report:
+        """The columns as a `Report`. Raises PolicyError if a request was answered twice."""
+        n = len(self.requests)
+        sizes = np.array(self.b_size, dtype=np.int64)
+        ids = np.array(self.b_requests, dtype=np.int64)
+        batch = np.repeat(np.arange(len(sizes)), sizes)
+        finished = np.array(self.b_status, dtype=np.int64) == _STATUS[BatchStatus.FINISHED]
+        served = finished[batch]
+        dropped = np.array(self.d_request, dtype=np.int64)
+        answers = np.bincount(np.concatenate([ids[served], dropped]), minlength=n)
+        if answers.max(initial=0) > 1:
+            raise PolicyError(f"request {int(answers.argmax())} was answered twice")
+        last_batch = np.full(n, -1)
+        last_batch[ids] = batch  # the last of several tries stands
+        reason = np.full(n, -1)
+        reason[dropped] = np.array(self.d_reason, dtype=np.int64)
+        dropped_at = np.full(n, np.nan)
+        dropped_at[dropped] = np.array(self.d_time)
+        last_batch[reason >= 0] = -1
+        return Report(
+            {
+                **meta,
+                "policy": type(self.policy).__name__,
+                "models": list(self.requests.models),
+                "slo_s": {m.name: m.latency_slo_s for m in self.cluster.models.values()},
+                "variants": list(self.variant_of),
+                "accuracy": {v.name: v.accuracy for v in self.truth.variants.values()},
+                "workers": list(self.workers),
+            },
+            {
+                "model": self.requests.model,
+                "arrival_s": self.requests.arrival,
+                "deadline_s": self.requests.deadline,
+                "batch": last_batch,
+                "drop_reason": reason,
+                "dropped_s": dropped_at,
+            },
+            {
+                "worker": np.array(self.b_worker, dtype=np.int64),
+                "variant": np.array(self.b_variant, dtype=np.int64),
+                "size": sizes,
+                "status": np.array(self.b_status, dtype=np.int64),
+                "dispatched_s": np.array(self.b_dispatched),
+                "predicted_start_s": np.array(self.b_pred_start),
+                "predicted_finish_s": np.array(self.b_pred_finish),
+                "started_s": np.array(self.b_start),
+                "finished_s": np.array(self.b_finish),
+            },
+        )

@@ -1,0 +1,209 @@
+"""A whole simulated run as one document (YAML): policy, cluster, workload, duration.
+
+policy: {name: deferred, kwargs: {objective: responsive}}
+cluster:
+  workers: 8                                  # or per hardware: {t4: 4, a100: 2}
+  models:
+    resnet50: {latency_slo_ms: 25, profile: {alpha_ms: 1.053, beta_ms: 5.072}}
+workload: {arrivals: {kind: poisson, rate: 4000}}
+duration_s: 20
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    model_validator,
+)
+
+from ray_slo.core.cluster import Cluster, DispatchDelay, Model, Variant, Worker
+from ray_slo.core.policy import Policy
+from ray_slo.core.profiles import LatencyProfile, load_profiles
+from ray_slo.scheduling.registry import make_policy
+from ray_slo.simulation.report import Report
+from ray_slo.simulation.simulator import WorkerEvent, simulate
+from ray_slo.simulation.workloads import Workload
+
+
+class _Spec(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class ProfileSpec(_Spec):
+    """ℓ(b) as α·b + β up to `max_batch_size`, as a table, or from a file of `ray-slo profile`."""
+
+    alpha_ms: NonNegativeFloat | None = None
+    beta_ms: NonNegativeFloat = 0.0
+    max_batch_size: PositiveInt = 128
+    latency_ms: list[PositiveFloat] | None = None
+    file: Path | None = None
+
+    @model_validator(mode="after")
+    def _one_source(self) -> ProfileSpec:
+        if sum(v is not None for v in (self.alpha_ms, self.latency_ms, self.file)) != 1:
+            raise ValueError("give exactly one of alpha_ms (with beta_ms), latency_ms and file")
+        return self
+
+    def build(self, variant: str, base: Path) -> LatencyProfile:
+        """The profile; `file` is relative to `base` and is asked for `variant`."""
+        if self.file is not None:
+            profiles = load_profiles(base / self.file)
+            if variant not in profiles:
+                raise ValueError(
+                    f"{self.file}: no profile of {variant!r}; it has {', '.join(profiles)}"
+                )
+            return profiles[variant]
+        if self.latency_ms is not None:
+            return LatencyProfile([ms / 1e3 for ms in self.latency_ms])
+        return LatencyProfile.linear(
+            (self.alpha_ms or 0.0) / 1e3, self.beta_ms / 1e3, self.max_batch_size
+        )
+
+
+class VariantSpec(_Spec):
+    """A variant: one profile for all hardware, or one per hardware kind."""
+
+    profile: ProfileSpec | None = None
+    profiles: dict[str, ProfileSpec] | None = None
+    accuracy: float | None = None
+
+    @model_validator(mode="after")
+    def _one_of_them(self) -> VariantSpec:
+        if (self.profile is None) == (self.profiles is None):
+            raise ValueError("give either profile or profiles (per hardware kind)")
+        return self
+
+    def build(self, name: str, hardware: list[str], base: Path) -> Variant:
+        if self.profile is not None:
+            profile = self.profile.build(name, base)
+            return Variant(name, dict.fromkeys(hardware, profile), self.accuracy)
+        built = {kind: p.build(name, base) for kind, p in (self.profiles or {}).items()}
+        return Variant(name, built, self.accuracy)
+
+
+class ModelSpec(_Spec):
+    """A model: its SLO and its variants, or a profile where it is its own only variant."""
+
+    latency_slo_ms: PositiveFloat
+    profile: ProfileSpec | None = None
+    variants: dict[str, VariantSpec] | None = None
+
+    @model_validator(mode="after")
+    def _one_of_them(self) -> ModelSpec:
+        if (self.profile is None) == (not self.variants):
+            raise ValueError("give either profile or variants")
+        return self
+
+    def build(self, name: str, hardware: list[str], base: Path) -> Model:
+        variants = self.variants or {name: VariantSpec(profile=self.profile)}
+        built = tuple(v.build(n, hardware, base) for n, v in variants.items())
+        return Model(name, self.latency_slo_ms / 1e3, built)
+
+
+class DelaySpec(_Spec):
+    """From a decision to the start of execution: control_ms + per_request_ms · batch size."""
+
+    control_ms: NonNegativeFloat = 0.0
+    per_request_ms: NonNegativeFloat = 0.0
+
+    def build(self) -> DispatchDelay:
+        return DispatchDelay(self.control_ms / 1e3, self.per_request_ms / 1e3)
+
+
+class ClusterSpec(_Spec):
+    """Models and workers; a worker loads every variant that has a profile for its hardware."""
+
+    models: dict[str, ModelSpec] = Field(min_length=1)
+    workers: PositiveInt | dict[str, PositiveInt] = 8
+    delay: DelaySpec = DelaySpec()
+
+    def build(self, base: Path) -> Cluster:
+        """The cluster; workers are "w0", "w1", …, or "KIND-0", … where hardware is named."""
+        if isinstance(self.workers, int):
+            kinds, names = ["default"] * self.workers, [f"w{i}" for i in range(self.workers)]
+        else:
+            kinds = [kind for kind, n in self.workers.items() for _ in range(n)]
+            names = [f"{kind}-{i}" for kind, n in self.workers.items() for i in range(n)]
+        hardware = sorted(set(kinds))
+        models = [m.build(name, hardware, base) for name, m in self.models.items()]
+        loaded = {
+            kind: frozenset(v.name for m in models for v in m.variants if kind in v.profiles)
+            for kind in hardware
+        }
+        workers = [Worker(n, kind, loaded[kind]) for n, kind in zip(names, kinds, strict=True)]
+        return Cluster.of(models, workers, self.delay.build())
+
+
+class PolicySpec(_Spec):
+    name: str = "deferred"
+    kwargs: dict[str, Any] = {}
+
+
+class WorkerEventSpec(_Spec):
+    at_s: NonNegativeFloat
+    worker: str
+    action: Literal["leave", "join"]
+
+
+class SimulationSpec(_Spec):
+    """Everything that `simulate` takes. Defaults are those of `simulate`."""
+
+    cluster: ClusterSpec
+    workload: Workload
+    policy: PolicySpec = PolicySpec()
+    duration_s: PositiveFloat | None = None
+    warmup_s: NonNegativeFloat = 0.0
+    seed: NonNegativeInt = 0
+    latency_noise: NonNegativeFloat = 0.0
+    true_delay: DelaySpec | None = None
+    report_delay_ms: NonNegativeFloat = 0.0
+    worker_events: list[WorkerEventSpec] = []
+
+    def make_policy(self) -> Policy:
+        return make_policy(self.policy.name, self.policy.kwargs)
+
+    def options(self, cluster: Cluster) -> dict[str, Any]:
+        """Keyword arguments for `simulate` or `goodput_search` beside policy and workload."""
+        truth = self.true_delay and Cluster(
+            cluster.models, cluster.workers, self.true_delay.build()
+        )
+        return {
+            "duration_s": self.duration_s,
+            "warmup_s": self.warmup_s,
+            "seed": self.seed,
+            "latency_noise": self.latency_noise,
+            "truth": truth,
+            "report_delay_s": self.report_delay_ms / 1e3,
+            "worker_events": [WorkerEvent(e.at_s, e.worker, e.action) for e in self.worker_events],
+        }
+
+    def run(self, base: str | Path = ".") -> Report:
+        """Simulate; profile files are relative to `base`."""
+        cluster = self.cluster.build(Path(base))
+        return simulate(self.make_policy(), cluster, self.workload, **self.options(cluster))
+
+
+def read_yaml(path: str | Path) -> dict[str, Any]:
+    """A YAML file that holds a mapping.
+
+    Raises:
+        FileNotFoundError: no such file.
+        ValueError: not YAML, or no mapping.
+    """
+    try:
+        data = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except yaml.YAMLError as error:
+        raise ValueError(f"{path}: not YAML: {error}") from None
+    if not isinstance(data, dict):
+        raise ValueError(f"{path}: must hold a mapping, got {type(data).__name__}")
+    return data
