@@ -164,12 +164,22 @@ class OnlineProfile:
 
     Args:
         prior: what is believed before the first batch (file, warm-up sweep or a guess).
-        quantile: of the measured durations, 0 … 1. With n samples it is at most n / (n + 1), so
-            that a single early outlier does not rule.
+        quantile: of the measured durations, 0 … 1. With n samples it is at most n / (n + 1), and
+            always one that was measured, so that a single early outlier does not rule.
         window: samples kept per octave; older ones are forgotten.
+        stale_after: an octave not measured among this many latest batches gives way to the
+            others. Without it, one slow large batch could keep large batches from being tried
+            (and measured) ever again.
     """
 
-    def __init__(self, prior: LatencyProfile, *, quantile: float = 0.95, window: int = 64) -> None:
+    def __init__(
+        self,
+        prior: LatencyProfile,
+        *,
+        quantile: float = 0.95,
+        window: int = 64,
+        stale_after: int = 256,
+    ) -> None:
         if not 0 < quantile < 1:
             raise ValueError(f"quantile must lie between 0 and 1, got {quantile}")
         if window < 1:
@@ -177,6 +187,8 @@ class OnlineProfile:
         self.prior = prior
         self.quantile = quantile
         self._window = window
+        self._stale_after = stale_after
+        self._seen_at: dict[int, int] = {}
         self._ratios: dict[int, deque[tuple[int, float]]] = {}
         self._profile: LatencyProfile | None = prior
         self.samples = 0
@@ -191,8 +203,11 @@ class OnlineProfile:
             raise ValueError(f"duration_s must be positive and finite, got {duration_s}")
         octave = (batch_size - 1).bit_length()
         bucket = self._ratios.setdefault(octave, deque(maxlen=self._window))
+        if self._is_stale(octave):
+            bucket.clear()
         bucket.append((batch_size, duration_s / self.prior.latency(batch_size)))
         self.samples += 1
+        self._seen_at[octave] = self.samples
         self._profile = None
 
     @property
@@ -205,12 +220,21 @@ class OnlineProfile:
     def _estimate(self) -> LatencyProfile:
         log_sizes, ratios = [], []
         for octave in sorted(self._ratios):
+            if self._is_stale(octave):
+                continue
             samples = np.array(self._ratios[octave])
             q = min(self.quantile, len(samples) / (len(samples) + 1))
             log_sizes.append(float(np.log(samples[:, 0]).mean()))
-            ratios.append(float(np.quantile(samples[:, 1], q)))
+            ratios.append(float(np.quantile(samples[:, 1], q, method="lower")))
         grid = np.log(np.arange(1, self.prior.max_batch_size + 1))
-        return LatencyProfile(np.array(self.prior.table) * np.interp(grid, log_sizes, ratios))
+        table = np.array(self.prior.table) * np.interp(grid, log_sizes, ratios)
+        # A batch takes no longer than a larger one did: repair downwards, so that one slow small
+        # batch (a cold start) does not outweigh quick larger ones, as an average would let it.
+        return LatencyProfile(np.minimum.accumulate(table[::-1])[::-1])
+
+    def _is_stale(self, octave: int) -> bool:
+        seen_at = self._seen_at.get(octave, self.samples)
+        return self.samples - seen_at >= self._stale_after
 
 
 def save_profiles(
