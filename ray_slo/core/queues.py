@@ -28,6 +28,10 @@ class DeadlineQueue:
     def __len__(self) -> int:
         return len(self._items) - self._head
 
+    def __getitem__(self, index: int) -> Request:
+        """The request at `index` ≥ 0 from the head. Raises IndexError past the tail."""
+        return self._items[self._head + index]
+
     def __iter__(self) -> Iterator[Request]:
         for i in range(self._head, len(self._items)):
             yield self._items[i]
@@ -36,6 +40,10 @@ class DeadlineQueue:
     def head(self) -> Request:
         """The request with the earliest deadline. Raises IndexError when empty."""
         return self._items[self._head]
+
+    def position(self, deadline: float) -> int:
+        """How many requests have an earlier deadline than `deadline`. O(log n)."""
+        return bisect_left(self._items, deadline, lo=self._head, key=_deadline) - self._head
 
     def push(self, request: Request) -> None:
         """Insert in deadline order, after equal deadlines."""
@@ -49,8 +57,16 @@ class DeadlineQueue:
         for request in requests:
             self.push(request)
 
-    def take(self, count: int) -> list[Request]:
-        """Remove and return the first `count` requests (fewer if there are fewer)."""
+    def take(self, count: int, start: int = 0) -> list[Request]:
+        """Remove and return `count` requests from position `start` on (fewer if there are fewer).
+
+        From the head it costs O(count); from the middle one `memmove` more.
+        """
+        if start:
+            first = self._head + start
+            taken = self._items[first : first + count]
+            del self._items[first : first + count]
+            return taken
         end = min(self._head + count, len(self._items))
         taken = self._items[self._head : end]
         self._head = end
