@@ -1,0 +1,204 @@
+"""How frontends and workers reach the scheduler, wherever it lives.
+
+`EmbeddedChannel`: the scheduler is an object in the only frontend; no messages at all, and the
+workers' reports ride on their results. `ActorChannel`: a named actor; submissions go in bunches,
+one message per event-loop turn, and grants come back through one long poll.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import ray
+from ray import serve
+
+from ray_slo.serve.messages import BatchReport, Heartbeat, Message, Submit
+from ray_slo.serve.scheduler import Scheduler
+from ray_slo.serve.scheduler_actor import find_scheduler, get_or_create_scheduler
+from ray_slo.serve.spec import AppSpec
+
+logger = logging.getLogger(__name__)
+
+
+class Channel(Protocol):
+    """A frontend's side of the scheduler. Nothing here blocks."""
+
+    def submit(self, request: Submit) -> None: ...
+    def cancel(self, request_id: int) -> None: ...
+    def worker_lost(self, worker: str) -> None: ...
+    def batch_withdrawn(self, batch_id: str) -> None: ...
+    def report(self, report: BatchReport | None) -> None: ...
+    async def heartbeat(self, beat: Heartbeat) -> None: ...
+    async def status(self) -> dict[str, Any]: ...
+    def close(self) -> None: ...
+
+
+class EmbeddedChannel:
+    """The scheduler lives here."""
+
+    def __init__(self, spec: AppSpec, on_messages: Callable[[list[Message]], None]) -> None:
+        self._scheduler = Scheduler(spec, lambda _client, messages: on_messages(messages))
+
+    def submit(self, request: Submit) -> None:
+        self._scheduler.submit("", (request,))
+
+    def cancel(self, request_id: int) -> None:
+        self._scheduler.cancel("", (request_id,))
+
+    def worker_lost(self, worker: str) -> None:
+        self._scheduler.worker_lost(worker)
+
+    def batch_withdrawn(self, batch_id: str) -> None:
+        self._scheduler.batch_withdrawn(batch_id)
+
+    def report(self, report: BatchReport | None) -> None:
+        if report is not None:
+            self._scheduler.report(report)
+
+    async def heartbeat(self, beat: Heartbeat) -> None:
+        self._scheduler.heartbeat(beat)
+
+    async def status(self) -> dict[str, Any]:
+        return {"scheduler": "embedded", **self._scheduler.status()}
+
+    def close(self) -> None:
+        self._scheduler.close()
+
+
+class ActorChannel:
+    """The scheduler is a named actor, restarted by Ray when it dies.
+
+    Args:
+        on_messages: grants and refusals.
+        on_reset: the scheduler is new and knows nothing; submit again what was not granted.
+    """
+
+    def __init__(
+        self,
+        spec: AppSpec,
+        app_key: str,
+        client: str,
+        on_messages: Callable[[list[Message]], None],
+        on_reset: Callable[[], None],
+    ) -> None:
+        self._spec = spec
+        self._app_key = app_key
+        self._client = client
+        self._on_messages = on_messages
+        self._on_reset = on_reset
+        self._loop = asyncio.get_running_loop()
+        self._actor: Any = None
+        self._epoch: str | None = None
+        self._events: list[tuple[str, Any]] = []
+        self._poller = self._loop.create_task(self._poll())
+
+    def submit(self, request: Submit) -> None:
+        self._event("submit", request)
+
+    def cancel(self, request_id: int) -> None:
+        self._event("cancel", request_id)
+
+    def worker_lost(self, worker: str) -> None:
+        self._event("worker_lost", worker)
+
+    def batch_withdrawn(self, batch_id: str) -> None:
+        self._event("batch_withdrawn", batch_id)
+
+    def report(self, report: BatchReport | None) -> None:
+        """Workers report to the actor themselves."""
+
+    async def heartbeat(self, beat: Heartbeat) -> None:
+        """Workers beat to the actor themselves."""
+
+    async def status(self) -> dict[str, Any]:
+        if self._actor is None:
+            return {"scheduler": "actor", "state": "starting"}
+        return {"scheduler": "actor", **await self._actor.status.remote()}
+
+    def close(self) -> None:
+        self._poller.cancel()
+
+    def _event(self, kind: str, value: Any) -> None:
+        if not self._events:
+            self._loop.call_soon(self._flush)
+        self._events.append((kind, value))
+
+    def _flush(self) -> None:
+        events, self._events = self._events, []
+        if self._actor is not None and self._epoch is not None:
+            # No answer awaited: if the actor died, the poll says so and all is submitted again.
+            self._actor.events.remote(self._client, self._epoch, events)
+
+    async def _poll(self) -> None:
+        acked = 0
+        while True:
+            try:
+                if self._actor is None:
+                    self._actor = await self._loop.run_in_executor(
+                        None, get_or_create_scheduler, self._spec, self._app_key
+                    )
+                    await self._actor.configure.remote(self._spec.without_code())
+                epoch, sequence, messages = await self._actor.poll.remote(
+                    self._client, self._epoch, acked
+                )
+                if epoch != self._epoch:
+                    self._epoch, acked = epoch, 0
+                    await self._actor.configure.remote(self._spec.without_code())
+                    self._on_reset()
+                    continue
+                if sequence > acked:
+                    acked = sequence
+                    self._on_messages(messages)
+            except asyncio.CancelledError:
+                raise
+            except ray.exceptions.RayError as error:
+                logger.warning("scheduler unreachable (%s); trying again", type(error).__name__)
+                self._actor = None
+                await asyncio.sleep(0.2)
+            except Exception:
+                logger.exception("poll of the scheduler failed; trying again")
+                self._actor = None
+                await asyncio.sleep(1.0)
+
+
+class WorkerLink:
+    """A worker's way to the scheduler."""
+
+    def __init__(self, spec: AppSpec, app_key: str) -> None:
+        self._app_key = app_key
+        self._embedded = spec.embedded
+        self._target: Any = None
+
+    async def heartbeat(self, beat: Heartbeat) -> None:
+        """Deliver a heartbeat.
+
+        Raises:
+            Exception: whatever kept it from arriving; the target is looked up anew next time.
+        """
+        try:
+            if self._target is None:
+                if self._embedded:
+                    app, _, frontend = self._app_key.partition("#")
+                    self._target = serve.get_deployment_handle(frontend, app)
+                else:
+                    self._target = await asyncio.get_running_loop().run_in_executor(
+                        None, find_scheduler, self._app_key
+                    )
+            call = self._target.slo_heartbeat if self._embedded else self._target.heartbeat
+            await asyncio.wait_for(_result(call.remote(beat)), 5.0)
+        except Exception:
+            self._target = None
+            raise
+
+    def report(self, report: BatchReport) -> bool:
+        """Report a batch; True if it is to ride on the result instead."""
+        if not self._embedded and self._target is not None:
+            self._target.report.remote(report)
+        return self._embedded
+
+
+async def _result(response: Any) -> Any:
+    return await response

@@ -1,0 +1,204 @@
+"""`@ray_slo.deployment` and `build_app`: from a class, or a config, to a Serve application.
+
+Either way the result is one application of ordinary Serve deployments: a frontend (the ingress)
+and one worker deployment per kind of worker.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from ray import serve
+from ray.serve import Application
+from ray.serve.config import RequestRouterConfig
+
+from ray_slo.serve.frontend import Frontend
+from ray_slo.serve.router import TargetedRouter
+from ray_slo.serve.spec import AppSpec, check_user_class, parse_spec
+from ray_slo.serve.worker import Worker
+
+# A worker accepts every call: the scheduler never sends more than it can take.
+_UNBOUNDED = 100_000
+
+
+class Deployment:
+    """A class with a latency SLO, ready to `bind`. Made by `@ray_slo.deployment`."""
+
+    def __init__(self, user_class: type[Any], options: dict[str, Any]) -> None:
+        self._user_class = check_user_class(user_class)
+        self._options = options
+        functools.update_wrapper(self, user_class, updated=())
+        self._spec((), {})  # refuse bad options where they are written
+
+    @property
+    def user_class(self) -> type[Any]:
+        """The decorated class, undecorated."""
+        return self._user_class
+
+    @property
+    def name(self) -> str:
+        """Name of the Serve deployment that answers (the frontend), and of the model."""
+        return str(self._options.get("name") or self._user_class.__name__)
+
+    def options(self, **changes: Any) -> Deployment:
+        """The same with other options (those of `ray_slo.deployment`)."""
+        return Deployment(self._user_class, {**self._options, **changes})
+
+    def bind(self, *args: Any, **kwargs: Any) -> Application:
+        """A Serve application; the arguments are those of the class's constructor."""
+        return build_app_from_spec(self._spec(args, kwargs))
+
+    def __call__(self, *_args: Any, **_kwargs: Any) -> Any:
+        raise RuntimeError(
+            f"{self.name} is a ray-slo deployment and is not constructed directly: "
+            f"use {self.name}.bind(…) and serve.run, or {self.name}.user_class(…)"
+        )
+
+    def _spec(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> AppSpec:
+        options = {k: v for k, v in self._options.items() if v is not None}
+        model: dict[str, Any] = {
+            key: options.pop(key)
+            for key in (
+                "latency_slo_ms",
+                "accuracy",
+                "max_batch_size",
+                "profile",
+                "profile_quantile",
+                "user_config",
+            )
+            if key in options
+        }
+        worker = {
+            key: options.pop(key) for key in ("num_replicas", "ray_actor_options") if key in options
+        }
+        policy = {
+            "name": options.pop("policy", "deferred"),
+            "kwargs": options.pop("policy_kwargs", {}),
+        }
+        name = options.pop("name", None) or self._user_class.__name__
+        model = {"callable": self._user_class, "args": args, "kwargs": kwargs, **model}
+        return parse_spec(
+            {
+                "models": {name: model},
+                "workers": {"default": worker},
+                "policy": policy,
+                "name": name,
+                **options,
+            }
+        )
+
+
+def deployment(
+    _user_class: type[Any] | None = None,
+    *,
+    latency_slo_ms: float | None = None,
+    policy: Any = "deferred",
+    policy_kwargs: dict[str, Any] | None = None,
+    num_replicas: int | None = None,
+    ray_actor_options: dict[str, Any] | None = None,
+    name: str | None = None,
+    max_batch_size: int | None = None,
+    accuracy: float | None = None,
+    profile: str | None = None,
+    profile_quantile: float | None = None,
+    user_config: Any = None,
+    scheduler: str | None = None,
+    num_frontends: int | None = None,
+    frontend_actor_options: dict[str, Any] | None = None,
+    max_queued_requests: int | None = None,
+    isolate_errors: bool | None = None,
+    retries: int | None = None,
+    response_margin_ms: float | None = None,
+    profile_seconds: float | None = None,
+    max_body_bytes: int | None = None,
+) -> Any:
+    """Serve a class under a latency SLO, batched across all its replicas by deadline.
+
+    The class maps a list of items to a list of results, one per item::
+
+        @ray_slo.deployment(latency_slo_ms=100, num_replicas=2)
+        class Classifier:
+            def __init__(self, weights: str = "default"): ...
+            def __call__(self, images: list[np.ndarray]) -> list[str]: ...
+
+        handle = serve.run(Classifier.bind())
+        await handle.remote(image)                       # one item in, one result out
+        await handle.remote(image, latency_slo_ms=40)    # this call's own SLO
+
+    Optional static methods of the class: `preprocess(item)` and `postprocess(result)` run in the
+    frontend; `example_input()` gives an item to warm up and to measure with, so that the first
+    request is already planned well. Optional method: `reconfigure(user_config)`.
+
+    Args:
+        latency_slo_ms: answer within so many milliseconds of arrival. Required.
+        policy: "deferred", "eager", "timeout", "module:Class", or a policy class.
+        policy_kwargs: its arguments, e.g. {"objective": "consolidate"}.
+        num_replicas: workers, each a Serve replica.
+        ray_actor_options: of a worker, e.g. {"num_gpus": 1}.
+        name: of the deployment and of the model; default: the class's name.
+        max_batch_size: upper bound; the policy chooses the size.
+
+    The other arguments are fields of `ray_slo.serve.spec.AppSpec` and `ModelSpec` and documented
+    there.
+
+    Raises:
+        ValueError: an option that cannot work, with the field, the value and the choices.
+    """
+    options = {k: v for k, v in locals().items() if k != "_user_class"}
+    if latency_slo_ms is None:
+        raise ValueError(
+            "@ray_slo.deployment needs latency_slo_ms, e.g. @ray_slo.deployment(latency_slo_ms=100)"
+        )
+    make: Callable[[type[Any]], Deployment] = functools.partial(Deployment, options=options)
+    return make(_user_class) if _user_class is not None else make
+
+
+def build_app(args: dict[str, Any]) -> Application:
+    """The import path for `serve run` configs: `import_path: ray_slo.serve:build_app`.
+
+    Args:
+        args: the fields of `ray_slo.serve.spec.AppSpec`.
+
+    Raises:
+        ValueError: one line per mistake in `args`.
+    """
+    spec = parse_spec(args)
+    for name, model in spec.models.items():
+        try:
+            model.load()
+        except ValueError as error:
+            raise ValueError(f"models.{name}.callable: {error}") from None
+    return build_app_from_spec(spec)
+
+
+def build_app_from_spec(spec: AppSpec) -> Application:
+    """Frontend and workers as Serve deployments."""
+    name = spec.name or (next(iter(spec.models)) if len(spec.models) == 1 else "models")
+    router = RequestRouterConfig(request_router_class=TargetedRouter)
+    workers = {}
+    for kind, worker in spec.workers.items():
+        suffix = "worker" if kind == "default" else f"{kind}-worker"
+        deployed = serve.deployment(
+            Worker,
+            name=f"{name}-{suffix}",
+            num_replicas=worker.num_replicas,
+            ray_actor_options=worker.ray_actor_options,
+            max_ongoing_requests=_UNBOUNDED,
+            request_router_config=router,
+            logging_config={"enable_access_log": False},
+            health_check_period_s=5,
+            graceful_shutdown_wait_loop_s=0.5,
+        )
+        workers[kind] = deployed.bind(spec, kind, name)
+    frontend = serve.deployment(
+        Frontend,
+        name=name,
+        num_replicas=spec.num_frontends,
+        ray_actor_options=spec.frontend_actor_options,
+        max_ongoing_requests=_UNBOUNDED,
+        logging_config={"enable_access_log": spec.access_log},
+        graceful_shutdown_wait_loop_s=0.5,
+    )
+    return frontend.bind(spec, workers)

@@ -1,0 +1,121 @@
+"""What frontends, scheduler and workers say to each other. Metadata only, but for `Piece`.
+
+Clocks are never compared: every time is a duration, measured where it is written down.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from ray_slo.core.requests import BatchStatus
+
+
+class Submit(NamedTuple):
+    """Frontend → scheduler: a request that has `budget_s` left until its result must be back."""
+
+    request_id: int
+    model: str
+    budget_s: float
+    size: int = 1
+
+
+class Grant(NamedTuple):
+    """Scheduler → frontend: send these payloads to that worker, now, in one call.
+
+    `piece` of `num_pieces`: a batch may hold requests of several frontends.
+    """
+
+    batch_id: str
+    worker: str
+    kind: str
+    model: str
+    variant: str
+    request_ids: tuple[int, ...]
+    piece: int
+    num_pieces: int
+    batch_size: int
+    start_in_s: float
+    finish_in_s: float
+    slack_s: float
+
+
+class Refusal(NamedTuple):
+    """Scheduler → frontend: these requests were given up."""
+
+    request_ids: tuple[int, ...]
+    reason: str
+    finish_in_s: float
+
+
+Message = Grant | Refusal
+
+
+@dataclass(slots=True)
+class Piece:
+    """Frontend → worker: one frontend's share of a batch, with payloads.
+
+    `start_by_s` after receipt the batch starts without the pieces that are still missing.
+    """
+
+    batch_id: str
+    variant: str
+    items: list[Any]
+    piece: int
+    num_pieces: int
+    start_by_s: float
+
+
+@dataclass(slots=True)
+class BatchReport:
+    """Worker → scheduler: a batch is over.
+
+    Attributes:
+        held_s: from the receipt of its first piece to the end.
+        exec_s: of the user's method.
+        measured: (batch size, seconds) of every run of the user's method; empty on failure.
+    """
+
+    batch_id: str
+    worker: str
+    variant: str
+    status: BatchStatus
+    batch_size: int
+    held_s: float
+    exec_s: float
+    measured: list[tuple[int, float]] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class PieceResult:
+    """Worker → frontend: the results of one piece, in order of its items.
+
+    Attributes:
+        results: (True, value) or (False, exception) per item; None where the piece came too late
+            to run and its requests should be submitted again.
+        wait_s: from the receipt of the batch's first piece to the start.
+        report: for an embedded scheduler (an actor hears it from the worker itself).
+    """
+
+    results: list[tuple[bool, Any]] | None
+    batch_size: int
+    wait_s: float
+    exec_s: float
+    held_s: float
+    report: BatchReport | None = None
+
+
+@dataclass(slots=True)
+class Heartbeat:
+    """Worker → scheduler: I am here, and this is what I can do.
+
+    Attributes:
+        profiles: current estimate per loaded variant, as a table in seconds.
+        batches: ids of the batches that it holds, running or waiting.
+    """
+
+    worker: str
+    kind: str
+    profiles: dict[str, list[float]]
+    batches: list[str]
+    measured: bool

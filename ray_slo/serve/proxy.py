@@ -1,0 +1,49 @@
+"""Middleware for Serve's HTTP proxy: lets a deadline reach the application before it is a timeout.
+
+Serve's own proxy reads `x-request-timeout-seconds` as "cancel and answer 408 after this", so a
+request with a tight deadline is cut off before anybody can say why. With this middleware the
+application gets the client's value, and the proxy's own timeout comes a grace period later, as a
+safety net. Serve loads it from the environment of the machine that runs the proxy::
+
+    RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH=ray_slo.serve.proxy:middlewares
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from starlette.middleware import Middleware
+
+PROXY_CALLBACK_ENV = "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH"
+PROXY_CALLBACK = "ray_slo.serve.proxy:middlewares"
+
+_TIMEOUT = b"x-request-timeout-seconds"
+_LATENCY = b"x-slo-latency-ms"
+_GRACE_S = 2.0
+
+
+class DeadlineMiddleware:
+    """Moves the client's timeout to `x-slo-latency-ms` (unless that is given) and relaxes it."""
+
+    def __init__(self, app: Any) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "http":
+            headers = dict(scope["headers"])
+            try:
+                timeout_s = float(headers.get(_TIMEOUT, b""))
+            except ValueError:
+                timeout_s = 0.0
+            if timeout_s > 0:
+                kept = [(k, v) for k, v in scope["headers"] if k != _TIMEOUT]
+                if _LATENCY not in headers:
+                    kept.append((_LATENCY, repr(timeout_s * 1e3).encode()))
+                kept.append((_TIMEOUT, repr(timeout_s + _GRACE_S).encode()))
+                scope = {**scope, "headers": kept}
+        await self._app(scope, receive, send)
+
+
+def middlewares() -> list[Middleware]:
+    """What Serve's proxy callback returns."""
+    return [Middleware(DeadlineMiddleware)]

@@ -1,0 +1,405 @@
+"""The scheduler: hosts a policy and turns its decisions into grants and refusals.
+
+Plain asyncio, no ray: the same class lives in the scheduler actor and inside an only frontend
+(DESIGN §4). It sees metadata, never a payload. Call everything from one event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+import uuid
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ray_slo.core import (
+    BatchOutcome,
+    BatchStatus,
+    Cluster,
+    Dispatch,
+    DispatchDelay,
+    Drop,
+    LatencyProfile,
+    Model,
+    OnlineProfile,
+    Request,
+    Variant,
+    Worker,
+)
+from ray_slo.scheduling.registry import make_policy
+from ray_slo.serve.host import PolicyHost
+from ray_slo.serve.messages import BatchReport, Grant, Heartbeat, Message, Refusal, Submit
+from ray_slo.serve.spec import AppSpec
+
+logger = logging.getLogger(__name__)
+
+_PROFILE_PERIOD_S = 0.25  # how often measured batches may change the policy's view
+_TICK_S = 0.5
+_QUARANTINE_S = 5.0  # a worker that could not be reached (draining, most often) is left alone
+_LOST_AFTER_S = 3.0  # a granted batch that its worker does not know of, and never reported
+
+
+class _Owned(Request):
+    """A request and whose it is."""
+
+    __slots__ = ("client", "client_id")
+
+    def __init__(self, id: int, submit: Submit, now: float, client: str) -> None:
+        super().__init__(id, submit.model, now, now + submit.budget_s, submit.size)
+        self.client = client
+        self.client_id = submit.request_id
+
+
+@dataclass(slots=True)
+class _InFlight:
+    dispatch: Dispatch
+    granted_at: float
+
+
+@dataclass(slots=True)
+class _WorkerState:
+    kind: str
+    variants: frozenset[str]
+    seen_at: float
+
+
+class Quantile:
+    """Quantile of the last `window` samples."""
+
+    def __init__(self, q: float, window: int = 128) -> None:
+        self._q = q
+        self._samples: deque[float] = deque(maxlen=window)
+        self._value: float | None = None
+
+    def add(self, value: float) -> None:
+        self._samples.append(value)
+        self._value = None
+
+    def value(self, default: float) -> float:
+        """The quantile, or `default` while there is no sample."""
+        if self._value is None:
+            if not self._samples:
+                return default
+            self._value = float(np.quantile(self._samples, self._q))
+        return self._value
+
+
+class Scheduler:
+    """Hosts the policy of one application.
+
+    Args:
+        spec: the application.
+        deliver: called with (client, messages) at most once per client and event-loop turn.
+        heartbeat_timeout_s: a silent worker is taken for dead after this.
+    """
+
+    def __init__(
+        self,
+        spec: AppSpec,
+        deliver: Callable[[str, list[Message]], None],
+        *,
+        heartbeat_timeout_s: float = 10.0,
+    ) -> None:
+        self.epoch = uuid.uuid4().hex[:8]
+        self._spec = spec
+        self._deliver = deliver
+        self._heartbeat_timeout_s = heartbeat_timeout_s
+        self._loop = asyncio.get_running_loop()
+        self._clock = time.monotonic  # uvloop's loop.time() has milliseconds only
+        self._workers: dict[str, _WorkerState] = {}
+        self._quarantine: dict[str, float] = {}
+        self._profiles: dict[tuple[str, str], OnlineProfile] = {}  # by (variant, kind)
+        self._queued: dict[tuple[str, int], _Owned] = {}
+        self._in_flight: dict[str, _InFlight] = {}
+        self._outbox: dict[str, list[Message]] = {}
+        self._next_id = 0
+        self._overhead = Quantile(0.9)
+        self._prediction_error = Quantile(0.5)
+        self._cluster_is_stale = False
+        self._profiles_are_stale = False
+        self._counts = {"submitted": 0, "granted": 0, "refused": 0, "cancelled": 0, "batches": 0}
+        self._host = self._new_host()
+        self._ticker = self._loop.create_task(self._tick())
+
+    def close(self) -> None:
+        self._ticker.cancel()
+        self._host.close()
+
+    # -- from frontends --------------------------------------------------------------------
+
+    def submit(self, client: str, submits: Iterable[Submit]) -> None:
+        """Requests of one client. One that is queued already is ignored."""
+        now = self._clock()
+        for submit in submits:
+            key = (client, submit.request_id)
+            if key in self._queued:
+                continue
+            request = _Owned(self._next_id, submit, now, client)
+            self._next_id += 1
+            self._queued[key] = request
+            self._counts["submitted"] += 1
+            self._host.submit(request)
+
+    def cancel(self, client: str, request_ids: Iterable[int]) -> None:
+        """Withdraw what is still queued; the rest is ignored."""
+        for request_id in request_ids:
+            request = self._queued.pop((client, request_id), None)
+            if request is not None:
+                self._counts["cancelled"] += 1
+                self._host.cancel(request)
+
+    def client_gone(self, client: str) -> None:
+        """Withdraw everything that a dead frontend had queued."""
+        self.cancel(client, [i for c, i in self._queued if c == client])
+
+    def worker_lost(self, worker: str) -> None:
+        """A worker died or cannot be reached: do without it, its batches are over.
+
+        The frontends submit again what they had sent there.
+        """
+        self._quarantine[worker] = self._clock() + _QUARANTINE_S
+        self._forget_worker(worker)
+
+    def batch_withdrawn(self, batch_id: str) -> None:
+        """All requests of a granted batch were cancelled before it was sent."""
+        self._end_batch(batch_id, BatchStatus.LOST)
+
+    # -- from workers ----------------------------------------------------------------------
+
+    def heartbeat(self, beat: Heartbeat) -> None:
+        """A worker is here; the first one brings it in."""
+        now = self._clock()
+        if self._quarantine.get(beat.worker, 0.0) > now:
+            return
+        self._quarantine.pop(beat.worker, None)
+        for variant, table in beat.profiles.items():
+            if (variant, beat.kind) not in self._profiles:
+                quantile = self._spec.models[self._model_of(variant)].profile_quantile
+                self._profiles[variant, beat.kind] = OnlineProfile(
+                    LatencyProfile(table), quantile=quantile
+                )
+                self._cluster_is_stale = True
+        variants = frozenset(beat.profiles)
+        state = self._workers.get(beat.worker)
+        if state is None or state.variants != variants or state.kind != beat.kind:
+            if state is None:
+                logger.info("worker %s (%s) joined with %s", beat.worker, beat.kind, set(variants))
+            self._workers[beat.worker] = _WorkerState(beat.kind, variants, now)
+            self._cluster_is_stale = True
+        else:
+            state.seen_at = now
+        held = set(beat.batches)
+        for batch_id, flight in list(self._in_flight.items()):
+            if (
+                flight.dispatch.worker == beat.worker
+                and batch_id not in held
+                and now - flight.granted_at > _LOST_AFTER_S
+            ):
+                logger.warning("batch %s never reached worker %s", batch_id, beat.worker)
+                self._end_batch(batch_id, BatchStatus.LOST)
+        self._refresh_cluster()
+
+    def report(self, report: BatchReport) -> None:
+        """A batch is over on its worker."""
+        now = self._clock()
+        profile = self._profiles.get((report.variant, self._kind_of(report.worker)))
+        if profile is not None:
+            for size, seconds in report.measured:
+                profile.observe(size, seconds)
+            self._profiles_are_stale |= bool(report.measured)
+        flight = self._in_flight.get(report.batch_id)
+        if flight is not None:
+            overhead = now - flight.granted_at - report.held_s
+            self._overhead.add(max(overhead, 0.0))
+            # Half the overhead is the way here, so the worker was done that much earlier.
+            finished = now - 0.5 * max(overhead, 0.0)
+            self._prediction_error.add(finished - flight.dispatch.finish_at)
+            self._end_batch(report.batch_id, report.status, finished, report.exec_s)
+
+    # -- status ----------------------------------------------------------------------------
+
+    @property
+    def dispatch_delay_s(self) -> float:
+        """Measured one-way time between a decision and the worker (90th percentile)."""
+        return 0.5 * self._overhead.value(default=0.01)
+
+    def status(self) -> dict[str, Any]:
+        """What `ray-slo status` shows."""
+        now = self._clock()
+        queued: dict[str, int] = dict.fromkeys(self._spec.models, 0)
+        for request in self._queued.values():
+            queued[request.model] += 1
+        busy: dict[str, int] = {}
+        for flight in self._in_flight.values():
+            busy[flight.dispatch.worker] = busy.get(flight.dispatch.worker, 0) + 1
+        return {
+            "epoch": self.epoch,
+            "policy": str(self._spec.policy.name),
+            "queued": queued,
+            "counts": dict(self._counts),
+            "dispatch_delay_ms": 1e3 * self.dispatch_delay_s,
+            "prediction_error_ms": 1e3 * self._prediction_error.value(default=0.0),
+            "workers": {
+                name: {
+                    "kind": w.kind,
+                    "variants": sorted(w.variants),
+                    "batches_in_flight": busy.get(name, 0),
+                    "last_heartbeat_s": now - w.seen_at,
+                }
+                for name, w in self._workers.items()
+            },
+            "profiles": {
+                f"{variant}@{kind}": {
+                    "latency_1_ms": 1e3 * p.profile.latency(1),
+                    "latency_max_ms": 1e3 * p.profile.latency(p.profile.max_batch_size),
+                    "max_batch_size": p.profile.max_batch_size,
+                    "samples": p.samples,
+                }
+                for (variant, kind), p in self._profiles.items()
+            },
+        }
+
+    # -- inside ----------------------------------------------------------------------------
+
+    def _new_host(self) -> PolicyHost:
+        return PolicyHost(
+            make_policy(self._spec.policy.name, self._spec.policy.kwargs),
+            self._cluster(),
+            on_dispatch=self._on_dispatch,
+            on_drop=self._on_drop,
+            on_error=self._on_policy_error,
+            clock=self._clock,
+        )
+
+    def _on_policy_error(self, error: Exception) -> None:
+        # Start afresh with what is queued. Not at once: it may fail again.
+        self._host.close()
+        self._loop.call_later(_TICK_S, self._restart_policy)
+
+    def _restart_policy(self) -> None:
+        logger.warning("policy restarted with %d queued requests", len(self._queued))
+        self._host = self._new_host()
+        for request in self._queued.values():
+            self._host.submit(request)
+
+    def _model_of(self, variant: str) -> str:
+        return variant  # one variant per model, named like it
+
+    def _kind_of(self, worker: str) -> str:
+        state = self._workers.get(worker)
+        return state.kind if state else ""
+
+    def _cluster(self) -> Cluster:
+        profiles: dict[str, dict[str, LatencyProfile]] = {name: {} for name in self._spec.models}
+        for (variant, kind), online in self._profiles.items():
+            profiles[variant][kind] = online.profile
+        models = [
+            Model(name, m.latency_slo_ms / 1e3, (Variant(name, profiles[name], m.accuracy),))
+            for name, m in self._spec.models.items()
+        ]
+        workers = [Worker(name, w.kind, w.variants) for name, w in self._workers.items()]
+        return Cluster.of(models, workers, DispatchDelay(self.dispatch_delay_s))
+
+    def _refresh_cluster(self) -> None:
+        if self._cluster_is_stale:
+            self._cluster_is_stale = self._profiles_are_stale = False
+            self._host.set_cluster(self._cluster())
+
+    async def _tick(self) -> None:
+        last_profiles = 0.0
+        while True:
+            await asyncio.sleep(_PROFILE_PERIOD_S)
+            try:
+                now = self._clock()
+                for name, worker in list(self._workers.items()):
+                    if now - worker.seen_at > self._heartbeat_timeout_s:
+                        logger.warning("worker %s is silent; doing without it", name)
+                        self._forget_worker(name)
+                if self._profiles_are_stale and now - last_profiles >= _PROFILE_PERIOD_S:
+                    last_profiles = now
+                    self._cluster_is_stale = True
+                self._refresh_cluster()
+            except Exception:
+                logger.exception("scheduler tick failed; going on")
+
+    def _forget_worker(self, worker: str) -> None:
+        if self._workers.pop(worker, None) is None:
+            return
+        for batch_id, flight in list(self._in_flight.items()):
+            if flight.dispatch.worker == worker:
+                del self._in_flight[batch_id]
+        self._cluster_is_stale = True
+        self._refresh_cluster()
+
+    def _end_batch(
+        self,
+        batch_id: str,
+        status: BatchStatus,
+        finished_at: float | None = None,
+        exec_s: float = 0.0,
+    ) -> None:
+        flight = self._in_flight.pop(batch_id, None)
+        if flight is None:
+            return
+        at = self._clock() if finished_at is None else finished_at
+        d = flight.dispatch
+        outcome = BatchOutcome(d.batch_id, d.requests, at - exec_s, at, status)
+        self._host.finished(d.worker, outcome)
+
+    def _on_dispatch(self, dispatch: Dispatch) -> None:
+        now = self._clock()
+        batch_id = f"{self.epoch}-{dispatch.batch_id}"
+        self._in_flight[batch_id] = _InFlight(dispatch, now)
+        self._counts["batches"] += 1
+        self._counts["granted"] += len(dispatch.requests)
+        pieces: dict[str, list[int]] = {}
+        for request in dispatch.requests:
+            assert isinstance(request, _Owned)
+            self._queued.pop((request.client, request.client_id), None)
+            pieces.setdefault(request.client, []).append(request.client_id)
+        for i, (client, ids) in enumerate(pieces.items()):
+            self._post(
+                client,
+                Grant(
+                    batch_id=batch_id,
+                    worker=dispatch.worker,
+                    kind=self._kind_of(dispatch.worker),
+                    model=dispatch.requests[0].model,
+                    variant=dispatch.variant,
+                    request_ids=tuple(ids),
+                    piece=i,
+                    num_pieces=len(pieces),
+                    batch_size=len(dispatch.requests),
+                    start_in_s=dispatch.start_at - now,
+                    finish_in_s=dispatch.finish_at - now,
+                    slack_s=dispatch.slack_s,
+                ),
+            )
+
+    def _on_drop(self, drop: Drop) -> None:
+        finish_in_s = drop.finish_at - self._clock()
+        by_client: dict[str, list[int]] = {}
+        for request in drop.requests:
+            assert isinstance(request, _Owned)
+            self._queued.pop((request.client, request.client_id), None)
+            by_client.setdefault(request.client, []).append(request.client_id)
+        self._counts["refused"] += len(drop.requests)
+        for client, ids in by_client.items():
+            finish = finish_in_s if math.isfinite(finish_in_s) else math.nan
+            self._post(client, Refusal(tuple(ids), drop.reason.value, finish))
+
+    def _post(self, client: str, message: Message) -> None:
+        if not self._outbox:
+            self._loop.call_soon(self._flush)
+        self._outbox.setdefault(client, []).append(message)
+
+    def _flush(self) -> None:
+        outbox, self._outbox = self._outbox, {}
+        for client, messages in outbox.items():
+            self._deliver(client, messages)

@@ -1,0 +1,164 @@
+"""The scheduler as a named, detached actor: survives frontends, restarted by Ray when it dies,
+leaves by itself when its application is gone."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from typing import Any
+
+import ray
+from ray import serve
+
+from ray_slo.serve.messages import BatchReport, Heartbeat, Message
+from ray_slo.serve.scheduler import Scheduler
+from ray_slo.serve.spec import AppSpec
+
+logger = logging.getLogger(__name__)
+
+NAMESPACE = "ray_slo"
+_POLL_S = 5.0  # an idle long poll returns after this, so that a silent client is noticed
+_CLIENT_GONE_S = 15.0
+_WATCH_S = 2.0
+
+
+class _Mailbox:
+    """Messages for one client, kept until it acknowledges them."""
+
+    def __init__(self) -> None:
+        self.sequence = 0
+        self.messages: list[tuple[int, Message]] = []
+        self.ready = asyncio.Event()
+        self.seen_at = 0.0
+
+
+class SchedulerActor:
+    """Ray's side of `Scheduler`: mailboxes, long polls, watch."""
+
+    def __init__(self, spec: AppSpec, app_key: str) -> None:
+        self._spec = spec
+        self._app_key = app_key
+        self._scheduler: Scheduler | None = None
+        self._mailboxes: dict[str, _Mailbox] = {}
+        self._watcher: asyncio.Task[None] | None = None
+        self._last_contact = 0.0
+
+    def _start(self) -> Scheduler:
+        # Not in __init__: there is no running event loop there.
+        loop = asyncio.get_running_loop()
+        self._last_contact = loop.time()
+        if self._scheduler is None:
+            self._scheduler = Scheduler(self._spec, self._deliver)
+        if self._watcher is None:
+            self._watcher = loop.create_task(self._watch())
+        return self._scheduler
+
+    async def configure(self, spec: AppSpec) -> None:
+        """Take over a newer specification (a redeployed application)."""
+        if spec.version > self._spec.version:
+            old, self._spec, self._scheduler = self._scheduler, spec, None
+            if old is not None:
+                old.close()
+            for box in self._mailboxes.values():
+                box.ready.set()  # their polls return with the new epoch
+        self._start()
+
+    async def events(self, client: str, epoch: str, events: list[tuple[str, Any]]) -> None:
+        """A bunch of a client's events, in order. Events meant for an earlier self are void."""
+        scheduler = self._start()
+        if epoch != scheduler.epoch:
+            return
+        for kind, value in events:
+            if kind == "submit":
+                scheduler.submit(client, (value,))
+            elif kind == "cancel":
+                scheduler.cancel(client, (value,))
+            elif kind == "worker_lost":
+                scheduler.worker_lost(value)
+            elif kind == "batch_withdrawn":
+                scheduler.batch_withdrawn(value)
+            else:
+                raise ValueError(f"unknown event {kind!r}")
+
+    async def poll(
+        self, client: str, epoch: str | None, acked: int
+    ) -> tuple[str, int, list[Message]]:
+        """Wait for messages; returns (epoch, sequence number, messages not yet acknowledged)."""
+        scheduler = self._start()
+        if epoch != scheduler.epoch:
+            self._mailboxes[client] = _Mailbox()
+            self._mailboxes[client].seen_at = self._last_contact
+            return scheduler.epoch, 0, []
+        box = self._mailboxes.setdefault(client, _Mailbox())
+        box.seen_at = self._last_contact
+        box.messages = [m for m in box.messages if m[0] > acked]
+        if not box.messages:
+            box.ready.clear()
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(box.ready.wait(), _POLL_S)
+            scheduler = self._start()
+            box.seen_at = self._last_contact
+        return scheduler.epoch, box.sequence, [message for _, message in box.messages]
+
+    async def heartbeat(self, beat: Heartbeat) -> None:
+        self._start().heartbeat(beat)
+
+    async def report(self, report: BatchReport) -> None:
+        self._start().report(report)
+
+    async def status(self) -> dict[str, Any]:
+        return self._start().status()
+
+    def _deliver(self, client: str, messages: list[Message]) -> None:
+        box = self._mailboxes.setdefault(client, _Mailbox())
+        box.sequence += 1
+        box.messages.extend((box.sequence, message) for message in messages)
+        box.ready.set()
+
+    async def _watch(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(_WATCH_S)
+            try:
+                now = loop.time()
+                for client, box in list(self._mailboxes.items()):
+                    if now - box.seen_at > _CLIENT_GONE_S:
+                        logger.warning("frontend %s is silent; its requests are withdrawn", client)
+                        del self._mailboxes[client]
+                        if self._scheduler is not None:
+                            self._scheduler.client_gone(client)
+                if now - self._last_contact > _CLIENT_GONE_S and await loop.run_in_executor(
+                    None, self._application_is_gone
+                ):
+                    logger.info("application %s is gone; leaving", self._app_key)
+                    ray.kill(ray.get_runtime_context().current_actor, no_restart=True)
+            except Exception:
+                logger.exception("watch failed; going on")
+
+    def _application_is_gone(self) -> bool:
+        app = self._app_key.partition("#")[0]
+        return app not in serve.status().applications
+
+
+def get_or_create_scheduler(spec: AppSpec, app_key: str) -> Any:
+    """The application's scheduler actor; made if there is none. Blocks."""
+    actor: Any = ray.remote(SchedulerActor)
+    return actor.options(
+        name=app_key,
+        namespace=NAMESPACE,
+        lifetime="detached",
+        get_if_exists=True,
+        max_restarts=-1,
+        max_concurrency=10_000,
+        num_cpus=0,
+    ).remote(spec.without_code(), app_key)
+
+
+def find_scheduler(app_key: str) -> Any:
+    """The application's scheduler actor. Blocks.
+
+    Raises:
+        ValueError: there is none yet.
+    """
+    return ray.get_actor(app_key, namespace=NAMESPACE)
