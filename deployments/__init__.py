@@ -1,0 +1,1 @@
+"""Ready-to-serve applications (import paths for ``serve run`` configs)."""
