@@ -100,9 +100,9 @@ class Trace(_Spec):
         edges = np.arange(len(self.rates) + 1) * self.interval_s
         served = np.concatenate([[0.0], np.cumsum(np.array(self.rates) * self.interval_s)])
         units = _renewal(float(np.interp(duration_s, edges, served)), self.shape, rng)
-        # Where the rate is 0 the cumulative rate is flat: keep the last edge of each flat piece.
-        keep = np.append(np.diff(served) > 0, True)
-        return np.asarray(np.interp(units, served[keep], edges[keep]))
+        # The interval in which each falls; "right" skips those whose rate is 0.
+        i = np.searchsorted(served, units, side="right") - 1
+        return np.asarray(edges[i] + (units - served[i]) / np.array(self.rates)[i])
 
 
 class Times(_Spec):
@@ -188,7 +188,9 @@ class Workload(_Spec):
     """
 
     arrivals: Arrivals | dict[str, Arrivals]
-    popularity: Zipf | dict[str, NonNegativeFloat] | None = None
+    popularity: Annotated[
+        Zipf | dict[str, NonNegativeFloat] | None, Field(union_mode="left_to_right")
+    ] = None
     slo_mix: list[SloShare] | None = None
 
     @model_validator(mode="after")

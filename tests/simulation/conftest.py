@@ -1,11 +1,24 @@
-"""A minimal policy for tests of the host: run what waits, at once, on any idle worker."""
+"""A minimal policy for tests of the host, and a cluster in the units of Symphony §3.3."""
 
 from __future__ import annotations
 
 import math
 from typing import ClassVar
 
-from ray_slo.core import DeadlineQueue, Decision, Dispatch, Drop, DropReason
+import pytest
+
+from ray_slo.core import (
+    Cluster,
+    DeadlineQueue,
+    Decision,
+    Dispatch,
+    DispatchDelay,
+    Drop,
+    DropReason,
+    LatencyProfile,
+    Model,
+    Variant,
+)
 
 
 class Greedy:
@@ -71,3 +84,24 @@ class Greedy:
                 actions.append(batch)
                 break
         return Decision(actions, math.inf)
+
+
+@pytest.fixture
+def greedy():
+    """The class, so that a test can make as many as it wants."""
+    return Greedy
+
+
+@pytest.fixture
+def make_cluster():
+    """ℓ(b) = b + 5 s on every worker, SLO 12 s, model and variant "m"."""
+
+    def make(workers=1, slo_s=12.0, delay=None, models=("m",), accuracy=None):
+        profile = LatencyProfile.linear(1.0, 5.0, 64)
+        return Cluster.uniform(
+            [Model(m, slo_s, (Variant(m, {"default": profile}, accuracy),)) for m in models],
+            workers,
+            delay=delay or DispatchDelay(),
+        )
+
+    return make

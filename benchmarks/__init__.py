@@ -1,0 +1,1 @@
+"""Benchmark programs behind one front door: `python -m benchmarks`."""

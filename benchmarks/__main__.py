@@ -1,0 +1,65 @@
+"""python -m benchmarks [NAME [--quick] [--seed N] [--json FILE|-] [--plot DIR]]"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from importlib import import_module
+from pathlib import Path
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.programs import PROGRAMS
+from benchmarks.rows import plot_bars, tables
+
+
+def main(args: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser("python -m benchmarks", description="Benchmark programs.")
+    parser.add_argument("name", nargs="?", help="program to run; without it, lists them all")
+    parser.add_argument("--quick", action="store_true", help="end within a minute on 2 cores")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", metavar="FILE", help="write the rows here; - for stdout")
+    parser.add_argument("--plot", metavar="DIR", type=Path, help="write PNGs into this directory")
+    options = parser.parse_args(args)
+    if options.name is None:
+        listing = Table("name", "source", "shows", box=box.SIMPLE_HEAD)
+        for name, (_, source, shows) in PROGRAMS.items():
+            listing.add_row(name, source, shows)
+        Console().print(listing)
+        return
+    if options.name not in PROGRAMS:
+        parser.error(f"no program {options.name!r}; choose one of {', '.join(PROGRAMS)}")
+    if options.seed < 0:
+        parser.error(f"--seed must be at least 0, got {options.seed}")
+
+    module_name, source, shows = PROGRAMS[options.name]
+    module = import_module(module_name)
+    rows = module.run(quick=options.quick, seed=options.seed)
+    console = Console(stderr=options.json == "-")  # stdout is for the JSON then
+    console.print(f"[bold]{options.name}[/bold] · {source} · {shows}")
+    for table in tables(rows):
+        console.print(table)
+    if options.json:
+        body = {
+            "name": options.name,
+            "source": source,
+            "quick": options.quick,
+            "seed": options.seed,
+            "rows": [row.to_json() for row in rows],
+        }
+        text = json.dumps(body, indent=1, ensure_ascii=False) + "\n"
+        if options.json == "-":
+            print(text, end="")
+        else:
+            Path(options.json).write_text(text, encoding="utf-8")
+    if options.plot:
+        options.plot.mkdir(parents=True, exist_ok=True)
+        paths = getattr(module, "plot", plot_bars)(rows, options.plot)
+        console.print(f"wrote {', '.join(str(p) for p in paths)}")
+
+
+if __name__ == "__main__":
+    main()

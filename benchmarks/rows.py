@@ -1,0 +1,96 @@
+"""Rows of a benchmark, and what is made of them: JSON, tables, plots."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.table import Table
+
+
+@dataclass(frozen=True)
+class Row:
+    """One figure: ours, beside what the paper prints for itself and for its peers."""
+
+    case: str
+    metric: str
+    unit: str
+    ours: float | None
+    paper: float | None = None
+    peers: dict[str, float] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        row = asdict(self)
+        row["ours"] = None if self.ours is None or math.isnan(self.ours) else self.ours
+        return row
+
+    @property
+    def heading(self) -> str:
+        return f"{self.metric}\n({self.unit})" if self.unit else self.metric
+
+
+def tables(rows: Sequence[Row]) -> list[Table]:
+    """A line per case and a column per metric; cases with other metrics get a table of their own.
+    Below ours, in grey, the paper's figure and its peers'."""
+    cases: dict[str, list[Row]] = {}
+    for row in rows:
+        cases.setdefault(row.case, []).append(row)
+    grouped: dict[tuple[str, ...], list[tuple[str, list[Row]]]] = {}
+    for case, of_case in cases.items():
+        grouped.setdefault(tuple(r.heading for r in of_case), []).append((case, of_case))
+    made = []
+    for headings, lines in grouped.items():
+        table = Table(box=box.SIMPLE_HEAD)
+        table.add_column("case")
+        for heading in headings:
+            table.add_column(heading, justify="right")
+        for case, of_case in lines:
+            table.add_row(case, *(_cell(r) for r in of_case))
+        made.append(table)
+    return made
+
+
+def _cell(row: Row) -> str:
+    lines = [_number(row.ours)]
+    others = ({"paper": row.paper} if row.paper is not None else {}) | row.peers
+    lines += [f"[dim]{name} {_number(value)}[/dim]" for name, value in others.items()]
+    return "\n".join(lines)
+
+
+def _number(value: float | None) -> str:
+    if value is None or math.isnan(value):
+        return "–"
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
+def plot_bars(rows: Sequence[Row], directory: Path) -> list[Path]:
+    """One PNG per metric: a bar per case, the paper's and its peers' figures as marks."""
+    from matplotlib.figure import Figure
+
+    paths = []
+    for metric in dict.fromkeys(r.metric for r in rows):
+        chosen = [r for r in rows if r.metric == metric]
+        figure = Figure(figsize=(8, 1.2 + 0.35 * len(chosen)), layout="constrained")
+        axes = figure.subplots()
+        positions = range(len(chosen))
+        values = [math.nan if r.ours is None else r.ours for r in chosen]
+        axes.barh(positions, values, color="C0", alpha=0.7, label="ours")
+        marks: dict[str, list[tuple[float, int]]] = {}
+        for y, row in enumerate(chosen):
+            others = ({"paper": row.paper} if row.paper is not None else {}) | row.peers
+            for name, value in others.items():
+                marks.setdefault(name, []).append((value, y))
+        for i, (name, points) in enumerate(marks.items(), 1):
+            axes.plot(*zip(*points, strict=True), "D", color=f"C{i}", label=name)
+        axes.set_yticks(positions, [r.case for r in chosen])
+        axes.invert_yaxis()
+        axes.set_xlabel(f"{metric} ({chosen[0].unit})" if chosen[0].unit else metric)
+        axes.legend()
+        paths.append(directory / f"{re.sub(r'[^a-z0-9]+', '-', metric.lower()).strip('-')}.png")
+        figure.savefig(paths[-1], dpi=120)
+    return paths

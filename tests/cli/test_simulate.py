@@ -1,0 +1,102 @@
+import json
+import subprocess
+import sys
+
+import pytest
+
+from ray_slo.cli import main
+
+QUICK = ["--rate", "1000", "--duration-s", "1", "--warmup-s", "0.2"]
+
+
+@pytest.fixture
+def run(capsys):
+    """Run `ray-slo ARGS`: (exit code, stdout, stderr)."""
+
+    def call(*args):
+        with pytest.raises(SystemExit) as exit:
+            main([str(a) for a in args])
+        out, err = capsys.readouterr()
+        return exit.value.code, out, err
+
+    return call
+
+
+def test_prints_a_table(run):
+    code, out, err = run("simulate", "--policy", "eager", *QUICK)
+    assert (code, err) == (0, "")
+    assert "resnet50" in out
+    assert "Eager" in out
+
+
+def test_json_and_flags(run):
+    code, out, _ = run(
+        *("simulate", "--policy", "timeout", "--policy-arg", "wait_ms=2", *QUICK, "--json"),
+        *("--workers", 3, "--slo-ms", 50, "--alpha-ms", 2, "--seed", 4),
+        *("--arrivals", "gamma", "--shape", 0.5, "--latency-noise", 0.01),
+    )
+    summary = json.loads(out)
+    assert code == 0
+    assert summary["policy"] == "Timeout"
+    assert summary["seed"] == 4
+    assert len(summary["utilisation"]) == 3
+    assert summary["models"]["resnet50"]["slo_ms"] == 50
+    assert summary["offered_per_s"] == pytest.approx(1000, rel=0.2)
+
+
+def test_reads_a_spec_and_writes_a_report(run, tmp_path):
+    spec = tmp_path / "run.yaml"
+    spec.write_text(
+        "policy: {name: eager}\n"
+        "cluster: {workers: 2, models: {a.b: {latency_slo_ms: 9, profile: {alpha_ms: 1}}}}\n"
+        "workload: {arrivals: {kind: constant, rate: 100}}\n"
+        "duration_s: 1\n"
+    )
+    code, out, _ = run("simulate", spec, "--slo-ms", 30, "--report", tmp_path / "out")
+    assert code == 0
+    assert "a.b" in out
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
+    assert summary["requests"] == 100
+    assert summary["models"]["a.b"]["slo_ms"] == 30
+    assert (tmp_path / "out" / "latency.png").stat().st_size > 0
+
+
+def test_goodput_search(run):
+    code, out, _ = run("simulate", "--policy", "eager", *QUICK, "--goodput", "--json")
+    assert code == 0
+    assert json.loads(out)["goodput_search_rate"] > 2000
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["--policy", "eagre"], "policy 'eagre' is unknown; choose one of deferred, eager"),
+        (["--policy-arg", "objective"], "must be KEY=VALUE"),
+        (["--policy", "eager", "--policy-arg", "nap=3"], "no argument nap"),
+        (["--slo-ms", "-1"], "latency_slo_ms: Input should be greater than 0, got -1.0"),
+        (["--rate", "0"], "--rate must be positive, got 0.0"),
+        (["--arrivals", "weekly"], "--arrivals must be constant, poisson or gamma"),
+        (["--arrivals", "gamma"], "needs --shape"),
+        (["--warmup-s", "99"], "warmup_s must be"),
+        (["nowhere.yaml"], "nowhere.yaml: No such file or directory"),
+    ],
+)
+def test_mistakes_get_a_short_message_and_code_2(run, args, message):
+    code, out, err = run("simulate", *args)
+    assert (code, out) == (2, "")
+    assert message in err
+    assert "Traceback" not in err
+
+
+def test_no_arguments_shows_the_commands(run):
+    _, out, err = run()
+    assert "simulate" in out + err
+
+
+def test_help_imports_nothing_heavy():
+    program = (
+        "import sys; from ray_slo.cli import app; "
+        "print([m for m in ('ray', 'torch', 'pandas', 'scipy', 'numpy') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout.strip() == "[]", done.stderr
