@@ -25,6 +25,7 @@ from ray_slo.core import (
     Dispatch,
     DispatchDelay,
     Drop,
+    DropReason,
     LatencyProfile,
     Model,
     OnlineProfile,
@@ -42,6 +43,7 @@ logger = logging.getLogger(__name__)
 _PROFILE_PERIOD_S = 0.25  # how often measured batches may change the policy's view
 _TICK_S = 0.5
 _QUARANTINE_S = 5.0  # a worker that could not be reached (draining, most often) is left alone
+_PROBE_AFTER_S = 1.0  # a model that looks too slow for its SLO is tried again after this
 _LOST_AFTER_S = 3.0  # a granted batch that its worker does not know of, and never reported
 
 
@@ -118,6 +120,7 @@ class Scheduler:
         self._queued: dict[tuple[str, int], _Owned] = {}
         self._in_flight: dict[str, _InFlight] = {}
         self._outbox: dict[str, list[Message]] = {}
+        self._ran_at: dict[str, float] = {}
         self._next_id = 0
         self._overhead = Quantile(0.9)
         self._prediction_error = Quantile(0.5)
@@ -208,6 +211,7 @@ class Scheduler:
     def report(self, report: BatchReport) -> None:
         """A batch is over on its worker."""
         now = self._clock()
+        self._ran_at[self._model_of(report.variant)] = now
         profile = self._profiles.get((report.variant, self._kind_of(report.worker)))
         if profile is not None:
             for size, seconds in report.measured:
@@ -390,9 +394,38 @@ class Scheduler:
             self._queued.pop((request.client, request.client_id), None)
             by_client.setdefault(request.client, []).append(request.client_id)
         self._counts["refused"] += len(drop.requests)
+        if drop.reason is DropReason.WOULD_MISS:
+            self._doubt_profile(drop.requests[0])
         for client, ids in by_client.items():
             finish = finish_in_s if math.isfinite(finish_in_s) else math.nan
             self._post(client, Refusal(tuple(ids), drop.reason.value, finish))
+
+    def _doubt_profile(self, refused: Request) -> None:
+        """Let a probe through when only our belief keeps a whole model from being served.
+
+        A profile is learned from batches, so one that says "too slow for anything" (a cold start,
+        a disturbance that is over) would never be corrected.
+        """
+        now = self._clock()
+        model = refused.model
+        budget_s = refused.deadline - refused.arrival
+        idle = now - self._ran_at.get(model, -math.inf) > _PROBE_AFTER_S
+        if not idle or budget_s < 0.5 * self._spec.models[model].latency_slo_ms / 1e3:
+            return
+        self._ran_at[model] = now
+        for (variant, kind), online in self._profiles.items():
+            needed_s = online.profile.latency(1)
+            if self._model_of(variant) == model and needed_s > 0.5 * budget_s:
+                logger.warning(
+                    "%s looks too slow for its SLO on %s (%.4g ms): trying again",
+                    variant,
+                    kind,
+                    needed_s * 1e3,
+                )
+                self._profiles[variant, kind] = OnlineProfile(
+                    online.profile.scaled(0.5 * budget_s / needed_s), quantile=online.quantile
+                )
+                self._cluster_is_stale = True
 
     def _post(self, client: str, message: Message) -> None:
         if not self._outbox:

@@ -16,6 +16,7 @@ from ray import cloudpickle, serve
 
 from ray_slo.core import BatchStatus, LatencyProfile, OnlineProfile
 from ray_slo.core.profiles import load_profiles
+from ray_slo.models.profiling import doubling_sizes, profile_callable, to_profile
 from ray_slo.serve.channel import WorkerLink
 from ray_slo.serve.errors import BatchResultError, ConfigError
 from ray_slo.serve.messages import BatchReport, Heartbeat, Piece, PieceResult
@@ -105,9 +106,7 @@ class Worker:
         elif hasattr(cls, "example_input") and self._spec.profile_seconds > 0:
             measured = await self._measure(name, cls.example_input(), limit, slo_s)
             self._measured = True
-            prior = LatencyProfile.from_points(
-                {b: sorted(times)[len(times) // 2] for b, times in measured.items()}, limit
-            )
+            prior = to_profile(measured, quantile=model.profile_quantile, max_batch_size=limit)
             fastest = min(min(times) for times in measured.values())
             if fastest > slo_s:
                 raise ConfigError(
@@ -127,7 +126,7 @@ class Worker:
         self, name: str, example: Any, limit: int, slo_s: float
     ) -> dict[int, list[float]]:
         call = self._models[name]
-        sizes = [b for b in (2**i for i in range(12)) if b < limit] + [limit]
+        sizes = doubling_sizes(limit)
         if inspect.iscoroutinefunction(type(call).__call__):
             # Runs on the loop, as it will in service.
             measured: dict[int, list[float]] = {}
@@ -140,12 +139,10 @@ class Worker:
                 if time.perf_counter() > until or min(measured[size]) > slo_s:
                     break
             return measured
-        from ray_slo.models.profiling import profile_callable
-
         return await self._loop.run_in_executor(
             self._thread,
             lambda: profile_callable(
-                call, example, sizes, seconds=self._spec.profile_seconds, stop_above_s=slo_s
+                call, example, sizes, budget_s=self._spec.profile_seconds, bound_s=slo_s
             ),
         )
 

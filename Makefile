@@ -1,0 +1,50 @@
+# Two commands matter: `make demo` and `make test`. Each sets up all it needs in .venv.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+export PIP_DISABLE_PIP_VERSION_CHECK = 1
+# Ray's usage statistics need a network; a local trial has none to give.
+export RAY_USAGE_STATS_ENABLED = 0
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo serve test test-fast check format benchmarks clean
+
+help:  ## list the commands
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
+
+$(STAMP): pyproject.toml
+	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 10) else "ray-slo needs Python 3.10 or newer; say make PYTHON=python3.x")'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet --editable '.[digits,dev]'
+	touch $@
+
+setup: $(STAMP)  ## create .venv and install everything
+
+demo: $(STAMP)  ## serve real digits four ways, print the table, write out/demo/report.html
+	$(BIN)/python -m ray_slo.demo
+
+serve: $(STAMP)  ## leave the digits application running on http://127.0.0.1:8000
+	$(BIN)/python -m deployments.digits.serve
+
+test: $(STAMP) check  ## set up, lint, type-check, run every test
+	$(BIN)/python -m pytest
+
+test-fast: $(STAMP)  ## the tests that need no Ray cluster
+	$(BIN)/python -m pytest -m "not live and not slow"
+
+check: $(STAMP)  ## ruff and mypy
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(STAMP)  ## ruff, mending
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+benchmarks: $(STAMP)  ## list the benchmark programs
+	$(BIN)/python -m benchmarks
+
+clean:  ## remove .venv and everything made
+	rm -rf $(VENV) out .pytest_cache .mypy_cache .ruff_cache .hypothesis

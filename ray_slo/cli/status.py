@@ -1,0 +1,88 @@
+"""`ray-slo status`: what a running application does right now."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Annotated, Any
+
+import typer
+
+
+def register(app: typer.Typer) -> None:
+    app.command("status")(status)
+
+
+def status(
+    application: Annotated[
+        str | None, typer.Argument(help="Serve application; default: every one on ray-slo.")
+    ] = None,
+    address: Annotated[str, typer.Option(help="Ray cluster to ask.")] = "auto",
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+    watch_s: Annotated[
+        float | None, typer.Option(min=0.2, help="Ask again every so many seconds.")
+    ] = None,
+) -> None:
+    """Show models, queues, workers, goodput, and predicted beside measured latency."""
+    from rich.console import Console
+
+    from ray_slo.serve.inspect import read_status
+
+    console = Console()
+    while True:
+        found = read_status(address, application)
+        if as_json:
+            typer.echo(json.dumps(found, indent=1))
+        else:
+            if watch_s:
+                console.clear()
+            for name, state in found.items():
+                _print(console, name, state)
+        if not watch_s:
+            return
+        time.sleep(watch_s)
+
+
+def _print(console: Any, name: str, state: dict[str, Any]) -> None:
+    from rich.table import Table
+
+    console.print(
+        f"[bold]{name}[/]  policy {state.get('policy', '?')}, scheduler {state['scheduler']}, "
+        f"{state['pending']} pending, dispatch delay {state.get('dispatch_delay_ms', 0):.1f} ms, "
+        f"median prediction error {state.get('prediction_error_ms', 0):+.1f} ms"
+    )
+    models = Table("model", title_justify="left")
+    for column in ("SLO ms", "queued", "goodput /s"):
+        models.add_column(column, justify="right")
+    for model, spec in state["models"].items():
+        models.add_row(
+            model,
+            f"{spec['latency_slo_ms']:g}",
+            str(state.get("queued", {}).get(model, "?")),
+            f"{state['goodput'].get(model, 0.0):.1f}",
+        )
+    profiles = Table("variant @ hardware")
+    for column in ("ℓ(1) ms", "ℓ(max) ms", "max batch", "batches seen"):
+        profiles.add_column(column, justify="right")
+    for variant, p in state.get("profiles", {}).items():
+        profiles.add_row(
+            variant,
+            f"{p['latency_1_ms']:.2f}",
+            f"{p['latency_max_ms']:.2f}",
+            str(p["max_batch_size"]),
+            str(p["samples"]),
+        )
+    workers = Table("worker", "kind", "variants")
+    for column in ("in flight", "heartbeat s ago"):
+        workers.add_column(column, justify="right")
+    for worker, w in state.get("workers", {}).items():
+        workers.add_row(
+            worker,
+            w["kind"],
+            ", ".join(w["variants"]),
+            str(w["batches_in_flight"]),
+            f"{w['last_heartbeat_s']:.1f}",
+        )
+    counts = state.get("counts", {})
+    console.print(models, profiles, workers)
+    console.print(", ".join(f"{k} {v}" for k, v in counts.items()))
