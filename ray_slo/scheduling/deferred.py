@@ -1,0 +1,195 @@
+"""Deferred batch scheduling (Symphony, Algorithm 1 and Appendix D): wait while waiting is free.
+
+A batch of b requests, the tightest due at d, may start until *latest* = d − ℓ(b). From *frontrun*
+= d − ℓ(b + 1) on, one request more would make it late, so waiting wins nothing: the batch is due.
+Dispatching no earlier forms the largest batches that the deadlines allow, and the workers fall
+into a staggered pattern by themselves. When several models are due, a worker that falls free takes
+the one with the nearest `latest`. Decisions go out `delay(b)` ahead, to a busy worker too.
+
+Worked example (§3.3): 3 workers, ℓ(b) = b + 5, SLO 12, a request every 0.75. R4 arrives at 2.25;
+R1 is due at 12, so frontrun is 12 − ℓ(5) = 2 and latest 12 − ℓ(4) = 3: R1–R4 leave at 2.25. R5–R8
+leave at 5.25, R9–R12 at 8.25, and R13–R16 at 11.25, when the first worker is free again.
+
+Two choices beyond the paper, with the figures in `ray_slo/scheduling/README.md`:
+
+* *objective*. `consolidate` is the above: few busy workers, and every request has nearly the
+  latency of a full system. `responsive` sends a batch at once when the queue is long enough for
+  the load: when batches of this size, sent back to back, leave the workers busy for at most
+  `headroom` of the time. Below that, it waits for frontrun.
+* *gathering*. `prefix` takes the longest batch that meets the head's deadline, and collapses in
+  overload: late heads allow only tiny batches. `drop_head` gives the head up when its slack allows
+  fewer than min(target, queue) requests. The target is the smallest batch that sustains the
+  measured load, at most the staggered batch: the largest b with (1 + 1/n)·ℓ(b) ≤ SLO (§3.3, n =
+  workers that the load needs). Batches grow past the target as far as the head allows. While two
+  workers idle, nothing is dropped for the sake of larger batches.
+
+Several models share a pool of workers by its *load* ρ: what all models' measured rates need, in
+their staggered batches, over the workers there are. Every model then aims at batches with the
+share ρ of its own best throughput per worker (ρ / headroom for `responsive`), so that each gives
+up batching efficiency in the same proportion.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, bisect_right
+from collections import deque
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Literal, get_args
+
+from ray_slo.core.cluster import Cluster
+from ray_slo.scheduling.batching import BatchingPolicy, Lane, ModelState, non_negative
+
+Objective = Literal["responsive", "consolidate"]
+Gathering = Literal["drop_head", "prefix"]
+
+_BUCKETS = 20  # of the sliding window over which arrivals are counted
+
+
+class Deferred(BatchingPolicy):
+    """Symphony's deferred batch scheduling.
+
+    Args:
+        objective: `responsive` (low latency below capacity) or `consolidate` (the paper's).
+        gathering: `drop_head` (holds in overload) or `prefix`.
+        target_batch_size: of `drop_head`; by default it follows the measured load.
+        max_batch_size: upper bound beside the profile's; a full batch is due at once.
+        margin_ms: kept between a batch's predicted finish and its tightest deadline.
+        jitter_ms: how much before frontrun a batch is due, as hosts wake late.
+        headroom: of `responsive`: the utilisation to aim at, above 0 and at most 1.
+        rate_window_s: arrivals are counted over so long; by default 5 × the longest SLO, and at
+            least 1 s.
+
+    Raises:
+        ValueError: an argument out of its range.
+    """
+
+    def __init__(
+        self,
+        objective: Objective = "responsive",
+        gathering: Gathering = "drop_head",
+        *,
+        target_batch_size: int | None = None,
+        max_batch_size: int | None = None,
+        margin_ms: float = 0.0,
+        jitter_ms: float = 0.0,
+        headroom: float = 0.8,
+        rate_window_s: float | None = None,
+    ) -> None:
+        super().__init__(max_batch_size=max_batch_size, margin_ms=margin_ms)
+        _one_of("objective", objective, get_args(Objective))
+        _one_of("gathering", gathering, get_args(Gathering))
+        if target_batch_size is not None and target_batch_size < 1:
+            raise ValueError(f"target_batch_size must be at least 1, got {target_batch_size}")
+        if target_batch_size is not None and gathering == "prefix":
+            raise ValueError("target_batch_size is an argument of gathering 'drop_head' only")
+        if not 0 < headroom <= 1:
+            raise ValueError(f"headroom must be above 0 and at most 1, got {headroom}")
+        if rate_window_s is not None and not (math.isfinite(rate_window_s) and rate_window_s > 0):
+            raise ValueError(f"rate_window_s must be positive and finite, got {rate_window_s}")
+        self._responsive = objective == "responsive"
+        self._drop_head = gathering == "drop_head"
+        self._fixed_target = target_batch_size
+        self._jitter_s = non_negative("jitter_ms", jitter_ms) / 1e3
+        self._headroom = headroom
+        self._fixed_window_s = rate_window_s
+        self._window_s = rate_window_s or 1.0
+        self._next_measure_at = math.inf
+        self._counts: dict[ModelState, deque[int]] = {}
+        self._efficiency: dict[Lane, _Efficiency] = {}
+
+    def cluster_changed(self, now: float, cluster: Cluster) -> None:
+        super().cluster_changed(now, cluster)
+        slos = [model.latency_slo_s for model in cluster.models.values()]
+        self._window_s = self._fixed_window_s or max(1.0, 5 * max(slos, default=0.0))
+        if math.isinf(self._next_measure_at):
+            self._next_measure_at = now + self._window_s / _BUCKETS
+        self._efficiency = {lane: _Efficiency(lane) for pool in self._pools for lane in pool.lanes}
+        self._counts = {
+            model: self._counts.get(model) or deque(maxlen=_BUCKETS)
+            for model in self._models.values()
+        }
+        self._set_targets()
+
+    def _send_at(self, lane: Lane, first: int, size: int, now: float) -> float:
+        queue = lane.model.queue
+        if len(queue) - first >= lane.go_size:
+            return now
+        # Frontrun; `size` is below the maximum, so reach[size] is that of one request more.
+        return queue[first].deadline - lane.reach[size] - self._jitter_s
+
+    # The measured load -------------------------------------------------------------------------
+
+    def _measure(self, now: float) -> None:
+        if now < self._next_measure_at:
+            return
+        period = self._window_s / _BUCKETS
+        elapsed = int((now - self._next_measure_at) / period) + 1
+        self._next_measure_at += elapsed * period
+        for model in self._models.values():
+            counts = self._counts.setdefault(model, deque(maxlen=_BUCKETS))
+            counts.append(model.arrived)
+            counts.extend([0] * min(elapsed - 1, _BUCKETS))
+            model.arrived = 0
+            model.rate = sum(counts) / (len(counts) * period)
+        self._set_targets()
+
+    def _set_targets(self) -> None:
+        """Batch sizes that the load asks for, on every lane."""
+        work = self._work()
+        for pool in self._pools:
+            load = sum(work[lane] for lane in pool.lanes) / pool.size
+            for lane in pool.lanes:
+                efficiency = self._efficiency[lane]
+                if self._responsive:
+                    lane.go_size = efficiency.smallest(load / self._headroom)
+                if self._fixed_target is not None:
+                    lane.target = self._fixed_target
+                elif self._drop_head:
+                    needed = min(max(work[lane], 1.0), pool.size)
+                    lane.target = min(efficiency.smallest(load), staggered_batch(lane, needed))
+
+    def _work(self) -> dict[Lane, float]:
+        """Workers that each lane's part of the measured rate keeps busy."""
+        work = {}
+        for model in self._models.values():
+            # A model with several lanes uses them in proportion to what they can serve.
+            served = [lane.pool.size * self._efficiency[lane].best for lane in model.lanes]
+            for lane, part in zip(model.lanes, served, strict=True):
+                rate = model.rate * part / sum(served)
+                work[lane] = rate / self._efficiency[lane].best
+        return work
+
+
+class _Efficiency:
+    """Requests per second and worker by batch size.
+
+    Attributes:
+        best: with the staggered batch of the whole pool.
+    """
+
+    __slots__ = ("_rates", "best")
+
+    def __init__(self, lane: Lane) -> None:
+        rates = (b / lane.profile.latency(b) for b in range(1, lane.max_batch_size + 1))
+        self._rates = list(accumulate(rates, max))
+        self.best = self._rates[staggered_batch(lane, lane.pool.size) - 1]
+
+    def smallest(self, share: float) -> int:
+        """The smallest batch with this share of `best`; beyond the largest if there is none."""
+        return bisect_left(self._rates, share * self.best) + 1
+
+
+def staggered_batch(lane: Lane, workers: float) -> int:
+    """The largest b with reach(b) + ℓ(b) / workers ≤ SLO (Symphony §3.3, Eq. 1); at least 1."""
+    slo_s, latency = lane.model.slo_s + 1e-9, lane.profile.latency
+    sizes = range(1, lane.max_batch_size + 1)
+    return max(
+        1, bisect_right(sizes, slo_s, key=lambda b: lane.reach[b - 1] + latency(b) / workers)
+    )
+
+
+def _one_of(name: str, value: str, valid: Sequence[str]) -> None:
+    if value not in valid:
+        raise ValueError(f"{name} must be one of {', '.join(valid)}, got {value!r}")
