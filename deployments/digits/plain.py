@@ -1,0 +1,83 @@
+"""The same application on plain Ray Serve, with `@serve.batch`: what ray-slo is compared with.
+
+Decoding, network, threads, warm-up and answers are those of the other applications; only who forms the batches
+differs. Takes the bytes of a PNG or JPEG (or a JSON array) by POST, like them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from ray import serve
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from deployments.digits import Digits
+
+WARM_UP_SIZES = (1, 2, 4, 8, 16, 32)
+
+
+class DigitsOverHttp:
+    """Reads a digit out of an HTTP request. Subclasses batch: `predict(image)` -> (answer, size of its batch)."""
+
+    def __init__(self, variant: str, **options: Any) -> None:
+        self.digits = Digits(variant)
+        for size in WARM_UP_SIZES:  # torch prepares its kernels per batch size on first use
+            self.digits([Digits.example_input()] * size)
+        self.configure(**options)
+
+    def configure(self) -> None:
+        """Takes the options of a subclass."""
+
+    async def predict(self, image: Any) -> Any:
+        raise NotImplementedError
+
+    def run(self, images: list[Any]) -> list[Any]:
+        """The batch, with its size beside each answer."""
+        return [(answer, len(images)) for answer in self.digits(images)]
+
+    async def __call__(self, request: Request) -> Response:
+        body = await request.body()
+        try:
+            is_json = request.headers.get("content-type", "").startswith("application/json")
+            image = Digits.preprocess(await request.json() if is_json else body)
+        except ValueError as error:
+            return JSONResponse({"error": str(error)}, status_code=422)
+        answer, size = await self.predict(image)
+        return JSONResponse(answer, headers={"x-slo-batch-size": str(size)})
+
+
+class PlainDigits(DigitsOverHttp):
+    """`@serve.batch` with a fixed wait; ``off_loop`` runs the network in a thread instead of on the event loop."""
+
+    def configure(
+        self, batch_wait_s: float = 0.01, max_batch_size: int = 32, off_loop: bool = False
+    ) -> None:
+        self.off_loop = off_loop
+        self.predict.set_batch_wait_timeout_s(batch_wait_s)
+        self.predict.set_max_batch_size(max_batch_size)
+
+    @serve.batch
+    async def predict(self, images: list[Any]) -> list[Any]:
+        return await asyncio.to_thread(self.run, images) if self.off_loop else self.run(images)
+
+
+def app(
+    variant: str = "digits-xl",
+    num_replicas: int = 2,
+    batch_wait_s: float = 0.01,
+    max_batch_size: int = 32,
+    off_loop: bool = False,
+) -> serve.Application:
+    """A Serve application; ``batch_wait_s`` 0.01 is the default wait of `@serve.batch`."""
+    deployment = serve.deployment(
+        PlainDigits,
+        name="PlainDigits",
+        num_replicas=num_replicas,
+        max_ongoing_requests=10_000,  # the default of 5 would cap every batch at 5
+        ray_actor_options={"num_cpus": 1},
+    )
+    return deployment.bind(
+        variant, batch_wait_s=batch_wait_s, max_batch_size=max_batch_size, off_loop=off_loop
+    )

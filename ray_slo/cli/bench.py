@@ -1,0 +1,248 @@
+"""`ray-slo bench`: open-loop load against an HTTP endpoint or a Serve handle."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ray_slo.cli._output import number, percent, print_json, table
+
+if TYPE_CHECKING:
+    from ray_slo.serve.loadreport import LoadResult
+    from ray_slo.serve.recorded import Payloads, Workload
+
+
+def bench(
+    url: Annotated[
+        str | None, typer.Argument(help="Endpoint, like http://127.0.0.1:8000/", show_default=False)
+    ] = None,
+    handle: Annotated[
+        str | None,
+        typer.Option(metavar="APP[/DEPLOYMENT]", help="Go through a Serve handle instead of HTTP."),
+    ] = None,
+    ray_address: Annotated[
+        str, typer.Option(help="Of the running Ray cluster (with --handle).")
+    ] = "auto",
+    rate: Annotated[float, typer.Option(help="Mean requests per second.")] = 20.0,
+    duration_s: Annotated[float, typer.Option(help="Requests arrive this long.")] = 20.0,
+    warmup_s: Annotated[
+        float, typer.Option(help="Start that loads the system but is not counted.")
+    ] = 2.0,
+    arrivals: Annotated[
+        str, typer.Option(help="poisson, gamma, constant, or a trace file (a rate per line).")
+    ] = "poisson",
+    shape: Annotated[
+        float, typer.Option(help="Of gamma arrivals: 1 is Poisson, less burstier.")
+    ] = (0.5),
+    interval_s: Annotated[float, typer.Option(help="Length of a line of the trace file.")] = 1.0,
+    payload: Annotated[
+        str | None,
+        typer.Option(
+            help="File, folder (sub-folders are labels), glob, .jsonl, or module:attr giving "
+            "payloads or (payloads, labels). Without it, GET requests are sent."
+        ),
+    ] = None,
+    slo_ms: Annotated[float, typer.Option(help="What counts as in time.")] = 1000.0,
+    timeout_s: Annotated[float, typer.Option(help="Give a request up after this.")] = 30.0,
+    header: Annotated[
+        list[str] | None, typer.Option(metavar="NAME:VALUE", help="Sent along; repeatable.")
+    ] = None,
+    label_field: Annotated[str, typer.Option(help="Field of a JSON answer with the label.")] = (
+        "label"
+    ),
+    response_metadata: Annotated[
+        bool, typer.Option(help="Ask a ray-slo handle for variant, batch size and times.")
+    ] = False,
+    record: Annotated[
+        Path | None, typer.Option(help="Write the workload here (.npz), to replay it later.")
+    ] = None,
+    replay: Annotated[
+        Path | None, typer.Option(help="Send a recorded workload instead of a new one.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of arrival times and payload order.")] = 0,
+    out: Annotated[
+        Path | None, typer.Option(help="Write requests.csv, summary.json and a plot here.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
+) -> None:
+    """Send requests at a given rate, whatever the answers; report goodput and latency.
+
+    Latency counts from the intended send time (no coordinated omission).
+
+    Example: ray-slo bench http://127.0.0.1:8000/ --rate 40 --slo-ms 500 --payload digits/
+    """
+    from rich.console import Console
+
+    from ray_slo.serve.recorded import load_payloads
+
+    if (url is None) == (handle is None):
+        raise ValueError("give either a URL or --handle APP[/DEPLOYMENT]")
+    for name, value in (("--slo-ms", slo_ms), ("--timeout-s", timeout_s)):
+        if not value > 0:
+            raise ValueError(f"{name} must be positive, got {value:g}")
+    payloads = load_payloads(payload) if payload else None
+    if replay:
+        from ray_slo.serve.recorded import Workload
+
+        workload = Workload.load(replay)
+    else:
+        workload = make_workload(
+            arrivals,
+            rate,
+            duration_s,
+            payloads,
+            warmup_s=warmup_s,
+            shape=shape,
+            interval_s=interval_s,
+            seed=seed,
+        )
+    if record:
+        workload.save(record)
+    console = Console(stderr=True)
+    options: dict[str, Any] = {
+        "slo_s": slo_ms / 1e3,
+        "timeout_s": timeout_s,
+        "label_field": label_field,
+    }
+    with console.status(f"{len(workload)} requests in {workload.duration_s:g} s …"):
+        if url is not None:
+            from ray_slo.serve.loadgen import run_http
+
+            result = run_http(url, workload, payloads, headers=_headers(header), **options)
+        else:
+            if payloads is None:
+                raise ValueError("--handle needs --payload: what to call the handle with")
+            kwargs = {"response_metadata": True} if response_metadata else {}
+            result = _through_handle(
+                handle or "", ray_address, workload, payloads, call_kwargs=kwargs, **options
+            )
+    paths = result.save(out) if out else []
+    if as_json:
+        print_json(result.summary)
+        return
+    show(Console(), result, url or handle or "")
+    for path in paths:
+        Console().print(f"wrote {path}")
+
+
+def make_workload(
+    arrivals: str,
+    rate: float,
+    duration_s: float,
+    payloads: Payloads | None = None,
+    *,
+    warmup_s: float = 0.0,
+    shape: float = 0.5,
+    interval_s: float = 1.0,
+    seed: int = 0,
+) -> Workload:
+    """A workload from the command's flags; the same seed gives the same workload.
+
+    Raises:
+        ValueError: an unknown process or a bad number, naming the flag.
+    """
+    import numpy as np
+
+    from ray_slo.serve.recorded import Payloads, Workload
+    from ray_slo.simulation.workloads import Constant, Gamma, Poisson, Trace
+
+    for name, value in (
+        ("--rate", rate),
+        ("--duration-s", duration_s),
+        ("--shape", shape),
+        ("--interval-s", interval_s),
+    ):
+        if not value > 0:
+            raise ValueError(f"{name} must be positive, got {value:g}")
+    if not 0 <= warmup_s < duration_s:
+        raise ValueError(
+            f"--warmup-s must be at least 0 and less than --duration-s, got {warmup_s:g}"
+        )
+    process: Constant | Poisson | Gamma | Trace
+    if arrivals == "constant":
+        process = Constant(rate=rate)
+    elif arrivals == "poisson":
+        process = Poisson(rate=rate)
+    elif arrivals == "gamma":
+        process = Gamma(rate=rate, shape=shape)
+    elif (path := Path(arrivals)).is_file():
+        process = Trace(rates=_rates(path), interval_s=interval_s)
+        duration_s = min(duration_s, process.length_s)
+    else:
+        raise ValueError(
+            f"--arrivals must be poisson, gamma, constant or a file with a rate per line, "
+            f"got {arrivals!r}"
+        )
+    times = process.times(duration_s, np.random.default_rng(seed))
+    drawn_from = payloads or Payloads([b""])
+    workload = Workload.record(
+        times,
+        drawn_from,
+        duration_s=duration_s,
+        warmup_s=warmup_s,
+        seed=seed,
+        arrivals=arrivals,
+        rate=rate,
+    )
+    return workload
+
+
+def _rates(path: Path) -> list[float]:
+    lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
+    try:
+        return [float(line.split(",")[-1]) for line in lines if line and not line.startswith("#")]
+    except ValueError as error:
+        raise ValueError(
+            f"{path}: a trace has a rate (requests per second) per line: {error}"
+        ) from None
+
+
+def _headers(given: list[str] | None) -> dict[str, str]:
+    headers = {}
+    for text in given or ():
+        name, colon, value = text.partition(":")
+        if not colon or not name.strip():
+            raise ValueError(f"--header wants NAME:VALUE, got {text!r}")
+        headers[name.strip()] = value.strip()
+    return headers
+
+
+def _through_handle(
+    name: str, address: str, workload: Workload, payloads: Payloads, **options: Any
+) -> LoadResult:
+    import asyncio
+
+    from ray_slo.serve.handles import connected_handle
+    from ray_slo.serve.loadgen import run_handle
+
+    with connected_handle(name, address) as handle:
+        return asyncio.run(run_handle(handle, workload, payloads, **options))
+
+
+def show(console: Any, result: LoadResult, title: str) -> None:
+    """Print the figures of a run."""
+    summary = result.summary
+    status = ", ".join(f"{count} {name}" for name, count in summary["status"].items() if count)
+    rows = [
+        ("offered", number(summary["offered_rate"], suffix=" req/s")),
+        ("goodput", number(summary["goodput"], suffix=" req/s")),
+        ("bad rate", percent(summary["bad_rate"])),
+        ("SLO", number(summary["slo_ms"], suffix=" ms")),
+        *((q, number(summary[f"{q}_ms"], suffix=" ms")) for q in ("p50", "p95", "p99")),
+        ("mean batch", number(summary["mean_batch"])),
+        ("accuracy", percent(summary["accuracy"])),
+        ("requests", f"{summary['requests']} ({status})"),
+        ("generator late, p99", number(summary["generator"]["late_p99_ms"], suffix=" ms")),
+    ]
+    console.print(table(title, ("", "measured"), rows))
+    for text in summary["warnings"]:
+        console.print(f"[yellow]warning:[/] {text}")
+    for text, count in result.sample_errors.items():
+        console.print(f"[red]{count} ×[/] {text}", highlight=False)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command()(bench)

@@ -1,0 +1,163 @@
+"""`ray-slo profile`: measure ℓ(b) of a deployment's variants on this machine."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ray_slo.cli._output import key_values, number, print_json, table
+
+if TYPE_CHECKING:
+    from ray_slo.core.profiles import LatencyProfile
+
+
+def profile(
+    target: Annotated[str, typer.Argument(metavar="MODULE:CLASS", help="A deployment class.")],
+    variant: Annotated[
+        list[str] | None,
+        typer.Option(help="Constructor argument `variant`; repeat to measure several."),
+    ] = None,
+    arg: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY=VALUE", help="Argument of the constructor; repeatable."),
+    ] = None,
+    input: Annotated[
+        Path | None,
+        typer.Option(help="One item to measure with (a file), instead of example_input()."),
+    ] = None,
+    max_batch: Annotated[int, typer.Option(min=1, help="Largest batch size to measure.")] = 32,
+    quantile: Annotated[
+        float, typer.Option(help="Of the measured durations; planned with.")
+    ] = 0.95,
+    seconds: Annotated[float, typer.Option(help="To spend on each variant.")] = 10.0,
+    bound_ms: Annotated[
+        float | None, typer.Option(help="Measure no larger batches once one takes this long.")
+    ] = None,
+    threads: Annotated[int, typer.Option(min=1, help="CPU threads, as the worker will have.")] = 1,
+    out: Annotated[Path | None, typer.Option(help="Write the profile file here.")] = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="Draw the profiles (.svg, .png or .pdf).")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False,
+) -> None:
+    """Measure how long batches take, by size, in a fresh process; print and save the profile.
+
+    Example: ray-slo profile deployments.digits:Digits --variant digits-l --out digits.json
+    """
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from ray_slo.core.profiles import save_profiles
+    from ray_slo.models.profiling import Target, metadata, profile_class, to_profile
+
+    if not 0 < quantile < 1:
+        raise ValueError(f"--quantile must lie between 0 and 1, got {quantile:g}")
+    if not seconds > 0:
+        raise ValueError(f"--seconds must be positive, got {seconds:g}")
+    kwargs = key_values("--arg", arg)
+    targets = (
+        {name: Target(target, {**kwargs, "variant": name}) for name in variant}
+        if variant
+        else {str(kwargs.get("variant", target.rpartition(":")[2])): Target(target, kwargs)}
+    )
+    profiles: dict[str, LatencyProfile] = {}
+    samples: dict[str, dict[int, list[float]]] = {}
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        for name, chosen in targets.items():
+            task = progress.add_task(f"measuring {name}", total=1.0)
+            samples[name] = profile_class(
+                chosen,
+                max_batch_size=max_batch,
+                budget_s=seconds,
+                bound_s=None if bound_ms is None else bound_ms / 1e3,
+                threads=threads,
+                example=None if input is None else input.read_bytes(),
+                progress=partial(_advance, progress, task),
+            )
+            # A batch size beyond the largest measured one would be a guess.
+            profiles[name] = to_profile(samples[name], quantile=quantile)
+    about = metadata(quantile=quantile, threads=threads) | {"target": target}
+    if out:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        save_profiles(out, profiles, **about)
+    if plot:
+        plot.parent.mkdir(parents=True, exist_ok=True)
+        plot_profiles(profiles, samples).savefig(plot)
+    if as_json:
+        print_json({**about, "profiles": {n: _figures(p, samples[n]) for n, p in profiles.items()}})
+        return
+    console = Console()
+    for name, measured in profiles.items():
+        console.print(_table(name, measured, samples[name], quantile))
+        alpha, beta = measured.fit_linear()
+        console.print(
+            f"  ℓ(b) ≈ {number(1e3 * alpha)}·b + {number(1e3 * beta)} ms: a batch of "
+            f"{measured.max_batch_size} does {number(measured.throughput(measured.max_batch_size))}"
+            f" items/s, one by one {number(measured.throughput(1))}\n"
+        )
+    for path in (out, plot):
+        if path:
+            console.print(f"wrote {path}")
+
+
+def _advance(progress: Any, task: Any, share: float) -> None:
+    progress.update(task, completed=share)
+
+
+def _table(
+    name: str, measured: LatencyProfile, samples: dict[int, list[float]], quantile: float
+) -> Any:
+    import numpy as np
+
+    rows = [
+        (
+            str(size),
+            number(1e3 * float(np.median(values))),
+            number(1e3 * measured.latency(size)),
+            number(measured.throughput(size)),
+            str(len(values)),
+        )
+        for size, values in samples.items()
+    ]
+    columns = ("batch", "median ms", f"p{100 * quantile:g} ms", "items/s", "samples")
+    return table(name, columns, rows)
+
+
+def _figures(measured: LatencyProfile, samples: dict[int, list[float]]) -> dict[str, Any]:
+    alpha, beta = measured.fit_linear()
+    return {
+        "alpha_ms": 1e3 * alpha,
+        "beta_ms": 1e3 * beta,
+        **measured.to_json(),
+        "samples_ms": {size: [1e3 * t for t in values] for size, values in samples.items()},
+    }
+
+
+def plot_profiles(
+    profiles: dict[str, LatencyProfile], samples: dict[str, dict[int, list[float]]] | None = None
+) -> Any:
+    """Latency (with every sample as a dot) and throughput against batch size."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6.4, 3.0), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    for name, measured in profiles.items():
+        sizes = range(1, measured.max_batch_size + 1)
+        (line,) = left.plot(sizes, [1e3 * t for t in measured.table], label=name, linewidth=1.4)
+        for size, values in (samples or {}).get(name, {}).items():
+            ms = [1e3 * t for t in values]
+            left.plot([size] * len(ms), ms, ".", color=line.get_color(), markersize=2, alpha=0.4)
+        right.plot(sizes, [measured.throughput(b) for b in sizes], linewidth=1.4)
+    left.set(xlabel="batch size", ylabel="latency (ms)", ylim=(0, None))
+    right.set(xlabel="batch size", ylabel="items/s, one worker", ylim=(0, None))
+    left.legend(fontsize=7, frameon=False)
+    return figure
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command()(profile)

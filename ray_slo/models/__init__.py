@@ -1,0 +1,1 @@
+"""What touches the user's models: measuring their latency profiles, loading variants."""

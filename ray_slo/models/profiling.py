@@ -1,0 +1,295 @@
+"""Measures ℓ(b): how long a batch method takes by batch size.
+
+`profile_callable` runs in the caller's process (a worker calls it for its warm-up sweep).
+`profile_class` measures a deployment class in a fresh process with one CPU thread, as a worker
+would run it, so that neither this process's threads nor its memory colour the figures.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import inspect
+import os
+import platform
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ray_slo.core.profiles import LatencyProfile
+from ray_slo.scheduling.registry import import_attr
+
+THREAD_VARIABLES = (
+    "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "NUMEXPR_NUM_THREADS",
+)
+
+
+def doubling_sizes(max_batch_size: int) -> list[int]:
+    """1, 2, 4, 8, … and `max_batch_size` itself."""
+    sizes = [1 << k for k in range(max_batch_size.bit_length())]
+    return sizes if sizes[-1] == max_batch_size else [*sizes, max_batch_size]
+
+
+def profile_callable(
+    fn: Callable[[list[Any]], Any],
+    example: Any,
+    sizes: Iterable[int] = (1, 2, 4, 8, 16, 32),
+    *,
+    budget_s: float = 3.0,
+    bound_s: float | None = None,
+    repeats: int = 50,
+    clock: Callable[[], float] = time.perf_counter,
+    progress: Callable[[int, float], None] | None = None,
+) -> dict[int, list[float]]:
+    """Seconds per call of `fn([example] * b)` for each batch size b, several samples each.
+
+    A first pass in ascending order warms up (every size twice where time allows: the first call of
+    a size may compile or allocate) and stops after the first size that is over `bound_s`. Rounds
+    over all sizes follow, so that a passing disturbance touches every size alike, until `repeats`
+    rounds or the budget is spent. Warm-up samples count only for sizes with no other.
+
+    Args:
+        fn: the batch method, a list in. If it is `async`, it is run to its end on a private loop.
+        example: one representative item.
+        sizes: batch sizes to measure.
+        budget_s: stop after about this long (a call is never cut short; size 1 is always measured).
+        bound_s: no larger sizes once one takes longer than this (say, the SLO): they are of no use.
+        repeats: rounds at most.
+        clock: seconds, monotonic.
+        progress: called with (batch size, seconds) after every call.
+
+    Returns:
+        Batch size → durations in seconds, for the sizes that were reached, ascending.
+
+    Raises:
+        ValueError: no sizes, or one below 1.
+        Exception: whatever `fn` raises.
+    """
+    ordered = sorted(set(sizes))
+    if not ordered or ordered[0] < 1:
+        raise ValueError(f"sizes must be at least one number ≥ 1, got {ordered}")
+    end = clock() + budget_s
+    with _runner(fn) as run:
+
+        def timed(size: int) -> float:
+            items = [example] * size
+            start = clock()
+            run(items)
+            duration = clock() - start
+            if progress:
+                progress(size, duration)
+            return duration
+
+        timed(ordered[0])  # the very first call is no measurement: it loads and compiles
+        warm: dict[int, float] = {}
+        for size in ordered:
+            if warm and clock() + 2 * max(warm.values()) > end:
+                break
+            warm[size] = timed(size)
+            if clock() + warm[size] < end:
+                warm[size] = min(warm[size], timed(size))
+            if bound_s is not None and warm[size] > bound_s:
+                break
+        samples: dict[int, list[float]] = {size: [] for size in warm}
+        for _ in range(repeats):
+            for size in warm:
+                if clock() + warm[size] <= end:
+                    samples[size].append(timed(size))
+            if clock() + warm[ordered[0]] > end:
+                break
+    return {size: samples[size] or [warm[size]] for size in warm}
+
+
+@contextmanager
+def _runner(fn: Callable[[list[Any]], Any]) -> Iterator[Callable[[list[Any]], Any]]:
+    """`fn`, waited for if it is async; no garbage collection in between."""
+    call = fn if inspect.isroutine(fn) else getattr(fn, "__call__", fn)  # noqa: B004
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        if inspect.iscoroutinefunction(call):
+            loop = asyncio.new_event_loop()
+            try:
+                yield lambda items: loop.run_until_complete(fn(items))
+            finally:
+                loop.close()
+        else:
+            yield fn
+    finally:
+        if collects:
+            gc.enable()
+
+
+def to_profile(
+    samples: Mapping[int, list[float]], *, quantile: float = 0.95, max_batch_size: int | None = None
+) -> LatencyProfile:
+    """A latency profile from samples: their `quantile` per size, interpolated between sizes."""
+    if not 0 < quantile < 1:
+        raise ValueError(f"quantile must lie between 0 and 1, got {quantile}")
+    points = {size: float(np.quantile(values, quantile)) for size, values in samples.items()}
+    return LatencyProfile.from_points(points, max_batch_size)
+
+
+@dataclass(frozen=True)
+class Target:
+    """A deployment class to measure: `name` is "module:Class", `kwargs` its constructor's."""
+
+    name: str
+    kwargs: dict[str, Any] = field(default_factory=dict)
+
+
+class ProfilingError(ValueError):
+    """The measured class failed: the message holds its own error."""
+
+
+def profile_class(
+    target: Target,
+    *,
+    max_batch_size: int = 32,
+    budget_s: float = 10.0,
+    bound_s: float | None = None,
+    threads: int = 1,
+    example: Any = None,
+    progress: Callable[[float], None] | None = None,
+) -> dict[int, list[float]]:
+    """`profile_callable` of a class's `__call__`, in a fresh process with `threads` CPU threads.
+
+    Args:
+        example: one item as a client sends it (passed through the class's `preprocess`, if it
+            has one); default: the class's `example_input()`.
+        progress: called with the share of the budget that is used, 0 … 1, about 10 times a second.
+
+    Raises:
+        ProfilingError: not importable, no example, an error in the class, or the process died.
+    """
+    context = get_context("spawn")
+    receiver, sender = context.Pipe(duplex=False)
+    options = {"max_batch_size": max_batch_size, "budget_s": budget_s, "bound_s": bound_s}
+    with _environment({name: str(threads) for name in THREAD_VARIABLES}):
+        process = context.Process(
+            target=_measure, args=(sender, target, threads, example, options), daemon=True
+        )
+        process.start()
+    sender.close()
+    try:
+        while True:
+            kind, value = receiver.recv()
+            if kind == "progress":
+                if progress:
+                    progress(value)
+            elif kind == "error":
+                raise ProfilingError(f"{target.name}: {value}")
+            else:
+                result: dict[int, list[float]] = value
+                return result
+    except EOFError:
+        process.join()
+        raise ProfilingError(
+            f"{target.name}: the measuring process died (exit code {process.exitcode}); "
+            "out of memory?"
+        ) from None
+    finally:
+        if process.is_alive():
+            process.join(5)
+        if process.is_alive():
+            process.terminate()
+        receiver.close()
+
+
+def _measure(
+    pipe: Connection, target: Target, threads: int, example: Any, options: dict[str, Any]
+) -> None:
+    """In the fresh process: build the class, measure, send the samples."""
+    try:
+        if "" not in sys.path:
+            sys.path.insert(0, "")  # as `python -m` would: deployments live in the working folder
+        cls = import_attr(target.name)
+        instance = cls(**target.kwargs)
+        _limit_torch(threads)
+        if example is not None:
+            item = cls.preprocess(example) if hasattr(cls, "preprocess") else example
+        elif hasattr(cls, "example_input"):
+            item = cls.example_input()
+        else:
+            raise ValueError(
+                "it has no static method example_input(); add one that returns a representative "
+                "item, or pass an input"
+            )
+        start = time.perf_counter()
+        last = start
+
+        def progress(_size: int, _duration: float) -> None:
+            nonlocal last
+            now = time.perf_counter()
+            if now - last > 0.1:
+                last = now
+                pipe.send(("progress", min((now - start) / options["budget_s"], 1.0)))
+
+        samples = profile_callable(
+            instance,
+            item,
+            doubling_sizes(options["max_batch_size"]),
+            budget_s=options["budget_s"],
+            bound_s=options["bound_s"],
+            repeats=1000,
+            progress=progress,
+        )
+        pipe.send(("samples", samples))
+    except BaseException as error:
+        pipe.send(("error", f"{type(error).__name__}: {error}"))
+
+
+def _limit_torch(threads: int) -> None:
+    if torch := sys.modules.get("torch"):
+        torch.set_num_threads(threads)
+
+
+@contextmanager
+def _environment(values: Mapping[str, str]) -> Iterator[None]:
+    """Environment variables for processes started inside."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+def metadata(*, quantile: float, threads: int) -> dict[str, Any]:
+    """What a profile file should say about how it was measured."""
+    versions = {"python": platform.python_version(), "numpy": np.__version__}
+    for package in ("torch", "ray"):
+        with suppress(PackageNotFoundError):
+            versions[package] = version(package)
+    return {
+        "hardware": f"{platform.machine()}, {os.cpu_count()} cores, {_cpu_name()}",
+        "quantile": quantile,
+        "threads": threads,
+        "versions": versions,
+        "load_average": round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
+        "measured_at": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+    }
+
+
+def _cpu_name() -> str:
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or "unknown CPU"

@@ -1,0 +1,120 @@
+from __future__ import annotations
+
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+from typer.testing import CliRunner
+
+from ray_slo.cli import app
+from ray_slo.cli.bench import make_workload
+
+run = CliRunner()
+
+
+@pytest.fixture(scope="module")
+def url():
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["content-length"]))
+            body = b'{"label": 1}'
+            self.send_response(200)
+            self.send_header("content-length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}/"
+        server.shutdown()
+        thread.join()
+
+
+def test_bench_prints_saves_and_replays(url: str, tmp_path) -> None:
+    for label in ("0", "1"):
+        (tmp_path / "data" / label).mkdir(parents=True)
+        (tmp_path / "data" / label / "x.png").write_bytes(b"x")
+    common = ["bench", url, "--payload", str(tmp_path / "data"), "--json"]
+    first = run.invoke(
+        app,
+        [
+            *common,
+            "--rate",
+            "40",
+            "--duration-s",
+            "1",
+            "--warmup-s",
+            "0.1",
+            "--record",
+            str(tmp_path / "w.npz"),
+            "--out",
+            str(tmp_path / "out"),
+        ],
+    )
+    assert first.exit_code == 0, first.output
+    summary = json.loads(first.stdout)
+    assert summary["status"]["ok"] == summary["requests"] > 10
+    assert 0.2 < summary["accuracy"] < 0.8  # every answer is 1, half of the labels are
+    assert (tmp_path / "out" / "requests.csv").exists()
+    again = json.loads(run.invoke(app, [*common, "--replay", str(tmp_path / "w.npz")]).stdout)
+    assert again["requests"] == summary["requests"]
+    assert again["accuracy"] == summary["accuracy"]  # the same payloads
+
+
+def test_bench_table(url: str, tmp_path) -> None:
+    (tmp_path / "x.txt").write_text("x")
+    result = run.invoke(
+        app,
+        [
+            "bench",
+            url,
+            "--payload",
+            str(tmp_path / "x.txt"),
+            "--arrivals",
+            "constant",
+            "--rate",
+            "20",
+            "--duration-s",
+            "0.5",
+            "--warmup-s",
+            "0",
+        ],
+    )
+    assert result.exit_code == 0, result.output
+    assert "goodput" in result.stdout
+    assert "10 ok" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        ([], "give either a URL or --handle"),
+        (["http://127.0.0.1:9/", "--duration-s", "0.1", "--warmup-s", "0"], "is the application"),
+        (["http://x/", "--rate", "0"], "--rate must be positive"),
+        (["http://x/", "--warmup-s", "99"], "--warmup-s must be at least 0"),
+        (["http://x/", "--arrivals", "weekly"], "--arrivals must be poisson, gamma, constant"),
+        (["http://x/", "--header", "nonsense"], "--header wants NAME:VALUE"),
+        (["http://x/", "--payload", "/nowhere"], "nothing at '/nowhere'"),
+        (["--handle", "app"], "--handle needs --payload"),
+    ],
+)
+def test_helpful_errors(args: list[str], message: str) -> None:
+    result = run.invoke(app, ["bench", *args])
+    assert result.exit_code == 2
+    assert message in result.output
+
+
+def test_arrivals_are_seeded_and_traces_have_their_rates(tmp_path) -> None:
+    one, two = (make_workload("gamma", 50, 10, shape=0.3, seed=5) for _ in range(2))
+    assert one.times_s.tolist() == two.times_s.tolist()
+    trace = tmp_path / "trace.csv"
+    trace.write_text("# second, rate\n0,0\n1,200\n")
+    workload = make_workload(str(trace), 1, 60)
+    assert workload.duration_s == 2
+    assert workload.times_s.min() >= 1
+    assert 150 < len(workload) < 250

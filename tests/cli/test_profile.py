@@ -1,0 +1,201 @@
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+from typer.testing import CliRunner
+
+from ray_slo.cli import app
+from ray_slo.core.profiles import load_profiles
+from ray_slo.models.profiling import (
+    ProfilingError,
+    Target,
+    doubling_sizes,
+    profile_callable,
+    profile_class,
+    to_profile,
+)
+
+run = CliRunner()
+TOY = "tests.cli.test_profile:Toy"
+
+
+class Toy:
+    """Sleeps (base + 1 · b) ms."""
+
+    def __init__(self, variant: str = "small", base_ms: float = 5.0) -> None:
+        self.base_ms = base_ms * (2 if variant == "large" else 1)
+
+    def __call__(self, items: list[int]) -> list[int]:
+        time.sleep((self.base_ms + len(items)) / 1e3)
+        return items
+
+    @staticmethod
+    def example_input() -> int:
+        return 1
+
+
+class NoExample:
+    def __call__(self, items: list[bytes]) -> list[int]:
+        return [len(item) for item in items]
+
+    @staticmethod
+    def preprocess(item: bytes) -> bytes:
+        return item.strip()
+
+
+class Broken:
+    def __call__(self, items: list[int]) -> list[int]:
+        raise RuntimeError("out of order")
+
+    example_input = Toy.example_input
+
+
+class Clock:
+    """Virtual time: a call of `batch` takes 10 + b ms, its first call for a size 100 ms more."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.calls: list[int] = []
+
+    def __call__(self) -> float:
+        return self.now
+
+    def batch(self, items: list[int]) -> list[int]:
+        first = len(items) not in self.calls
+        self.calls.append(len(items))
+        self.now += 0.010 + 0.001 * len(items) + (0.1 if first else 0.0)
+        return items
+
+
+def test_first_calls_do_not_count_and_rounds_are_interleaved() -> None:
+    clock = Clock()
+    samples = profile_callable(clock.batch, 0, (1, 2, 4), budget_s=10, repeats=3, clock=clock)
+    assert {b: pytest.approx([0.010 + 0.001 * b] * 3) for b in (1, 2, 4)} == samples
+    assert clock.calls[-9:] == [1, 2, 4] * 3
+
+
+def test_budget_and_bound_end_the_sweep() -> None:
+    clock = Clock()
+    profile_callable(clock.batch, 0, doubling_sizes(64), budget_s=0.5, clock=clock)
+    assert clock.now < 0.5 + 0.11 + 0.064
+    clock = Clock()
+    samples = profile_callable(
+        clock.batch, 0, doubling_sizes(64), budget_s=60, bound_s=0.020, repeats=2, clock=clock
+    )
+    assert list(samples) == [1, 2, 4, 8, 16]  # 16 is the first above 20 ms; 32 is not tried
+
+
+def test_without_time_size_one_is_measured() -> None:
+    clock = Clock()
+    assert list(profile_callable(clock.batch, 0, (1, 2), budget_s=0, clock=clock)) == [1]
+
+
+def test_async_methods_are_run_to_their_end() -> None:
+    clock = Clock()
+
+    async def batch(items: list[int]) -> list[int]:
+        return clock.batch(items)
+
+    samples = profile_callable(batch, 0, (1, 3), budget_s=10, repeats=2, clock=clock)
+    assert samples[3] == pytest.approx([0.013, 0.013])
+
+
+def test_sizes() -> None:
+    assert doubling_sizes(1) == [1]
+    assert doubling_sizes(8) == [1, 2, 4, 8]
+    assert doubling_sizes(11) == [1, 2, 4, 8, 11]
+    with pytest.raises(ValueError, match="at least one number"):
+        profile_callable(lambda items: items, 0, (0, 1))
+
+
+def test_quantile_and_interpolation() -> None:
+    profile = to_profile({1: [0.01, 0.02, 0.03], 3: [0.06]}, quantile=0.5)
+    assert profile.table == pytest.approx([0.02, 0.04, 0.06])
+
+
+def test_a_class_is_measured_in_a_process_of_its_own() -> None:
+    shares: list[float] = []
+    samples = profile_class(
+        Target(TOY, {"base_ms": 10}), max_batch_size=8, budget_s=1, progress=shares.append
+    )
+    assert list(samples) == [1, 2, 4, 8]
+    assert min(samples[8]) >= 0.018
+    assert shares == sorted(shares)
+    assert len(shares) > 2
+
+
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [
+        ("tests.cli.test_profile:NoExample", "example_input"),
+        ("tests.cli.test_profile:Broken", "out of order"),
+        ("tests.cli.test_profile:Absent", "Absent"),
+    ],
+)
+def test_errors_of_the_class_arrive(target: str, message: str) -> None:
+    with pytest.raises(ProfilingError, match=message):
+        profile_class(Target(target), budget_s=0.1)
+
+
+def test_command_writes_a_profile_file_and_a_plot(tmp_path) -> None:
+    out, plot = tmp_path / "new" / "toy.json", tmp_path / "toy.svg"
+    result = run.invoke(
+        app,
+        [
+            "profile",
+            TOY,
+            "--variant",
+            "small",
+            "--variant",
+            "large",
+            "--arg",
+            "base_ms=8",
+            "--max-batch",
+            "4",
+            "--seconds",
+            "0.5",
+            "--out",
+            str(out),
+            "--plot",
+            str(plot),
+            "--json",
+        ],
+    )
+    assert result.exit_code == 0, result.output
+    printed = json.loads(result.stdout)
+    assert printed["profiles"]["small"]["latency_ms"][3] >= 12
+    profiles = load_profiles(out)
+    assert profiles["large"].latency(1) >= 0.017
+    assert json.loads(out.read_text())["threads"] == 1
+    assert plot.read_text().lstrip().startswith("<?xml")
+
+
+def test_command_with_an_input_file_prints_a_table(tmp_path) -> None:
+    item = tmp_path / "item.txt"
+    item.write_bytes(b" x ")
+    result = run.invoke(
+        app,
+        [
+            "profile",
+            "tests.cli.test_profile:NoExample",
+            "--input",
+            str(item),
+            "--seconds",
+            "0.2",
+            "--max-batch",
+            "2",
+        ],
+    )
+    assert result.exit_code == 0, result.output
+    assert "NoExample" in result.stdout
+    assert "items/s" in result.stdout
+
+
+def test_command_errors() -> None:
+    broken = run.invoke(app, ["profile", "tests.cli.test_profile:Broken", "--seconds", "0.1"])
+    assert broken.exit_code == 2
+    assert "out of order" in broken.output
+    assert run.invoke(app, ["profile", TOY, "--quantile", "2"]).exit_code == 2
+    assert "KEY=VALUE" in run.invoke(app, ["profile", TOY, "--arg", "x"]).output
