@@ -45,6 +45,8 @@ class PolicyHost:
         on_error: told when the policy itself raised. The host goes on with the next event, but
             what the policy then knows is anybody's guess, so the owner had better end it.
         clock: seconds, monotonic; the clock of every deadline. Default: the loop's.
+        settle_turns: how many more turns of the loop to wait for events before a round. What
+            piled up while something held the loop needs a few turns to get here.
         context: the callbacks run in it. Without one they would see the context variables of
             whichever request happened to wake the host.
     """
@@ -59,11 +61,13 @@ class PolicyHost:
         on_preempt: Callable[[Preempt], None] | None = None,
         on_error: Callable[[Exception], None] | None = None,
         clock: Callable[[], float] | None = None,
+        settle_turns: int = 0,
         context: Context | None = None,
     ) -> None:
         self.policy = policy
         self._loop = asyncio.get_running_loop()
         self._clock = clock or self._loop.time
+        self._settle_turns = settle_turns
         self._context = Context() if context is None else context
         self._on_dispatch = on_dispatch
         self._on_drop = on_drop
@@ -110,6 +114,12 @@ class PolicyHost:
 
     def _poke(self) -> None:
         if self._turn is None and not self._closed:
+            self._settle(self._settle_turns)
+
+    def _settle(self, turns: int) -> None:
+        if turns:
+            self._turn = self._loop.call_soon(self._settle, turns - 1, context=self._context)
+        else:
             self._turn = self._loop.call_soon(self._round, context=self._context)
 
     def _wake(self) -> None:
