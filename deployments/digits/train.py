@@ -36,7 +36,7 @@ BATCH = 32
 LEARNING_RATE = 3e-3
 SNAPSHOT_RATE = 0.5  # of LEARNING_RATE: each snapshot epoch starts there and falls to zero
 SEED = 0
-MAX_THREADS = 2  # small tensors: more threads do not help
+THREADS = 1  # the tensors are small, and several threads stall each other where cores are busy
 
 
 @dataclass(frozen=True)
@@ -176,7 +176,7 @@ def _train(names: list[str]) -> None:
     import torch
 
     threads = torch.get_num_threads()
-    torch.set_num_threads(min(MAX_THREADS, os.cpu_count() or 1))
+    torch.set_num_threads(THREADS)
     try:
         with torch.random.fork_rng(devices=[]), torch.enable_grad():
             for run in {spec(name).run: None for name in names}:
