@@ -39,6 +39,8 @@ def main(args: Sequence[str] | None = None) -> None:
     module = import_module(module_name)
     rows = module.run(quick=options.quick, seed=options.seed)
     console = Console(stderr=options.json == "-")  # stdout is for the JSON then
+    if not console.is_terminal:
+        console.width = 110
     console.print(f"[bold]{options.name}[/bold] · {source} · {shows}")
     for table in tables(rows):
         console.print(table)

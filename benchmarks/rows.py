@@ -31,35 +31,39 @@ class Row:
 
     @property
     def heading(self) -> str:
-        return f"{self.metric}\n({self.unit})" if self.unit else self.metric
+        metric = self.metric.replace(" at ", "\nat ")
+        return f"{metric}\n({self.unit})" if self.unit else metric
 
 
 def tables(rows: Sequence[Row]) -> list[Table]:
-    """A line per case and a column per metric; cases with other metrics get a table of their own.
-    Below ours, in grey, the paper's figure and its peers'."""
+    """A line per case and a column per metric. What stands before the first " · " of a case is the
+    title of its table; cases with other metrics get a table of their own. The paper's own figures
+    stand below ours, those of its peers below the table."""
     cases: dict[str, list[Row]] = {}
     for row in rows:
         cases.setdefault(row.case, []).append(row)
-    grouped: dict[tuple[str, ...], list[tuple[str, list[Row]]]] = {}
+    made: dict[tuple[str, ...], Table] = {}
     for case, of_case in cases.items():
-        grouped.setdefault(tuple(r.heading for r in of_case), []).append((case, of_case))
-    made = []
-    for headings, lines in grouped.items():
-        table = Table(box=box.SIMPLE_HEAD)
-        table.add_column("case")
-        for heading in headings:
-            table.add_column(heading, justify="right")
-        for case, of_case in lines:
-            table.add_row(case, *(_cell(r) for r in of_case))
-        made.append(table)
-    return made
+        title, dot, label = case.partition(" · ")
+        if not dot:
+            title, label = "", case
+        headings = [row.heading for row in of_case]
+        if (key := (title, *headings)) not in made:
+            made[key] = table = Table(box=box.SIMPLE_HEAD, title=title or None)
+            table.add_column("", no_wrap=True)
+            for heading in headings:
+                table.add_column(heading, justify="right")
+        made[key].add_row(label, *(_cell(r) for r in of_case))
+        for row in of_case:
+            if row.peers:
+                peers = ", ".join(f"{name} {_number(value)}" for name, value in row.peers.items())
+                made[key].caption = f"{row.metric} in the paper: {peers}"
+    return list(made.values())
 
 
 def _cell(row: Row) -> str:
-    lines = [_number(row.ours)]
-    others = ({"paper": row.paper} if row.paper is not None else {}) | row.peers
-    lines += [f"[dim]{name} {_number(value)}[/dim]" for name, value in others.items()]
-    return "\n".join(lines)
+    paper = "" if row.paper is None else f"\n[dim]paper {_number(row.paper)}[/dim]"
+    return _number(row.ours) + paper
 
 
 def _number(value: float | None) -> str:
