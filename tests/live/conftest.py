@@ -1,0 +1,57 @@
+"""One local Ray with Serve for all live tests of a session."""
+
+import contextlib
+import os
+import socket
+from dataclasses import dataclass
+
+import pytest
+import ray
+from ray import serve
+
+
+@dataclass(frozen=True)
+class LocalCluster:
+    """A local Ray with Serve.
+
+    Attributes:
+        url: of Serve's HTTP proxy, without a slash at the end.
+        address: for `ray.init(address=…)` of another process.
+    """
+
+    url: str
+    address: str
+
+    @contextlib.contextmanager
+    def running(self, app, name="app", route_prefix="/"):
+        """Deploy `app`, yield its handle, and delete it whatever happens."""
+        handle = serve.run(app, name=name, route_prefix=route_prefix)
+        try:
+            yield handle
+        finally:
+            serve.delete(name)
+
+
+def free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+@pytest.fixture(scope="session")
+def ray_cluster():
+    """Start Ray and Serve once; stop what was started, and nothing else."""
+    port = free_port()
+    context = ray.init(
+        address="local",
+        num_cpus=4,
+        include_dashboard=False,
+        log_to_driver=bool(os.environ.get("RAY_SLO_TEST_LOGS")),
+        configure_logging=False,
+    )
+    serve.start(http_options={"host": "127.0.0.1", "port": port})
+    try:
+        yield LocalCluster(f"http://127.0.0.1:{port}", context.address_info["address"])
+    finally:
+        serve.shutdown()
+        ray.shutdown()

@@ -1,0 +1,210 @@
+"""`@ray_slo.batch` inside Serve deployments: over HTTP, through handles, with FastAPI."""
+
+import asyncio
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import pytest
+from fastapi import FastAPI
+from ray import serve
+from ray.serve.exceptions import BackPressureError
+
+import ray_slo
+from ray_slo.errors import RefusedEarly
+from ray_slo.serve.request_context import remaining_ms
+
+pytestmark = pytest.mark.live
+
+SLO_MS = 10_000  # generous; calls that are to be refused bring a deadline of their own
+
+
+@serve.deployment(max_ongoing_requests=100)
+class Doubler:
+    """Item −1 blocks the model until "release" is called, anything else is doubled."""
+
+    def __init__(self):
+        self.batches = []
+        self.released = asyncio.Event()
+
+    @ray_slo.batch(latency_slo_ms=SLO_MS)
+    async def double(self, items):
+        self.batches.append(list(items))
+        if -1 in items:
+            await self.released.wait()
+        return [2 * i for i in items]
+
+    @ray_slo.batch(latency_slo_ms=SLO_MS)
+    async def count(self, limits):
+        for i in range(max(limits)):
+            yield [i if i < limit else StopIteration for limit in limits]
+
+    @ray_slo.batch(latency_slo_ms=SLO_MS)
+    async def model_ids(self, items):
+        return [serve.get_multiplexed_model_id()] * len(items)
+
+    @serve.multiplexed(max_num_models_per_replica=3)
+    async def load(self, model_id):
+        return model_id
+
+    async def fan_out(self, items):
+        return await asyncio.gather(*(self.double(i) for i in items))
+
+    async def __call__(self, request):
+        # A child task: the request's deadline must reach it, too.
+        return (await self.fan_out([int((await request.body()).decode())]))[0]
+
+    async def seen(self):
+        return self.batches
+
+    async def release(self):
+        self.released.set()
+
+
+@pytest.fixture(scope="module")
+def url(ray_cluster):
+    return f"{ray_cluster.url}/double"
+
+
+@pytest.fixture
+def handle(ray_cluster):
+    with ray_cluster.running(Doubler.bind(), "doubler", "/double") as handle:
+        yield handle
+
+
+def wait_until(condition):
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def block(handle):
+    """Keep the model busy; the answer comes after release."""
+    blocked = handle.double.remote(-1)
+    wait_until(lambda: [-1] in handle.seen.remote().result())
+    return blocked
+
+
+def test_handle_and_http(handle, url):
+    assert [r.result() for r in [handle.double.remote(i) for i in range(20)]] == [
+        2 * i for i in range(20)
+    ]
+    assert handle.double.remote(4, latency_slo_ms=5_000).result() == 8
+    with ThreadPoolExecutor(8) as pool:
+        answers = pool.map(lambda i: httpx.post(url, content=str(i), timeout=30), range(16))
+        assert [int(a.text) for a in answers] == [2 * i for i in range(16)]
+
+
+def test_calls_are_batched(handle):
+    blocked = block(handle)
+    rest = [handle.double.remote(i) for i in range(8)]
+    handle.release.remote().result()
+    assert blocked.result() == -2
+    assert [r.result() for r in rest] == [2 * i for i in range(8)]
+    assert len(handle.seen.remote().result()) < 9
+
+
+def test_refusal_over_http_is_503_with_retry_after(handle, url):
+    blocked = block(handle)
+    for headers in ({"x-slo-latency-ms": "100"}, {"X-Request-Timeout-Seconds": "3"}):
+        answer = httpx.post(url, content="1", headers=headers, timeout=30)
+        assert answer.status_code in (503, 504), answer.text
+        assert answer.status_code == 504 or int(answer.headers["retry-after"]) >= 0
+        body = answer.json()
+        assert body["error"] in ("RefusedEarly", "Expired")
+        assert body["model"] == "double"
+        assert 0 < body["latency_slo_ms"] <= 3000
+        assert body["reason"] in ("would_miss", "shed", "expired")
+    handle.release.remote().result()
+    assert blocked.result() == -2
+    # No timeout of a request may relax the SLO; and a request without headers has none.
+    assert httpx.post(url, content="3", timeout=30).text == "6"
+
+
+def test_refusal_through_a_handle_is_typed(handle):
+    blocked = block(handle)
+    with pytest.raises(RefusedEarly) as refused:
+        handle.double.remote(1, latency_slo_ms=100).result()
+    assert isinstance(refused.value, BackPressureError)
+    assert refused.value.latency_slo_ms == pytest.approx(100)
+    assert refused.value.to_body()["error"] == "RefusedEarly"
+    handle.release.remote().result()
+    assert blocked.result() == -2
+    assert handle.seen.remote().result() == [[-1]]
+
+
+def test_a_cancelled_call_harms_nobody(handle):
+    blocked = block(handle)
+    gone, stays = handle.double.remote(1), handle.double.remote(2)
+    time.sleep(0.2)
+    gone.cancel()
+    time.sleep(0.2)
+    handle.release.remote().result()
+    assert (blocked.result(), stays.result()) == (-2, 4)
+    assert [2] in handle.seen.remote().result()
+    assert handle.double.remote(3).result() == 6
+
+
+def test_a_cancelled_running_call_harms_nobody(handle):
+    block(handle).cancel()
+    waiting = handle.double.remote(2)
+    time.sleep(0.2)
+    handle.release.remote().result()
+    assert waiting.result() == 4
+
+
+def test_streams(handle):
+    stream = handle.options(stream=True).count
+    streams = [stream.remote(n) for n in (3, 1)]
+    assert [list(s) for s in streams] == [[0, 1, 2], [0]]
+
+
+def test_models_are_not_mixed_in_a_batch(handle):
+    def call(model):
+        return handle.options(multiplexed_model_id=model).model_ids.remote(0)
+
+    answers = [call(model) for model in "abcabc"]
+    assert [a.result() for a in answers] == list("abcabc")
+
+
+app = FastAPI()
+
+
+@serve.deployment(max_ongoing_requests=100)
+@serve.ingress(app)
+class Api:
+    def __init__(self, model):
+        self.model = model
+
+    @ray_slo.batch(latency_slo_ms=SLO_MS, max_batch_size=16)
+    def square(self, items):
+        time.sleep(0.3)
+        return [i * i for i in items]
+
+    @app.get("/square/{i}")
+    async def get_square(self, i: int) -> int:
+        return await self.square(i)
+
+    @app.get("/passed-on/{i}")
+    async def passed_on(self, i: int) -> int:
+        left_ms = remaining_ms()
+        return await self.model.double.remote(i, latency_slo_ms=left_ms)
+
+
+def test_fastapi_and_composition(ray_cluster):
+    with ray_cluster.running(Api.bind(Doubler.bind()), "api", "/api"):
+        url = f"{ray_cluster.url}/api"
+        for i in range(4):
+            assert httpx.get(f"{url}/square/{i}", timeout=30).json() == i * i
+        assert httpx.get(f"{url}/passed-on/4", timeout=30).json() == 8
+        hurry = {"x-slo-latency-ms": "100"}  # every batch of the past took three times as long
+        answer = httpx.get(f"{url}/square/5", headers=hurry, timeout=30)
+        assert answer.status_code == 503
+        assert answer.json()["reason"] == "would_miss"
+        assert answer.json()["predicted_finish_ms"] > 100
+        block = httpx.Client(timeout=0.5)
+        with block, pytest.raises(httpx.TimeoutException):
+            block.get(f"{url}/passed-on/-1")
+        answer = httpx.get(f"{url}/passed-on/5", headers=hurry, timeout=30)
+        assert answer.status_code in (503, 504)  # the deadline went along
