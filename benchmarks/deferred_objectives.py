@@ -128,8 +128,8 @@ def _goodput_row(case: Case, label: str, goodput: float, policy: str) -> Row:
 
 def _window(case: Case, quick: bool) -> Kwargs:
     """Warm-up and duration, longer for the slower model."""
-    scale = case.slo_ms / RESNET.slo_ms * (1 if quick else 5)
-    return {"warmup_s": 1.0 * scale, "duration_s": 5.0 * scale}
+    scale = case.slo_ms / RESNET.slo_ms
+    return {"warmup_s": (1 if quick else 5) * scale, "duration_s": (3 if quick else 25) * scale}
 
 
 def _run(case: Case, policy: tuple[str, Kwargs], rate: float, quick: bool, seed: int) -> Report:
@@ -148,7 +148,8 @@ def _goodput(case: Case, policy: tuple[str, Kwargs], quick: bool, seed: int) -> 
     result = goodput_search(
         lambda: make_policy(name, kwargs),
         case.cluster,
-        Workload.poisson(0.8 * case.bound),
+        Workload.poisson(0.84 * case.bound),
+        growth=1.2,
         tolerance=0.02 if quick else 0.005,
         seed=seed,
         **_window(case, quick),

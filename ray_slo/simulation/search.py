@@ -44,14 +44,15 @@ def goodput_search(
     bad_rate: float = 0.01,
     tolerance: float = 0.01,
     start_rate: float | None = None,
+    growth: float = 2.0,
     max_probes: int = 40,
     seed: int = 0,
     **simulate_kwargs: Any,
 ) -> GoodputResult:
     """Largest rate at which every model's bad rate is at most `bad_rate` (Symphony §3.4, §5).
 
-    The rate is doubled or halved from `start_rate` until one rate passes and one fails, then the
-    bracket is bisected (geometrically) until it is narrower than `tolerance`. Every run has the
+    The rate grows or shrinks by `growth` from `start_rate` until one rate passes and one fails, then
+    the bracket is bisected (geometrically) until it is narrower than `tolerance`. Every run has the
     same seed, hence the same pattern of arrivals stretched to its rate. The bad rate of a finite
     run is not strictly monotone in the rate; what is returned is a rate that passed, next to one
     that failed.
@@ -62,6 +63,7 @@ def goodput_search(
         duration_s, warmup_s, seed, simulate_kwargs: as in `simulate`, for each run.
         tolerance: relative width of the final bracket.
         start_rate: first rate; by default the workload's own, or 1 per second for a function.
+        growth: factor between the first rates, above 1; small where `start_rate` is a good guess.
         max_probes: number of runs after which the search gives up narrowing.
 
     Raises:
@@ -69,6 +71,8 @@ def goodput_search(
     """
     if not 0 < tolerance < 1:
         raise ValueError(f"tolerance must lie between 0 and 1, got {tolerance}")
+    if not growth > 1:
+        raise ValueError(f"growth must be above 1, got {growth}")
     if not 0 <= bad_rate < 1:
         raise ValueError(f"bad_rate must be at least 0 and less than 1, got {bad_rate}")
     at_rate = workload.at_rate if isinstance(workload, Workload) else workload
@@ -96,9 +100,9 @@ def goodput_search(
         if high <= low * (1 + tolerance):
             break
         if high == math.inf:
-            rate = low * 2
+            rate = low * growth
         elif low == 0:
-            rate = high / 2
+            rate = high / growth
         else:
             rate = math.sqrt(low * high)
     if high == math.inf:

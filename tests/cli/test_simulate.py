@@ -31,7 +31,7 @@ def test_prints_a_table(run):
 
 def test_json_and_flags(run):
     code, out, _ = run(
-        *("simulate", "--policy", "timeout", "--policy-arg", "wait_ms=2", *QUICK, "--json"),
+        *("simulate", "--policy", "timeout", "--policy-arg", "timeout_ms=2", *QUICK, "--json"),
         *("--workers", 3, "--slo-ms", 50, "--alpha-ms", 2, "--seed", 4),
         *("--arrivals", "gamma", "--shape", 0.5, "--latency-noise", 0.01),
     )

@@ -58,7 +58,7 @@ def test_says_when_no_rate_fails(greedy, make_cluster):
         )
 
 
-@pytest.mark.parametrize("kwargs", [{"tolerance": 0}, {"bad_rate": 1}])
+@pytest.mark.parametrize("kwargs", [{"tolerance": 0}, {"bad_rate": 1}, {"growth": 1}])
 def test_bad_arguments(greedy, make_cluster, kwargs):
     with pytest.raises(ValueError, match=next(iter(kwargs))):
         goodput_search(greedy, make_cluster(), Workload.poisson(1), duration_s=5, **kwargs)
