@@ -168,7 +168,7 @@ def _accuracy(module: Network) -> float:
 
     images, labels = (torch.from_numpy(part.copy()) for part in data.test_set())
     with torch.inference_mode():
-        # in pieces: one batch of all would leave the processor's caches, and take half as long again
+        # in pieces: one batch of all would leave the caches, and take half as long again
         guesses = torch.cat([module(piece).argmax(1) for piece in images.split(64)])
         return float((guesses == labels).double().mean())
 
