@@ -1,7 +1,7 @@
 """The same application on plain Ray Serve, with `@serve.batch`: what ray-slo is compared with.
 
-Decoding, network, threads, warm-up and answers are those of the other applications; only who forms the batches
-differs. Takes the bytes of a PNG or JPEG (or a JSON array) by POST, like them.
+Decoding, network, threads, warm-up and answers are those of the other applications; only who
+forms the batches differs. Takes a PNG or JPEG (or a JSON array) by POST, like them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,10 @@ WARM_UP_SIZES = (1, 2, 4, 8, 16, 32)
 
 
 class DigitsOverHttp:
-    """Reads a digit out of an HTTP request. Subclasses batch: `predict(image)` -> (answer, size of its batch)."""
+    """Reads a digit out of an HTTP request.
+
+    Subclasses batch: `predict(image)` -> (answer, size of its batch).
+    """
 
     def __init__(self, variant: str, **options: Any) -> None:
         self.digits = Digits(variant)
@@ -29,9 +32,6 @@ class DigitsOverHttp:
 
     def configure(self) -> None:
         """Takes the options of a subclass."""
-
-    async def predict(self, image: Any) -> Any:
-        raise NotImplementedError
 
     def run(self, images: list[Any]) -> list[Any]:
         """The batch, with its size beside each answer."""
@@ -49,14 +49,18 @@ class DigitsOverHttp:
 
 
 class PlainDigits(DigitsOverHttp):
-    """`@serve.batch` with a fixed wait; ``off_loop`` runs the network in a thread instead of on the event loop."""
+    """`@serve.batch` with a fixed wait.
 
-    def configure(
-        self, batch_wait_s: float = 0.01, max_batch_size: int = 32, off_loop: bool = False
-    ) -> None:
+    ``off_loop``: the network runs in a thread, as asyncio asks of code that computes; else it
+    blocks the event loop.
+    """
+
+    def configure(self, max_batch_size: int = 32, off_loop: bool = True) -> None:
         self.off_loop = off_loop
-        self.predict.set_batch_wait_timeout_s(batch_wait_s)
         self.predict.set_max_batch_size(max_batch_size)
+
+    def reconfigure(self, user_config: dict[str, Any]) -> None:
+        self.predict.set_batch_wait_timeout_s(user_config["batch_wait_s"])
 
     @serve.batch
     async def predict(self, images: list[Any]) -> list[Any]:
@@ -68,16 +72,14 @@ def app(
     num_replicas: int = 2,
     batch_wait_s: float = 0.01,
     max_batch_size: int = 32,
-    off_loop: bool = False,
+    off_loop: bool = True,
 ) -> serve.Application:
     """A Serve application; ``batch_wait_s`` 0.01 is the default wait of `@serve.batch`."""
-    deployment = serve.deployment(
+    return serve.deployment(
         PlainDigits,
         name="PlainDigits",
         num_replicas=num_replicas,
         max_ongoing_requests=10_000,  # the default of 5 would cap every batch at 5
         ray_actor_options={"num_cpus": 1},
-    )
-    return deployment.bind(
-        variant, batch_wait_s=batch_wait_s, max_batch_size=max_batch_size, off_loop=off_loop
-    )
+        user_config={"batch_wait_s": batch_wait_s},
+    ).bind(variant, max_batch_size=max_batch_size, off_loop=off_loop)

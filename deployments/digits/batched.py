@@ -1,0 +1,38 @@
+"""The plain application with `@ray_slo.batch` instead of `@serve.batch`: all else is equal."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ray import serve
+
+import ray_slo
+from deployments.digits.plain import DigitsOverHttp
+
+
+class BatchedDigits(DigitsOverHttp):
+    """`@ray_slo.batch`: no wait to tune, but a latency to keep."""
+
+    def configure(self, latency_slo_ms: float, max_batch_size: int = 32) -> None:
+        self.predict.set_latency_slo_ms(latency_slo_ms)
+        self.predict.set_max_batch_size(max_batch_size)
+
+    @ray_slo.batch(latency_slo_ms=1000)
+    def predict(self, images: list[Any]) -> list[Any]:
+        return self.run(images)
+
+
+def app(
+    latency_slo_ms: float,
+    variant: str = "digits-xl",
+    num_replicas: int = 2,
+    max_batch_size: int = 32,
+) -> serve.Application:
+    """A Serve application that answers within ``latency_slo_ms``."""
+    return serve.deployment(
+        BatchedDigits,
+        name="BatchedDigits",
+        num_replicas=num_replicas,
+        max_ongoing_requests=10_000,
+        ray_actor_options={"num_cpus": 1},
+    ).bind(variant, latency_slo_ms=latency_slo_ms, max_batch_size=max_batch_size)
