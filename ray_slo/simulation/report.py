@@ -269,7 +269,10 @@ class Report:
             f"{len(self.meta['workers'])} workers, idle {self.idle_fraction:.0%}",
         )
         table.add_column("model", no_wrap=True)
-        for heading in ("SLO ms", "offered/s", "goodput/s", "bad", "p50 ms", "p99 ms", "wait p99"):
+        for heading in (
+            *("SLO\nms", "offered\nreq/s", "goodput\nreq/s", "bad"),
+            *("p50\nms", "p99\nms", "queueing\np99 ms"),
+        ):
             table.add_column(heading, justify="right", no_wrap=True)
         rows = list(summary["models"].items())
         if len(rows) > 1:

@@ -51,11 +51,11 @@ def goodput_search(
 ) -> GoodputResult:
     """Largest rate at which every model's bad rate is at most `bad_rate` (Symphony §3.4, §5).
 
-    The rate grows or shrinks by `growth` from `start_rate` until one rate passes and one fails, then
-    the bracket is bisected (geometrically) until it is narrower than `tolerance`. Every run has the
-    same seed, hence the same pattern of arrivals stretched to its rate. The bad rate of a finite
-    run is not strictly monotone in the rate; what is returned is a rate that passed, next to one
-    that failed.
+    The rate grows or shrinks by `growth` from `start_rate` until one rate passes and one fails,
+    then the bracket is bisected (geometrically) until it is narrower than `tolerance`. Every run
+    has the same seed, hence the same pattern of arrivals stretched to its rate. The bad rate of a
+    finite run is not strictly monotone in the rate; what is returned is a rate that passed, next to
+    one that failed.
 
     Args:
         make_policy: makes a fresh policy for each run.
