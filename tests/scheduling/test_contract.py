@@ -1,0 +1,217 @@
+"""Every registered policy against random event sequences: the contract of core/policy.py."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ray_slo.core import (
+    BatchStatus,
+    Cluster,
+    DispatchDelay,
+    LatencyProfile,
+    Model,
+    Request,
+    Variant,
+    Worker,
+)
+from ray_slo.scheduling import POLICIES, make_policy
+from ray_slo.scheduling.batching import BatchingPolicy
+from ray_slo.scheduling.timeout import Eager
+from tests.scheduling.harness import EPS, Host
+
+KWARGS: dict[str, list[dict[str, Any]]] = {
+    "deferred": [
+        {"rate_window_s": 0.2},
+        {"objective": "consolidate", "target_batch_size": 4},
+        {"gathering": "prefix", "max_batch_size": 3, "jitter_ms": 1.0},
+        {"objective": "consolidate", "gathering": "prefix", "margin_ms": 3.0},
+    ],
+    "eager": [{}, {"max_batch_size": 2}],
+    "timeout": [{"timeout_ms": 10.0}, {"timeout_ms": 30.0, "margin_ms": 2.0}],
+}
+CASES = [(name, kwargs) for name in sorted(POLICIES) for kwargs in KWARGS.get(name, [{}])]
+
+VARIANTS = {"a": ("a0", "a1"), "b": ("b0",), "c": ("c0",)}
+LOADS = [frozenset({"a0", "a1", "b0", "c0"}), frozenset({"a1", "b0"}), frozenset({"c0"})]
+HARDWARE = {"fast": 1.0, "slow": 2.5}
+
+
+def make_cluster(
+    kinds: list[tuple[str, int]], scale: float = 1.0, control_s: float = 0.0
+) -> Cluster:
+    def variant(i: int, name: str) -> Variant:
+        profiles = {
+            hardware: LatencyProfile.linear(0.002 * f * scale, (0.008 + 0.004 * i) * f * scale, 6)
+            for hardware, f in HARDWARE.items()
+        }
+        return Variant(name, profiles)
+
+    models = [
+        Model(m, 0.06, tuple(variant(i, v) for i, v in enumerate(names)))
+        for m, names in VARIANTS.items()
+    ]
+    workers = [Worker(f"w{i}", kind, LOADS[load]) for i, (kind, load) in enumerate(kinds)]
+    return Cluster.of(models, workers, DispatchDelay(control_s, control_s / 10))
+
+
+seconds = st.sampled_from([0.0, 1e-4, 0.002, 0.005, 0.01, 0.013, 0.02, 0.05])
+worker_kind = st.tuples(st.sampled_from(list(HARDWARE)), st.sampled_from([0, 0, 1, 2]))
+budget = st.one_of(
+    st.just(0.06), st.sampled_from([0.0, 0.005, 0.012, 0.02, 0.1]), st.floats(0.001, 0.2)
+)
+arrive = st.tuples(
+    st.just("arrive"),
+    st.lists(st.tuples(st.sampled_from("aaabc"), budget), min_size=1, max_size=10),
+)
+run = st.tuples(st.just("run"), seconds)  # batches end as predicted
+operation = st.one_of(
+    *[arrive] * 6,
+    *[run] * 6,
+    st.tuples(st.just("hang"), seconds),  # no batch ends
+    st.tuples(st.just("jump"), seconds),  # the host itself is late
+    st.tuples(
+        st.just("finish"), st.integers(0, 9), st.sampled_from(list(BatchStatus)), st.booleans()
+    ),
+    st.tuples(st.just("lose ahead"), st.integers(0, 9), st.booleans()),
+    st.tuples(st.just("cancel"), st.lists(st.integers(0, 99), min_size=1, max_size=4)),
+    st.tuples(st.just("add"), worker_kind),
+    st.tuples(st.just("remove"), st.integers(0, 9)),
+    st.tuples(st.just("reload"), st.integers(0, 9), st.integers(0, len(LOADS) - 1)),
+    st.tuples(st.just("profiles"), st.sampled_from([0.5, 1.0, 1.7])),
+    st.tuples(st.just("delay"), st.sampled_from([0.0, 0.001, 0.004, 0.015])),
+)
+
+
+class Script:
+    """Carries operations out on a host."""
+
+    def __init__(self, host: Host) -> None:
+        self.host = host
+        self.requests: list[Request] = []
+        self.added = 0
+
+    def do(self, name: str, *args: Any) -> None:
+        getattr(self, name.replace(" ", "_"))(*args)
+
+    def arrive(self, bunch: list[tuple[str, float]]) -> None:
+        now, n = self.host.now, len(self.requests)
+        new = [Request(n + i, m, now, now + budget) for i, (m, budget) in enumerate(bunch)]
+        self.requests += new
+        self.host.arrive(new)
+
+    def run(self, dt: float) -> None:
+        self.host.advance(self.host.now + dt)
+
+    def hang(self, dt: float) -> None:
+        self.host.advance(self.host.now + dt, ends=False)
+
+    def jump(self, dt: float) -> None:
+        self.host.now += dt
+        self.host.decide()
+
+    def finish(self, i: int, status: BatchStatus, again: bool) -> None:
+        busy = [w for w, flights in self.host.flights.items() if flights]
+        if busy:
+            again = again and status is not BatchStatus.FINISHED
+            self.host.finish(busy[i % len(busy)], status, again=again)
+
+    def lose_ahead(self, i: int, again: bool) -> None:
+        busy = [w for w, flights in self.host.flights.items() if len(flights) == 2]
+        if busy:
+            self.host.finish(busy[i % len(busy)], BatchStatus.LOST, index=1, again=again)
+
+    def cancel(self, which: list[int]) -> None:
+        if self.requests:
+            self.host.cancel([self.requests[i % len(self.requests)] for i in which])
+
+    def add(self, kind: tuple[str, int]) -> None:
+        self.added += 1
+        worker = Worker(f"new{self.added}", kind[0], LOADS[kind[1]])
+        self.change(workers={**self.host.cluster.workers, worker.id: worker})
+
+    def remove(self, i: int) -> None:
+        workers = dict(self.host.cluster.workers)
+        if workers:
+            gone = list(workers)[i % len(workers)]
+            del workers[gone]
+            lost = [r for f in self.host.flights[gone] for r in f.dispatch.requests]
+            self.change(workers=workers)
+            if lost:
+                self.host.arrive(lost)
+
+    def reload(self, i: int, load: int) -> None:
+        workers = dict(self.host.cluster.workers)
+        if workers:
+            w = list(workers)[i % len(workers)]
+            workers[w] = replace(workers[w], loaded=LOADS[load])
+            self.change(workers=workers)
+
+    def profiles(self, scale: float) -> None:
+        self.change(models=make_cluster([], scale).models)
+
+    def delay(self, control_s: float) -> None:
+        self.change(delay=DispatchDelay(control_s, control_s / 10))
+
+    def change(self, **changes: Any) -> None:
+        self.host.change(replace(self.host.cluster, **changes))
+
+
+def idle_though_useful(host: Host) -> list[tuple[str, Request]]:
+    """Idle workers beside requests that they could serve in time, which eager must not have."""
+    cluster, found = host.cluster, []
+    for w, worker in cluster.workers.items():
+        for r in host.waiting.values():
+            loaded = [v for v in cluster.models[r.model].variants if v.name in worker.loaded]
+            if loaded and not host.flights[w]:
+                time = cluster.delay(1) + cluster.profile(loaded[0].name, w)(1)
+                if host.now + time + EPS < r.deadline:
+                    found.append((w, r))
+    return found
+
+
+@pytest.mark.parametrize(("name", "kwargs"), CASES, ids=str)
+@settings(max_examples=50, deadline=None, derandomize=True)
+@given(
+    kinds=st.lists(worker_kind, max_size=3),
+    control_s=st.sampled_from([0.0, 0.004, 0.015]),
+    operations=st.lists(operation, min_size=10, max_size=60),
+    hung=st.booleans(),
+)
+def test_contract(
+    name: str,
+    kwargs: dict[str, Any],
+    kinds: list[tuple[str, int]],
+    control_s: float,
+    operations: list[tuple[Any, ...]],
+    hung: bool,
+) -> None:
+    def make() -> Any:
+        return make_policy(name, kwargs)
+
+    policy = make()
+    host = Host(
+        make,
+        make_cluster(kinds, control_s=control_s),
+        now=1000.0,
+        strict=isinstance(policy, BatchingPolicy),
+        margin_s=kwargs.get("margin_ms", 0.0) / 1e3,
+    )
+    script = Script(host)
+    for op in operations:
+        script.do(*op)
+        if isinstance(policy, Eager):
+            assert not idle_though_useful(host)
+    # Liveness: a host that honours wake_at sees everything leave, even if no batch ever ends.
+    last = max((r.deadline for r in script.requests), default=0.0)
+    host.advance(max(host.now, last + 1e-5), ends=not hung)
+    assert not host.waiting
+    host.check_replay()
+
+
+def test_every_registered_policy_is_covered() -> None:
+    assert {name for name, _ in CASES} == set(POLICIES)
