@@ -133,10 +133,14 @@ class _Batcher:
         self._waiting: dict[int, _Call] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._running = 0  # batches
+        self._exploring = 0  # of them, larger than any that was measured when they started
+        self._held: dict[_Call, asyncio.TimerHandle] = {}
         self._slots: dict[str, asyncio.Lock] = {}
         self._pool: ThreadPoolExecutor | None = None
+        # Timers wake late; with a flat profile there is no slack left after frontrun for that.
+        jitter_ms = 1e3 * settings.margin * settings.latency_slo_s
         self._host = PolicyHost(
-            make_policy("deferred", {"objective": settings.objective}),
+            make_policy("deferred", {"objective": settings.objective, "jitter_ms": jitter_ms}),
             self._cluster(self._profile()),
             on_dispatch=self._start,
             on_drop=self._refuse,
@@ -183,6 +187,7 @@ class _Batcher:
         call.ended = True
         if self._waiting.pop(call.request.id, None) is not None:
             self._host.cancel(call.request)
+            self._let_go(call)
             if call is self._probe_call:
                 self._end_probe()
 
@@ -227,8 +232,10 @@ class _Batcher:
 
     def _start(self, dispatch: Dispatch) -> None:
         calls = [self._waiting.pop(r.id) for r in dispatch.requests if r.id in self._waiting]
-        task = self._loop.create_task(self._run(dispatch, calls))
+        exploring = len(calls) > self._largest
+        task = self._loop.create_task(self._run(dispatch, calls, exploring))
         self._running += 1
+        self._exploring += exploring  # already: drops may follow in this very decision
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -239,12 +246,25 @@ class _Batcher:
                 continue
             if drop.reason is DropReason.WOULD_MISS and self._worth_a_probe(call):
                 self._probe(call)
-                continue
-            del self._waiting[request.id]
-            if call is self._probe_call:
-                self._end_probe()
-            if not call.future.done():
-                call.future.set_exception(self._refusal(call, drop))
+            elif drop.reason is DropReason.WOULD_MISS and self._exploring:
+                left_s = request.deadline - time.monotonic()
+                self._held[call] = self._loop.call_later(left_s, self._give_up, call, drop)
+            else:
+                self._give_up(call, drop)
+
+    def _give_up(self, call: _Call, drop: Drop) -> None:
+        self._let_go(call)
+        if self._waiting.pop(call.request.id, None) is None:
+            return
+        if call is self._probe_call:
+            self._end_probe()
+        if not call.future.done():
+            call.future.set_exception(self._refusal(call, drop))
+
+    def _let_go(self, call: _Call) -> None:
+        timer = self._held.pop(call, None)
+        if timer is not None:
+            timer.cancel()
 
     def _refusal(self, call: _Call, drop: Drop) -> SLOError:
         slo_ms = 1e3 * call.latency_slo_s
@@ -296,7 +316,7 @@ class _Batcher:
 
     # -- running a batch -------------------------------------------------------------------
 
-    async def _run(self, dispatch: Dispatch, calls: list[_Call]) -> None:
+    async def _run(self, dispatch: Dispatch, calls: list[_Call], exploring: bool) -> None:
         async with self._slots.setdefault(dispatch.worker, asyncio.Lock()):
             started = time.monotonic()
             status = BatchStatus.FAILED
@@ -314,6 +334,7 @@ class _Batcher:
                     self._learn(len(calls), finished - started, calls)
             finally:
                 self._running -= 1
+                self._exploring -= exploring
                 self._ended_at = time.monotonic()
                 if self._probe_call in calls:
                     self._probe_call = None
@@ -322,6 +343,9 @@ class _Batcher:
                 )
                 self._host.finished(dispatch.worker, outcome)
                 self._announce()
+                for call in list(self._held):
+                    self._let_go(call)
+                    self._host.submit(call.request)
 
     async def _run_group(self, calls: list[_Call]) -> bool:
         """Call the method once and answer the callers; False if it failed."""
@@ -625,8 +649,9 @@ def batch(
             large as the deadlines allow, as in the paper).
         profile: a `LatencyProfile`, or a file written by `ray-slo profile` (with one profile, or
             one named like the function), to start from; it also bounds the batch size.
-        margin_ms: how much earlier than the deadline to aim, for timers and threads; scaled with
-            a call's own deadline. Default: 5 % of the SLO.
+        margin_ms: how much earlier than the deadline to aim, and how much earlier than the last
+            moment to start, for timers and threads; the former is scaled with a call's own
+            deadline. Default: 5 % of the SLO.
 
     The decorated function has `set_max_batch_size`, `set_latency_slo_ms`, `get_max_batch_size` and
     `get_latency_slo_ms`, to be used from `reconfigure`, for instance.

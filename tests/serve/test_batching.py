@@ -597,6 +597,23 @@ class TestLearning:
         assert asyncio.run(main()) == list(range(5))
         assert starts == [1] * 6
 
+    def test_nobody_is_refused_for_the_predicted_end_of_a_batch_of_unknown_size(self):
+        """A cold start under load: a batch's cost does not grow, but that is not known yet."""
+
+        @ray_slo.batch(latency_slo_ms=2850)
+        async def predict(items):
+            await asyncio.sleep(0.6)
+            return items
+
+        async def main():
+            first = asyncio.ensure_future(predict(-1))
+            await asyncio.sleep(0.3)
+            # In batches of 8, 32 and 20; for the second, 1.8 s are predicted at first.
+            rest = await asyncio.gather(*(predict(i) for i in range(60)), return_exceptions=True)
+            return [await first, *rest]
+
+        assert asyncio.run(main()) == list(range(-1, 60))
+
     def test_a_method_that_is_too_slow_is_refused_once_that_is_known(self):
         served = []
 
