@@ -116,6 +116,8 @@ def run(
     images, labels = test_pngs()
     payloads = Payloads(images, [str(label) for label in labels], "image/png")
     settings = Settings(variant, replicas, 32, (slo_ms or 1e3) / 1e3, (wait_ms or 0.0) / 1e3)
+    for system in systems:
+        system.app(settings)  # what cannot be built is better said now than after minutes
     results = {}
     with console.status("starting Ray on this machine") as status, local_serve() as url:
         if rate is None:
