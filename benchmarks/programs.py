@@ -8,7 +8,7 @@ PROGRAMS: dict[str, tuple[str, str, str]] = {
     "simulator-throughput": (
         "benchmarks.simulator_throughput",
         "ray-slo",
-        "simulated requests per second on one core, policy included",
+        "simulated requests per second of CPU time on one core, policy included",
     ),
     "deferred-objectives": (
         "benchmarks.deferred_objectives",
