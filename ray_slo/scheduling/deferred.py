@@ -147,7 +147,7 @@ class Deferred(BatchingPolicy):
                 if self._fixed_target is not None:
                     lane.target = self._fixed_target
                 elif self._drop_head:
-                    needed = min(max(work[lane], 1.0), pool.size)
+                    needed = min(max(math.ceil(work[lane]), 1), pool.size)
                     lane.target = min(efficiency.smallest(load), staggered_batch(lane, needed))
 
     def _work(self) -> dict[Lane, float]:
@@ -181,7 +181,7 @@ class _Efficiency:
         return bisect_left(self._rates, share * self.best) + 1
 
 
-def staggered_batch(lane: Lane, workers: float) -> int:
+def staggered_batch(lane: Lane, workers: int) -> int:
     """The largest b with reach(b) + ℓ(b) / workers ≤ SLO (Symphony §3.3, Eq. 1); at least 1."""
     slo_s, latency = lane.model.slo_s + 1e-9, lane.profile.latency
     sizes = range(1, lane.max_batch_size + 1)

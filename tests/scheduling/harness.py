@@ -151,19 +151,23 @@ class Host:
         """Honour `wake_at` up to `until`; with `ends`, batches end when they were predicted to."""
         steps = 0
         while True:
-            busy = [(f[0].end_at, w) for w, f in self.flights.items() if f] if ends else []
-            end_at = min(busy)[0] if busy else math.inf
-            at = max(min(end_at, self.wake_at), self.now)
+            end_at = min((f[0].end_at for f in self.flights.values() if f), default=math.inf)
+            at = max(min(end_at if ends else math.inf, self.wake_at), self.now)
             if at > until:
                 break
             self.now = at
-            for t, w in sorted(busy):
-                if t <= at:
-                    self.finish(w, decide=False)
+            if ends:
+                self._end_batches()
             self.decide()
             steps += 1
             assert steps < 100_000, f"no progress at {self.now}, wake_at {self.wake_at}"
         self.now = until
+
+    def _end_batches(self) -> None:
+        due = sorted((f[0].end_at, w) for w, f in self.flights.items() if f)
+        for end_at, worker in due:
+            if end_at <= self.now:
+                self.finish(worker, decide=False)
 
     def run(self, requests: Iterable[Request], *, at: dict[int, float] | None = None) -> None:
         """Requests arrive at their arrival times (or at[id]); then until nothing is left."""
@@ -171,7 +175,9 @@ class Host:
         for r in requests:
             times.setdefault((at or {}).get(r.id, r.arrival), []).append(r)
         for t in sorted(times):
-            self.advance(t)
+            self.advance(math.nextafter(t, -math.inf))
+            self.now = t
+            self._end_batches()  # what happens at one instant is decided on together
             self.arrive(times[t])
         self.advance(self.now + 1e6)
         assert not self.waiting

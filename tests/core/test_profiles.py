@@ -1,0 +1,208 @@
+"""Latency profiles: monotone, invertible, saved and loaded, learned online."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ray_slo.core import LatencyProfile, OnlineProfile
+from ray_slo.core.profiles import load_profiles, save_profiles
+
+latencies = st.lists(st.floats(1e-4, 10.0), min_size=1, max_size=40)
+
+
+@given(latencies)
+def test_repaired_tables_do_not_decrease(table):
+    profile = LatencyProfile(table)
+    assert profile.max_batch_size == len(table)
+    repaired = profile.table
+    assert all(b >= a for a, b in zip(repaired, repaired[1:], strict=False))
+    assert sum(repaired) == pytest.approx(sum(table))  # least squares keeps the mean
+    if table == sorted(table):
+        assert repaired == table
+
+
+@given(latencies, st.floats(0.0, 12.0))
+def test_inverse_lookup(table, time):
+    profile = LatencyProfile(table)
+    b = profile.max_batch_within(time)
+    assert profile(b) <= time
+    assert profile(b + 1) > time
+
+
+@given(latencies)
+def test_inverse_of_its_own_entries(table):
+    profile = LatencyProfile(table)
+    for b in range(1, len(table) + 1):
+        assert profile.max_batch_within(profile(b)) >= b
+
+
+def test_outside_the_table():
+    profile = LatencyProfile([1.0, 2.0])
+    assert (profile(0), profile(1), profile(2), profile(3)) == (0.0, 1.0, 2.0, math.inf)
+
+
+def test_linear():
+    profile = LatencyProfile.linear(0.002, 0.01, 5)
+    assert profile.table == pytest.approx([0.012, 0.014, 0.016, 0.018, 0.02])
+    assert profile.fit_linear() == pytest.approx((0.002, 0.01))
+    assert profile.throughput(5) == pytest.approx(250)
+    assert LatencyProfile([0.3]).fit_linear() == (0.3, 0.0)
+
+
+def test_from_points_interpolates_and_extends_along_the_line():
+    profile = LatencyProfile.from_points({2: 0.2, 4: 0.4}, max_batch_size=6)
+    assert profile.table == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.5, 0.6])
+    assert LatencyProfile.from_points({3: 0.2}, max_batch_size=4).table == [0.2] * 4
+    assert LatencyProfile.from_points({1: 0.3, 2: 0.1, 3: 0.5}).table == pytest.approx(
+        [0.2, 0.2, 0.5]
+    )
+
+
+def test_scaled_and_truncated():
+    profile = LatencyProfile([1.0, 2.0, 3.0])
+    assert profile.scaled(2.0).table == [2.0, 4.0, 6.0]
+    assert profile.truncated(2).table == [1.0, 2.0]
+    assert profile.truncated(9) == profile
+
+
+def test_equality_and_digest():
+    a, b = LatencyProfile([0.1, 0.2]), LatencyProfile([0.1, 0.2 + 1e-9])
+    assert a == LatencyProfile([0.1, 0.2])
+    assert hash(a) == hash(LatencyProfile([0.1, 0.2]))
+    assert a != b
+    assert a.hash == b.hash  # at 1 µs
+    assert a.hash != LatencyProfile([0.1, 0.201]).hash
+    assert "ℓ(1)=100 ms" in repr(a)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: LatencyProfile([]), "non-empty list"),
+        (lambda: LatencyProfile([0.1, 0.0]), "positive and finite"),
+        (lambda: LatencyProfile([0.1, math.nan]), "positive and finite"),
+        (lambda: LatencyProfile.linear(1, 1, 0), "max_batch_size must be at least 1, got 0"),
+        (lambda: LatencyProfile([1.0]).truncated(0), "max_batch_size must be at least 1, got 0"),
+        (lambda: LatencyProfile.from_points({}), "at least one measured batch size"),
+        (lambda: LatencyProfile.from_points({0: 1.0}), "batch sizes are at least 1, got 0"),
+        (lambda: LatencyProfile.from_json({"alpha_ms": 1}), r"got the keys \['alpha_ms'\]"),
+    ],
+)
+def test_bad_profiles(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+@given(latencies)
+def test_json_round_trip(table):
+    profile = LatencyProfile(table)
+    again = LatencyProfile.from_json(json.loads(json.dumps(profile.to_json())))
+    assert again.table == pytest.approx(profile.table, abs=1e-9)
+
+
+def test_json_linear():
+    profile = LatencyProfile.from_json({"alpha_ms": 1, "beta_ms": 5, "max_batch_size": 3})
+    assert profile.table == pytest.approx([0.006, 0.007, 0.008])
+
+
+def test_files(tmp_path):
+    path = tmp_path / "profiles.json"
+    save_profiles(path, {"small": LatencyProfile([0.1, 0.2])}, hardware="cpu")
+    assert json.loads(path.read_text())["hardware"] == "cpu"
+    assert load_profiles(path) == {"small": LatencyProfile([0.1, 0.2])}
+    with pytest.raises(FileNotFoundError):
+        load_profiles(tmp_path / "none.json")
+    path.write_text("{")
+    with pytest.raises(ValueError, match="not a latency-profile file"):
+        load_profiles(path)
+    path.write_text('{"format": "other"}')
+    with pytest.raises(ValueError, match="got 'other'"):
+        load_profiles(path)
+    path.write_text("[]")
+    with pytest.raises(ValueError, match="got 'list'"):
+        load_profiles(path)
+
+
+class TestOnline:
+    prior = LatencyProfile.linear(0.001, 0.01, 32)
+
+    def test_starts_as_the_prior(self):
+        assert OnlineProfile(self.prior).profile is self.prior
+
+    def test_one_ratio_scales_the_prior(self):
+        online = OnlineProfile(self.prior)
+        for _ in range(100):
+            online.observe(4, 2 * self.prior(4))
+        assert online.samples == 100
+        assert online.profile.table == pytest.approx(self.prior.scaled(2.0).table)
+
+    @given(st.floats(0.0005, 0.004), st.floats(0.001, 0.03))
+    def test_corrects_a_wrong_shape(self, alpha, beta):
+        truth = LatencyProfile.linear(alpha, beta, 32)
+        online = OnlineProfile(self.prior)
+        for b in (1, 2, 4, 8, 16, 32):
+            for _ in range(20):
+                online.observe(b, truth(b))
+        for b in (1, 2, 4, 8, 16, 32):
+            assert online.profile(b) == pytest.approx(truth(b), rel=0.01)
+
+    def test_quantile_of_noisy_batches(self):
+        rng = np.random.default_rng(0)
+        online = OnlineProfile(self.prior, quantile=0.9, window=500)
+        for factor in rng.uniform(1.0, 2.0, 500):
+            online.observe(8, factor * self.prior(8))
+        assert online.profile(8) == pytest.approx(1.9 * self.prior(8), rel=0.03)
+
+    def test_one_outlier_at_the_start_does_not_rule(self):
+        online = OnlineProfile(self.prior)
+        for duration in (1.0, 1.0, 1.0, 50.0):
+            online.observe(4, duration * self.prior(4))
+        assert online.profile(4) < 25 * self.prior(4)
+        for _ in range(100):
+            online.observe(4, self.prior(4))
+        assert online.profile(4) == pytest.approx(self.prior(4))
+
+    def test_old_samples_are_forgotten(self):
+        online = OnlineProfile(self.prior, window=10)
+        for _ in range(10):
+            online.observe(4, 5 * self.prior(4))
+        for _ in range(10):
+            online.observe(4, self.prior(4))
+        assert online.profile.table == pytest.approx(self.prior.table)
+
+    @given(st.lists(st.tuples(st.integers(1, 32), st.floats(1e-4, 1.0)), max_size=60))
+    def test_always_a_valid_profile(self, samples):
+        online = OnlineProfile(self.prior)
+        for b, duration in samples:
+            online.observe(b, duration)
+        table = online.profile.table
+        assert len(table) == 32
+        assert table[0] > 0
+        assert table == sorted(table)
+
+    @pytest.mark.parametrize(
+        ("batch_size", "duration_s", "message"),
+        [
+            (0, 1.0, "batch_size must be 1 … 32, got 0"),
+            (33, 1.0, "batch_size must be 1 … 32, got 33"),
+            (1, 0.0, "duration_s must be positive and finite, got 0.0"),
+            (1, math.nan, "duration_s must be positive and finite, got nan"),
+        ],
+    )
+    def test_bad_samples(self, batch_size, duration_s, message):
+        with pytest.raises(ValueError, match=message):
+            OnlineProfile(self.prior).observe(batch_size, duration_s)
+
+    @pytest.mark.parametrize(
+        ("kwargs", "message"),
+        [({"quantile": 1.0}, "quantile must lie"), ({"window": 0}, "window must be at least 1")],
+    )
+    def test_bad_arguments(self, kwargs, message):
+        with pytest.raises(ValueError, match=message):
+            OnlineProfile(self.prior, **kwargs)

@@ -1,0 +1,44 @@
+"""Policies by name, "module:attr", class or object."""
+
+from __future__ import annotations
+
+import pytest
+
+from ray_slo.core import Policy
+from ray_slo.scheduling import POLICIES, make_policy
+from ray_slo.scheduling.deferred import Deferred
+from ray_slo.scheduling.registry import import_attr
+from ray_slo.scheduling.timeout import Eager, Timeout
+
+
+def test_every_name_imports_to_a_policy_class():
+    for path in POLICIES.values():
+        assert isinstance(import_attr(path), type)
+        assert import_attr(path).serves_late in (True, False)
+
+
+def test_by_name_module_class_and_object():
+    assert isinstance(make_policy("deferred"), Deferred)
+    assert isinstance(make_policy("timeout", {"timeout_ms": 5.0}), Timeout)
+    assert isinstance(make_policy("ray_slo.scheduling.timeout:Eager"), Eager)
+    assert isinstance(make_policy(Deferred, {"objective": "consolidate"}), Policy)
+    ready = Eager()
+    assert make_policy(ready) is ready
+
+
+@pytest.mark.parametrize(
+    ("policy", "kwargs", "message"),
+    [
+        ("defered", None, "policy 'defered' is unknown; choose one of .*deferred.*eager"),
+        ("deferred", {"wait_ms": 1}, "has no argument wait_ms; it takes objective, gathering"),
+        ("deferred", {"objective": "quick"}, "objective must be one of responsive, consolidate"),
+        ("timeout", {}, "missing 1 required .*timeout_ms"),
+        ("no.such.module:Policy", None, "cannot import 'no.such.module:Policy'"),
+        ("ray_slo.scheduling.timeout:Eagre", None, "cannot import .*Eagre"),
+        ("ray_slo.core:DeadlineQueue", None, "gives DeadlineQueue, which is no Policy"),
+        (Eager(), {"margin_ms": 1.0}, r"policy_kwargs \['margin_ms'\] given beside"),
+    ],
+)
+def test_errors_name_the_valid_choices(policy, kwargs, message):
+    with pytest.raises(ValueError, match=message):
+        make_policy(policy, kwargs)
