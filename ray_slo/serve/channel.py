@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from contextvars import Context
 from typing import Any, Protocol
 
 import ray
@@ -32,6 +33,7 @@ class Channel(Protocol):
     def batch_withdrawn(self, batch_id: str) -> None: ...
     def report(self, report: BatchReport | None) -> None: ...
     async def heartbeat(self, beat: Heartbeat) -> None: ...
+    async def join(self, beat: Heartbeat) -> None: ...
     async def status(self) -> dict[str, Any]: ...
     def close(self) -> None: ...
 
@@ -59,6 +61,9 @@ class EmbeddedChannel:
             self._scheduler.report(report)
 
     async def heartbeat(self, beat: Heartbeat) -> None:
+        self._scheduler.heartbeat(beat)
+
+    async def join(self, beat: Heartbeat) -> None:
         self._scheduler.heartbeat(beat)
 
     async def status(self) -> dict[str, Any]:
@@ -92,6 +97,7 @@ class ActorChannel:
         self._loop = asyncio.get_running_loop()
         self._actor: Any = None
         self._epoch: str | None = None
+        self._connected = asyncio.Event()
         self._events: list[tuple[str, Any]] = []
         self._poller = self._loop.create_task(self._poll())
 
@@ -113,6 +119,11 @@ class ActorChannel:
     async def heartbeat(self, beat: Heartbeat) -> None:
         """Workers beat to the actor themselves."""
 
+    async def join(self, beat: Heartbeat) -> None:
+        """Introduce a worker to the scheduler, as soon as that is there."""
+        await self._connected.wait()
+        await self._actor.heartbeat.remote(beat)
+
     async def status(self) -> dict[str, Any]:
         if self._actor is None:
             return {"scheduler": "actor", "state": "starting"}
@@ -120,10 +131,14 @@ class ActorChannel:
 
     def close(self) -> None:
         self._poller.cancel()
+        if self._actor is not None:
+            self._actor.goodbye.remote(self._client)
 
     def _event(self, kind: str, value: Any) -> None:
         if not self._events:
-            self._loop.call_soon(self._flush)
+            # In a context of its own: Ray takes a call for a child of the request in whose context
+            # it is made, and cancels it with that request, and the other requests' events with it.
+            self._loop.call_soon(self._flush, context=Context())
         self._events.append((kind, value))
 
     def _flush(self) -> None:
@@ -145,8 +160,9 @@ class ActorChannel:
                     self._client, self._epoch, acked
                 )
                 if epoch != self._epoch:
-                    self._epoch, acked = epoch, 0
                     await self._actor.configure.remote(self._spec.without_code())
+                    self._epoch, acked = epoch, 0
+                    self._connected.set()
                     self._on_reset()
                     continue
                 if sequence > acked:

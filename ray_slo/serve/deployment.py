@@ -7,20 +7,27 @@ and one worker deployment per kind of worker.
 from __future__ import annotations
 
 import functools
+import hashlib
+import sys
+import uuid
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
-from ray import serve
+from ray import cloudpickle, serve
 from ray.serve import Application
 from ray.serve.config import RequestRouterConfig
 
 from ray_slo.serve.frontend import Frontend
 from ray_slo.serve.router import TargetedRouter
-from ray_slo.serve.spec import AppSpec, check_user_class, parse_spec
+from ray_slo.serve.spec import AppSpec, check_user_class, parse_spec, worker_deployment
 from ray_slo.serve.worker import Worker
 
 # A worker accepts every call: the scheduler never sends more than it can take.
 _UNBOUNDED = 100_000
+# Serve's own default is 20 (at most 3 per replica); what we refuse at start is refused for good.
+_CONSTRUCTOR_RETRIES = 3
+_PROCESS = uuid.uuid4().hex
 
 
 class Deployment:
@@ -174,16 +181,23 @@ def build_app(args: dict[str, Any]) -> Application:
 
 
 def build_app_from_spec(spec: AppSpec) -> Application:
-    """Frontend and workers as Serve deployments."""
-    name = spec.name or (next(iter(spec.models)) if len(spec.models) == 1 else "models")
+    """Frontend and workers as Serve deployments.
+
+    An application deployed again by the same process with nothing but `num_replicas`,
+    `num_frontends` or `user_config` changed is changed in place: no replica restarts.
+    """
+    spec = spec.stamped(_fingerprint(spec))
+    name = spec.deployment_name
+    user_config = {n: m.user_config for n, m in spec.models.items() if m.user_config is not None}
     router = RequestRouterConfig(request_router_class=TargetedRouter)
     workers = {}
     for kind, worker in spec.workers.items():
-        suffix = "worker" if kind == "default" else f"{kind}-worker"
         deployed = serve.deployment(
             Worker,
-            name=f"{name}-{suffix}",
+            name=worker_deployment(name, kind),
             num_replicas=worker.num_replicas,
+            user_config=user_config or None,
+            max_constructor_retry_count=_CONSTRUCTOR_RETRIES,
             ray_actor_options=worker.ray_actor_options,
             max_ongoing_requests=_UNBOUNDED,
             request_router_config=router,
@@ -191,7 +205,7 @@ def build_app_from_spec(spec: AppSpec) -> Application:
             health_check_period_s=5,
             graceful_shutdown_wait_loop_s=0.5,
         )
-        workers[kind] = deployed.bind(spec, kind, name)
+        workers[kind] = _versioned(deployed, spec).bind(spec, kind, name)
     frontend = serve.deployment(
         Frontend,
         name=name,
@@ -201,4 +215,32 @@ def build_app_from_spec(spec: AppSpec) -> Application:
         logging_config={"enable_access_log": spec.access_log},
         graceful_shutdown_wait_loop_s=0.5,
     )
-    return frontend.bind(spec, workers)
+    return _versioned(frontend, spec).bind(spec, workers)
+
+
+def _versioned(deployed: Any, spec: AppSpec) -> Any:
+    # Serve gives every `serve.run` a random version and restarts all replicas; the argument is
+    # there for its own use only (tried: Ray 2.60). A config file does not need it, as Serve has a
+    # version by import path and `args`: scale there by `deployments: [{name, num_replicas}]`.
+    return deployed.options(version=spec.fingerprint, _internal=True)
+
+
+def _fingerprint(spec: AppSpec) -> str:
+    """Equal for equal applications of this process, while their modules have not been edited."""
+    models = {n: {**m.__dict__, "user_config": None} for n, m in spec.models.items()}
+    workers = {kind: w.ray_actor_options for kind, w in spec.workers.items()}
+    policy = (spec.policy.name, spec.policy.kwargs)
+    rest = {
+        k: v
+        for k, v in spec.__dict__.items()
+        if k not in {"models", "workers", "policy", "num_frontends"}
+    }
+    edited = [
+        Path(file).stat().st_mtime_ns
+        for model in spec.models.values()
+        for cls in model.load().__mro__
+        if (file := getattr(sys.modules.get(cls.__module__), "__file__", None)) is not None
+        and Path(file).exists()
+    ]
+    content = cloudpickle.dumps((models, workers, policy, rest, spec.embedded, edited))
+    return hashlib.sha1(_PROCESS.encode() + content, usedforsecurity=False).hexdigest()

@@ -27,6 +27,7 @@ from ray_slo.serve.answers import Answer, to_json
 from ray_slo.serve.channel import ActorChannel, Channel, EmbeddedChannel
 from ray_slo.serve.errors import (
     BadInput,
+    ConfigError,
     Expired,
     RefusedEarly,
     SLOError,
@@ -37,12 +38,19 @@ from ray_slo.serve.errors import (
 from ray_slo.serve.messages import Grant, Heartbeat, Message, Piece, PieceResult, Refusal, Submit
 from ray_slo.serve.metrics import FrontendMetrics
 from ray_slo.serve.scheduler import Quantile
-from ray_slo.serve.spec import AppSpec
+from ray_slo.serve.spec import AppSpec, worker_deployment
 
 logger = logging.getLogger(__name__)
 
 _GRACE_S = 1.0  # a caller hears something by its deadline plus this, whatever happens
 _INLINE_S = 0.002  # pre- and postprocessing slower than this leaves the event loop for a thread
+# What a call to a worker raises when the worker is gone, or its node with the result.
+_GONE = (
+    ray.exceptions.RayActorError,
+    ray.exceptions.WorkerCrashedError,
+    ray.exceptions.NodeDiedError,
+    ray.exceptions.ObjectLostError,
+)
 _LATENCY_HEADER = "x-slo-latency-ms"
 _TIMEOUT_HEADER = "x-request-timeout-seconds"
 
@@ -90,11 +98,17 @@ class _Hook:
             return await self._function(value)
         if self._mean_s > _INLINE_S:
             loop = asyncio.get_running_loop()
-            return await loop.run_in_executor(self._threads, self._function, value)
+            return await loop.run_in_executor(self._threads, self._in_thread, value)
         start = time.perf_counter()
         result = self._function(value)
         self._mean_s += 0.1 * (time.perf_counter() - start - self._mean_s)
         return result
+
+    def _in_thread(self, value: Any) -> Any:
+        try:
+            return self._function(value)
+        except StopIteration as error:  # a future cannot carry it
+            raise RuntimeError("StopIteration") from error
 
 
 class Frontend:
@@ -109,6 +123,7 @@ class Frontend:
         self._clock = time.monotonic  # uvloop's loop.time() has milliseconds only
         context = serve.get_replica_context()
         app_key = f"{context.app_name}#{context.deployment}"
+        self._check_names(context.deployment, workers)
         threads = ThreadPoolExecutor(4, thread_name_prefix="ray-slo-frontend")
         self._preprocess: dict[str, _Hook] = {}
         self._postprocess: dict[str, _Hook] = {}
@@ -120,6 +135,7 @@ class Frontend:
                 self._postprocess[name] = _Hook(cls.postprocess, threads)
         self._ids = itertools.count()
         self._pending: dict[int, _Pending] = {}
+        self._num_owned = 0  # from arrival to answer, pre- and postprocessing included
         self._overhead = Quantile(0.95)
         self._metrics = FrontendMetrics()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -130,7 +146,23 @@ class Frontend:
                 spec, app_key, context.replica_id.unique_id, self._on_messages, self._resubmit_all
             )
         )
+        # Not ready before there is somebody to do the work: Serve then routes nothing here.
+        for handle in workers.values():
+            await self._channel.join(await handle.introduce.remote())
         self._spawn(self._refresh_metrics())
+
+    def _check_names(self, deployment: str, workers: dict[str, Any]) -> None:
+        # When an application holds several deployments of one name, Serve numbers them. A worker
+        # finds its frontend by that number, so the two must have got the same.
+        name = self._spec.deployment_name
+        suffix = deployment.removeprefix(name)
+        for kind, handle in workers.items():
+            if handle.deployment_name != worker_deployment(name, kind) + suffix:
+                raise ConfigError(
+                    f"name: frontend {deployment!r} and its workers {handle.deployment_name!r} do "
+                    f"not match, because another deployment of the application is named {name!r}, "
+                    "too; give one of them another name"
+                )
 
     # -- ways in ---------------------------------------------------------------------------
 
@@ -302,23 +334,42 @@ class Frontend:
     # -- one request -----------------------------------------------------------------------
 
     async def _answer(self, model: str, item: Any, slo_s: float, arrival: float) -> Answer:
-        context: dict[str, Any] = {"model": model, "latency_slo_ms": slo_s * 1e3}
-        if len(self._pending) >= self._spec.max_queued_requests:
+        if self._num_owned >= self._spec.max_queued_requests:
             self._metrics.unanswered(model, "refused", "queue_full")
             raise RefusedEarly(
-                f"{len(self._pending)} requests are waiting, which is the limit "
-                "(max_queued_requests)",
+                f"{self._num_owned} requests are waiting, which is the limit (max_queued_requests)",
                 reason="queue_full",
-                **context,
+                model=model,
+                latency_slo_ms=slo_s * 1e3,
             )
+        self._num_owned += 1
+        try:
+            return await self._answer_admitted(model, item, slo_s, arrival)
+        except asyncio.CancelledError:
+            self._metrics.unanswered(model, "cancelled", "cancelled")
+            raise
+        except Expired as error:
+            self._metrics.unanswered(model, "expired", error.reason)
+            raise
+        except RefusedEarly as error:
+            self._metrics.unanswered(model, "refused", error.reason)
+            raise
+        except BadInput as error:
+            self._metrics.unanswered(model, "invalid", error.reason)
+            raise
+        except Exception:
+            self._metrics.unanswered(model, "failed", "user_error")
+            raise
+        finally:
+            self._num_owned -= 1
+
+    async def _answer_admitted(self, model: str, item: Any, slo_s: float, arrival: float) -> Answer:
         if model in self._preprocess:
             try:
                 item = await self._preprocess[model](item)
             except SLOError:
-                self._metrics.unanswered(model, "invalid", "bad_input")
                 raise
             except (ValueError, TypeError, LookupError) as error:
-                self._metrics.unanswered(model, "invalid", "bad_input")
                 raise BadInput(
                     f"preprocess refused the item: {error}", field="item", model=model
                 ) from error
@@ -332,14 +383,6 @@ class Frontend:
             value = await pending.future
         except asyncio.CancelledError:
             self._channel.cancel(pending.id)
-            self._metrics.unanswered(model, "cancelled", "cancelled")
-            raise
-        except SLOError as error:
-            outcome = "expired" if isinstance(error, Expired) else "refused"
-            self._metrics.unanswered(model, outcome, error.reason)
-            raise
-        except Exception:
-            self._metrics.unanswered(model, "failed", "user_error")
             raise
         finally:
             guard.cancel()
@@ -380,13 +423,15 @@ class Frontend:
         margin_s = self._spec.response_margin_ms / 1e3 + 0.5 * self._overhead.value(default=0.0)
         budget_s = pending.deadline - margin_s - self._clock()
         if budget_s <= 0:
+            slo_ms = (pending.deadline - pending.arrival) * 1e3
+            gone_s = self._clock() - pending.arrival
             self._fail(
                 pending,
                 RefusedEarly(
-                    f"{(pending.deadline - pending.arrival) * 1e3:.4g} ms leave no time for the "
-                    f"work: the way to the worker and back takes {margin_s * 1e3:.3g} ms",
+                    f"no time is left for the work: of {slo_ms:.4g} ms, {gone_s * 1e3:.4g} ms are "
+                    f"over, and {margin_s * 1e3:.4g} ms are kept for the way back",
                     model=pending.model,
-                    latency_slo_ms=(pending.deadline - pending.arrival) * 1e3,
+                    latency_slo_ms=slo_ms,
                     predicted_finish_ms=(self._clock() + margin_s - pending.arrival) * 1e3,
                 ),
             )
@@ -469,6 +514,7 @@ class Frontend:
         if not share and grant.num_pieces == 1:
             self._channel.batch_withdrawn(grant.batch_id)
             return
+        # An empty share is sent, too: the other frontends' pieces wait for it.
         sent_at = self._clock()
         for pending in share:
             pending.grant, pending.sent_at = grant, sent_at
@@ -486,14 +532,24 @@ class Frontend:
             )
         except asyncio.CancelledError:
             raise
-        except (ray.exceptions.RayActorError, WorkerLost) as error:
+        except WorkerLost as error:  # from the router: it was not even sent
+            logger.warning("%s", error)
+            self._channel.worker_lost(grant.worker)
+            self._submit_again(share)
+            return
+        except _GONE as error:
             logger.warning("worker %s is lost: %s", grant.worker, type(error).__name__)
             self._channel.worker_lost(grant.worker)
-            self._try_again(share, grant, error)
+            self._submit_again(self._with_retries_left(share, grant))
             return
         except Exception as error:
+            if self._refuse_unpicklable(share):
+                await self._send(grant)  # what is left of it
+                return
+            # A result that cannot be pickled, most likely.
             self._channel.batch_withdrawn(grant.batch_id)
-            self._blame(share, error)
+            for pending in share:
+                self._fail(pending, error)
             return
         self._overhead.add(max(self._clock() - sent_at - result.held_s, 0.0))
         if result.report is not None:
@@ -501,7 +557,7 @@ class Frontend:
             self._metrics.predicted(grant.model, -predicted_s * 1e3)
         self._channel.report(result.report)
         if result.results is None:
-            self._try_again(share, grant, None)
+            self._submit_again(share)  # the batch had to start without it
             return
         for pending, (ok, value) in zip(share, result.results, strict=True):
             pending.result = result
@@ -512,25 +568,30 @@ class Frontend:
             else:
                 pending.future.set_exception(value)
 
-    def _try_again(self, share: list[_Pending], grant: Grant, error: BaseException | None) -> None:
+    def _submit_again(self, share: list[_Pending]) -> None:
         for pending in share:
-            if pending.future.done():
-                continue
+            if not pending.future.done():
+                self._submit(pending)
+
+    def _with_retries_left(self, share: list[_Pending], grant: Grant) -> list[_Pending]:
+        """Count one more worker that died with them, and fail those for which it was the last."""
+        for pending in share:
             pending.retries += 1
             if pending.retries > self._spec.retries:
+                before = f", and so were {pending.retries - 1} before" * (pending.retries > 1)
                 self._fail(
                     pending,
                     WorkerLost(
-                        f"worker {grant.worker} was lost, and so were {pending.retries - 1} before",
+                        f"worker {grant.worker} was lost with the request{before}",
+                        worker=grant.worker,
                         model=pending.model,
                         latency_slo_ms=(pending.deadline - pending.arrival) * 1e3,
                     ),
                 )
-                continue
-            self._submit(pending)
+        return share
 
-    def _blame(self, share: list[_Pending], error: Exception) -> None:
-        """The call itself failed: an item or a result that cannot be pickled, most likely."""
+    def _refuse_unpicklable(self, share: list[_Pending]) -> bool:
+        """Refuse what cannot be sent to a worker; whether there was any."""
         poison = [p for p in share if not _picklable(p.item)]
         for pending in poison:
             self._fail(
@@ -542,13 +603,7 @@ class Frontend:
                     model=pending.model,
                 ),
             )
-        for pending in share:
-            if pending.future.done():
-                continue
-            if poison:
-                self._submit(pending)
-            else:
-                self._fail(pending, error)
+        return bool(poison)
 
     # -- life ------------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ safety net. Serve loads it from the environment of the machine that runs the pro
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from starlette.middleware import Middleware
@@ -35,7 +36,7 @@ class DeadlineMiddleware:
                 timeout_s = float(headers.get(_TIMEOUT, b""))
             except ValueError:
                 timeout_s = 0.0
-            if timeout_s > 0:
+            if timeout_s > 0 and math.isfinite(timeout_s):
                 kept = [(k, v) for k, v in scope["headers"] if k != _TIMEOUT]
                 if _LATENCY not in headers:
                     kept.append((_LATENCY, repr(timeout_s * 1e3).encode()))

@@ -7,6 +7,7 @@ Plain asyncio, no ray: the same class lives in the scheduler actor and inside an
 from __future__ import annotations
 
 import asyncio
+import copy
 import logging
 import math
 import time
@@ -122,6 +123,7 @@ class Scheduler:
         self._outbox: dict[str, list[Message]] = {}
         self._ran_at: dict[str, float] = {}
         self._next_id = 0
+        self._generation = 0  # of the policy
         self._overhead = Quantile(0.9)
         self._prediction_error = Quantile(0.5)
         self._cluster_is_stale = False
@@ -142,6 +144,11 @@ class Scheduler:
         for submit in submits:
             key = (client, submit.request_id)
             if key in self._queued:
+                continue
+            if submit.model not in self._spec.models:  # of an older release, still draining
+                self._counts["refused"] += 1
+                reason = DropReason.NO_WORKER.value
+                self._post(client, Refusal((submit.request_id,), reason, math.nan))
                 continue
             request = _Owned(self._next_id, submit, now, client)
             self._next_id += 1
@@ -181,14 +188,15 @@ class Scheduler:
         if self._quarantine.get(beat.worker, 0.0) > now:
             return
         self._quarantine.pop(beat.worker, None)
-        for variant, table in beat.profiles.items():
+        known = {v: t for v, t in beat.profiles.items() if self._model_of(v) in self._spec.models}
+        for variant, table in known.items():
             if (variant, beat.kind) not in self._profiles:
                 quantile = self._spec.models[self._model_of(variant)].profile_quantile
                 self._profiles[variant, beat.kind] = OnlineProfile(
                     LatencyProfile(table), quantile=quantile
                 )
                 self._cluster_is_stale = True
-        variants = frozenset(beat.profiles)
+        variants = frozenset(known)
         state = self._workers.get(beat.worker)
         if state is None or state.variants != variants or state.kind != beat.kind:
             if state is None:
@@ -272,8 +280,10 @@ class Scheduler:
     # -- inside ----------------------------------------------------------------------------
 
     def _new_host(self) -> PolicyHost:
+        # A ready-made policy object is kept as it was made, for a restart.
+        policy = copy.deepcopy(make_policy(self._spec.policy.name, self._spec.policy.kwargs))
         return PolicyHost(
-            make_policy(self._spec.policy.name, self._spec.policy.kwargs),
+            policy,
             self._cluster(),
             on_dispatch=self._on_dispatch,
             on_drop=self._on_drop,
@@ -288,6 +298,8 @@ class Scheduler:
 
     def _restart_policy(self) -> None:
         logger.warning("policy restarted with %d queued requests", len(self._queued))
+        self._generation += 1
+        self._in_flight.clear()  # the new policy does not know of them
         self._host = self._new_host()
         for request in self._queued.values():
             self._host.submit(request)
@@ -358,7 +370,7 @@ class Scheduler:
 
     def _on_dispatch(self, dispatch: Dispatch) -> None:
         now = self._clock()
-        batch_id = f"{self.epoch}-{dispatch.batch_id}"
+        batch_id = f"{self.epoch}-{self._generation}-{dispatch.batch_id}"
         self._in_flight[batch_id] = _InFlight(dispatch, now)
         self._counts["batches"] += 1
         self._counts["granted"] += len(dispatch.requests)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import uuid
 from typing import Any
 
 import ray
@@ -24,13 +25,15 @@ _WATCH_S = 2.0
 
 
 class _Mailbox:
-    """Messages for one client, kept until it acknowledges them."""
+    """Messages for one client, kept until it acknowledges them. `epoch` names this acquaintance:
+    a client that comes with another one has to submit everything again."""
 
-    def __init__(self) -> None:
+    def __init__(self, seen_at: float) -> None:
+        self.epoch = uuid.uuid4().hex[:8]
         self.sequence = 0
         self.messages: list[tuple[int, Message]] = []
         self.ready = asyncio.Event()
-        self.seen_at = 0.0
+        self.seen_at = seen_at
 
 
 class SchedulerActor:
@@ -57,17 +60,21 @@ class SchedulerActor:
     async def configure(self, spec: AppSpec) -> None:
         """Take over a newer specification (a redeployed application)."""
         if spec.version > self._spec.version:
-            old, self._spec, self._scheduler = self._scheduler, spec, None
-            if old is not None:
-                old.close()
-            for box in self._mailboxes.values():
-                box.ready.set()  # their polls return with the new epoch
+            old_spec, self._spec = self._spec, spec
+            if spec.fingerprint != old_spec.fingerprint:
+                old, self._scheduler = self._scheduler, None
+                if old is not None:
+                    old.close()
+                boxes, self._mailboxes = self._mailboxes, {}
+                for box in boxes.values():
+                    box.ready.set()
         self._start()
 
     async def events(self, client: str, epoch: str, events: list[tuple[str, Any]]) -> None:
         """A bunch of a client's events, in order. Events meant for an earlier self are void."""
         scheduler = self._start()
-        if epoch != scheduler.epoch:
+        box = self._mailboxes.get(client)
+        if box is None or box.epoch != epoch:
             return
         for kind, value in events:
             if kind == "submit":
@@ -86,20 +93,25 @@ class SchedulerActor:
     ) -> tuple[str, int, list[Message]]:
         """Wait for messages; returns (epoch, sequence number, messages not yet acknowledged)."""
         scheduler = self._start()
-        if epoch != scheduler.epoch:
-            self._mailboxes[client] = _Mailbox()
-            self._mailboxes[client].seen_at = self._last_contact
-            return scheduler.epoch, 0, []
-        box = self._mailboxes.setdefault(client, _Mailbox())
+        box = self._mailboxes.get(client)
+        if box is None or box.epoch != epoch:
+            scheduler.client_gone(client)
+            box = self._mailboxes[client] = _Mailbox(self._last_contact)
+            return box.epoch, 0, []
         box.seen_at = self._last_contact
         box.messages = [m for m in box.messages if m[0] > acked]
         if not box.messages:
             box.ready.clear()
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(box.ready.wait(), _POLL_S)
-            scheduler = self._start()
+            self._start()
             box.seen_at = self._last_contact
-        return scheduler.epoch, box.sequence, [message for _, message in box.messages]
+        return box.epoch, box.sequence, [message for _, message in box.messages]
+
+    async def goodbye(self, client: str) -> None:
+        """A frontend leaves in good order."""
+        if self._mailboxes.pop(client, None) is not None and self._scheduler is not None:
+            self._scheduler.client_gone(client)
 
     async def heartbeat(self, beat: Heartbeat) -> None:
         self._start().heartbeat(beat)
@@ -111,7 +123,9 @@ class SchedulerActor:
         return self._start().status()
 
     def _deliver(self, client: str, messages: list[Message]) -> None:
-        box = self._mailboxes.setdefault(client, _Mailbox())
+        box = self._mailboxes.get(client)
+        if box is None:
+            return
         box.sequence += 1
         box.messages.extend((box.sequence, message) for message in messages)
         box.ready.set()
@@ -128,17 +142,18 @@ class SchedulerActor:
                         del self._mailboxes[client]
                         if self._scheduler is not None:
                             self._scheduler.client_gone(client)
-                if now - self._last_contact > _CLIENT_GONE_S and await loop.run_in_executor(
-                    None, self._application_is_gone
-                ):
+                silent_s = now - self._last_contact
+                nobody = silent_s > (_CLIENT_GONE_S if self._mailboxes else _WATCH_S)
+                if nobody and await loop.run_in_executor(None, self._application_is_gone):
                     logger.info("application %s is gone; leaving", self._app_key)
                     ray.kill(ray.get_runtime_context().current_actor, no_restart=True)
             except Exception:
                 logger.exception("watch failed; going on")
 
     def _application_is_gone(self) -> bool:
-        app = self._app_key.partition("#")[0]
-        return app not in serve.status().applications
+        app, _, frontend = self._app_key.partition("#")
+        state = serve.status().applications.get(app)
+        return state is None or frontend not in state.deployments
 
 
 def get_or_create_scheduler(spec: AppSpec, app_key: str) -> Any:

@@ -11,7 +11,15 @@ from collections.abc import Callable
 from difflib import get_close_matches
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from ray_slo.scheduling.registry import import_attr, make_policy
 
@@ -54,7 +62,8 @@ class ModelSpec(_Strict):
             ValueError: not importable, or its methods do not fit.
         """
         target = import_attr(self.callable) if isinstance(self.callable, str) else self.callable
-        return check_user_class(target)
+        # What @ray_slo.deployment made of a class will do, too.
+        return check_user_class(getattr(target, "user_class", target))
 
 
 class WorkerSpec(_Strict):
@@ -116,14 +125,15 @@ class AppSpec(_Strict):
     profile_seconds: float = Field(default=3.0, ge=0)
     access_log: bool = False
     name: str | None = None
-    version: float = Field(default_factory=time.time, exclude=True)
+    _version: float = PrivateAttr(default_factory=time.time)
+    _fingerprint: str = PrivateAttr(default="")
 
     @field_validator("policy", mode="before")
     @classmethod
     def _policy_by_name(cls, value: Any) -> Any:
         if isinstance(value, dict | PolicySpec):
             return value
-        return PolicySpec(name=value)
+        return {"name": value}
 
     @field_validator("workers")
     @classmethod
@@ -136,9 +146,9 @@ class AppSpec(_Strict):
     @classmethod
     def _model_names(cls, value: dict[str, ModelSpec]) -> dict[str, ModelSpec]:
         for name in value:
-            if not name or not all(c.isalnum() or c in "-_." for c in name):
+            if not name or not all((c.isascii() and c.isalnum()) or c in "-_." for c in name):
                 raise ValueError(
-                    f"model name {name!r}: use letters, digits, '-', '_' and '.' "
+                    f"model name {name!r}: use ASCII letters, digits, '-', '_' and '.' "
                     "(it is part of a URL and of metric tags)"
                 )
         return value
@@ -163,11 +173,37 @@ class AppSpec(_Strict):
         return self.model_copy(update={"models": models})
 
     @property
+    def version(self) -> float:
+        """When it was parsed: of two, the later one counts."""
+        return self._version
+
+    @property
+    def fingerprint(self) -> str:
+        """Equal for two that differ in nothing that a running replica would have to know of."""
+        return self._fingerprint
+
+    def stamped(self, fingerprint: str) -> AppSpec:
+        """The same with a fingerprint."""
+        copy = self.model_copy()
+        copy._fingerprint = fingerprint
+        return copy
+
+    @property
+    def deployment_name(self) -> str:
+        """Name of the frontend's deployment, before Serve makes it unique in its application."""
+        return self.name or (next(iter(self.models)) if len(self.models) == 1 else "models")
+
+    @property
     def embedded(self) -> bool:
         """Whether the scheduler lives in the frontend."""
         return self.scheduler == "embedded" or (
             self.scheduler == "auto" and self.num_frontends == 1
         )
+
+
+def worker_deployment(frontend: str, kind: str) -> str:
+    """Name of the Serve deployment of a kind of worker."""
+    return f"{frontend}-worker" if kind == "default" else f"{frontend}-{kind}-worker"
 
 
 def check_user_class(target: Any) -> type[Any]:
@@ -221,7 +257,7 @@ def parse_spec(data: dict[str, Any]) -> AppSpec:
     try:
         return AppSpec.model_validate(data)
     except ValidationError as error:
-        raise ValueError("\n".join(_explain(e, data) for e in error.errors())) from None
+        raise ValueError("\n".join(_explain(e) for e in error.errors())) from None
 
 
 _CHILDREN: dict[str, type[BaseModel]] = {
@@ -231,7 +267,7 @@ _CHILDREN: dict[str, type[BaseModel]] = {
 }
 
 
-def _explain(error: Any, data: Any) -> str:
+def _explain(error: Any) -> str:
     path = ".".join(str(p) for p in error["loc"]) or "args"
     if error["type"] == "extra_forbidden":
         owner = _CHILDREN[error["loc"][0]] if len(error["loc"]) > 1 else AppSpec

@@ -21,7 +21,7 @@ from ray_slo.serve.channel import WorkerLink
 from ray_slo.serve.errors import BatchResultError, ConfigError
 from ray_slo.serve.messages import BatchReport, Heartbeat, Piece, PieceResult
 from ray_slo.serve.metrics import WorkerMetrics
-from ray_slo.serve.spec import AppSpec, ModelSpec
+from ray_slo.serve.spec import AppSpec, ModelSpec, worker_deployment
 
 logger = logging.getLogger(__name__)
 
@@ -57,8 +57,12 @@ class Worker:
         self._kind = kind
         self._loop = asyncio.get_running_loop()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="ray-slo-worker")
-        self.id: str = serve.get_replica_context().replica_id.unique_id
+        context = serve.get_replica_context()
+        self.id: str = context.replica_id.unique_id
+        # Serve numbers deployments of one name in an application; ours come in step.
+        frontend += context.deployment.removeprefix(worker_deployment(frontend, kind))
         self._models: dict[str, Any] = {}
+        self._configured: dict[str, Any] = {}  # the user_config in force, by model
         self._profiles: dict[str, OnlineProfile] = {}
         self._measured = False
         for name, model in spec.models.items():
@@ -68,8 +72,7 @@ class Worker:
         self._to_run: asyncio.Queue[_Batch] = asyncio.Queue()
         self._running_since: tuple[float, float] | None = None  # (loop time, expected seconds)
         self._metrics = WorkerMetrics()
-        app = serve.get_replica_context().app_name
-        self._link = WorkerLink(spec, f"{app}#{frontend}")
+        self._link = WorkerLink(spec, f"{context.app_name}#{frontend}")
         self._tasks = [
             self._loop.create_task(self._run_batches()),
             self._loop.create_task(self._beat()),
@@ -157,6 +160,7 @@ class Worker:
             await method(config)
         else:
             await self._loop.run_in_executor(self._thread, method, config)
+        self._configured[name] = config
 
     async def reconfigure(self, user_config: dict[str, Any]) -> None:
         """Serve's hook: `user_config` maps a model's name to its own configuration."""
@@ -166,7 +170,8 @@ class Worker:
                     f"user_config names model {name!r}; the models are "
                     f"{', '.join(sorted(self._models))}"
                 )
-            await self._reconfigure_one(name, config)
+            if name not in self._configured or self._configured[name] != config:
+                await self._reconfigure_one(name, config)
 
     # -- batches ---------------------------------------------------------------------------
 
@@ -270,12 +275,13 @@ class Worker:
         call = self._models[variant]
         start = time.perf_counter()
         if inspect.iscoroutinefunction(type(call).__call__):
-            results = await call(items)
+            results = await _only_exceptions(call, items)
         else:
-            results = await self._loop.run_in_executor(self._thread, call, items)
+            results = await self._loop.run_in_executor(self._thread, _no_exit, call, items)
         seconds = time.perf_counter() - start
         try:
-            count = len(results) if not isinstance(results, str | bytes | dict) else -1
+            unordered = isinstance(results, str | bytes | dict | set | frozenset)
+            count = -1 if unordered else len(results)
         except TypeError:
             count = -1
         if count != len(items):
@@ -302,18 +308,23 @@ class Worker:
 
     # -- life ------------------------------------------------------------------------------
 
+    async def introduce(self) -> Heartbeat:
+        """To a frontend that just started."""
+        return self._heartbeat()
+
+    def _heartbeat(self) -> Heartbeat:
+        return Heartbeat(
+            worker=self.id,
+            kind=self._kind,
+            profiles={n: p.profile.table for n, p in self._profiles.items()},
+            batches=[*self._batches, *self._recent],
+            measured=self._measured,
+        )
+
     async def _beat(self) -> None:
         while True:
             try:
-                await self._link.heartbeat(
-                    Heartbeat(
-                        worker=self.id,
-                        kind=self._kind,
-                        profiles={n: p.profile.table for n, p in self._profiles.items()},
-                        batches=[*self._batches, *self._recent],
-                        measured=self._measured,
-                    )
-                )
+                await self._link.heartbeat(self._heartbeat())
                 await asyncio.sleep(_HEARTBEAT_S)
             except asyncio.CancelledError:
                 raise
@@ -339,6 +350,27 @@ class Worker:
             task.cancel()
         if hasattr(self, "_thread"):
             self._thread.shutdown(wait=False)
+
+
+def _no_exit(call: Callable[[Any], Any], items: list[Any]) -> Any:
+    """`call(items)`; what an event loop cannot carry (or would end it) becomes a plain error."""
+    try:
+        return call(items)
+    except (StopIteration, SystemExit, KeyboardInterrupt, asyncio.CancelledError) as error:
+        raise RuntimeError(f"{type(error).__name__}: {error}") from error
+
+
+async def _only_exceptions(call: Callable[[Any], Any], items: list[Any]) -> Any:
+    # A task of its own: that it was cancelled, or exits, does not concern the worker's loop.
+    done, _ = await asyncio.wait([asyncio.ensure_future(_guarded(call, items))])
+    return done.pop().result()
+
+
+async def _guarded(call: Callable[[Any], Any], items: list[Any]) -> Any:
+    try:
+        return await call(items)
+    except (SystemExit, KeyboardInterrupt, asyncio.CancelledError) as error:
+        raise RuntimeError(f"{type(error).__name__}: {error}") from error
 
 
 def _sendable(error: Exception) -> Exception:
