@@ -269,6 +269,7 @@ class BatchingPolicy(ABC):
         self._drops: list[tuple[float, int, ModelState]] = []
         self._serial = 0
         self._batch_id = 0
+        self._taken = False  # workers will be free later than they were going to be
         self._actions: list[Action] = []
 
     # What a policy decides -------------------------------------------------------------------
@@ -309,6 +310,7 @@ class BatchingPolicy(ABC):
                         start_at = max(outcome.finished_at, rest.here_at)
                         flights[0] = rest._replace(end_at=start_at + rest.latency_s)
                     state.free_at = flights[0].end_at
+                    self._taken = True
                 state.pool.place(state)
                 self._active[state.pool] = None
                 return
@@ -379,7 +381,8 @@ class BatchingPolicy(ABC):
                 active, self._active = self._active, {}
                 for pool in active:
                     self._match(pool, now)
-            self._find_hopeless(now)
+            if self._taken:
+                self._taken = self._find_hopeless(now)
         return Decision(self._actions, self._wake_at())
 
     def _fire_timers(self, now: float) -> None:
@@ -421,12 +424,14 @@ class BatchingPolicy(ABC):
             soonest = self._soonest(model, now)
             if queue[0].deadline + TOLERANCE_S < soonest:
                 self._refuse(model, queue.take(queue.position(soonest - TOLERANCE_S)), now)
-        spare = sum(len(lane.pool.idle) for lane in lanes) > 1
+        idle = 0
+        for lane in lanes:
+            idle += len(lane.pool.idle)
         for lane in lanes:
             size = 0
             if queue:
                 # While a second worker idles, a head that is dropped wins nothing.
-                first, size = lane.gather(now, now, 1 if spare else lane.target)
+                first, size = lane.gather(now, now, lane.target if idle < 2 else 1)
                 if first and lane is lanes[0]:
                     self._refuse(model, queue.take(first), now)
                     first = 0
@@ -517,20 +522,20 @@ class BatchingPolicy(ABC):
         worker.free_at = start_at + latency_s
         worker.flights.append(_Flight(self._batch_id, here_at, latency_s, worker.free_at))
         pool.place(worker)
+        self._taken = True
         self._update(model, now)
 
     def _soonest(self, model: ModelState, now: float) -> float:
         """Requests with an earlier deadline cannot be served, even alone."""
-        return min(
-            (
-                max(now + lane.reach[0], lane.pool.free_from(now) + lane.need[0])
-                for lane in model.lanes
-            ),
-            default=now,
-        )
+        soonest = math.inf
+        for lane in model.lanes:
+            soonest = min(
+                soonest, max(now + lane.reach[0], lane.pool.free_from(now) + lane.need[0])
+            )
+        return soonest if model.lanes else now
 
-    def _find_hopeless(self, now: float) -> None:
-        """After workers were taken: the nearest head that none of them can serve in time."""
+    def _find_hopeless(self, now: float) -> bool:
+        """After workers were taken: the nearest head, if none can serve it in time any more."""
         drops = self._drops
         while drops and drops[0][2].drop_at != drops[0][0]:
             heappop(drops)
@@ -538,6 +543,8 @@ class BatchingPolicy(ABC):
             model = drops[0][2]
             if model.queue[0].deadline + TOLERANCE_S < self._soonest(model, now):
                 self._dirty[model] = None
+                return True
+        return False
 
     def _refuse(self, model: ModelState, requests: Sequence[Request], now: float) -> None:
         soonest = self._soonest(model, now)

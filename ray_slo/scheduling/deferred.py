@@ -10,7 +10,7 @@ Worked example (§3.3): 3 workers, ℓ(b) = b + 5, SLO 12, a request every 0.75.
 R1 is due at 12, so frontrun is 12 − ℓ(5) = 2 and latest 12 − ℓ(4) = 3: R1–R4 leave at 2.25. R5–R8
 leave at 5.25, R9–R12 at 8.25, and R13–R16 at 11.25, when the first worker is free again.
 
-Two choices beyond the paper, with the figures in `ray_slo/scheduling/README.md`:
+Two choices beyond the paper, measured by `python -m benchmarks deferred-objectives`:
 
 * *objective*. `consolidate` is the above: few busy workers, and every request has nearly the
   latency of a full system. `responsive` sends a batch at once when the queue is long enough for

@@ -41,15 +41,16 @@ def consolidate(**kwargs):
     return lambda: Deferred("consolidate", **kwargs)
 
 
-class TestWorkedExample:
-    pattern = [(2.25 + 3 * k, f"w{k % 3}", list(range(4 * k + 1, 4 * k + 5))) for k in range(12)]
+# Figure 4: batches of 4 every 3 time units, over the workers in turn.
+STAGGERED = [(2.25 + 3 * k, f"w{k % 3}", list(range(4 * k + 1, 4 * k + 5))) for k in range(12)]
 
+
+class TestWorkedExample:
     @pytest.mark.parametrize("gathering", ["drop_head", "prefix"])
     def test_staggered_pattern(self, gathering):
-        """Figure 4: batches of 4 every 3 time units, over the workers in turn."""
         host = Host(consolidate(gathering=gathering), PAPER)
         host.run(paper_requests(48))
-        assert host.timeline() == self.pattern
+        assert host.timeline() == STAGGERED
         assert host.dropped == {}
 
     def test_responsive_falls_into_the_pattern(self):
@@ -58,7 +59,7 @@ class TestWorkedExample:
         host.run(paper_requests(48))
         assert host.timeline()[0] == (0.0, "w0", [1])
         batches = [ids for _, _, ids in host.timeline()]
-        assert batches[-4:] == [ids for _, _, ids in self.pattern[-4:]]
+        assert batches[-4:] == [ids for _, _, ids in STAGGERED[-4:]]
         assert max(host.dropped, default=0) <= 4  # of the start, before there was a measurement
 
     def test_first_batch_is_due_at_frontrun(self):
@@ -212,7 +213,7 @@ class TestGathering:
     def late_head(self, policy) -> Host:
         host = Host(policy, linear(1))
         host.arrive([Request(1, "m", 0.0, 6.0)])
-        host.arrive([Request(2, "m", 0.0, 12.5)] + requests(*[16.0] * 5)[2:])
+        host.arrive([Request(2, "m", 0.0, 12.5), *requests(*[16.0] * 5)[2:]])
         host.advance(6.0)
         return host
 

@@ -73,7 +73,7 @@ def test_full_batch_does_not_wait():
 
 
 def test_timeout_beyond_the_slack_serves_nothing():
-    """The paper's rule to the letter: exec = arrival + k, and what would then be late is dropped."""
+    """The paper's rule to the letter: exec = arrival + k, and by then all are too late."""
     host = Host(lambda: Timeout(7000.0), PAPER)
     host.run(arrivals(0.0))
     assert host.timeline() == []
