@@ -69,13 +69,15 @@ class _Pending:
         "result",
         "retries",
         "sent_at",
+        "slo_ms",
     )
 
-    def __init__(self, id: int, model: str, arrival: float, deadline: float, item: Any) -> None:
+    def __init__(self, id: int, model: str, arrival: float, slo_s: float, item: Any) -> None:
         self.id = id
         self.model = model
         self.arrival = arrival
-        self.deadline = deadline
+        self.deadline = arrival + slo_s
+        self.slo_ms = slo_s * 1e3
         self.item = item
         self.future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self.grant: Grant | None = None
@@ -373,7 +375,7 @@ class Frontend:
                 raise BadInput(
                     f"preprocess refused the item: {error}", field="item", model=model
                 ) from error
-        pending = _Pending(next(self._ids), model, arrival, arrival + slo_s, item)
+        pending = _Pending(next(self._ids), model, arrival, slo_s, item)
         self._pending[pending.id] = pending
         guard = self._loop.call_later(
             pending.deadline + _GRACE_S - self._clock(), self._give_up, pending
@@ -389,9 +391,9 @@ class Frontend:
             del self._pending[pending.id]
         if model in self._postprocess:
             value = await self._postprocess[model](value)
-        return self._finish(pending, value, slo_s)
+        return self._finish(pending, value)
 
-    def _finish(self, pending: _Pending, value: Any, slo_s: float) -> Answer:
+    def _finish(self, pending: _Pending, value: Any) -> Answer:
         assert pending.grant is not None and pending.result is not None
         result = pending.result
         latency_s = self._clock() - pending.arrival
@@ -406,7 +408,7 @@ class Frontend:
             queue_ms=queue_s * 1e3,
             exec_ms=result.exec_s * 1e3,
             latency_ms=latency_s * 1e3,
-            latency_slo_ms=slo_s * 1e3,
+            latency_slo_ms=pending.slo_ms,
         )
         self._metrics.answered(
             pending.model,
@@ -423,7 +425,7 @@ class Frontend:
         margin_s = self._spec.response_margin_ms / 1e3 + 0.5 * self._overhead.value(default=0.0)
         budget_s = pending.deadline - margin_s - self._clock()
         if budget_s <= 0:
-            slo_ms = (pending.deadline - pending.arrival) * 1e3
+            slo_ms = pending.slo_ms
             gone_s = self._clock() - pending.arrival
             self._fail(
                 pending,
@@ -451,7 +453,7 @@ class Frontend:
             Expired(
                 f"no answer {_GRACE_S:g} s after the deadline; the request was {where}",
                 model=pending.model,
-                latency_slo_ms=(pending.deadline - pending.arrival) * 1e3,
+                latency_slo_ms=pending.slo_ms,
             ),
         )
 
@@ -476,7 +478,7 @@ class Frontend:
             pending = self._pending.get(request_id)
             if pending is None:
                 continue
-            slo_ms = (pending.deadline - pending.arrival) * 1e3
+            slo_ms = pending.slo_ms
             finish_ms = (now + refusal.finish_in_s - pending.arrival) * 1e3
             if refusal.reason == "expired":
                 self._fail(
@@ -585,7 +587,7 @@ class Frontend:
                         f"worker {grant.worker} was lost with the request{before}",
                         worker=grant.worker,
                         model=pending.model,
-                        latency_slo_ms=(pending.deadline - pending.arrival) * 1e3,
+                        latency_slo_ms=pending.slo_ms,
                     ),
                 )
         return share

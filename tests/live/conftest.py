@@ -4,10 +4,13 @@ import contextlib
 import os
 import socket
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 import ray
 from ray import serve
+
+from ray_slo.serve.proxy import PROXY_CALLBACK, PROXY_CALLBACK_ENV
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,10 @@ def free_port() -> int:
 def ray_cluster():
     """Start Ray and Serve once; stop what was started, and nothing else."""
     port = free_port()
+    # For Ray's processes: the deadline middleware in Serve's proxy, and the tests' own modules.
+    os.environ[PROXY_CALLBACK_ENV] = PROXY_CALLBACK
+    here = str(Path(__file__).parent)
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [here, os.getenv("PYTHONPATH")]))
     context = ray.init(
         address="local",
         num_cpus=4,

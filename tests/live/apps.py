@@ -1,0 +1,114 @@
+"""User classes for the live tests. Replicas import this module by name."""
+
+import os
+import threading
+import time
+from pathlib import Path
+
+from ray_slo.scheduling.registry import make_policy
+
+BASE_S = 0.03  # of any batch
+
+
+class Tasks:
+    """Does what the item says: a number is squared, a pair (what, argument) is an order."""
+
+    def __init__(self, power=2):
+        self.power = power
+
+    def reconfigure(self, config):
+        self.power = config["power"]
+
+    @staticmethod
+    def preprocess(item):
+        if item == "lock":
+            return threading.Lock()
+        if item == "bad":
+            raise ValueError("this item is bad")
+        return tuple(item) if isinstance(item, list | tuple) else float(item)
+
+    @staticmethod
+    def postprocess(result):
+        return {"value": result} if isinstance(result, float) else result
+
+    @staticmethod
+    def example_input():
+        return 1.0
+
+    def __call__(self, items):
+        time.sleep(BASE_S + 0.001 * len(items))
+        results = [self.one(item) for item in items]
+        return results[:-1] if ("drop_one", 0) in items else results
+
+    def one(self, item):
+        if isinstance(item, float):
+            return item**self.power
+        what, argument = item
+        if what == "raise":
+            raise {
+                "value": ValueError("poison"),
+                "stop": StopIteration("stop"),
+                "exit": SystemExit("exit"),
+            }[argument]
+        if what == "sleep":
+            time.sleep(argument)
+        if what == "die_once" and not Path(argument).exists():
+            Path(argument).touch()
+            os._exit(1)
+        if what == "mark":  # says that it runs, then works for a while
+            Path(argument).touch()
+            time.sleep(0.5)
+        return threading.Lock() if what == "lock" else os.getpid()
+
+
+class Echo:
+    """As fast as it gets, and async."""
+
+    def __init__(self, prefix=""):
+        self.prefix = prefix
+
+    async def __call__(self, items):
+        return [f"{self.prefix}{item}" for item in items]
+
+
+class Slow:
+    """Takes longer than any SLO that the tests set."""
+
+    @staticmethod
+    def example_input():
+        return 0
+
+    def __call__(self, items):
+        time.sleep(0.2)
+        return items
+
+
+class RaisesOnce:
+    """A policy that fails in its first decision about a request, in each process once."""
+
+    serves_late = False
+    failed = False
+
+    def __init__(self):
+        self.inner = make_policy("eager")
+        self.arrived = False
+
+
+    def requests_arrived(self, now, requests):
+        self.arrived = True
+        self.inner.requests_arrived(now, requests)
+
+    def requests_cancelled(self, now, requests):
+        self.inner.requests_cancelled(now, requests)
+
+    def batch_finished(self, now, worker, outcome):
+        self.inner.batch_finished(now, worker, outcome)
+
+    def cluster_changed(self, now, cluster):
+        self.inner.cluster_changed(now, cluster)
+
+    def decide(self, now):
+        if self.arrived and not RaisesOnce.failed:
+            RaisesOnce.failed = True
+            raise RuntimeError("the policy is broken")
+        return self.inner.decide(now)

@@ -1,0 +1,275 @@
+"""`@ray_slo.deployment` on a local Ray, with the scheduler embedded and as an actor."""
+
+import asyncio
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import pytest
+from apps import Echo, Tasks
+from fastapi import FastAPI
+from ray import serve
+
+import ray_slo
+from ray_slo.errors import BadInput, BatchResultError, RefusedEarly, UnknownModel
+
+pytestmark = pytest.mark.live
+
+SLO_MS = 10_000  # generous; calls that are to be refused bring a deadline of their own
+TaskApp = ray_slo.deployment(
+    latency_slo_ms=SLO_MS,
+    num_replicas=2,
+    ray_actor_options={"num_cpus": 0.1},
+    accuracy=99.5,
+    profile_seconds=0.5,
+    name="tasks",
+)(Tasks)
+
+
+@pytest.fixture(scope="module", params=["embedded", "actor"])
+def app(ray_cluster, request):
+    """(handle, url) of the application, with one and with two frontends."""
+    frontends = 1 if request.param == "embedded" else 2
+    deployed = TaskApp.options(scheduler=request.param, num_frontends=frontends)
+    with ray_cluster.running(deployed.bind(), "tasks", "/tasks") as handle:
+        yield handle, f"{ray_cluster.url}/tasks"
+
+
+def test_first_answers_come_in_time_and_in_order(app):
+    handle, _ = app
+    answers = [handle.remote(x) for x in range(40)]
+    assert [a.result() for a in answers] == [{"value": float(x * x)} for x in range(40)]
+
+
+def test_answer_says_how_it_came_about(app):
+    handle, _ = app
+    answer = handle.remote(3, response_metadata=True).result()
+    assert answer.result == {"value": 9.0}
+    assert (answer.model, answer.variant, answer.accuracy) == ("tasks", "tasks", 99.5)
+    assert answer.batch_size >= 1
+    assert answer.exec_ms >= 30
+    assert 0 <= answer.queue_ms < answer.latency_ms <= SLO_MS
+    assert answer.deadline_met
+
+
+def test_a_burst_is_batched_across_frontends(app):
+    handle, _ = app
+    calls = [handle.remote(x, response_metadata=True) for x in range(60)]
+    sizes = [c.result().batch_size for c in calls]
+    assert max(sizes) > 4
+
+
+def test_own_slo_of_a_call(app):
+    handle, _ = app
+    assert handle.remote(2, latency_slo_ms=5000, response_metadata=True).result().latency_slo_ms
+    with pytest.raises(RefusedEarly) as refused:
+        handle.remote(2, latency_slo_ms=0.5).result()
+    assert (refused.value.reason, refused.value.latency_slo_ms) == ("would_miss", 0.5)
+    with pytest.raises(BadInput, match="latency_slo_ms must be a positive number"):
+        handle.remote(2, latency_slo_ms=-1).result()
+    with pytest.raises(UnknownModel, match="choose one of tasks"):
+        handle.remote(2, model="task").result()
+
+
+def test_http_answers_json_with_headers(app):
+    _, url = app
+    answer = httpx.post(url, json=5, timeout=30)
+    assert (answer.status_code, answer.json()) == (200, {"value": 25.0})
+    headers = answer.headers
+    assert (headers["x-slo-model"], headers["x-slo-accuracy"]) == ("tasks", "99.50")
+    assert headers["x-slo-deadline-met"] == "true"
+    assert float(headers["x-slo-exec-ms"]) >= 30
+    assert httpx.post(f"{url}/tasks", json=5, timeout=30).json() == {"value": 25.0}
+    assert httpx.get(url).json()["models"]["tasks"]["latency_slo_ms"] == SLO_MS
+
+
+@pytest.mark.parametrize(
+    ("header", "value"), [("x-slo-latency-ms", "1"), ("x-request-timeout-seconds", "0.001")]
+)
+def test_http_deadline_that_cannot_be_met_is_refused_at_once(app, header, value):
+    _, url = app
+    answer = httpx.post(url, json=5, headers={header: value}, timeout=30)
+    assert answer.status_code == 503
+    assert int(answer.headers["retry-after"]) >= 1
+    body = answer.json()
+    assert (body["error"], body["reason"]) == ("RefusedEarly", "would_miss")
+    assert (body["model"], body["latency_slo_ms"]) == ("tasks", 1.0)
+    assert body["predicted_finish_ms"] > 1
+
+
+@pytest.mark.parametrize(
+    ("request_", "status", "says"),
+    [
+        ({"content": b"{bad", "headers": {"content-type": "application/json"}}, 422, "not JSON"),
+        ({"json": "bad"}, 422, "this item is bad"),
+        ({"json": 1, "headers": {"x-slo-latency-ms": "soon"}}, 422, "x-slo-latency-ms"),
+        ({"json": "lock"}, 422, "cannot be pickled"),
+        ({"json": ["raise", "value"]}, 500, "poison"),
+    ],
+)
+def test_http_says_what_is_wrong(app, request_, status, says):
+    _, url = app
+    answer = httpx.post(url, **request_, timeout=30)
+    assert answer.status_code == status
+    assert says in answer.json()["message"]
+
+
+def test_http_unknown_model_and_method(app):
+    _, url = app
+    answer = httpx.post(f"{url}/nope", json=5)
+    assert (answer.status_code, answer.json()["valid"]) == (404, ["tasks"])
+    assert httpx.delete(url).status_code == 405
+
+
+@pytest.mark.parametrize(
+    ("item", "error", "says"),
+    [
+        (("raise", "value"), ValueError, "poison"),
+        (("raise", "stop"), RuntimeError, "StopIteration: stop"),
+        (("raise", "exit"), RuntimeError, "SystemExit: exit"),
+        (("drop_one", 0), BatchResultError, "was given 1 items and returned 0 results"),
+        (("lock", 0), TypeError, "pickle"),
+        ("bad", BadInput, "this item is bad"),
+        ("lock", BadInput, "cannot be pickled"),
+    ],
+)
+def test_an_error_reaches_its_caller_and_nobody_else(app, item, error, says):
+    handle, _ = app
+    assert handle.remote(2).result() == {"value": 4.0}
+    with pytest.raises(error, match=says):
+        handle.remote(item).result()
+    assert handle.remote(2).result() == {"value": 4.0}
+
+
+def test_unpicklable_input_spares_its_batch(app):
+    handle, _ = app
+    calls = [handle.remote("lock" if x == 7 else x) for x in range(20)]
+    for x, call in enumerate(calls):
+        if x == 7:
+            with pytest.raises(BadInput):
+                call.result()
+        else:
+            assert call.result() == {"value": float(x * x)}
+
+
+def status(handle):
+    return handle.slo_status.remote().result()
+
+
+def occupy(handle):
+    """Keep both workers busy for a good second."""
+    busy = []
+    for _ in range(2):
+        busy.append(handle.remote(("sleep", 1.5)))
+        time.sleep(0.25)  # lest they form one batch
+    return busy
+
+
+def cancelled_soon(handle, before):
+    until = time.monotonic() + 10
+    while time.monotonic() < until:
+        if status(handle)["counts"]["cancelled"] > before:
+            return True
+        time.sleep(0.1)
+    return False
+
+
+def test_cancelled_calls_are_withdrawn(app):
+    handle, url = app
+    before = status(handle)["counts"]["cancelled"]
+    busy = occupy(handle)
+    late = handle.remote(("sleep", 0.01))
+    time.sleep(0.3)
+    late.cancel()
+    assert cancelled_soon(handle, before)
+    [b.result() for b in busy]
+    busy = occupy(handle)
+    before = status(handle)["counts"]["cancelled"]
+    with pytest.raises(httpx.ReadTimeout):
+        httpx.post(url, json=["sleep", 0.01], timeout=0.3)
+    assert cancelled_soon(handle, before)
+    [b.result() for b in busy]
+    assert handle.remote(2).result() == {"value": 4.0}
+
+
+def test_status(app):
+    handle, _ = app
+    seen = status(handle)
+    assert seen["models"] == {"tasks": {"latency_slo_ms": SLO_MS, "accuracy": 99.5}}
+    assert len(seen["workers"]) == 2
+    assert seen["queued"] == {"tasks": 0}
+    assert seen["counts"]["granted"] > 0
+    profile = seen["profiles"]["tasks@default"]
+    assert 30 <= profile["latency_1_ms"] <= profile["latency_max_ms"]
+    assert seen["policy"] == "deferred"
+
+
+# Last, because it leaves the application changed.
+def test_scaled_and_reconfigured_in_place_under_load(app, request):
+    handle, _ = app
+    mode = request.node.callspec.params["app"]
+    changed = TaskApp.options(scheduler=mode, num_frontends=1 if mode == "embedded" else 2)
+
+    def workers():
+        return set(status(handle)["workers"])
+
+    def redeploy(wanted, **options):
+        serve.run(changed.options(**options).bind(), name="tasks", route_prefix="/tasks")
+        until = time.monotonic() + 30
+        while len(workers()) != wanted and time.monotonic() < until:
+            time.sleep(0.2)
+        assert len(workers()) == wanted
+
+    before, epoch = workers(), status(handle)["epoch"]
+    answers = []
+    with ThreadPoolExecutor(1) as pool:
+        stop = []
+
+        def load():
+            while not stop:
+                answers.append(handle.remote(3))
+                time.sleep(0.05)
+
+        loading = pool.submit(load)
+        try:
+            redeploy(3, num_replicas=3)
+            assert before < workers()
+            redeploy(1, num_replicas=1)
+            config = {"power": 3}
+            redeploy(1, num_replicas=1, user_config=config)
+        finally:
+            stop.append(True)
+        loading.result()
+    values = [a.result()["value"] for a in answers]
+    assert set(values) <= {9.0, 27.0}
+    assert status(handle)["epoch"] == epoch  # the frontends and the scheduler stayed
+    assert handle.remote(3).result() == {"value": 27.0}
+
+
+def test_composition_and_fastapi(ray_cluster):
+    """A FastAPI ingress over two ray-slo applications of one class."""
+    web = FastAPI()
+    echo = ray_slo.deployment(latency_slo_ms=SLO_MS, ray_actor_options={"num_cpus": 0.1})(Echo)
+
+    @serve.deployment(ray_actor_options={"num_cpus": 0.1})
+    @serve.ingress(web)
+    class Front:
+        def __init__(self, a, b):
+            self.a, self.b = a, b
+
+        @web.get("/both/{word}")
+        async def both(self, word: str):
+            return await asyncio.gather(self.a.remote(word), self.b.remote(word))
+
+        @web.get("/refused/{word}")
+        async def refused(self, word: str):
+            return await self.a.remote(word, latency_slo_ms=0.01)
+
+    front = Front.bind(echo.bind("a-"), echo.bind(prefix="b-"))
+    with ray_cluster.running(front, "front", "/front"):
+        url = f"{ray_cluster.url}/front"
+        assert httpx.get(f"{url}/both/x", timeout=30).json() == ["a-x", "b-x"]
+        answer = httpx.get(f"{url}/refused/x", timeout=30)
+        assert answer.status_code == 503
+        assert answer.json()["reason"] == "would_miss"
+        assert "retry-after" in answer.headers
