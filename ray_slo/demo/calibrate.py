@@ -24,8 +24,10 @@ from ray_slo.serve.recorded import Payloads, Workload
 from ray_slo.simulation.workloads import Poisson
 
 BATCH = 8  # a batch this large is where batching has clearly paid off for the digits networks
+SLO_ROUNDS = 3
 FINE = 0.01  # bad rate at which the tuned system counts as keeping up
-STEP, MINIMUM = 0.88, 0.4  # the rate goes down by STEP, to MINIMUM of the capacity
+STEP = 0.88  # the rate goes up and down by this factor
+MINIMUM, MAXIMUM = 0.4, 1.6  # of the capacity: where the search for the rate ends
 
 
 @dataclass(frozen=True)
@@ -51,11 +53,11 @@ def calibrate(
 
     * Capacity: answers/s with 8 requests per replica always in flight, in blocking style (whose
       batches then hold all that are in flight).
-    * SLO: four times the time that such a batch takes end to end: one to wait for a running batch,
-      one to run, two for bursts.
+    * SLO: three times the time that such a batch takes end to end: one to wait for a running
+      batch, one to run, one for bursts.
     * Wait: of ℓ(4), ℓ(8) and ℓ(16), the one with the lowest bad rate at that capacity.
-    * Rate: that capacity, lowered in steps until plain Serve with the best wait keeps up (bad rate
-      ≤ 1 %): the edge of what a hand-tuned system can do.
+    * Rate: from that capacity up or down in steps, to the highest at which plain Serve with the
+      best wait keeps up (bad rate ≤ 1 %): the edge of what a hand-tuned system can do.
     """
     from ray import serve
 
@@ -63,7 +65,7 @@ def calibrate(
     with running(plain(settings, 0.01, off_loop=False)):
         closed_loop(url, payloads, in_flight, 2.0)  # warm
         capacity = closed_loop(url, payloads, in_flight, probe_s)
-    slo_s = _round(4 * in_flight / capacity)
+    slo_s = _round(SLO_ROUNDS * in_flight / capacity)
     say(
         f"plain Serve does {capacity:.0f} req/s with {in_flight} always in flight; "
         f"SLO {1e3 * slo_s:.0f} ms"
@@ -84,6 +86,9 @@ def calibrate(
     rate = capacity
     with running(plain(settings, waits[0])):
         best, wait_s = min((bad_rate(wait, rate), wait) for wait in waits)
+        if best <= FINE:
+            while rate < MAXIMUM * capacity and bad_rate(wait_s, rate / STEP) <= FINE:
+                rate /= STEP
         while best > FINE and rate > MINIMUM * capacity:
             rate *= STEP
             best = bad_rate(wait_s, rate)

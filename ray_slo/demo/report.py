@@ -25,6 +25,7 @@ COLUMNS = (
     "batch",
     "accuracy",
 )
+_NARROW = ("", "offered", "goodput", "bad", "p50", "p99", "batch", "accuracy")  # 80 columns
 
 
 def cells(system: System, result: LoadResult) -> tuple[str, ...]:
@@ -43,11 +44,17 @@ def cells(system: System, result: LoadResult) -> tuple[str, ...]:
 
 
 def screen_table(results: Mapping[System, LoadResult], title: str) -> Any:
-    """The rich table."""
+    """The rich table, for 80 columns."""
+    from rich import box
     from rich.table import Table as Screen
 
-    table = Screen(title=title, title_justify="left")
-    for index, column in enumerate(COLUMNS):
+    table = Screen(
+        title=f"{title} (rates per second, times in ms)",
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        collapse_padding=True,
+    )
+    for index, column in enumerate(_NARROW):
         table.add_column(column, justify="left" if index == 0 else "right", no_wrap=True)
     for system, result in results.items():
         table.add_row(*cells(system, result), style="bold green" if system.ours else "")
@@ -119,9 +126,9 @@ def page(
             "How rate, SLO and tuned wait were chosen",
             text=[
                 f"Plain Serve answered {calibration.capacity:.0f} requests/s with "
-                f"{8 * settings.num_replicas} always in flight; the SLO is four such rounds. The "
-                "rate starts there and is lowered until plain Serve with its best wait keeps up "
-                "(at most 1 % bad): the edge of what a hand-tuned system can do.",
+                f"{8 * settings.num_replicas} always in flight; the SLO is three such rounds. The "
+                "rate is the highest of those tried at which plain Serve with its best wait kept "
+                "up (at most 1 % bad): the edge of what a hand-tuned system can do.",
                 f"Waits tried: {tried or 'none'}.",
             ],
         ),

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import io
 import json
 import re
 import subprocess
@@ -149,3 +150,14 @@ def test_the_demo_runs_and_all_answer_rightly(tmp_path) -> None:
     assert (tmp_path / "report.html").read_text().startswith("<!doctype html>")
     assert (tmp_path / "workload.npz").exists()
     assert (tmp_path / "deployment" / "requests.csv").exists()
+
+
+def test_screen_table_fits_80_columns() -> None:
+    from rich.console import Console
+
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(report.screen_table({s: result(0.2) for s in SYSTEMS}, "digits"))
+    text = console.export_text()
+    assert "…" not in text
+    for system in SYSTEMS:
+        assert system.name in text
