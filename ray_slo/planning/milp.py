@@ -1,0 +1,279 @@
+"""Mixed integer linear programs, written once and solved by HiGHS or Gurobi.
+
+Variables carry a label and a shape; constraints come in named blocks, one per equation of a paper:
+
+    >>> m = Milp("max")
+    >>> x = m.variables("x", 3, upper=1, integer=True)
+    >>> m.block("weight", ([2, 3, 4], x), upper=6)  # one row
+    >>> m.objective(([3, 4, 6], x))
+    >>> solution = m.solve("highs")
+    >>> solution.status, solution.objective, solution[x].round().tolist()
+    ('optimal', 9.0, [1.0, 0.0, 1.0])
+
+A term is (coefficients, variables). Its last axis is summed, what is before it are the rows of the
+block: `(1, x)` with x of shape (rows, n) is Σ over n in every row, `(1, x[:, None])` one variable
+per row.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy import sparse
+from scipy.optimize import Bounds, LinearConstraint, milp
+
+Indices = NDArray[np.int64]
+Floats = NDArray[np.float64]
+Backend = Literal["auto", "highs", "gurobi"]
+Status = Literal["optimal", "feasible", "infeasible", "unbounded", "unknown"]
+
+GUROBI_PIP_LIMIT = 2000  # variables, and constraints, of the licence in gurobipy's wheel
+
+
+@dataclass(frozen=True)
+class Solution:
+    """`status` "feasible": the limit came first, `bound` says how much better it could be;
+    "unknown": the limit came before any solution. `values` is empty without a solution."""
+
+    status: Status
+    objective: float
+    bound: float
+    values: Floats
+
+    @property
+    def found(self) -> bool:
+        return self.values.size > 0
+
+    def __getitem__(self, variables: Indices) -> Floats:
+        return self.values[variables]
+
+
+class Milp:
+    """min or max c·x subject to named blocks of rows lower ≤ A·x ≤ upper."""
+
+    def __init__(self, sense: Literal["min", "max"] = "min") -> None:
+        self.sense = sense
+        self.labels: dict[str, Indices] = {}
+        self.blocks: dict[str, tuple[sparse.csr_array, Floats, Floats]] = {}
+        self._lower: list[Floats] = []
+        self._upper: list[Floats] = []
+        self._integer: list[NDArray[np.bool_]] = []
+        self._objective: list[tuple[Floats, Indices]] = []
+        self.size = 0
+
+    def variables(
+        self,
+        label: str,
+        shape: int | tuple[int, ...] = (),
+        lower: ArrayLike = 0.0,
+        upper: ArrayLike = math.inf,
+        integer: bool = False,
+    ) -> Indices:
+        """New variables: their indices, in the asked shape. Bounds are broadcast to it."""
+        if label in self.labels:
+            raise ValueError(f"variables: {label!r} is taken")
+        count = int(np.prod(shape, dtype=int))
+        indices = np.arange(self.size, self.size + count).reshape(shape)
+        for store, value in ((self._lower, lower), (self._upper, upper)):
+            store.append(np.broadcast_to(np.asarray(value, float), indices.shape).ravel())
+        self._integer.append(np.full(count, integer))
+        self.size += count
+        self.labels[label] = indices
+        return indices
+
+    def block(
+        self,
+        name: str,
+        *terms: tuple[ArrayLike, Indices],
+        lower: ArrayLike = -math.inf,
+        upper: ArrayLike = math.inf,
+    ) -> None:
+        """Rows lower ≤ Σ terms ≤ upper under one name."""
+        if name in self.blocks:
+            raise ValueError(f"block: {name!r} is taken")
+        shaped = [(np.broadcast_to(c, v.shape), v) for c, v in terms]
+        rows_shape = np.broadcast_shapes(*(v.shape[:-1] for _, v in shaped))
+        rows = int(np.prod(rows_shape, dtype=int))
+        row, column, value = [], [], []
+        for c, v in shaped:
+            full = (*rows_shape, v.shape[-1])
+            row.append(np.repeat(np.arange(rows), v.shape[-1]))
+            column.append(np.broadcast_to(v, full).ravel())
+            value.append(np.broadcast_to(c, full).ravel())
+        matrix = sparse.csr_array(
+            (np.concatenate(value).astype(float), (np.concatenate(row), np.concatenate(column))),
+            shape=(rows, self.size),
+        )
+        low, high = (
+            np.broadcast_to(np.asarray(limit, float), rows_shape).ravel()
+            for limit in (lower, upper)
+        )
+        self.blocks[name] = (matrix, low, high)
+
+    def objective(self, *terms: tuple[ArrayLike, Indices]) -> None:
+        self._objective = [
+            (np.broadcast_to(np.asarray(c, float), v.shape).ravel(), v.ravel()) for c, v in terms
+        ]
+
+    def solve(
+        self,
+        backend: Backend = "auto",
+        time_limit_s: float = math.inf,
+        relative_gap: float = 1e-9,
+        seed: int = 0,
+        without: Collection[str] = (),
+    ) -> Solution:
+        """Solve, leaving out the blocks named in `without`.
+
+        "auto" is Gurobi where it is installed and its licence takes a model of this size, else
+        HiGHS. `seed` is Gurobi's: HiGHS through SciPy always starts from its own fixed one.
+
+        Raises:
+            ImportError: backend "gurobi" where gurobipy is not installed.
+            ValueError: an unknown backend; "gurobi" with a licence that does not cover the size.
+        """
+        if backend not in ("auto", "highs", "gurobi"):
+            raise ValueError(f"backend must be auto, highs or gurobi, got {backend!r}")
+        program = self._program(without)
+        if backend != "highs":
+            try:
+                return _gurobi(program, time_limit_s, relative_gap, seed)
+            except (ImportError, ValueError):
+                if backend == "gurobi":
+                    raise
+        return _highs(program, time_limit_s, relative_gap)
+
+    def conflicts(self, backend: Backend = "auto", time_limit_s: float = math.inf) -> list[str]:
+        """The blocks each of which, left out alone, would make an infeasible model feasible."""
+        return [
+            name
+            for name in self.blocks
+            if self.solve(backend, time_limit_s, relative_gap=1.0, without={name}).status
+            not in ("infeasible", "unknown")
+        ]
+
+    def _program(self, without: Collection[str]) -> _Program:
+        cost = np.zeros(self.size)
+        for c, v in self._objective:
+            np.add.at(cost, v, c)
+        kept = [block for name, block in self.blocks.items() if name not in without]
+        matrices = []
+        for matrix, _, _ in kept:
+            padded = matrix.copy()
+            padded.resize((matrix.shape[0], self.size))  # variables that came after the block
+            matrices.append(padded)
+        return _Program(
+            maximise=self.sense == "max",
+            cost=cost,
+            matrix=sparse.csr_array(sparse.vstack(matrices))
+            if matrices
+            else sparse.csr_array((0, self.size)),
+            row_lower=np.concatenate([lower for _, lower, _ in kept] or [np.zeros(0)]),
+            row_upper=np.concatenate([upper for _, _, upper in kept] or [np.zeros(0)]),
+            lower=np.concatenate(self._lower),
+            upper=np.concatenate(self._upper),
+            integer=np.concatenate(self._integer),
+        )
+
+
+@dataclass(frozen=True)
+class _Program:
+    maximise: bool
+    cost: Floats
+    matrix: sparse.csr_array
+    row_lower: Floats
+    row_upper: Floats
+    lower: Floats
+    upper: Floats
+    integer: NDArray[np.bool_]
+
+
+_NONE: Floats = np.zeros(0)
+
+
+def _highs(program: _Program, time_limit_s: float, relative_gap: float) -> Solution:
+    sign = -1.0 if program.maximise else 1.0
+    options: Any = {"mip_rel_gap": relative_gap}
+    if math.isfinite(time_limit_s):
+        options["time_limit"] = time_limit_s
+    result: Any = milp(
+        sign * program.cost,
+        integrality=program.integer.astype(int),
+        bounds=Bounds(program.lower, program.upper),
+        constraints=LinearConstraint(program.matrix, program.row_lower, program.row_upper)
+        if program.matrix.shape[0]
+        else (),
+        options=options,
+    )
+    if result.x is None:
+        statuses: dict[int, Status] = {2: "infeasible", 3: "unbounded"}
+        bound = getattr(result, "mip_dual_bound", None)
+        known = sign * float(bound) if bound is not None else -sign * math.inf
+        return Solution(statuses.get(result.status, "unknown"), math.nan, known, _NONE)
+    bound = getattr(result, "mip_dual_bound", None)
+    objective = sign * float(result.fun)
+    status: Status = "optimal" if result.status == 0 else "feasible"
+    return Solution(
+        status, objective, objective if bound is None else sign * float(bound), result.x
+    )
+
+
+def _gurobi(
+    program: _Program, time_limit_s: float, relative_gap: float, seed: int
+) -> Solution:  # pragma: no cover - where gurobipy is installed
+    gp: Any = import_module("gurobipy")
+    sign = -1.0 if program.maximise else 1.0
+    try:
+        with gp.Env(empty=True) as env:
+            env.setParam("OutputFlag", 0)
+            env.start()
+            with gp.Model(env=env) as model:
+                model.Params.MIPGap = relative_gap
+                model.Params.Seed = seed
+                model.Params.DualReductions = 0  # tells infeasible from unbounded
+                if math.isfinite(time_limit_s):
+                    model.Params.TimeLimit = time_limit_s
+                kinds = np.where(program.integer, "I", "C")
+                x = model.addMVar(
+                    program.cost.size, program.lower, program.upper, sign * program.cost, kinds
+                )
+                equal = program.row_lower == program.row_upper
+                for rows, sense, side in (
+                    (equal, "=", program.row_lower),
+                    (~equal & np.isfinite(program.row_lower), ">", program.row_lower),
+                    (~equal & np.isfinite(program.row_upper), "<", program.row_upper),
+                ):
+                    if rows.any():
+                        matrix = sparse.csr_matrix(program.matrix[np.flatnonzero(rows)])
+                        model.addMConstr(matrix, x, sense, side[rows])
+                model.optimize()
+                code = model.Status
+                if model.SolCount == 0:
+                    statuses: dict[int, Status] = {
+                        gp.GRB.INFEASIBLE: "infeasible",
+                        gp.GRB.UNBOUNDED: "unbounded",
+                    }
+                    return Solution(
+                        statuses.get(code, "unknown"), math.nan, -sign * math.inf, _NONE
+                    )
+                if code == gp.GRB.UNBOUNDED:
+                    return Solution("unbounded", math.nan, -sign * math.inf, _NONE)
+                bound = model.ObjBound if model.IsMIP else model.ObjVal
+                return Solution(
+                    "optimal" if code == gp.GRB.OPTIMAL else "feasible",
+                    sign * model.ObjVal,
+                    sign * bound,
+                    np.asarray(x.X),
+                )
+    except gp.GurobiError as error:
+        rows_, columns = program.matrix.shape
+        raise ValueError(
+            f"Gurobi does not take this model ({columns} variables, {rows_} rows; its pip licence "
+            f"takes {GUROBI_PIP_LIMIT} of each): {error}"
+        ) from error
