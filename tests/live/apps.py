@@ -93,7 +93,6 @@ class RaisesOnce:
         self.inner = make_policy("eager")
         self.arrived = False
 
-
     def requests_arrived(self, now, requests):
         self.arrived = True
         self.inner.requests_arrived(now, requests)

@@ -15,7 +15,7 @@ from ray_slo.errors import BadInput, BatchResultError, RefusedEarly, UnknownMode
 
 pytestmark = pytest.mark.live
 
-SLO_MS = 10_000  # generous; calls that are to be refused bring a deadline of their own
+SLO_MS = 6_000  # generous; calls that are to be refused bring a deadline of their own
 TaskApp = ray_slo.deployment(
     latency_slo_ms=SLO_MS,
     num_replicas=2,

@@ -1,0 +1,62 @@
+"""`ray_slo.serve:build_app`: from the `args` of a `serve run` config to a running application."""
+
+import httpx
+import pytest
+from ray import serve
+from ray.serve.schema import ServeApplicationSchema
+
+from ray_slo.serve import build_app
+
+pytestmark = pytest.mark.live
+
+ARGS = {
+    "models": {
+        "square": {"callable": "apps:Tasks", "latency_slo_ms": 5000, "accuracy": 90},
+        "cube": {
+            "callable": "apps:Tasks",
+            "kwargs": {"power": 2},
+            "user_config": {"power": 3},
+            "latency_slo_ms": 4000,
+        },
+        "echo": {"callable": "apps:Echo", "args": ["say "], "latency_slo_ms": 3000},
+    },
+    "workers": {
+        "small": {"num_replicas": 1, "ray_actor_options": {"num_cpus": 0.1}},
+        "large": {"num_replicas": 1, "ray_actor_options": {"num_cpus": 0.2}},
+    },
+    "policy": {"name": "deferred", "kwargs": {"objective": "responsive"}},
+    "profile_seconds": 0.3,
+    "name": "zoo",
+}
+
+
+def test_several_models_on_one_pool_of_two_kinds(ray_cluster):
+    # As a config file would say it: the schema checks the form, `build_app` the content.
+    schema = ServeApplicationSchema(
+        name="zoo", route_prefix="/zoo", import_path="ray_slo.serve:build_app", args=ARGS
+    )
+    with ray_cluster.running(build_app(schema.args), "zoo", "/zoo") as handle:
+        url = f"{ray_cluster.url}/zoo"
+        for path, item, wanted in (
+            ("square", 3, {"value": 9.0}),
+            ("cube", 3, {"value": 27.0}),
+            ("echo", "hi", "say hi"),
+        ):
+            answer = httpx.post(f"{url}/{path}", json=item, timeout=30)
+            assert (answer.status_code, answer.json()) == (200, wanted)
+            assert answer.headers["x-slo-model"] == path
+            assert handle.remote(item, model=path).result() == wanted
+        unnamed = httpx.post(url, json=3)
+        assert unnamed.status_code == 404
+        assert unnamed.json()["valid"] == ["cube", "echo", "square"]
+        seen = handle.slo_status.remote().result()
+        assert sorted(w["kind"] for w in seen["workers"].values()) == ["large", "small"]
+        assert set(seen["models"]) == {"square", "cube", "echo"}
+        names = set(serve.status().applications["zoo"].deployments)
+        assert names == {"zoo", "zoo-small-worker", "zoo-large-worker"}
+
+
+def test_mistakes_are_said_before_anything_is_deployed():
+    wrong = {**ARGS, "models": {"square": {"callable": "apps:Taks", "latency_slo_ms": 5000}}}
+    with pytest.raises(ValueError, match=r"models\.square\.callable: cannot import 'apps:Taks'"):
+        build_app(wrong)

@@ -1,0 +1,143 @@
+"""What breaks, and what the callers see of it: an answer or a reason, and nobody hangs."""
+
+import time
+
+import pytest
+import ray
+from apps import RaisesOnce, Slow, Tasks
+from ray import serve
+from ray.serve.schema import ApplicationStatus
+
+import ray_slo
+from ray_slo.errors import RefusedEarly, WorkerLost
+from ray_slo.serve.scheduler_actor import NAMESPACE, find_scheduler
+
+pytestmark = pytest.mark.live
+
+SLO_MS = 30_000  # time for Serve to start another replica on a busy machine
+TINY = {"num_cpus": 0.1}
+TaskApp = ray_slo.deployment(
+    latency_slo_ms=SLO_MS, num_replicas=2, ray_actor_options=TINY, profile_seconds=0.3, name="tasks"
+)(Tasks)
+
+
+def status(handle):
+    return handle.slo_status.remote().result()
+
+
+def eventually(condition, within_s=30):
+    until = time.monotonic() + within_s
+    while time.monotonic() < until:
+        if condition():
+            return True
+        time.sleep(0.2)
+    return False
+
+
+@pytest.fixture(scope="module", params=["embedded", "actor"])
+def app(ray_cluster, request):
+    frontends = 1 if request.param == "embedded" else 2
+    deployed = TaskApp.options(scheduler=request.param, num_frontends=frontends)
+    with ray_cluster.running(deployed.bind(), "faulty", "/faulty") as handle:
+        yield handle
+
+
+def test_worker_killed_in_the_middle_of_a_batch(app, tmp_path):
+    fatal = app.remote(("die_once", str(tmp_path / "died")))
+    others = [app.remote(x) for x in range(20)]
+    assert isinstance(fatal.result(timeout_s=60), int)  # answered by a worker that lived on
+    assert (tmp_path / "died").exists()
+    assert [o.result(timeout_s=60) for o in others] == [{"value": float(x * x)} for x in range(20)]
+    assert eventually(lambda: len(status(app)["workers"]) == 2)
+
+
+def test_worker_killed_from_outside(app, tmp_path):
+    mark = tmp_path / "running"
+    running = app.remote(("mark", str(mark)))
+    assert eventually(mark.exists)
+    killed = busy_worker(app)
+    others = [app.remote(x) for x in range(10)]
+    ray.kill(killed)
+    assert isinstance(running.result(timeout_s=60), int)
+    assert [o.result(timeout_s=60) for o in others] == [{"value": float(x * x)} for x in range(10)]
+
+
+def busy_worker(handle):
+    """A replica that has a batch in flight, as an actor."""
+    busy = [w for w, s in status(handle)["workers"].items() if s["batches_in_flight"]]
+    assert busy
+    return ray.get_actor(f"SERVE_REPLICA::faulty#tasks-worker#{busy[0]}", namespace="serve")
+
+
+def test_scheduler_killed_under_load(app, request):
+    if request.node.callspec.params["app"] == "embedded":
+        pytest.skip("an embedded scheduler dies with its frontend")
+    scheduler = find_scheduler("faulty#tasks")
+    epoch = status(app)["epoch"]
+    answers = []
+    for x in range(60):
+        answers.append(app.remote(x))
+        if x == 30:
+            ray.kill(scheduler, no_restart=False)
+        time.sleep(0.02)
+    assert [a.result(timeout_s=60) for a in answers] == [{"value": float(x * x)} for x in range(60)]
+    assert eventually(lambda: status(app).get("epoch", epoch) != epoch)
+    assert eventually(lambda: len(status(app)["workers"]) == 2)
+
+
+def test_scheduler_leaves_with_its_application(ray_cluster):
+    deployed = TaskApp.options(scheduler="actor", num_replicas=1)
+    with ray_cluster.running(deployed.bind(), "leaving", "/leaving") as handle:
+        assert handle.remote(2).result() == {"value": 4.0}
+        find_scheduler("leaving#tasks")
+
+    def gone():
+        names = ray.util.list_named_actors(all_namespaces=True)
+        return {"name": "leaving#tasks", "namespace": NAMESPACE} not in names
+
+    assert eventually(gone, within_s=60)
+
+
+def test_no_retries_and_a_full_queue_and_an_isolated_poison(ray_cluster, tmp_path):
+    deployed = TaskApp.options(
+        num_replicas=1, retries=0, max_queued_requests=20, isolate_errors=True
+    )
+    with ray_cluster.running(deployed.bind(), "strict", "/strict") as handle:
+        busy = handle.remote(("sleep", 1.0))
+        time.sleep(0.3)
+        poison = handle.remote(("raise", "value"))
+        good = [handle.remote(x) for x in range(18)]
+        time.sleep(0.3)
+        with pytest.raises(RefusedEarly, match="which is the limit") as full:
+            handle.remote(1).result()
+        assert full.value.reason == "queue_full"
+        assert isinstance(busy.result(), int)
+        with pytest.raises(ValueError, match="poison"):
+            poison.result()
+        assert [g.result() for g in good] == [{"value": float(x * x)} for x in range(18)]
+
+        lost = handle.remote(("die_once", str(tmp_path / "died")))
+        with pytest.raises(WorkerLost, match="was lost with the request"):
+            lost.result(timeout_s=60)
+
+
+def test_slo_that_no_batch_can_meet_is_said_at_deploy_time(ray_cluster):
+    deployed = ray_slo.deployment(latency_slo_ms=50, ray_actor_options=TINY)(Slow)
+    try:
+        with pytest.raises(RuntimeError, match="slow failed"):
+            serve.run(deployed.bind(), name="slow", route_prefix="/slow")
+        state = serve.status().applications["slow"]
+        assert state.status == ApplicationStatus.DEPLOY_FAILED
+        said = state.deployments["Slow-worker"].message
+        assert "models.Slow.latency_slo_ms: no batch can meet 50 ms: a batch of one took" in said
+    finally:
+        serve.delete("slow")
+
+
+def test_policy_that_raises_is_restarted_with_its_queue(ray_cluster):
+    deployed = TaskApp.options(policy=RaisesOnce, num_replicas=1)
+    with ray_cluster.running(deployed.bind(), "broken", "/broken") as handle:
+        answers = [handle.remote(x) for x in range(10)]
+        assert [a.result(timeout_s=60) for a in answers] == [
+            {"value": float(x * x)} for x in range(10)
+        ]

@@ -1,0 +1,333 @@
+"""The scheduler without Ray: requests in, grants and refusals out."""
+
+import asyncio
+import contextlib
+import functools
+import math
+
+import pytest
+
+from ray_slo.core import BatchStatus, Decision, Dispatch, Drop, DropReason
+from ray_slo.serve import scheduler as scheduler_module
+from ray_slo.serve.messages import BatchReport, Grant, Heartbeat, Refusal, Submit
+from ray_slo.serve.scheduler import Quantile, Scheduler
+from ray_slo.serve.spec import parse_spec
+
+
+class Fifo:
+    """One batch per free worker, of at most four, oldest first; drops what is marked by size 9."""
+
+    serves_late = True
+
+    def __init__(self):
+        self.queue, self.busy, self.cluster, self.ended, self.count = [], {}, None, [], 0
+
+    def requests_arrived(self, now, requests):
+        self.queue += requests
+
+    def requests_cancelled(self, now, requests):
+        self.queue = [r for r in self.queue if r not in requests]
+
+    def batch_finished(self, now, worker, outcome):
+        assert self.busy.pop(worker) == outcome.batch_id
+        self.ended.append((worker, outcome.status))
+
+    def cluster_changed(self, now, cluster):
+        self.cluster = cluster
+        self.busy = {w: b for w, b in self.busy.items() if w in cluster.workers}
+
+    def decide(self, now):
+        if any(r.size == 13 for r in self.queue):
+            raise RuntimeError("a policy that cannot cope")
+        actions = []
+        if dropped := [r for r in self.queue if r.size == 9]:
+            self.queue = [r for r in self.queue if r.size != 9]
+            actions.append(Drop(dropped, DropReason.SHED, now + 5))
+        for worker in self.cluster.workers:
+            if worker not in self.busy and self.queue:
+                batch, self.queue = self.queue[:4], self.queue[4:]
+                self.count += 1
+                self.busy[worker] = self.count
+                actions.append(Dispatch(self.count, worker, "m", batch, now, now + 0.1))
+        return Decision(actions)
+
+
+class Box:
+    """What the scheduler delivered, by client."""
+
+    def __init__(self):
+        self.messages = {}
+
+    def __call__(self, client, messages):
+        self.messages.setdefault(client, []).extend(messages)
+
+    def take(self, client="a"):
+        return self.messages.pop(client, [])
+
+
+@contextlib.asynccontextmanager
+async def running(policy=Fifo, **options):
+    spec = parse_spec(
+        {
+            "models": {"m": {"callable": Fifo, "latency_slo_ms": 1000, "max_batch_size": 8}},
+            "policy": policy,
+        }
+    )
+    box = Box()
+    scheduler = Scheduler(spec, box, **options)
+    try:
+        yield scheduler, box
+    finally:
+        scheduler.close()
+
+
+def beat(worker="w0", batches=(), kind="default", variants=("m",)):
+    profiles = {v: [0.01 + 0.001 * b for b in range(1, 9)] for v in variants}
+    return Heartbeat(worker, kind, profiles, list(batches), True)
+
+
+def report(grant, status=BatchStatus.FINISHED, measured=(), worker="w0"):
+    size = grant.batch_size
+    return BatchReport(grant.batch_id, worker, "m", status, size, 0.02, 0.02, list(measured))
+
+
+def submits(*ids, size=1):
+    return [Submit(i, "m", 1.0, size) for i in ids]
+
+
+async def settle():
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+def in_loop(test):
+    @functools.wraps(test)
+    def run(**fixtures):
+        asyncio.run(asyncio.wait_for(test(**fixtures), 30))
+
+    return run
+
+
+@in_loop
+async def test_requests_of_two_clients_form_one_batch_in_two_pieces():
+    async with running() as (scheduler, box):
+        scheduler.heartbeat(beat())
+        scheduler.submit("a", submits(1, 2))
+        scheduler.submit("b", submits(1))
+        await settle()
+        (a,), (b,) = box.take("a"), box.take("b")
+        assert (a.request_ids, b.request_ids) == ((1, 2), (1,))
+        assert a.batch_id == b.batch_id
+        assert {a.piece, b.piece} == {0, 1}
+        assert (a.num_pieces, a.batch_size, a.worker, a.kind) == (2, 3, "w0", "default")
+        assert a.finish_in_s == pytest.approx(0.1, abs=0.02)
+        assert 0.5 < a.slack_s < 1
+
+
+@in_loop
+async def test_report_frees_the_worker_and_teaches_the_profile():
+    async with running() as (scheduler, box):
+        scheduler.heartbeat(beat())
+        scheduler.submit("a", submits(1, 2, 3, 4, 5))
+        await settle()
+        (first,) = box.take()
+        assert first.request_ids == (1, 2, 3, 4)
+        scheduler.report(report(first, measured=[(4, 0.02)]))
+        scheduler.report(report(first))  # twice does no harm
+        await settle()
+        (second,) = box.take()
+        assert second.request_ids == (5,)
+        assert second.batch_id != first.batch_id
+        seen = scheduler.status()
+        assert seen["profiles"]["m@default"]["samples"] == 1
+        assert seen["workers"]["w0"]["batches_in_flight"] == 1
+        assert seen["counts"]["granted"] == 5
+
+
+@in_loop
+async def test_refusal_says_reason_and_predicted_finish():
+    async with running() as (scheduler, box):
+        scheduler.submit("a", submits(1, 2, size=9))
+        await settle()
+        (refusal,) = box.take()
+        assert isinstance(refusal, Refusal)
+        assert (refusal.request_ids, refusal.reason) == ((1, 2), "shed")
+        assert refusal.finish_in_s == pytest.approx(5, abs=0.1)
+        assert scheduler.status()["queued"] == {"m": 0}
+
+
+@in_loop
+async def test_request_for_a_model_of_another_release_is_refused():
+    async with running() as (scheduler, box):
+        scheduler.submit("a", [Submit(1, "old", 1.0), Submit(2, "m", 1.0)])
+        scheduler.heartbeat(beat(variants=("m", "old")))
+        await settle()
+        refusal, grant = box.take()
+        assert (refusal.request_ids, refusal.reason) == ((1,), "no_worker")
+        assert math.isnan(refusal.finish_in_s)
+        assert grant.request_ids == (2,)
+        assert scheduler.status()["workers"]["w0"]["variants"] == ["m"]
+
+
+@in_loop
+async def test_cancelled_and_gone_clients_are_withdrawn():
+    async with running() as (scheduler, box):
+        scheduler.submit("a", submits(1, 2))
+        scheduler.submit("b", submits(1))
+        scheduler.cancel("a", [1, 99])
+        scheduler.client_gone("b")
+        await settle()
+        scheduler.heartbeat(beat())
+        await settle()
+        (grant,) = box.take()
+        assert grant.request_ids == (2,)
+        assert not box.take("b")
+        assert scheduler.status()["counts"]["cancelled"] == 2
+
+
+@in_loop
+async def test_submitted_twice_is_queued_once():
+    async with running() as (scheduler, box):
+        scheduler.submit("a", submits(1))
+        scheduler.submit("a", submits(1, 2))
+        scheduler.heartbeat(beat())
+        await settle()
+        (grant,) = box.take()
+        assert grant.request_ids == (1, 2)
+
+
+@in_loop
+async def test_lost_worker_is_left_alone_for_a_while(monkeypatch):
+    async with running() as (scheduler, box):
+        scheduler.heartbeat(beat())
+        scheduler.submit("a", submits(1))
+        await settle()
+        (grant,) = box.take()
+        scheduler.worker_lost("w0")
+        scheduler.heartbeat(beat())  # it is still draining
+        scheduler.submit("a", submits(1, 2))  # again, by its frontend
+        await settle()
+        assert not box.take()
+        assert not scheduler.status()["workers"]
+        scheduler.report(report(grant))  # too late to matter
+        scheduler.heartbeat(beat("w1"))
+        await settle()
+        (grant,) = box.take()
+        assert (grant.worker, grant.request_ids) == ("w1", (1, 2))
+        monkeypatch.setattr(scheduler, "_clock", lambda clock=scheduler._clock: clock() + 6)
+        scheduler.heartbeat(beat())
+        assert set(scheduler.status()["workers"]) == {"w0", "w1"}
+
+
+@in_loop
+async def test_silent_worker_is_taken_for_dead():
+    async with running(heartbeat_timeout_s=0.2) as (scheduler, _):
+        scheduler.heartbeat(beat())
+        assert scheduler.status()["workers"]
+        await asyncio.sleep(1)
+        assert not scheduler.status()["workers"]
+
+
+@in_loop
+async def test_batch_that_its_worker_does_not_know_is_over(monkeypatch):
+    async with running() as (scheduler, box):
+        scheduler.heartbeat(beat())
+        scheduler.submit("a", submits(1))
+        await settle()
+        (grant,) = box.take()
+        scheduler.submit("a", submits(2))
+        scheduler.heartbeat(beat())  # on its way, perhaps
+        await settle()
+        assert not box.take()
+        monkeypatch.setattr(scheduler, "_clock", lambda clock=scheduler._clock: clock() + 4)
+        scheduler.heartbeat(beat(batches=[grant.batch_id]))
+        await settle()
+        assert not box.take()
+        scheduler.heartbeat(beat())
+        await settle()
+        assert [g.request_ids for g in box.take()] == [(2,)]
+        assert scheduler._host.policy.ended == [("w0", BatchStatus.LOST)]
+
+
+@in_loop
+async def test_withdrawn_batch_frees_its_worker():
+    async with running() as (scheduler, box):
+        scheduler.heartbeat(beat())
+        scheduler.submit("a", submits(1))
+        await settle()
+        (grant,) = box.take()
+        scheduler.batch_withdrawn(grant.batch_id)
+        scheduler.batch_withdrawn("unknown")
+        scheduler.submit("a", submits(2))
+        await settle()
+        assert [g.request_ids for g in box.take()] == [(2,)]
+
+
+@in_loop
+async def test_unknown_batch_and_worker_in_a_report_are_ignored():
+    async with running() as (scheduler, box):
+        grant = Grant("x", "w9", "default", "m", "m", (1,), 0, 1, 1, 0.0, 0.1, 0.0)
+        scheduler.report(report(grant, measured=[(1, 0.5)], worker="w9"))
+        scheduler.heartbeat(beat())
+        scheduler.report(report(grant, measured=[(1, 0.5)]))
+        scheduler.submit("a", submits(1))
+        await settle()
+        assert len(box.take()) == 1
+
+
+@in_loop
+async def test_policy_that_raises_is_restarted_with_its_queue(monkeypatch):
+    monkeypatch.setattr(scheduler_module, "_TICK_S", 0.05)
+    # A ready-made object, which must come back as it was made.
+    async with running(policy=Fifo()) as (scheduler, box):
+        scheduler.heartbeat(beat())
+        scheduler.submit("a", submits(1))
+        await settle()
+        (before,) = box.take()
+        scheduler.submit("a", [Submit(2, "m", 1.0, 13), *submits(3)])
+        await asyncio.sleep(0.2)
+        assert not box.take()
+        scheduler.cancel("a", [2])  # its caller gives up, and the poison is gone
+        await asyncio.sleep(0.2)
+        (after,) = box.take()
+        assert after.request_ids == (3,)
+        assert after.batch_id != before.batch_id
+        scheduler.report(report(before))  # of the policy's former life
+        scheduler.report(report(after))
+        scheduler.submit("a", submits(4))
+        await settle()
+        assert [g.request_ids for g in box.take()] == [(4,)]
+
+
+@in_loop
+async def test_every_scheduler_has_its_own_epoch():
+    async with running() as (one, _), running() as (other, _):
+        assert one.epoch != other.epoch
+
+
+TIMEOUT = {"name": "timeout", "kwargs": {"timeout_ms": 20}}
+
+
+@pytest.mark.parametrize("policy", ["deferred", "eager", TIMEOUT])
+@in_loop
+async def test_real_policies_answer_everything(policy):
+    async with running(policy=policy) as (scheduler, box):
+        scheduler.heartbeat(beat("w0"))
+        scheduler.heartbeat(beat("w1"))
+        scheduler.submit("a", submits(*range(20)))
+        answered = set()
+        while len(answered) < 20:
+            await asyncio.sleep(0.005)
+            for message in box.take():
+                answered |= set(message.request_ids)
+                if isinstance(message, Grant):
+                    scheduler.report(report(message, worker=message.worker))
+        assert scheduler.status()["queued"] == {"m": 0}
+
+
+def test_quantile_of_a_window():
+    q = Quantile(0.5, window=3)
+    assert q.value(default=7.0) == 7.0
+    for sample in (100.0, 1.0, 2.0, 3.0):
+        q.add(sample)
+    assert q.value(default=7.0) == 2.0
