@@ -171,9 +171,9 @@ def _decode(raw: bytes) -> NDArray[np.float32]:
     except ValueError as error:
         if str(error).startswith("image: "):
             raise
-        raise _refuse(f"an unreadable file ({error})", wanted) from None
-    except (OSError, SyntaxError, EOFError) as error:
-        raise _refuse(f"an unreadable file ({error})", wanted) from None
+        raise _refuse("an unreadable file", wanted) from None
+    except (OSError, SyntaxError, EOFError):
+        raise _refuse("an unreadable file", wanted) from None
 
 
 def _flatten(picture: Image.Image) -> NDArray[np.float32]:

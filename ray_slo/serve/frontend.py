@@ -37,6 +37,7 @@ from ray_slo.serve.errors import (
 )
 from ray_slo.serve.messages import Grant, Heartbeat, Message, Piece, PieceResult, Refusal, Submit
 from ray_slo.serve.metrics import FrontendMetrics
+from ray_slo.serve.request_context import LATENCY_HEADER, PROXIED_HEADER, TIMEOUT_HEADER
 from ray_slo.serve.scheduler import Quantile
 from ray_slo.serve.spec import AppSpec, worker_deployment
 
@@ -51,8 +52,6 @@ _GONE = (
     ray.exceptions.NodeDiedError,
     ray.exceptions.ObjectLostError,
 )
-_LATENCY_HEADER = "x-slo-latency-ms"
-_TIMEOUT_HEADER = "x-request-timeout-seconds"
 
 
 class _Pending:
@@ -207,7 +206,7 @@ class Frontend:
                     status_code=405,
                     headers={"allow": "GET, POST"},
                 )
-            slo_s = self._slo_s(name, self._requested_slo_ms(request))
+            slo_s = self._slo_s(name, self._requested_slo_ms(request, name))
             body = await request.body()
             if len(body) > self._spec.max_body_bytes:
                 return JSONResponse(
@@ -298,23 +297,33 @@ class Frontend:
             )
         return slo_ms / 1e3
 
-    def _requested_slo_ms(self, request: HttpRequest) -> float | None:
-        for header, factor in ((_LATENCY_HEADER, 1.0), (_TIMEOUT_HEADER, 1e3)):
-            text = request.headers.get(header)
-            if text is None:
-                continue
-            try:
-                value = float(text)
-            except ValueError:
-                value = math.nan
-            if header == _TIMEOUT_HEADER and value <= 0:
-                return None  # Serve's way of saying "no timeout"
-            if not (value > 0 and math.isfinite(value)):
-                raise BadInput(
-                    f"header {header} must be a positive number, got {text!r}", field=header
-                )
-            return value * factor
-        return None
+    def _requested_slo_ms(self, request: HttpRequest, model: str) -> float | None:
+        """`x-slo-latency-ms` replaces the model's SLO; a timeout can only tighten it."""
+        own_ms = self._header(request, LATENCY_HEADER)
+        if own_ms is not None:
+            return own_ms
+        timeout_ms = self._header(request, PROXIED_HEADER)
+        if timeout_ms is None:
+            timeout_s = self._header(request, TIMEOUT_HEADER, zero_is_none=True)
+            timeout_ms = None if timeout_s is None else timeout_s * 1e3
+        if timeout_ms is None:
+            return None
+        return min(timeout_ms, self._spec.models[model].latency_slo_ms)
+
+    @staticmethod
+    def _header(request: HttpRequest, name: str, *, zero_is_none: bool = False) -> float | None:
+        text = request.headers.get(name)
+        if text is None:
+            return None
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if zero_is_none and value <= 0:
+            return None  # Serve's way of saying "no timeout"
+        if not (value > 0 and math.isfinite(value)):
+            raise BadInput(f"header {name} must be a positive number, got {text!r}", field=name)
+        return value
 
     def _parse(self, request: HttpRequest, body: bytes, model: str) -> Any:
         """JSON by content type; raw bytes for anything else, if the model has a `preprocess`."""

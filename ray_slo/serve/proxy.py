@@ -19,12 +19,12 @@ PROXY_CALLBACK_ENV = "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH"
 PROXY_CALLBACK = "ray_slo.serve.proxy:middlewares"
 
 _TIMEOUT = b"x-request-timeout-seconds"
-_LATENCY = b"x-slo-latency-ms"
+_OURS = b"x-slo-timeout-ms"
 _GRACE_S = 2.0
 
 
 class DeadlineMiddleware:
-    """Moves the client's timeout to `x-slo-latency-ms` (unless that is given) and relaxes it."""
+    """Copies the client's timeout to `x-slo-timeout-ms` and relaxes the proxy's own."""
 
     def __init__(self, app: Any) -> None:
         self._app = app
@@ -37,9 +37,8 @@ class DeadlineMiddleware:
             except ValueError:
                 timeout_s = 0.0
             if timeout_s > 0 and math.isfinite(timeout_s):
-                kept = [(k, v) for k, v in scope["headers"] if k != _TIMEOUT]
-                if _LATENCY not in headers:
-                    kept.append((_LATENCY, repr(timeout_s * 1e3).encode()))
+                kept = [(k, v) for k, v in scope["headers"] if k not in (_TIMEOUT, _OURS)]
+                kept.append((_OURS, repr(timeout_s * 1e3).encode()))
                 kept.append((_TIMEOUT, repr(timeout_s + _GRACE_S).encode()))
                 scope = {**scope, "headers": kept}
         await self._app(scope, receive, send)

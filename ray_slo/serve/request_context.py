@@ -30,6 +30,7 @@ from ray.serve import context as serve_context
 
 TIMEOUT_HEADER = "x-request-timeout-seconds"
 LATENCY_HEADER = "x-slo-latency-ms"
+PROXIED_HEADER = "x-slo-timeout-ms"  # the client's timeout, as `ray_slo.serve.proxy` passes it on
 
 
 @runtime_checkable
@@ -101,7 +102,7 @@ def _limit_from_headers(headers: Iterable[tuple[Any, Any]]) -> _Limit | None:
     budgets = {}
     for name, value in headers:
         key = _text(name).lower()
-        if key in (TIMEOUT_HEADER, LATENCY_HEADER):
+        if key in (TIMEOUT_HEADER, LATENCY_HEADER, PROXIED_HEADER):
             try:
                 number = float(_text(value))
             except ValueError:
@@ -110,6 +111,8 @@ def _limit_from_headers(headers: Iterable[tuple[Any, Any]]) -> _Limit | None:
                 budgets[key] = number
     if LATENCY_HEADER in budgets:
         return _limit_of(budgets[LATENCY_HEADER] / 1e3, True)
+    if PROXIED_HEADER in budgets:
+        return _limit_of(budgets[PROXIED_HEADER] / 1e3, False)
     if TIMEOUT_HEADER in budgets:
         return _limit_of(budgets[TIMEOUT_HEADER], False)
     return None

@@ -20,7 +20,7 @@ def through(headers, scope_type="http"):
 
 def test_timeout_becomes_deadline():
     seen = through([("x-request-timeout-seconds", "0.25"), ("accept", "*/*")])
-    assert float(seen["x-slo-latency-ms"]) == 250
+    assert float(seen["x-slo-timeout-ms"]) == 250
     assert float(seen["x-request-timeout-seconds"]) == 2.25
     assert seen["accept"] == "*/*"
 
@@ -28,6 +28,7 @@ def test_timeout_becomes_deadline():
 def test_own_slo_wins_over_the_timeout():
     seen = through([("x-request-timeout-seconds", "9"), ("x-slo-latency-ms", "40")])
     assert (seen["x-slo-latency-ms"], seen["x-request-timeout-seconds"]) == ("40", "11.0")
+    assert float(seen["x-slo-timeout-ms"]) == 9000
 
 
 @pytest.mark.parametrize("value", ["0", "-1", "soon", "nan", "inf", ""])
