@@ -15,6 +15,11 @@ PROGRAMS: dict[str, tuple[str, str, str]] = {
         "Symphony §3.3, §5.3, Table 2",
         "objectives and gathering rules of `deferred` against eager and the staggered bound",
     ),
+    "symphony-table2": (
+        "benchmarks.symphony_table2",
+        "Symphony Table 2, Figure 1",
+        "one model on 8 GPUs: goodput and batch sizes of every system, and overload",
+    ),
     "symphony-fig5": (
         "benchmarks.symphony_fig5",
         "Symphony §3.3, Figures 4 and 5",

@@ -1,0 +1,6 @@
+"""Systems to compare with, behind the `Policy` protocol: name them "benchmarks.peers:Nexus"."""
+
+from benchmarks.peers.clockwork import Clockwork
+from benchmarks.peers.nexus import Nexus, Node, Session, squishy_bin_packing
+
+__all__ = ["Clockwork", "Nexus", "Node", "Session", "squishy_bin_packing"]
