@@ -149,12 +149,19 @@ class Milp:
                     raise
         return _highs(program, time_limit_s, relative_gap)
 
-    def conflicts(self, backend: Backend = "auto", time_limit_s: float = math.inf) -> list[str]:
-        """The blocks each of which, left out alone, would make an infeasible model feasible."""
+    def conflicts(
+        self,
+        backend: Backend = "auto",
+        time_limit_s: float = math.inf,
+        among: Collection[str] | None = None,
+    ) -> list[str]:
+        """The blocks (of those in `among`) each of which, left out alone, would make an infeasible
+        model feasible. `time_limit_s` is for each."""
         return [
             name
             for name in self.blocks
-            if self.solve(backend, time_limit_s, relative_gap=1.0, without={name}).status
+            if (among is None or name in among)
+            and self.solve(backend, time_limit_s, relative_gap=1.0, without={name}).status
             not in ("infeasible", "unknown")
         ]
 
