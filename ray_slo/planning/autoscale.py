@@ -1,0 +1,174 @@
+"""Autoscaling signals: bad rate and idle time → workers to add or to remove (Symphony §3.5).
+
+A scheduler with a flat top answers peak goodput p whatever is offered, so at load o > p the bad
+rate is r = (o − p)/o and N·r/(1 − r) more workers would serve it all; at o < p the idle fraction is
+f = (p − o)/p and N·f workers could go.
+
+Worked example: 8 workers, 20 % bad: the load is that of 10. 8 workers, 30 % idle: 5.6 are busy.
+
+    >>> limits = Limits(min_workers=1, max_workers=16, periods_down=1)
+    >>> plan(Problem(Signals(workers=8, bad_rate=0.2, idle_fraction=0.0), limits)).workers
+    10
+    >>> plan(Problem(Signals(workers=8, bad_rate=0.0, idle_fraction=0.3), limits)).workers
+    6
+
+Adding is rounded up, removing down. What keeps it from flapping: a bad rate up to `bad_rate_above`
+and an idle fraction up to `idle_above` change nothing, a direction must be wanted for
+`periods_up` / `periods_down` periods in a row, and what goes is the least that any of these periods
+could spare. The state between periods is an argument and part of the result: `plan` itself keeps
+none.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from ray_slo.planning.result import Infeasible
+
+_EPS = 1e-9
+
+
+@dataclass(frozen=True)
+class Signals:
+    """What was measured in a period.
+
+    Args:
+        workers: N, workers that are running.
+        bad_rate: r, share of the requests that were late or dropped.
+        idle_fraction: f, share of the workers' time in which they ran nothing.
+    """
+
+    workers: int
+    bad_rate: float
+    idle_fraction: float
+
+    def __post_init__(self) -> None:
+        if self.workers < 0:
+            raise ValueError(f"workers must be at least 0, got {self.workers}")
+        for field in ("bad_rate", "idle_fraction"):
+            if not 0 <= getattr(self, field) <= 1:
+                raise ValueError(f"{field} must lie between 0 and 1, got {getattr(self, field)}")
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How the signals are acted on.
+
+    Args:
+        min_workers, max_workers: the range.
+        bad_rate_above: bad rates up to this are what the SLO allows.
+        idle_above: idle fractions up to this are kept. 0 is the published rule, which takes the
+            last idle worker and with it what Poisson arrivals need.
+        keep_idle: idle fraction to be left when workers go, at most `idle_above`.
+        periods_up, periods_down: periods in a row that must want a direction.
+    """
+
+    min_workers: int
+    max_workers: int
+    bad_rate_above: float = 0.01
+    idle_above: float = 0.1
+    keep_idle: float = 0.0
+    periods_up: int = 1
+    periods_down: int = 3
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.min_workers <= self.max_workers:
+            raise ValueError(
+                f"min_workers must lie between 0 and max_workers, got {self.min_workers} and "
+                f"{self.max_workers}"
+            )
+        for field in ("bad_rate_above", "idle_above"):
+            if not 0 <= getattr(self, field) < 1:
+                raise ValueError(
+                    f"{field} must be at least 0 and below 1, got {getattr(self, field)}"
+                )
+        if not 0 <= self.keep_idle <= self.idle_above:
+            raise ValueError(
+                f"keep_idle must lie between 0 and idle_above ({self.idle_above}), "
+                f"got {self.keep_idle}"
+            )
+        for field in ("periods_up", "periods_down"):
+            if getattr(self, field) < 1:
+                raise ValueError(f"{field} must be at least 1, got {getattr(self, field)}")
+
+
+@dataclass(frozen=True)
+class State:
+    """Periods in a row that wanted more (positive) or fewer (negative) workers, and the most
+    workers that any of these periods asked for."""
+
+    streak: int = 0
+    wanted: int = 0
+
+
+@dataclass(frozen=True)
+class Problem:
+    signals: Signals
+    limits: Limits
+    state: State = State()
+
+
+@dataclass(frozen=True)
+class Plan:
+    """`workers`: how many there should be. `state` is the next problem's."""
+
+    workers: int
+    state: State
+    explanation: str
+
+
+def plan(problem: Problem) -> Plan | Infeasible[Plan]:
+    """How many workers there should be; infeasible where the load needs more than `max_workers`."""
+    now, limits, before = problem.signals, problem.limits, problem.state
+    n = now.workers
+    if now.bad_rate > limits.bad_rate_above:
+        direction, periods = 1, limits.periods_up
+        if now.bad_rate < 1:
+            wanted = n + max(1, math.ceil(n * now.bad_rate / (1 - now.bad_rate) - _EPS))
+            said = f"{now.bad_rate:.1%} bad with {n} workers: the load is that of {wanted}"
+        else:
+            wanted = limits.max_workers
+            said = f"nothing was served by {n} workers, so the load may be anything: all there are"
+        if now.idle_fraction > max(limits.idle_above, 0.1):
+            said += f", though {now.idle_fraction:.0%} of their time is idle (SLO or sharing?)"
+    elif now.idle_fraction > limits.idle_above:
+        direction, periods = -1, limits.periods_down
+        busy = n * (1 - now.idle_fraction)
+        wanted = min(n, math.ceil(busy / (1 - limits.keep_idle) - _EPS))
+        said = f"{now.idle_fraction:.0%} idle with {n} workers: {busy:.3g} are busy"
+        if limits.keep_idle:
+            said += f", {wanted} leave {limits.keep_idle:.0%} idle"
+        if wanted == n:
+            direction = 0
+    else:
+        direction, periods, wanted = 0, 1, n
+        said = f"{now.bad_rate:.1%} bad and {now.idle_fraction:.0%} idle are within the limits"
+
+    same = direction != 0 and before.streak * direction > 0
+    streak = (before.streak if same else 0) + direction
+    if direction < 0:
+        # What goes is what none of these periods had work for.
+        wanted = min(n, max(wanted, before.wanted)) if same else wanted
+    state = State(streak, wanted if direction else 0)
+    target = n
+    if direction and abs(streak) >= periods:
+        target, state = wanted, State()
+    elif direction:
+        said += f" (period {abs(streak)} of {periods} before acting)"
+
+    workers = min(max(target, limits.min_workers), limits.max_workers)
+    if workers > target:
+        said += f"; min_workers is {limits.min_workers}"
+    elif workers < target:
+        said += f"; max_workers is {limits.max_workers}"
+    chosen = Plan(workers, state, f"{said}; {_change(workers - n)}.")
+    if target > limits.max_workers and direction > 0:
+        return Infeasible(
+            f"the load needs {target} workers, max_workers is {limits.max_workers}", chosen
+        )
+    return chosen
+
+
+def _change(by: int) -> str:
+    return f"{abs(by)} {'more' if by > 0 else 'fewer'}" if by else "no change"
