@@ -45,6 +45,7 @@ _PROFILE_PERIOD_S = 0.25  # how often measured batches may change the policy's v
 _TICK_S = 0.5
 _QUARANTINE_S = 5.0  # a worker that could not be reached (draining, most often) is left alone
 _PROBE_AFTER_S = 1.0  # a model that looks too slow for its SLO is tried again after this
+_JITTER = 0.05  # of the shortest SLO: how much earlier than it must a live deferred batch goes
 _LOST_AFTER_S = 3.0  # a granted batch that its worker does not know of, and never reported
 
 
@@ -280,8 +281,14 @@ class Scheduler:
     # -- inside ----------------------------------------------------------------------------
 
     def _new_host(self) -> PolicyHost:
+        name, kwargs = self._spec.policy.name, dict(self._spec.policy.kwargs)
+        if name == "deferred":
+            # An event loop wakes late. Where frontrun and the last moment are a millisecond apart,
+            # that would make a request that waited for its batch miss.
+            shortest_ms = min(m.latency_slo_ms for m in self._spec.models.values())
+            kwargs.setdefault("jitter_ms", _JITTER * shortest_ms)
         # A ready-made policy object is kept as it was made, for a restart.
-        policy = copy.deepcopy(make_policy(self._spec.policy.name, self._spec.policy.kwargs))
+        policy = copy.deepcopy(make_policy(name, kwargs))
         return PolicyHost(
             policy,
             self._cluster(),

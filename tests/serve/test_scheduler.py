@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import functools
 import math
+import time
 
 import pytest
 
@@ -331,3 +332,17 @@ def test_quantile_of_a_window():
     for sample in (100.0, 1.0, 2.0, 3.0):
         q.add(sample)
     assert q.value(default=7.0) == 2.0
+
+
+@in_loop
+async def test_deferred_request_survives_a_loop_that_wakes_late():
+    policy = {"name": "deferred", "kwargs": {"objective": "consolidate"}}
+    async with running(policy=policy) as (scheduler, box):
+        scheduler.heartbeat(beat())
+        scheduler.submit("a", [Submit(1, "m", 0.4)])
+        await settle()
+        assert not box.take()
+        while not (messages := box.take()):
+            time.sleep(0.005)  # noqa: ASYNC251 (something holds the loop)
+            await asyncio.sleep(0)
+        assert isinstance(messages[0], Grant)
