@@ -4,22 +4,29 @@ from ray_slo.simulation.report import Report
 from ray_slo.simulation.search import GoodputResult, goodput_search
 from ray_slo.simulation.simulator import PolicyError, WorkerEvent, simulate
 from ray_slo.simulation.workloads import (
+    Burst,
     Constant,
     Gamma,
+    Mmpp,
     Poisson,
+    Population,
     SloShare,
     Times,
     Trace,
     Workload,
     Zipf,
+    changing_rates,
 )
 
 __all__ = [
+    "Burst",
     "Constant",
     "Gamma",
     "GoodputResult",
+    "Mmpp",
     "Poisson",
     "PolicyError",
+    "Population",
     "Report",
     "SloShare",
     "Times",
@@ -27,6 +34,7 @@ __all__ = [
     "WorkerEvent",
     "Workload",
     "Zipf",
+    "changing_rates",
     "goodput_search",
     "simulate",
 ]

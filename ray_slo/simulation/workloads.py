@@ -18,7 +18,16 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveFloat, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    model_validator,
+)
 
 from ray_slo.core.cluster import Cluster
 
@@ -41,6 +50,75 @@ def _renewal(total: float, shape: float, rng: np.random.Generator) -> Floats:
         reached = float(blocks[-1][-1])
     times = np.concatenate(blocks) if blocks else np.empty(0)
     return times[: np.searchsorted(times, total)]
+
+
+def _at_rates(
+    edges: Floats, rates: Floats, duration_s: float, shape: float, rng: np.random.Generator
+) -> Floats:
+    """Arrivals in [0, duration_s) at rates[i] per second between edges[i] and edges[i + 1]."""
+    served = np.concatenate([[0.0], np.cumsum(rates * np.diff(edges))])
+    units = _renewal(float(np.interp(duration_s, edges, served)), shape, rng)
+    # The interval in which each falls; "right" skips those whose rate is 0.
+    i = np.searchsorted(served, units, side="right") - 1
+    return np.asarray(edges[i] + (units - served[i]) / rates[i])
+
+
+class Burst(_Spec):
+    """Two states, bursting and calm, that last exponentially long: what modulates an MMPP.
+
+    Attributes:
+        peak: rate in a burst over the mean rate, above 1 and at most
+            (burst_s + calm_s) / burst_s, where nothing arrives between bursts.
+        burst_s, calm_s: mean lengths of the states.
+    """
+
+    peak: Annotated[float, Field(gt=1)]
+    burst_s: PositiveFloat
+    calm_s: PositiveFloat
+
+    @model_validator(mode="after")
+    def _check(self) -> Burst:
+        if self.peak * self.share > 1 + 1e-9:
+            raise ValueError(
+                f"peak must be at most (burst_s + calm_s) / burst_s = {1 / self.share:.6g}, "
+                f"got {self.peak:.6g}"
+            )
+        return self
+
+    @property
+    def share(self) -> float:
+        """Of the time that is bursting."""
+        return self.burst_s / (self.burst_s + self.calm_s)
+
+    @property
+    def calm(self) -> float:
+        """Rate between bursts over the mean rate."""
+        return max(0.0, (1 - self.peak * self.share) / (1 - self.share))
+
+    def edges(
+        self, streams: int, duration_s: float, rng: np.random.Generator
+    ) -> tuple[Floats, NDArray[np.bool_]]:
+        """Ends of the states, shape (streams, n), ascending along a row, the last one at
+        `duration_s` or later; and whether the first state is a burst, shape (streams,)."""
+        bursting = rng.random(streams) < self.share
+        mean = np.where(bursting[:, None], [self.burst_s, self.calm_s], [self.calm_s, self.burst_s])
+        ends = np.empty((streams, 0))
+        while ends.shape[1] == 0 or ends[:, -1].min(initial=math.inf) < duration_s:
+            pairs = int(duration_s / (self.burst_s + self.calm_s)) + 8
+            more = (rng.exponential(size=(streams, pairs, 2)) * mean[:, None, :]).reshape(
+                streams, 2 * pairs
+            )
+            last = ends[:, -1:] if ends.shape[1] else np.zeros((streams, 1))
+            ends = np.concatenate([ends, last + np.cumsum(more, axis=1)], axis=1)
+        return ends, bursting
+
+    def levels(self, duration_s: float, rng: np.random.Generator) -> tuple[Floats, Floats]:
+        """One stream: edges of the states from 0 on, shape (n + 1,), the last one after
+        `duration_s`, and the rate over the mean rate in each, shape (n,)."""
+        ends, bursting = self.edges(1, duration_s, rng)
+        edges = np.concatenate([[0.0], ends[0]])
+        odd = np.arange(len(edges) - 1) % 2 == 1
+        return edges, np.where(odd ^ bursting[0], self.peak, self.calm)
 
 
 class Constant(_Spec):
@@ -76,16 +154,30 @@ class Gamma(_Spec):
         return _renewal(duration_s * self.rate, self.shape, rng) / self.rate
 
 
+class Mmpp(_Spec):
+    """Markov-modulated Poisson arrivals at a mean of `rate` per second, in bursts."""
+
+    kind: Literal["mmpp"] = "mmpp"
+    rate: PositiveFloat
+    burst: Burst
+
+    def times(self, duration_s: float, rng: np.random.Generator) -> Floats:
+        edges, levels = self.burst.levels(duration_s, rng)
+        return _at_rates(edges, self.rate * levels, duration_s, 1.0, rng)
+
+
 class Trace(_Spec):
     """A rate (requests per second) per interval of `interval_s`; ends with its last interval.
 
-    Inside an interval arrivals are a Gamma process of that rate (`shape` 1: Poisson).
+    Inside an interval arrivals are a Gamma process of that rate (`shape` 1: Poisson), which `burst`
+    modulates (SHEPHERD §7: per-minute rates of a trace as Poisson, "stable", or MMPP, "bursty").
     """
 
     kind: Literal["trace"] = "trace"
     rates: Annotated[list[NonNegativeFloat], Field(min_length=1)]
     interval_s: PositiveFloat = 1.0
     shape: PositiveFloat = 1.0
+    burst: Burst | None = None
 
     @property
     def length_s(self) -> float:
@@ -98,11 +190,17 @@ class Trace(_Spec):
 
     def times(self, duration_s: float, rng: np.random.Generator) -> Floats:
         edges = np.arange(len(self.rates) + 1) * self.interval_s
-        served = np.concatenate([[0.0], np.cumsum(np.array(self.rates) * self.interval_s)])
-        units = _renewal(float(np.interp(duration_s, edges, served)), self.shape, rng)
-        # The interval in which each falls; "right" skips those whose rate is 0.
-        i = np.searchsorted(served, units, side="right") - 1
-        return np.asarray(edges[i] + (units - served[i]) / np.array(self.rates)[i])
+        rates: Floats = np.array(self.rates)
+        if self.burst is not None:
+            switches, levels = self.burst.levels(self.length_s, rng)
+            merged = np.union1d(edges, switches[switches < self.length_s])
+            middle = (merged[1:] + merged[:-1]) / 2
+            rates = (
+                rates[np.searchsorted(edges, middle) - 1]
+                * levels[np.searchsorted(switches, middle) - 1]
+            )
+            edges = merged
+        return _at_rates(edges, rates, duration_s, self.shape, rng)
 
 
 class Times(_Spec):
@@ -125,8 +223,83 @@ class Times(_Spec):
         return times[: np.searchsorted(times, duration_s)]
 
 
-Arrivals = Annotated[Constant | Poisson | Gamma | Trace | Times, Field(discriminator="kind")]
-ArrivalProcess = Constant | Poisson | Gamma | Trace | Times
+class Population(_Spec):
+    """Very many streams with heavy-tailed rates, dealt out to the models round robin.
+
+    Stands for the 46,000 streams of the Azure Functions trace in SHEPHERD §7, which give requests
+    per minute: a stream's mean rate is log-normal, its rate changes every interval by a Gamma
+    factor, and inside an interval arrivals are Poisson ("stable") or, with `burst`, an MMPP of the
+    stream's own ("bursty"; its state is drawn anew in each interval).
+
+    Attributes:
+        rate: mean of all streams together, requests per second.
+        sigma: standard deviation of the logarithm of a stream's mean rate.
+        variation: coefficient of variation of a stream's rate from interval to interval.
+        population_seed: of the streams' rates. They are the same whatever the run's seed.
+    """
+
+    kind: Literal["population"] = "population"
+    rate: PositiveFloat
+    streams: PositiveInt = 46_000
+    sigma: NonNegativeFloat = 2.5
+    interval_s: PositiveFloat = 60.0
+    variation: NonNegativeFloat = 0.5
+    burst: Burst | None = None
+    population_seed: NonNegativeInt = 0
+
+    def stream_rates(self) -> Floats:
+        """Mean rates of the streams, requests per second, shape (streams,)."""
+        rng = np.random.default_rng([self.population_seed, 0])
+        weights = np.exp(self.sigma * rng.standard_normal(self.streams))
+        return np.asarray(self.rate * weights / weights.sum())
+
+    def interval_rates(self, interval: int) -> Floats:
+        """Rates of the streams in an interval, requests per second, shape (streams,)."""
+        rates = self.stream_rates()
+        if self.variation:
+            shape = self.variation**-2
+            rng = np.random.default_rng([self.population_seed, 1, interval])
+            rates = rates * rng.gamma(shape, 1 / shape, self.streams)
+        return rates
+
+    def model_of(self, models: int) -> Ints:
+        """Index of each stream's model, round robin, shape (streams,)."""
+        return np.arange(self.streams) % models
+
+    def draw(self, duration_s: float, rng: np.random.Generator) -> tuple[Floats, Ints]:
+        """Arrivals in [0, duration_s): times (in no order) and streams, both of shape (n,)."""
+        times, streams = [np.empty(0)], [np.empty(0, dtype=np.int64)]
+        for interval in range(math.ceil(duration_s / self.interval_s)):
+            start = interval * self.interval_s
+            length = min(self.interval_s, duration_s - start)
+            # At the peak rate all the time, then thinned to the state's rate.
+            peak = self.burst.peak if self.burst else 1.0
+            counts = rng.poisson(self.interval_rates(interval) * length * peak)
+            active = np.flatnonzero(counts)
+            row = np.repeat(np.arange(len(active)), counts[active])
+            at = rng.random(len(row)) * length
+            if self.burst and len(row):
+                ends, bursting = self.burst.edges(len(active), length, rng)
+                # All rows one after the other, each in a range of its own: one sorted search.
+                lanes = 2 * length * np.arange(len(active))
+                flat = (np.minimum(ends, length) + lanes[:, None]).ravel()
+                state = np.searchsorted(flat, at + lanes[row], side="right")
+                in_burst = ((state - row * ends.shape[1]) % 2 == 1) ^ bursting[row]
+                kept = in_burst | (rng.random(len(row)) < self.burst.calm / peak)
+                at, row = at[kept], row[kept]
+            times.append(start + at)
+            streams.append(active[row])
+        return np.concatenate(times), np.concatenate(streams)
+
+
+ArrivalProcess = Constant | Poisson | Gamma | Mmpp | Trace | Times
+Arrivals = Annotated[ArrivalProcess, Field(discriminator="kind")]
+
+
+def _scaled(process: ArrivalProcess | Population, rate: float) -> ArrivalProcess | Population:
+    if isinstance(process, Population):
+        return process.model_copy(update={"rate": rate})
+    return at_rate(process, rate)
 
 
 def at_rate(process: ArrivalProcess, rate: float) -> ArrivalProcess:
@@ -181,13 +354,16 @@ class Workload(_Spec):
 
     Attributes:
         arrivals: one process whose rate is shared by all models (each model gets an independent
-            stream of its share; explicit times are dealt out at random), or one process per model.
+            stream of its share; explicit times are dealt out at random), one process per model, or
+            a population of streams.
         popularity: shares of the models, where `arrivals` is one process: Zipf, or a share per
             model (scaled to sum 1; models left out get none). Equal by default.
         slo_mix: SLOs that requests ask for instead of their model's, with their shares.
     """
 
-    arrivals: Arrivals | dict[str, Arrivals]
+    arrivals: (
+        Annotated[ArrivalProcess | Population, Field(discriminator="kind")] | dict[str, Arrivals]
+    )
     popularity: Annotated[
         Zipf | dict[str, NonNegativeFloat] | None, Field(union_mode="left_to_right")
     ] = None
@@ -200,6 +376,8 @@ class Workload(_Spec):
                 raise ValueError("arrivals must name at least one model")
             if self.popularity is not None:
                 raise ValueError("popularity has no meaning beside arrivals per model")
+        if isinstance(self.arrivals, Population) and self.popularity is not None:
+            raise ValueError("popularity has no meaning beside a population of streams")
         if isinstance(self.popularity, dict) and not sum(self.popularity.values()) > 0:
             raise ValueError("popularity must give at least one model a positive share")
         return self
@@ -208,6 +386,16 @@ class Workload(_Spec):
     def poisson(cls, rate: float, **kwargs: Any) -> Workload:
         """Poisson arrivals of `rate` requests per second over all models."""
         return cls(arrivals=Poisson(rate=rate), **kwargs)
+
+    @classmethod
+    def changing(
+        cls, rates: Mapping[str, Sequence[float]], period_s: float, **kwargs: Any
+    ) -> Workload:
+        """Poisson arrivals at rates[model][i] per second in the i-th period (Symphony §5.7)."""
+        return cls(
+            arrivals={m: Trace(rates=list(r), interval_s=period_s) for m, r in rates.items()},
+            **kwargs,
+        )
 
     @property
     def rate(self) -> float:
@@ -228,7 +416,7 @@ class Workload(_Spec):
             factor = rate / self.rate
             arrivals: Any = {m: at_rate(p, p.rate * factor) for m, p in self.arrivals.items()}
         else:
-            arrivals = at_rate(self.arrivals, rate)
+            arrivals = _scaled(self.arrivals, rate)
         return self.model_copy(update={"arrivals": arrivals})
 
     def shares(self, models: Sequence[str]) -> Floats:
@@ -261,6 +449,10 @@ class Workload(_Spec):
                 self.arrivals[m].times(duration_s, r) if m in self.arrivals else np.empty(0)
                 for m, r in zip(models, rngs, strict=True)
             ]
+        elif isinstance(self.arrivals, Population):
+            times, stream = self.arrivals.draw(duration_s, rng)
+            chosen = self.arrivals.model_of(len(models))[stream]
+            streams = [times[chosen == i] for i in range(len(models))]
         elif isinstance(self.arrivals, Times):
             times = self.arrivals.times(duration_s, rng)
             chosen = rng.choice(len(models), size=len(times), p=self.shares(models))
@@ -284,6 +476,31 @@ class Workload(_Spec):
         else:
             slo = np.array([cluster.models[m].latency_slo_s for m in models])[model]
         return Requests(models, model, arrival, arrival + slo)
+
+
+def changing_rates(
+    models: Sequence[str],
+    periods: int,
+    mean_rate: float,
+    rng: np.random.Generator,
+    swing: float = 0.8,
+) -> dict[str, list[float]]:
+    """Rates per period that rise and fall slowly, for `Workload.changing`.
+
+    The logarithm of a model's rate is a sum of waves of 1, 2 and 4 cycles with random phases and
+    falling amplitudes. Stands for the unpublished video workload of Symphony §5.7.
+
+    Args:
+        mean_rate: of all models together, requests per second, over all periods.
+        swing: amplitude of the slowest wave; 0 for constant rates.
+    """
+    cycles = np.array([1, 2, 4])
+    phase = rng.random((len(models), 1, 3))
+    at = (np.arange(periods) / periods)[None, :, None]
+    waves = np.sin(2 * np.pi * (cycles * at + phase)) / cycles
+    weights = np.exp(swing * waves.sum(axis=2)) * rng.exponential(size=(len(models), 1))
+    rates = mean_rate * weights / weights.sum(axis=0).mean()
+    return {m: row.tolist() for m, row in zip(models, rates, strict=True)}
 
 
 def _check_models(field: str, given: Mapping[str, Any], models: Sequence[str]) -> None:

@@ -3,14 +3,18 @@ import pytest
 from pydantic import ValidationError
 
 from ray_slo.simulation import (
+    Burst,
     Constant,
     Gamma,
+    Mmpp,
     Poisson,
+    Population,
     SloShare,
     Times,
     Trace,
     Workload,
     Zipf,
+    changing_rates,
 )
 from ray_slo.simulation.workloads import at_rate
 
@@ -150,6 +154,17 @@ def test_reads_from_plain_data():
         ({"arrivals": {"kind": "poisson", "rate": 1, "speed": 2}}, "speed"),
         ({"arrivals": {"kind": "weekly", "rate": 1}}, "weekly"),
         ({"arrivals": {}}, "arrivals"),
+        (
+            {
+                "arrivals": {
+                    "kind": "mmpp",
+                    "rate": 1,
+                    "burst": {"peak": 5, "burst_s": 1, "calm_s": 3},
+                }
+            },
+            "peak must be at most",
+        ),
+        ({"arrivals": {"kind": "population", "rate": 1}, "popularity": {"zipf": 1}}, "popularity"),
         ({"arrivals": {"kind": "poisson", "rate": 1}, "popularity": {"a": 0}}, "popularity"),
         (
             {"arrivals": {"a": {"kind": "poisson", "rate": 1}}, "popularity": {"a": 1}},
@@ -160,3 +175,89 @@ def test_reads_from_plain_data():
 def test_bad_specs_are_refused_with_the_field(data, field):
     with pytest.raises(ValidationError, match=field):
         Workload.model_validate(data)
+
+
+BURST = Burst(peak=4, burst_s=0.5, calm_s=2.0)
+
+
+def test_mmpp_keeps_the_mean_rate_and_comes_in_bursts():
+    times = Mmpp(rate=200, burst=BURST).times(2000.0, rng())
+    assert len(times) / 2000 == pytest.approx(200, rel=0.05)
+    assert np.all(np.diff(times) >= 0)
+    assert times[-1] < 2000
+    per_window = np.histogram(times, np.arange(0, 2000.1, 0.1))[0]
+    # 800/s for a fifth of the time, 50/s for the rest; windows with a switch lie between.
+    assert np.mean(per_window > 50) == pytest.approx(0.2, abs=0.03)
+    assert np.median(per_window) == pytest.approx(5, abs=1)
+
+
+def test_a_burst_may_be_all_there_is():
+    burst = Burst(peak=5, burst_s=1, calm_s=4)
+    assert burst.calm == 0
+    times = Mmpp(rate=100, burst=burst).times(500.0, rng(1))
+    empty = np.histogram(times, np.arange(0, 500.1, 0.1))[0] == 0
+    assert empty.mean() == pytest.approx(0.8, abs=0.1)
+
+
+def test_a_trace_can_be_bursty_inside_its_intervals():
+    stable = Trace(rates=[100, 0, 300], interval_s=200)
+    bursty = stable.model_copy(update={"burst": BURST})
+    counts = np.histogram(bursty.times(600.0, rng(2)), [0, 200, 400, 600])[0]
+    assert counts == pytest.approx([20_000, 0, 60_000], rel=0.2, abs=1)
+
+    def variation(trace):
+        per_window = np.histogram(trace.times(200.0, rng(3)), np.arange(0, 200, 0.25))[0]
+        return per_window.std() / per_window.mean()
+
+    assert variation(bursty) > 4 * variation(stable)
+
+
+@pytest.mark.parametrize("burst", [None, BURST], ids=["stable", "bursty"])
+def test_population_of_streams(burst, make_cluster):
+    population = Population(rate=500, streams=20_000, interval_s=10, burst=burst)
+    rates = np.sort(population.stream_rates())[::-1]
+    assert rates.sum() == pytest.approx(500)
+    assert rates[:200].sum() > 0.3 * 500  # 1 % of the streams make a third of the requests
+    times, streams = population.draw(25.0, rng())
+    expected = sum(population.interval_rates(i) * s for i, s in ((0, 10), (1, 10), (2, 5)))
+    assert len(times) == pytest.approx(expected.sum(), rel=0.1)
+    assert times.min() >= 0
+    assert times.max() < 25
+    big = int(expected.argmax())
+    assert np.mean(streams == big) == pytest.approx(expected[big] / expected.sum(), rel=0.6)
+
+    cluster = make_cluster()
+    drawn = Workload(arrivals=population).generate(cluster, 25.0, rng())
+    assert np.array_equal(drawn.arrival, np.sort(times))
+    by_model = np.bincount(streams % len(cluster.models))
+    assert np.bincount(drawn.model).tolist() == by_model.tolist()
+
+
+def test_a_population_is_the_same_whatever_the_seed_of_the_run():
+    one, two = Population(rate=10), Population(rate=20)
+    assert np.allclose(2 * one.interval_rates(3), two.interval_rates(3))
+    other = Population(rate=10, population_seed=1)
+    assert not np.allclose(one.stream_rates(), other.stream_rates())
+    assert Workload(arrivals=one).at_rate(20) == Workload(arrivals=two)
+
+
+def test_streams_of_a_bursty_population_burst():
+    burst = Burst(peak=10, burst_s=0.1, calm_s=0.9)
+    population = Population(rate=400, streams=4, sigma=0, variation=0, interval_s=1000, burst=burst)
+    times, streams = population.draw(1000.0, rng())
+    gaps = np.diff(np.sort(times[streams == 0]))
+    assert gaps.std() / gaps.mean() > 5  # 1 for Poisson
+    assert len(times) == pytest.approx(400_000, rel=0.1)
+
+
+def test_changing_workload_follows_its_periods(make_cluster):
+    cluster = make_cluster()
+    models = list(cluster.models)
+    rates = changing_rates(models, periods=5, mean_rate=400, rng=rng())
+    assert sum(map(sum, rates.values())) / 5 == pytest.approx(400)
+    workload = Workload.changing(rates, period_s=10)
+    assert workload.length_s == 50
+    drawn = workload.generate(cluster, 50.0, rng())
+    for i, m in enumerate(models):
+        counts = np.histogram(drawn.arrival[drawn.model == i], np.arange(0, 51, 10))[0]
+        assert counts / 10 == pytest.approx(rates[m], rel=0.15, abs=2)
