@@ -189,11 +189,11 @@ class Trace(_Spec):
         return float(np.mean(self.rates))
 
     def times(self, duration_s: float, rng: np.random.Generator) -> Floats:
-        edges = np.arange(len(self.rates) + 1) * self.interval_s
+        edges: Floats = np.arange(len(self.rates) + 1) * self.interval_s
         rates: Floats = np.array(self.rates)
         if self.burst is not None:
             switches, levels = self.burst.levels(self.length_s, rng)
-            merged = np.union1d(edges, switches[switches < self.length_s])
+            merged: Floats = np.union1d(edges, switches[switches < self.length_s])
             middle = (merged[1:] + merged[:-1]) / 2
             rates = (
                 rates[np.searchsorted(edges, middle) - 1]
