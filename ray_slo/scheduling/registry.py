@@ -11,7 +11,9 @@ from ray_slo.core.policy import Policy
 
 POLICIES: dict[str, str] = {
     "deferred": "ray_slo.scheduling.deferred:Deferred",
+    "deferred_flex": "ray_slo.scheduling.deferred_flex:DeferredFlex",
     "eager": "ray_slo.scheduling.timeout:Eager",
+    "flex": "ray_slo.scheduling.flex:Flex",
     "timeout": "ray_slo.scheduling.timeout:Timeout",
 }
 

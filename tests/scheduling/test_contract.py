@@ -31,7 +31,14 @@ KWARGS: dict[str, list[dict[str, Any]]] = {
         {"gathering": "prefix", "max_batch_size": 3, "jitter_ms": 1.0},
         {"objective": "consolidate", "gathering": "prefix", "margin_ms": 3.0},
     ],
+    "deferred_flex": [{"rate_window_s": 0.2}, {"gathering": "prefix", "margin_ms": 3.0}],
     "eager": [{}, {"max_batch_size": 2}],
+    "flex": [
+        {"lambda_": 1.5},
+        {"gathering": "prefix", "lambda_": 2.0, "margin_ms": 2.0},
+        {"preemption": False, "max_batch_size": 3},
+        {"lambda_": 1.01, "preempt_delay_ms": 3.0},
+    ],
     "timeout": [{"timeout_ms": 10.0}, {"timeout_ms": 30.0, "margin_ms": 2.0}],
 }
 CASES = [(name, kwargs) for name in sorted(POLICIES) for kwargs in KWARGS.get(name, [{}])]
