@@ -25,4 +25,9 @@ PROGRAMS: dict[str, tuple[str, str, str]] = {
         "Symphony §3.3, Figures 4 and 5",
         "the worked example: staggered execution, and three missing requests",
     ),
+    "shepherd-fig11": (
+        "benchmarks.shepherd_fig11",
+        "SHEPHERD §7.2, Figure 11(a)",
+        "large batches first and preemption on two streams, against Clockwork",
+    ),
 }
