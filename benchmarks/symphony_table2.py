@@ -27,7 +27,8 @@ PAPER_BATCH = {
 COMPARED: dict[str, System] = {
     **SYSTEMS,
     "Clockwork, 20 ms ahead": ("benchmarks.peers:Clockwork", {"schedule_ahead_ms": 20.0}),
-    "Shepherd without preemption": ("flex", {"preemption": False}),
+    "Shepherd without preemption": ("flex", {"gathering": "prefix", "preemption": False}),
+    "flex, our default": ("flex", {}),
     "deferred, as Algorithm 1": (
         "deferred",
         {"objective": "consolidate", "gathering": "prefix"},

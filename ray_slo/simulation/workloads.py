@@ -189,17 +189,17 @@ class Trace(_Spec):
         return float(np.mean(self.rates))
 
     def times(self, duration_s: float, rng: np.random.Generator) -> Floats:
-        edges: Floats = np.arange(len(self.rates) + 1) * self.interval_s
-        rates: Floats = np.array(self.rates)
+        edges: Floats = np.arange(len(self.rates) + 1, dtype=float) * self.interval_s
+        rates: Floats = np.array(self.rates, dtype=float)
         if self.burst is not None:
             switches, levels = self.burst.levels(self.length_s, rng)
-            merged: Floats = np.union1d(edges, switches[switches < self.length_s])
+            merged = np.union1d(edges, switches[switches < self.length_s])
             middle = (merged[1:] + merged[:-1]) / 2
             rates = (
                 rates[np.searchsorted(edges, middle) - 1]
                 * levels[np.searchsorted(switches, middle) - 1]
             )
-            edges = merged
+            edges = np.asarray(merged, dtype=float)
         return _at_rates(edges, rates, duration_s, self.shape, rng)
 
 
