@@ -20,6 +20,11 @@ PROGRAMS: dict[str, tuple[str, str, str]] = {
         "Symphony Table 2, Figure 1",
         "one model on 8 GPUs: goodput and batch sizes of every system, and overload",
     ),
+    "symphony-fig16": (
+        "benchmarks.symphony_fig16",
+        "Symphony §4.4, Appendix A, Figure 16",
+        "how even sub-clusters are in rate and memory, against the random solver",
+    ),
     "symphony-fig5": (
         "benchmarks.symphony_fig5",
         "Symphony §3.3, Figures 4 and 5",
@@ -29,5 +34,15 @@ PROGRAMS: dict[str, tuple[str, str, str]] = {
         "benchmarks.shepherd_fig11",
         "SHEPHERD §7.2, Figure 11(a)",
         "large batches first and preemption on two streams, against Clockwork",
+    ),
+    "shepherd-fig2": (
+        "benchmarks.shepherd_fig2",
+        "SHEPHERD §2.2, §3.1, Figures 2 and 5",
+        "variation of the requests in a window, of streams and of groups of streams",
+    ),
+    "shepherd-table5": (
+        "benchmarks.shepherd_table5",
+        "SHEPHERD §4, Table 5",
+        "time of a HERD plan up to a million streams, its gap, and the ILP by each solver",
     ),
 }

@@ -279,10 +279,11 @@ class _Search:
         return max(total, int((memory > self.room / 2).sum()), int(mine.any()))
 
     def pack(self, t: float, headroom: float, *, partly: bool = False) -> _Bins | None:
-        """Groups for every model, or None; with `partly`, for as many as fit, by load."""
+        """Groups for every model, or None; with `partly`, for as many as fit, by load per MB."""
         need = self.need(t)
         if partly:
-            return self._pack(np.argsort(-self.load, kind="stable"), need, headroom, True)
+            density = self.load / np.maximum(self.memory, _EPS)
+            return self._pack(np.argsort(-density, kind="stable"), need, headroom, True)
         for order in (
             np.lexsort((-self.memory, -need)),
             np.lexsort((-need, -self.memory)),
@@ -613,7 +614,7 @@ def _infeasible(problem: Problem, search: _Search, why: str) -> Infeasible[Plan]
     if not len(bins.size):
         effort = search.to_plan(bins, 0.0, "as no model fits")
     else:
-        effort = search.to_plan(search.spend(bins), math.inf, "by load, as many as fit")
+        effort = search.to_plan(search.spend(bins), math.inf, "by load per MB, as many as fit")
     return Infeasible(why or "no packing of every model was found", effort, proven=bool(why))
 
 

@@ -261,7 +261,7 @@ def test_affinity_sets_keep_every_pair_within_k(pairs, k):
 
 
 def test_affinity_follows_equation_3():
-    """ResNet18-like and BERT-like models (SHEPHERD Table 4), in ms."""
+    """ResNet34 and BERT (SHEPHERD Table 4), in ms."""
     matrix = herd.affinity([0.38, 40.98], [5.78, 5.67])
     # α_j + β_j − β_i = 40.98 + 5.67 − 5.78 = 40.87 > 0
     assert matrix[0, 1] == pytest.approx(
