@@ -138,6 +138,8 @@ def local_serve() -> Iterator[str]:
     """A Ray of our own on the loopback interface, with Serve; yields the URL of its proxy."""
     os.environ.update(dict.fromkeys(THREAD_VARIABLES, "1"))  # inherited by every replica
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    # Ray runs its workers at niceness 15: whatever else runs here would come first.
+    os.environ.setdefault("RAY_worker_niceness", "0")
     import ray
     from ray import serve
 

@@ -15,7 +15,8 @@ Two choices beyond the paper, measured by `python -m benchmarks deferred-objecti
 * *objective*. `consolidate` is the above: few busy workers, and every request has nearly the
   latency of a full system. `responsive` sends a batch at once when the queue is long enough for
   the load: when batches of this size, sent back to back, leave the workers busy for at most
-  `headroom` of the time. Below that, it waits for frontrun.
+  `headroom` of the time. Below that, it waits: for frontrun, or until three times as long as the
+  missing requests should take at the measured rate (the load has fallen, then).
 * *gathering*. `prefix` takes the longest batch that meets the head's deadline, and collapses in
   overload: late heads allow only tiny batches. `drop_head` gives the head up when its slack allows
   fewer than min(target, queue) requests. The target is the smallest batch that sustains the
@@ -44,6 +45,7 @@ from ray_slo.scheduling.batching import BatchingPolicy, Lane, ModelState, non_ne
 Objective = Literal["responsive", "consolidate"]
 Gathering = Literal["drop_head", "prefix"]
 
+_PATIENCE = 3.0  # times the expected wait for the requests that a batch lacks
 _BUCKETS = 20  # of the sliding window over which arrivals are counted
 
 
@@ -114,10 +116,15 @@ class Deferred(BatchingPolicy):
 
     def _send_at(self, lane: Lane, first: int, size: int, now: float) -> float:
         queue = lane.model.queue
-        if len(queue) - first >= lane.go_size:
+        missing = lane.go_size - (len(queue) - first)
+        if missing <= 0:
             return now
         # Frontrun; `size` is below the maximum, so reach[size] is that of one request more.
-        return queue[first].deadline - lane.reach[size] - self._jitter_s
+        frontrun = queue[first].deadline - lane.reach[size] - self._jitter_s
+        if not self._responsive or not lane.model.rate:
+            return frontrun
+        # What is missing should have come by now: the load has fallen since it was measured.
+        return min(frontrun, queue[len(queue) - 1].arrival + _PATIENCE * missing / lane.model.rate)
 
     # The measured load -------------------------------------------------------------------------
 

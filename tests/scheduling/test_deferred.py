@@ -16,6 +16,8 @@ from ray_slo.core import (
     Worker,
 )
 from ray_slo.scheduling.deferred import Deferred
+from ray_slo.simulation.simulator import simulate
+from ray_slo.simulation.workloads import Times, Workload
 from tests.scheduling.harness import Host, one_model
 
 # Symphony §3.3: 3 GPUs, ℓ(b) = b + 5, SLO 12, a request every 0.75. The units are seconds here.
@@ -382,3 +384,19 @@ class TestSeveralModels:
 def test_bad_arguments(kwargs, message):
     with pytest.raises(ValueError, match=message):
         Deferred(**kwargs)
+
+
+def test_a_straggler_after_a_burst_does_not_wait_for_company():
+    """Responsive: the measured rate is still high, but what the batch lacks does not come."""
+    model = Model("m", 5.0, (Variant("m", {"default": LatencyProfile.linear(0.004, 0.02, 64)}),))
+    burst = tuple(0.01 * i for i in range(200))
+    report = simulate(
+        Deferred(),
+        Cluster.uniform([model], 2),
+        Workload(arrivals=Times(times_s=(*burst, 2.2))),
+        duration_s=10,
+        seed=1,
+    )
+    straggler = report.requests.iloc[-1]
+    assert straggler.arrival_s == 2.2
+    assert straggler.queueing_s < 0.1  # frontrun is seconds away
