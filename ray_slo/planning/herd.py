@@ -257,16 +257,18 @@ class _Search:
         if need.max() > self.limit:
             k = int(need.argmax())
             return f"model {self.problem.models[k].name!r} needs a group of {need[k]} workers"
-        groups = workers = 0
+        groups = workers = by_memory = 0
         for s in range(int(self.set.max()) + 1):
             mine = self.set == s
             of_size = np.array([self._fewest(mine & (need >= n)) for n in range(1, need.max() + 1)])
             load = headroom * float(self.load[mine].sum())
+            by_memory += int(of_size[0])
             least = max(int(of_size[0]), math.ceil(load / self.limit - _EPS))
             groups += least
             workers += max(int(of_size.sum()), math.ceil(load - _EPS), least)
         if groups > self.problem.groups:
-            return f"models need {groups} groups, at most {self.problem.groups} are allowed"
+            what = "memory needs" if by_memory > self.problem.groups else "memory and load need"
+            return f"{what} {groups} groups, at most {self.problem.groups} are allowed"
         if workers > self.problem.workers:
             return f"groups need {workers} workers, there are {self.problem.workers}"
         return ""

@@ -234,7 +234,12 @@ def _highs(program: _Program, time_limit_s: float, relative_gap: float) -> Solut
 def _gurobi(
     program: _Program, time_limit_s: float, relative_gap: float, seed: int
 ) -> Solution:  # pragma: no cover - where gurobipy is installed
-    gp: Any = import_module("gurobipy")
+    try:
+        gp: Any = import_module("gurobipy")
+    except ImportError as error:
+        raise ImportError(
+            "backend 'gurobi' needs gurobipy: pip install 'ray-slo[gurobi]'"
+        ) from error
     sign = -1.0 if program.maximise else 1.0
     try:
         with gp.Env(empty=True) as env:

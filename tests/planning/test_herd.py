@@ -210,7 +210,7 @@ def test_a_model_larger_than_a_worker_is_named_and_left_out():
 def test_too_little_memory_leaves_the_smallest_loads_out():
     refused = herd.plan(problem([1.0, 3.0, 2.0], [60, 60, 60], workers=2, group_worker_limit=4))
     assert isinstance(refused, Infeasible)
-    assert refused.reason == "models need 3 groups, at most 2 are allowed"
+    assert refused.reason == "memory needs 3 groups, at most 2 are allowed"
     assert refused.best_effort.unplaced == ("m0",)
 
 

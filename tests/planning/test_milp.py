@@ -1,4 +1,5 @@
 import doctest
+import sys
 from importlib.util import find_spec
 
 import numpy as np
@@ -88,6 +89,14 @@ def test_mistakes_are_named():
         m.block("weight", (1, m.labels["x"]))
     with pytest.raises(ValueError, match="backend must be auto, highs or gurobi, got 'cplex'"):
         m.solve("cplex")
+
+
+def test_without_gurobi_auto_is_highs_and_gurobi_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "gurobipy", None)
+    m, _ = knapsack([2, 3, 4], [3, 4, 6], 6)
+    assert m.solve("auto").objective == pytest.approx(9)
+    with pytest.raises(ImportError, match=r"pip install 'ray-slo\[gurobi\]'"):
+        m.solve("gurobi")
 
 
 @needs_gurobi
