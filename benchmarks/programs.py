@@ -45,4 +45,9 @@ PROGRAMS: dict[str, tuple[str, str, str]] = {
         "SHEPHERD §4, Table 5",
         "time of a HERD plan up to a million streams, its gap, and the ILP by each solver",
     ),
+    "preemption-gain": (
+        "benchmarks.preemption_gain",
+        "ray-slo",
+        "deferred batching with preemption where it gains, beside `deferred` and `flex`",
+    ),
 }
