@@ -77,11 +77,11 @@ def _case(case: str, size: int, seed: int, **options: Any) -> list[Row]:
     assert isinstance(plan, herd.Plan), plan.reason
     plain = not options
     return [
-        Row(case, "aggregate", "s", aggregation),
+        Row(case, "aggregate", "ms", 1000 * aggregation),
         Row(case, "solve", "s", took, PAPER_S[size] if plain else None),
-        Row(case, "least burst tolerance", "×", plan.burst_tolerance),
+        Row(case, "burst tolerance", "×", plan.burst_tolerance),
         Row(case, "gap at most", "%", 100 * plan.gap),
-        Row(case, "least headroom of a group", "×", plan.headroom),
+        Row(case, "least headroom", "×", plan.headroom),
         Row(case, "groups", "", len(plan.groups)),
     ]
 
