@@ -20,10 +20,40 @@ PROGRAMS: dict[str, tuple[str, str, str]] = {
         "Symphony Table 2, Figure 1",
         "one model on 8 GPUs: goodput and batch sizes of every system, and overload",
     ),
+    "symphony-fig1": (
+        "benchmarks.symphony_fig1",
+        "Symphony Figure 1",
+        "batch sizes of every system at its goodput",
+    ),
+    "symphony-fig2": (
+        "benchmarks.symphony_fig2",
+        "Symphony Figure 2",
+        "goodput and busy GPUs against the offered load, every system",
+    ),
     "symphony-fig16": (
         "benchmarks.symphony_fig16",
         "Symphony §4.4, Appendix A, Figure 16",
         "how even sub-clusters are in rate and memory, against the random solver",
+    ),
+    "symphony-fig6": (
+        "benchmarks.symphony_fig6",
+        "Symphony Figure 6",
+        "deferred beside eager over the batching effect, and beside timeouts",
+    ),
+    "symphony-fig9": (
+        "benchmarks.symphony_fig9",
+        "Symphony Figure 9",
+        "the model zoos on 64 emulated GPUs, every system",
+    ),
+    "symphony-fig10": (
+        "benchmarks.symphony_fig10",
+        "Symphony Figure 10",
+        "GPUs needed for 15,000 requests per second, every system",
+    ),
+    "symphony-fig7": (
+        "benchmarks.symphony_fig7",
+        "Symphony §3.4, Table 1, Figure 7",
+        "deferred over eager on a sample of the synthetic workloads",
     ),
     "symphony-fig5": (
         "benchmarks.symphony_fig5",
