@@ -205,7 +205,7 @@ class Flex:
             if name not in cluster.models and not model.queue:
                 del self._models[name]
         self._dirty = dict.fromkeys(self._models.values())
-        self._active = dict.fromkeys(pools.values())
+        self._active = {}
         self._drops = []
 
     def _model(self, name: str) -> _Model:

@@ -124,6 +124,26 @@ def test_the_smallest_running_batch_is_preempted():
     assert len(host.sent) == 4
 
 
+def test_a_batch_that_was_too_large_to_preempt_is_asked_again():
+    host = make_host(models(a=UNIT, b=UNIT))
+    host.arrive(some(2, 100.0, model="a"))
+    host.now = 1.0
+    host.arrive(some(6, 100.0, model="b", start=10))
+    assert len(host.sent) == 1
+    host.arrive(some(1, 100.0, model="b", start=20))
+    assert len(host.sent[1].ids) == 7
+
+
+def test_what_runs_can_be_preempted_after_the_cluster_changed():
+    host = make_host(models(a=UNIT, b=UNIT))
+    host.arrive(some(1, 100.0, model="a"))
+    host.change(models(workers=2, a=UNIT, b=UNIT))
+    host.arrive(some(1, 100.0, model="a", start=5))
+    host.now = 1.0
+    host.arrive(some(4, 100.0, model="b", start=10))
+    assert [s.worker for s in host.sent] == ["w0", "w1", "w0"]
+
+
 def test_workers_are_preempted_for_different_requests():
     cluster = models(workers=3, a=UNIT, b=LatencyProfile.linear(1.0, 10.0, 8))
     policy = Flex()
