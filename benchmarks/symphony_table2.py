@@ -6,7 +6,7 @@ rate at which at most 1 % of the requests are bad; *batch*: the median over requ
 that multiple of the staggered bound is offered; "of bound" is the least of them as a share of it.
 
 The paper measures real systems, ours are their scheduling rules alone. Clockwork is where that
-differs most: how far ahead it commits decides. At 10 ms our Clockwork reaches 2.5 times the
+differs most: how far ahead it commits decides. At 10 ms our Clockwork reaches well over twice the
 paper's figure; what the paper measured (1358/s, batches of 1) is the rate at which 8 GPUs are full
 of batches of 1 (8 / ℓ(1) = 1306/s), which is also where ours ends in overload, and where it is
 stuck from the start when it commits 20 ms ahead.
