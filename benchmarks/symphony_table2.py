@@ -28,6 +28,7 @@ COMPARED: dict[str, System] = {
     **SYSTEMS,
     "Clockwork, 20 ms ahead": ("benchmarks.peers:Clockwork", {"schedule_ahead_ms": 20.0}),
     "Shepherd without preemption": ("flex", {"gathering": "prefix", "preemption": False}),
+    "Nexus, batches as planned": ("benchmarks.peers:Nexus", {"grow": False}),
     "flex, our default": ("flex", {}),
     "deferred, as Algorithm 1": (
         "deferred",

@@ -7,8 +7,11 @@ session runs on a duty cycle d with a batch b = d·rate, such that d + ℓ(b) �
 best fit first while the shorter of their cycles still holds a batch of every session.
 
 Frontends deal requests out to the planned workers in proportion to the plan, each round robin on
-its own. A worker runs its sessions round robin, as soon as it is free, batches of the planned size
-or fewer; heads of the queue that would keep a batch below it are dropped.
+its own. A worker runs its sessions round robin, as soon as it is free. Heads of the queue that
+allow less than the planned batch are dropped; with `grow` a batch takes more than planned where its
+head allows it. The papers speak of the planned size or fewer (`grow=False`); with many models, each
+planned in batches of 1 or 2, that leaves a fifth to a third of the goodput on the zoos of Symphony,
+so the default is the better one.
 
 The plan is made for the largest multiple of the measured rates that the workers can hold: with
 more load than fits the rest is shed, with less all workers are used (the eager systems of Symphony
@@ -23,6 +26,7 @@ from __future__ import annotations
 
 import math
 import random
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -174,6 +178,7 @@ class Nexus(Peer):
 
     Args:
         frontends: each deals out its share of the requests on its own.
+        grow: batches may be larger than planned.
         period_s: of the plan. The first one supposes equal rates.
         seed: which frontend a request comes to.
 
@@ -181,13 +186,16 @@ class Nexus(Peer):
         ValueError: an argument out of its range.
     """
 
-    def __init__(self, frontends: int = 1, *, period_s: float = 10.0, seed: int = 0) -> None:
+    def __init__(
+        self, frontends: int = 1, *, grow: bool = True, period_s: float = 10.0, seed: int = 0
+    ) -> None:
         super().__init__()
         if frontends < 1:
             raise ValueError(f"frontends must be at least 1, got {frontends}")
         if not (math.isfinite(period_s) and period_s > 0):
             raise ValueError(f"period_s must be positive, got {period_s}")
         self._frontends = frontends
+        self._grow = grow
         self._period_s = period_s
         self._rng = random.Random(seed)
         self._cluster = Cluster.of([], [])
@@ -298,13 +306,16 @@ class Nexus(Peer):
                 return
 
     def _gather(self, slot: _Slot, now: float) -> list[Request]:
-        """The planned batch or what there is, after dropping heads that allow only less."""
+        """The planned batch (or what there is, or more), after dropping heads that allow less."""
         queue, reach = slot.queue, slot.part.reach
         dropped = []
         size = 0
         while queue:
             size = min(slot.batch, len(queue))
-            if queue.head.deadline + TOLERANCE_S >= now + reach[size - 1]:
+            slack = queue.head.deadline + TOLERANCE_S - now
+            if slack >= reach[size - 1]:
+                if self._grow:
+                    size = min(len(queue), bisect_right(reach, slack))
                 break
             dropped.append(queue.pop())
         if dropped:

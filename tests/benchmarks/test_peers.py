@@ -20,7 +20,7 @@ PEERS: list[tuple[str, dict[str, Any]]] = [
     ("benchmarks.peers:Clockwork", {}),
     ("benchmarks.peers:Clockwork", {"schedule_ahead_ms": 0.0}),
     ("benchmarks.peers:Nexus", {"period_s": 0.03}),
-    ("benchmarks.peers:Nexus", {"frontends": 8}),
+    ("benchmarks.peers:Nexus", {"frontends": 8, "grow": False}),
 ]
 PROFILE = LatencyProfile.linear(1.0, 5.0, 16)
 
@@ -121,7 +121,7 @@ def test_plan_uses_every_worker_and_serves_every_model(models, workers):
 
 def test_nexus_deals_out_round_robin_and_drops_heads_for_the_planned_batch():
     cluster = one_model(PROFILE, 24.0, 2)  # planned batch: 7
-    host = Host(lambda: Nexus(period_s=1e6), cluster, strict=False)
+    host = Host(lambda: Nexus(period_s=1e6, grow=False), cluster, strict=False)
     host.run([Request(i, "m", 0.1 * i, 0.1 * i + 24.0) for i in range(40)])
     # One each at first; then the others in turn, seven at a time.
     assert [(w, ids[:2], len(ids)) for _, w, ids in host.timeline()[:4]] == [
@@ -134,10 +134,19 @@ def test_nexus_deals_out_round_robin_and_drops_heads_for_the_planned_batch():
     assert host.dropped  # 40 at once are too many
 
 
+def test_nexus_grows_past_the_plan_as_far_as_the_head_allows():
+    host = Host(lambda: Nexus(period_s=1e6), one_model(PROFILE, 24.0, 1), strict=False)
+    host.run([Request(i, "m", 0.5 * i, 0.5 * i + 24.0) for i in range(20)])
+    # At 6 twelve wait; R1 is due at 24.5, so 18.5 are left: ℓ(12) = 17. Planned are 7.
+    assert [(at, len(ids)) for at, _, ids in host.timeline()[:2]] == [(0.0, 1), (6.0, 12)]
+
+
 def test_overload_leaves_nexus_near_the_rate_without_coordination():
     """Symphony Table 2: batches of 7 without coordination, 4501/s on 8 workers."""
     cluster = one_model(LatencyProfile.linear(1.053e-3, 5.072e-3), 0.025, 8)
-    report = simulate(Nexus(), cluster, Workload.poisson(8000), duration_s=2.0, warmup_s=0.5)
+    report = simulate(
+        Nexus(grow=False), cluster, Workload.poisson(8000), duration_s=2.0, warmup_s=0.5
+    )
     assert report.goodput == pytest.approx(4501, rel=0.03)
     assert report.batch_sizes.max() == 7
 
