@@ -12,6 +12,7 @@ The contract, checked by `tests/scheduling/test_contract.py` for every registere
   one's end only within `cluster.delay(b)` of its predicted finish;
 * a dispatched batch is predicted to meet the earliest deadline in it, unless the policy's
   `serves_late` is true;
+* a policy that may return `Preempt` says so by an attribute `preempts = True`;
 * when `decide` has returned, calling it again at the same `now` returns no actions;
 * the same events give the same decisions.
 """

@@ -29,7 +29,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from heapq import heapify, heapreplace, nsmallest
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from ray_slo.core.cluster import Cluster
 from ray_slo.core.decisions import Preempt
@@ -47,6 +47,8 @@ class _Batch(NamedTuple):
 
 class DeferredFlex(Deferred):
     """`Deferred` with preemption; takes the same arguments."""
+
+    preempts: ClassVar[bool] = True
 
     def cluster_changed(self, now: float, cluster: Cluster) -> None:
         # The batch that was sent last to a worker, and when; for which model one is preempted.

@@ -133,6 +133,7 @@ class Flex:
         if max_batch_size < 1:
             raise ValueError(f"max_batch_size must be at least 1, got {max_batch_size}")
         self._lambda = lambda_ if preemption else math.inf
+        self.preempts = preemption
         self._prefix = gathering == "prefix"
         self._max_batch_size = max_batch_size
         self._margin_s = non_negative("margin_ms", margin_ms) / 1e3

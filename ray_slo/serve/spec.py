@@ -81,7 +81,11 @@ class PolicySpec(_Strict):
 
     @model_validator(mode="after")
     def _resolves(self) -> PolicySpec:
-        make_policy(self.name, self.kwargs)
+        if getattr(make_policy(self.name, self.kwargs), "preempts", False):
+            raise ValueError(
+                f"policy {self.name!r} preempts running batches, which live workers cannot do: "
+                "it runs in the simulator; `flex` runs live with kwargs {preemption: false}"
+            )
         return self
 
 

@@ -166,3 +166,19 @@ def test_whatever_comes_nothing_but_a_value_error(data):
         assert isinstance(parse_spec(data), AppSpec)
     except ValueError as error:
         assert str(error)
+
+
+def test_a_policy_that_preempts_is_refused_live():
+    for policy in ({"name": "flex"}, {"name": "deferred_flex"}):
+        with pytest.raises(ValueError, match=r"policy.*preempts running batches"):
+            parse_spec(
+                {
+                    "models": {"m": {"callable": "builtins:dict", "latency_slo_ms": 9}},
+                    "policy": policy,
+                }
+            )
+    calm = {"name": "flex", "kwargs": {"preemption": False}}
+    spec = parse_spec(
+        {"models": {"m": {"callable": "builtins:dict", "latency_slo_ms": 9}}, "policy": calm}
+    )
+    assert spec.policy.name == "flex"
