@@ -35,4 +35,5 @@ def app(
         num_replicas=num_replicas,
         max_ongoing_requests=10_000,
         ray_actor_options={"num_cpus": 1},
+        logging_config={"enable_access_log": False},  # as in a ray-slo application
     ).bind(variant, latency_slo_ms=latency_slo_ms, max_batch_size=max_batch_size)

@@ -81,5 +81,6 @@ def app(
         num_replicas=num_replicas,
         max_ongoing_requests=10_000,  # the default of 5 would cap every batch at 5
         ray_actor_options={"num_cpus": 1},
+        logging_config={"enable_access_log": False},  # as in a ray-slo application
         user_config={"batch_wait_s": batch_wait_s},
     ).bind(variant, max_batch_size=max_batch_size, off_loop=off_loop)
