@@ -10,6 +10,11 @@ PROGRAMS: dict[str, tuple[str, str, str]] = {
         "ray-slo",
         "simulated requests per second of CPU time on one core, policy included",
     ),
+    "scheduler-throughput": (
+        "benchmarks.scheduler_throughput",
+        "ray-slo",
+        "requests per second of CPU time that the scheduling core alone decides on",
+    ),
     "deferred-objectives": (
         "benchmarks.deferred_objectives",
         "Symphony §3.3, §5.3, Table 2",
@@ -50,6 +55,21 @@ PROGRAMS: dict[str, tuple[str, str, str]] = {
         "Symphony Figure 10",
         "GPUs needed for 15,000 requests per second, every system",
     ),
+    "symphony-fig11": (
+        "benchmarks.symphony_fig11",
+        "Symphony Figure 11",
+        "goodput over SLO, popularity and burstiness, every system",
+    ),
+    "symphony-fig12": (
+        "benchmarks.symphony_fig12",
+        "Symphony Figure 12",
+        "queueing delay of every system at its goodput",
+    ),
+    "symphony-fig13": (
+        "benchmarks.symphony_fig13",
+        "Symphony Figure 13 (right)",
+        "goodput against the number of GPUs",
+    ),
     "symphony-fig7": (
         "benchmarks.symphony_fig7",
         "Symphony §3.4, Table 1, Figure 7",
@@ -59,6 +79,16 @@ PROGRAMS: dict[str, tuple[str, str, str]] = {
         "benchmarks.symphony_fig5",
         "Symphony §3.3, Figures 4 and 5",
         "the worked example: staggered execution, and three missing requests",
+    ),
+    "shepherd-fig7": (
+        "benchmarks.shepherd_fig7",
+        "SHEPHERD §7.1, Figure 7",
+        "goodput and busy GPUs against the offered load, with Clockwork and Nexus",
+    ),
+    "shepherd-fig9": (
+        "benchmarks.shepherd_fig9",
+        "SHEPHERD §7.1, Figure 9",
+        "goodput against the SLO, with Clockwork and Nexus",
     ),
     "shepherd-fig11": (
         "benchmarks.shepherd_fig11",
