@@ -76,7 +76,9 @@ def run_at(
     )
 
 
-def plot_series(rows: Sequence[Row], directory: Path, x_label: str) -> list[Path]:
+def plot_series(
+    rows: Sequence[Row], directory: Path, x_label: str, *, log: bool = False
+) -> list[Path]:
     """Rows with the metric "WHAT at X": a PNG per title (before " · ") and WHAT, a line per case.
 
     The paper's figures stand as diamonds in the colour of the line.
@@ -103,6 +105,8 @@ def plot_series(rows: Sequence[Row], directory: Path, x_label: str) -> list[Path
                 axes.plot(*zip(*paper, strict=True), "D", color=f"C{i}", label=f"{label}, paper")
             unit = points[0][1].unit
         axes.set_xlabel(x_label)
+        if log:
+            axes.set_xscale("log")
         axes.set_ylabel(f"{what} ({unit})" if unit else what)
         axes.set_title(title, loc="left", fontsize="medium")
         axes.legend(fontsize="small")
