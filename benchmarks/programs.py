@@ -70,6 +70,11 @@ PROGRAMS: dict[str, tuple[str, str, str]] = {
         "Symphony Figure 13 (right)",
         "goodput against the number of GPUs",
     ),
+    "symphony-fig15": (
+        "benchmarks.symphony_fig15",
+        "Symphony §3.5, §5.7, Figure 15",
+        "a changing workload: busy GPUs, advice to scale, bad requests",
+    ),
     "symphony-fig7": (
         "benchmarks.symphony_fig7",
         "Symphony §3.4, Table 1, Figure 7",
