@@ -28,8 +28,9 @@ def bench(
     rate: Annotated[float, typer.Option(help="Mean requests per second.")] = 20.0,
     duration_s: Annotated[float, typer.Option(help="Requests arrive this long.")] = 20.0,
     warmup_s: Annotated[
-        float, typer.Option(help="Start that loads the system but is not counted.")
-    ] = 2.0,
+        float | None,
+        typer.Option(help="Start that is not counted. [default: 2, at most a quarter]"),
+    ] = None,
     arrivals: Annotated[
         str, typer.Option(help="poisson, gamma, constant, or a trace file (a rate per line).")
     ] = "poisson",
@@ -93,7 +94,7 @@ def bench(
             rate,
             duration_s,
             payloads,
-            warmup_s=warmup_s,
+            warmup_s=min(2.0, duration_s / 4) if warmup_s is None else warmup_s,
             shape=shape,
             interval_s=interval_s,
             seed=seed,
