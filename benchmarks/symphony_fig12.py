@@ -1,7 +1,7 @@
 """Symphony Figure 12: queueing delay, from arrival to the start of the batch, of every system.
 
 One model on 8 GPUs, Poisson, no delays, each system at its goodput of Table 2. Percentiles over
-the answered requests, p100 the longest. The paper prints no curve: "2x to 3x shorter than Nexus and
+the answered requests, p100 the longest. The paper's text: "2x to 3x shorter than Nexus and
 Clockwork", Shepherd's "comparable", and Nexus's longest "around half the latency SLO". *Analysis*
 is the longest wait of §5.3 with constant gaps: ℓ(b)/N when staggered, ℓ(b) without coordination.
 
