@@ -96,7 +96,11 @@ class Pool:
         if not worker.flights:
             heappush(self.idle, (worker.rank, worker))
         else:
-            heap = self._single if len(worker.flights) == 1 else self._sent_ahead
+            flights = len(worker.flights)
+            heap = self._single if flights == 1 else self._sent_ahead
+            # Nobody asks for ends while workers idle: without this, stale ones would pile up.
+            while heap and (heap[0][2].free_at != heap[0][0] or len(heap[0][2].flights) != flights):
+                heappop(heap)
             heappush(heap, (worker.free_at, worker.rank, worker))
 
     def next_free(self, now: float) -> _Worker | None:
@@ -284,11 +288,12 @@ class BatchingPolicy(ABC):
     # Events ----------------------------------------------------------------------------------
 
     def requests_arrived(self, now: float, requests: Sequence[Request]) -> None:
+        models, dirty = self._models, self._dirty
         for request in requests:
-            model = self._models.get(request.model) or self._model(request.model)
+            model = models.get(request.model) or self._model(request.model)
             model.queue.push(request)
             model.arrived += 1
-            self._dirty[model] = None
+            dirty[model] = None
 
     def requests_cancelled(self, now: float, requests: Sequence[Request]) -> None:
         for request in requests:
@@ -374,9 +379,10 @@ class BatchingPolicy(ABC):
         self._measure(now)
         self._fire_timers(now)
         while self._dirty or self._active:
-            dirty, self._dirty = self._dirty, {}
-            for model in dirty:
-                self._update(model, now)
+            if self._dirty:
+                dirty, self._dirty = self._dirty, {}
+                for model in dirty:
+                    self._update(model, now)
             while self._active:
                 active, self._active = self._active, {}
                 for pool in active:
@@ -411,15 +417,24 @@ class BatchingPolicy(ABC):
             heappop(wakes)
         while drops and drops[0][2].drop_at != drops[0][0]:
             heappop(drops)
-        return min(
-            due[0][0] if due else math.inf,
-            wakes[0][0] if wakes else math.inf,
-            drops[0][0] if drops else math.inf,
-        )
+        wake_at = due[0][0] if due else math.inf
+        if drops and drops[0][0] < wake_at:
+            wake_at = drops[0][0]
+        if wakes and wakes[0][0] < wake_at:
+            wake_at = wakes[0][0]
+        return wake_at
 
     def _update(self, model: ModelState, now: float) -> None:
         """UPDATECANDIDATE on every lane of a model; requests that cannot be served leave."""
         queue, lanes = model.queue, model.lanes
+        if (length := len(queue)) and len(lanes) == 1 and lanes[0].pool.idle:
+            # The usual case, cut short: one lane, an idle worker, and all that waits fits a batch.
+            lane, deadline = lanes[0], queue[0].deadline
+            size = min(length, lane.max_batch_size)
+            if lane.reach[size - 1] <= deadline - now + TOLERANCE_S:
+                self._file(lane, 0, size, now)
+                self._set_drop_at(model, deadline - model.reach_1 + 2 * TOLERANCE_S)
+                return
         if queue:
             soonest = self._soonest(model, now)
             if queue[0].deadline + TOLERANCE_S < soonest:
@@ -438,22 +453,29 @@ class BatchingPolicy(ABC):
             if not size:
                 lane.clear()
                 continue
-            send_at = now if size == lane.max_batch_size else self._send_at(lane, first, size, now)
-            lane.size = size
-            latest = queue[first].deadline - lane.reach[size - 1]
-            if send_at > now:
-                if send_at != lane.send_at:
-                    heappush(self._due, (send_at, lane.order, lane))
-                lane.send_at, lane.latest, lane.ready = send_at, latest, False
-            elif not lane.ready or lane.latest != latest:
-                lane.send_at, lane.latest = send_at, latest
-                self._make_ready(lane)
-            else:
-                self._active[lane.pool] = None
+            self._file(lane, first, size, now)
         drop_at = queue[0].deadline - model.reach_1 + 2 * TOLERANCE_S if queue else math.inf
+        self._set_drop_at(model, drop_at)
+
+    def _file(self, lane: Lane, first: int, size: int, now: float) -> None:
+        """The lane's candidate is `queue[first : first + size]` from now on."""
+        send_at = now if size == lane.max_batch_size else self._send_at(lane, first, size, now)
+        lane.size = size
+        latest = lane.model.queue[first].deadline - lane.reach[size - 1]
+        if send_at > now:
+            if send_at != lane.send_at:
+                heappush(self._due, (send_at, lane.order, lane))
+            lane.send_at, lane.latest, lane.ready = send_at, latest, False
+        elif not lane.ready or lane.latest != latest:
+            lane.send_at, lane.latest = send_at, latest
+            self._make_ready(lane)
+        else:
+            self._active[lane.pool] = None
+
+    def _set_drop_at(self, model: ModelState, drop_at: float) -> None:
         if drop_at != model.drop_at:
             model.drop_at = drop_at
-            if queue:
+            if drop_at < math.inf:
                 heappush(self._drops, (drop_at, model.order, model))
 
     def _make_ready(self, lane: Lane) -> None:

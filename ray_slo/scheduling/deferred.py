@@ -116,7 +116,8 @@ class Deferred(BatchingPolicy):
 
     def _send_at(self, lane: Lane, first: int, size: int, now: float) -> float:
         queue = lane.model.queue
-        missing = lane.go_size - (len(queue) - first)
+        length = len(queue)
+        missing = lane.go_size - (length - first)
         if missing <= 0:
             return now
         # Frontrun; `size` is below the maximum, so reach[size] is that of one request more.
@@ -124,7 +125,8 @@ class Deferred(BatchingPolicy):
         if not self._responsive or not lane.model.rate:
             return frontrun
         # What is missing should have come by now: the load has fallen since it was measured.
-        return min(frontrun, queue[len(queue) - 1].arrival + _PATIENCE * missing / lane.model.rate)
+        patient = queue[length - 1].arrival + _PATIENCE * missing / lane.model.rate
+        return patient if patient < frontrun else frontrun
 
     # The measured load -------------------------------------------------------------------------
 
@@ -155,7 +157,7 @@ class Deferred(BatchingPolicy):
                     lane.target = self._fixed_target
                 elif self._drop_head:
                     needed = min(max(math.ceil(work[lane]), 1), pool.size)
-                    lane.target = min(efficiency.smallest(load), staggered_batch(lane, needed))
+                    lane.target = min(efficiency.smallest(load), efficiency.staggered(needed))
 
     def _work(self) -> dict[Lane, float]:
         """Workers that each lane's part of the measured rate keeps busy."""
@@ -176,12 +178,20 @@ class _Efficiency:
         best: with the staggered batch of the whole pool.
     """
 
-    __slots__ = ("_rates", "best")
+    __slots__ = ("_lane", "_rates", "_staggered", "best")
 
     def __init__(self, lane: Lane) -> None:
+        self._lane = lane
+        self._staggered: dict[int, int] = {}
         rates = (b / lane.profile.latency(b) for b in range(1, lane.max_batch_size + 1))
         self._rates = list(accumulate(rates, max))
-        self.best = self._rates[staggered_batch(lane, lane.pool.size) - 1]
+        self.best = self._rates[self.staggered(lane.pool.size) - 1]
+
+    def staggered(self, workers: int) -> int:
+        """`staggered_batch`, remembered: it is asked for on every lane at every measurement."""
+        if (batch := self._staggered.get(workers)) is None:
+            batch = self._staggered[workers] = staggered_batch(self._lane, workers)
+        return batch
 
     def smallest(self, share: float) -> int:
         """The smallest batch with this share of `best`; beyond the largest if there is none."""
