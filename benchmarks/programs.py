@@ -95,10 +95,15 @@ PROGRAMS: dict[str, tuple[str, str, str]] = {
         "SHEPHERD §7.1, Figure 9",
         "goodput against the SLO, with Clockwork and Nexus",
     ),
+    "shepherd-fig10": (
+        "benchmarks.shepherd_fig10",
+        "SHEPHERD §7.1, Figure 10",
+        "goodput against the number of workers, where schedulers have a speed",
+    ),
     "shepherd-fig11": (
         "benchmarks.shepherd_fig11",
-        "SHEPHERD §7.2, Figure 11(a)",
-        "large batches first and preemption on two streams, against Clockwork",
+        "SHEPHERD §7.2, Figure 11",
+        "large batches first and preemption on two streams; HERD's limit of a group",
     ),
     "shepherd-fig2": (
         "benchmarks.shepherd_fig2",

@@ -2,7 +2,11 @@
 
 import pytest
 
+from benchmarks.shepherd_fig10 import GROUP, PER_WORKER, Emulation, Limited
 from benchmarks.shepherd_systems import BURST, OVERHEADS, compared, run_system, traces, zoo
+from ray_slo.core import Cluster
+from ray_slo.scheduling import make_policy
+from ray_slo.simulation import Workload, simulate
 
 INTERVAL_S = 0.4
 
@@ -53,3 +57,27 @@ def test_rows_compare_with_shepherd():
         ("T · P", 2.0, None),
         ("T, SHEPHERD over · P", 3.0, 4.6),
     ]
+
+
+@pytest.mark.parametrize(("per_s", "expected"), [(1e9, 2_000), (500, 500)])
+def test_a_slow_scheduler_refuses_what_exceeds_its_speed(per_s, expected):
+    report = simulate(
+        Limited(make_policy("flex"), per_s),
+        Cluster.uniform([m.model() for m in zoo()[:1]], 4),
+        Workload.poisson(2_000),
+        duration_s=3.0,
+        warmup_s=1.0,
+    )
+    assert report.goodput == pytest.approx(expected, rel=0.05)
+    assert report.count("pending") == report.count("late") == 0
+
+
+def test_groups_share_out_all_workers_and_requests():
+    emulation = Emulation(36, None, per_scheduler=5_000, interval_s=INTERVAL_S, intervals=2, seed=0)
+    groups = emulation.plan(GROUP).groups
+    assert sum(g.workers for g in groups) == 36 and max(g.workers for g in groups) == GROUP
+    assert sorted(m for g in groups for m in g.models) == sorted(emulation.models)
+    assert emulation.offered == pytest.approx(36 * PER_WORKER, rel=0.1)
+    assert emulation.grouped() > 0.97 * emulation.offered
+    assert emulation.central("Clockwork") == pytest.approx(5_000, rel=0.02)
+    assert emulation.dealt_out() < 0.97 * emulation.grouped()
