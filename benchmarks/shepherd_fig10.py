@@ -14,8 +14,8 @@ workers stands for the paper's 384 to 400.
 * Nexus: its plan needs no scheduler.
 
 In the paper, on 400 workers, SHEPHERD has 2.5 times the goodput of Clockwork and 1.8 times that of
-Nexus with MAF-stable, and "similar trends" with MAF-bursty. Where ours differ: our Nexus uses all workers and serves whenever one is free, so a load that
-fits costs it less.
+Nexus with MAF-stable, and "similar trends" with MAF-bursty. Where ours differ: our Nexus uses all
+workers and serves whenever one is free, so a load that fits costs it less.
 """
 
 from __future__ import annotations
