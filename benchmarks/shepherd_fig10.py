@@ -221,11 +221,11 @@ def emulations(quick: bool, seed: int, burst: Burst | None) -> Mapping[int, Emul
             workers // scale,
             burst,
             per_scheduler=PER_SCHEDULER / scale,
-            interval_s=0.8 if quick else 4.0,
+            interval_s=0.8 if quick else 2.0,
             intervals=2 if quick else 3,
             seed=seed,
         )
-        for workers in ((96, 192, 384) if quick else (48, 96, 144, 192, 288, 384))
+        for workers in ((96, 192, 384) if quick else (48, 96, 192, 384))
     }
 
 
