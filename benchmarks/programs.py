@@ -20,6 +20,11 @@ PROGRAMS: dict[str, tuple[str, str, str]] = {
         "Symphony §3.3, §5.3, Table 2",
         "objectives and gathering rules of `deferred` against eager and the staggered bound",
     ),
+    "responsive-grid": (
+        "benchmarks.responsive_grid",
+        "Symphony Table 1",
+        "`responsive` against consolidate's goodput and eager's latency, over the grid",
+    ),
     "symphony-table2": (
         "benchmarks.symphony_table2",
         "Symphony Table 2, Figure 1",

@@ -28,6 +28,8 @@ Several models share a pool of workers by its *load* ρ: what all models' measur
 their staggered batches, over the workers there are. Every model then aims at batches with the
 share ρ of its own best throughput per worker (ρ / headroom for `responsive`), so that each gives
 up batching efficiency in the same proportion.
+`responsive` does not wait at all while the workers, taking whatever is there, go round all models
+within their SLOs (`_goes_round`): a batch that is due only at frontrun may find no worker.
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ from itertools import accumulate
 from typing import Literal, get_args
 
 from ray_slo.core.cluster import Cluster
-from ray_slo.scheduling.batching import BatchingPolicy, Lane, ModelState, non_negative
+from ray_slo.scheduling.batching import BatchingPolicy, Lane, ModelState, Pool, non_negative
 
 Objective = Literal["responsive", "consolidate"]
 Gathering = Literal["drop_head", "prefix"]
@@ -158,6 +160,34 @@ class Deferred(BatchingPolicy):
                 elif self._drop_head:
                     needed = min(max(math.ceil(work[lane]), 1), pool.size)
                     lane.target = min(efficiency.smallest(load), efficiency.staggered(needed))
+            if self._responsive and len(pool.lanes) > 1 and self._goes_round(pool):
+                for lane in pool.lanes:
+                    lane.go_size = 1
+
+    def _goes_round(self, pool: Pool) -> bool:
+        """Whether workers that take what is there serve every model often enough for its SLO.
+
+        In a round of T seconds a model of rate λ is served once, in a batch of λT, or with the
+        chance λT, alone. The workers go round in T if Σ min(1, λT)·ℓ(max(1, λT)) ≤ T · workers.
+        """
+        lanes = [(lane, lane.model.rate) for lane in pool.lanes if lane.model.rate]
+
+        def batch_s(lane: Lane, expected: float) -> float:
+            return lane.profile.latency(max(1, math.ceil(expected)))
+
+        round_s = sum(lane.model.slo_s - lane.reach[0] for lane, _ in lanes) / (len(lanes) or 1)
+        for _ in range(4):
+            work_s = sum(
+                min(1.0, rate * round_s) * batch_s(lane, rate * round_s) for lane, rate in lanes
+            )
+            if work_s > round_s * pool.size:
+                return False
+            round_s = work_s / pool.size
+        # The nearest `latest` goes first, so the tight ones wait less than the others.
+        return (
+            sum(lane.model.slo_s - round_s - batch_s(lane, rate * round_s) for lane, rate in lanes)
+            >= 0
+        )
 
     def _work(self) -> dict[Lane, float]:
         """Workers that each lane's part of the measured rate keeps busy."""
