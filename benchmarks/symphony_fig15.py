@@ -2,8 +2,8 @@
 
 24 models of the 1080Ti zoo with their own SLOs on 512 GPUs (48 with `--quick`), Poisson arrivals
 at rates that rise and fall (the paper's come from 150 hours of videos that are not published).
-Their peak is what the GPUs could serve in the largest possible batches only, which is more than
-they can. Every half second the bad rate and the idle time become an advice
+Their peak is what the GPUs could serve if all batches were the largest possible: just too much.
+Every half second the bad rate and the idle time become an advice
 (`ray_slo.planning.autoscale`).
 
 *Fixed*: all GPUs all the time, as in the paper, where the advice is only given. *Followed*: the
@@ -11,8 +11,9 @@ cluster is as large as advised, up to half as many more; GPUs come and go at onc
 to be loaded. *Over least*: GPU time over that of the fewest GPUs that could do, in the largest
 possible batches; *bad in the calm*: where these are fewer than `CALM` of the fixed
 cluster; *advice*: the largest one of a period. Up to 1 % of bad requests asks for nothing, so a
-cluster that follows the advice stays near that. Eager stands beside `deferred` for what small
-batches do to the advice: all GPUs are busy, so it hardly lets any go.
+cluster that follows the advice stays near that. Eager and
+the default `deferred` stand beside `consolidate`, which is the paper's, because both spend idle
+GPUs (on small batches; on latency): what is idle then says little about what could go.
 
 The paper prints no figures. It says that the busy GPUs follow the load, that the advice does, and
 that few requests are bad unless the cluster is overloaded.
@@ -175,7 +176,7 @@ def least_gpus(models: Sequence[ZooModel], rates: dict[str, list[float]]) -> np.
 
 
 def run(quick: bool, seed: int) -> list[Row]:
-    gpus, periods = (QUICK_GPUS, 20) if quick else (GPUS, 60)
+    gpus, periods = (QUICK_GPUS, 20) if quick else (GPUS, 30)
     zoo = list(load("symphony_1080ti").values())
     models = [zoo[i] for i in np.linspace(0, len(zoo) - 1, MODELS).round().astype(int)]
     names = [m.name for m in models]
