@@ -1,6 +1,8 @@
 import json
+import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -22,15 +24,32 @@ def test_mistakes_end_with_code_2(args, capsys):
     assert args[-1] in capsys.readouterr().err
 
 
+@pytest.fixture(scope="module")
+def runs(request, tmp_path_factory):
+    """Every program that a selected test asks for, a core each; by name, as they finish."""
+
+    def run(name):
+        plots = tmp_path_factory.mktemp(name)
+        command = ["-m", "benchmarks", name, "--quick", "--json", "-", "--plot", plots]
+        done = subprocess.run(
+            [sys.executable, *command], capture_output=True, text=True, timeout=200
+        )
+        return done, plots
+
+    asked = dict.fromkeys(
+        item.callspec.params["name"]
+        for item in request.session.items
+        if item.name.startswith("test_every_program")
+    )
+    with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+        yield {name: pool.submit(run, name) for name in asked}
+        pool.shutdown(cancel_futures=True)
+
+
 @pytest.mark.parametrize("name", PROGRAMS)
 @pytest.mark.slow
-def test_every_program_runs_quickly_and_prints_its_rows(name, tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks", name, "--quick", "--json", "-", "--plot", tmp_path],
-        capture_output=True,
-        text=True,
-        timeout=200,
-    )
+def test_every_program_runs_quickly_and_prints_its_rows(name, runs):
+    done, plots = runs[name].result()
     assert done.returncode == 0, done.stderr
     body = json.loads(done.stdout)
     assert set(body) == {"name", "source", "quick", "seed", "rows"}
@@ -38,5 +57,5 @@ def test_every_program_runs_quickly_and_prints_its_rows(name, tmp_path):
     assert body["rows"]
     for row in body["rows"]:
         assert set(row) == {"case", "metric", "unit", "ours", "paper", "peers"}
-    assert any(tmp_path.glob("*.png"))
+    assert any(plots.glob("*.png"))
     assert all(part in done.stderr for part in body["rows"][0]["case"].split(" · "))
