@@ -6,7 +6,6 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from importlib.util import find_spec
 from typing import Annotated, Any
 
 import typer
@@ -73,8 +72,7 @@ def _options(
 
 
 for _name in COMMANDS:
-    if find_spec(f"{__name__}.{_name}"):
-        import_module(f"{__name__}.{_name}").register(app)
+    import_module(f"{__name__}.{_name}").register(app)
 
 
 def main(args: Sequence[str] | None = None) -> None:
