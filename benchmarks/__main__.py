@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
@@ -12,8 +13,12 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.data import MissingData
 from benchmarks.programs import PROGRAMS
 from benchmarks.rows import plot_bars, tables
+
+SKIPPED = 77
+"""Exit code of a program whose data is not here, as test harnesses have it."""
 
 
 def main(args: Sequence[str] | None = None) -> None:
@@ -37,7 +42,11 @@ def main(args: Sequence[str] | None = None) -> None:
 
     module_name, source, shows = PROGRAMS[options.name]
     module = import_module(module_name)
-    rows = module.run(quick=options.quick, seed=options.seed)
+    try:
+        rows = module.run(quick=options.quick, seed=options.seed)
+    except MissingData as error:
+        print(f"{options.name} skipped: {error}", file=sys.stderr)
+        sys.exit(SKIPPED)
     console = Console(stderr=options.json == "-")  # stdout is for the JSON then
     if not console.is_terminal:
         console.width = 110
