@@ -1,24 +1,34 @@
-"""Clockwork (Gujarati et al., OSDI 2020), as Symphony §2.2 and SHEPHERD §7 describe it.
+"""Clockwork (Gujarati et al., OSDI 2020): earliest required start first, committed ahead.
 
-For every model and batch size there is a candidate: the earliest deadlines in the queue, to be
-started by *latest* = d − ℓ(b). A worker takes the candidate whose latest start is the earliest
-among those that can still make it; of one model that is its largest feasible batch. The scheduler
-commits: it fills each worker's schedule `schedule_ahead_ms` beyond now, and what is in a committed
-batch neither grows nor moves. A committed batch that cannot start in its window is rejected.
-Neither paper prints how far ahead; the goodput depends on it strongly, so `symphony-table2` shows
-two values.
+After §5.3 of its paper and its published scheduler ("INFER5"), read for what the two papers that
+compare with it leave open:
+
+* a model has a queue per batch size b, of the requests that can still be served in a batch of b:
+  heads that cannot are dropped from it when a worker looks;
+* a queue makes a *strategy*: batches of b, required to start by d − ℓ(b), d the deadline at its
+  head *then*. A worker takes the strategy with the earliest required start over all models, and
+  runs the largest batch of that model which can be filled and meets its deadlines; requests before
+  that batch are given up. If it is smaller than the strategy's, the strategy is void, and the model
+  makes new ones of the sizes that can be filled;
+* a strategy that was made keeps its required start, even past it: a model whose head expires
+  while others run comes first, and serves what has come since. So no model starves;
+* a worker is given work until its schedule ends `schedule_ahead_ms` after now. What is committed
+  neither grows nor moves; a batch that cannot start in its window is rejected.
+
+Here workers alike share their strategies (there, each has its own, stale by different amounts).
 
 Worked example: one worker, ℓ(b) = b + 5, SLO 20, nothing ahead. A comes at 0 and runs at once until
-6. B, C and D come at 1, 2 and 3: at 6 the candidates are {B}, {B, C}, {B, C, D} with latest starts
-15, 14 and 13; the last is the earliest, so all three run until 14. With 10 ahead, B would have been
-committed alone at 1, to start at 6.
+6. B, C and D come at 1, 2 and 3: at 6 a batch of three is the largest that can be filled and ends
+in time, so all three run until 14. With 10 ahead, B would have been committed alone at 1, to start
+at 6.
 """
 
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import deque
+from collections.abc import Sequence
 from heapq import heappop, heappush
 
 from benchmarks.peers.base import (
@@ -46,22 +56,94 @@ class _Committed:
         self.latest = latest  # to be sent until
 
 
+class _Model:
+    """A model on workers of one kind."""
+
+    __slots__ = ("drained_at", "queue", "reach", "served", "sizes", "strategy")
+
+    def __init__(
+        self, queue: PeerQueue, served: Served, sizes: Sequence[int], buffer_s: float
+    ) -> None:
+        self.queue = queue
+        self.served = served
+        self.sizes = sizes
+        self.reach = [served.reach[b - 1] + buffer_s for b in sizes]
+        self.drained_at = -math.inf  # when heads were last dropped, as starts of a batch
+        self.strategy: tuple[float, int] | None = None  # required start, batch size
+
+    def fill(self, start_at: float) -> int:
+        """Index of the largest batch size that can be filled in time from `start_at`, or −1."""
+        queue = self.queue.queue
+
+        def short(i: int) -> bool:
+            in_time = len(queue) - queue.position(start_at + self.reach[i] - TOLERANCE_S)
+            return in_time < self.sizes[i]
+
+        return bisect_left(range(len(self.sizes)), True, key=short) - 1
+
+    def propose(self, largest: int) -> tuple[float, int] | None:
+        """The earliest required start over the batch sizes up to `sizes[largest]`."""
+        queue, reach = self.queue.queue, self.reach
+        if not queue:
+            return None
+        best: tuple[float, int] | None = None
+        # Of queues with the same head, that of the largest size must start first.
+        slack = queue[len(queue) - 1].deadline - self.drained_at + TOLERANCE_S
+        i = min(largest, bisect_right(reach, slack) - 1)
+        while i >= 0:
+            head = queue.position(self.drained_at + reach[i] - TOLERANCE_S)
+            start_by = queue[head].deadline - reach[i]
+            if best is None or start_by < best[0]:
+                best = start_by, self.sizes[i]
+            if not head:
+                break
+            slack = queue[head - 1].deadline - self.drained_at + TOLERANCE_S
+            i = min(i, bisect_right(reach, slack)) - 1
+        return best
+
+
 class Clockwork(Peer):
-    """Earliest latest-start first, committed ahead.
+    """Earliest required start first, committed ahead.
 
     Args:
-        schedule_ahead_ms: a worker is given work while its schedule ends sooner than this.
+        schedule_ahead_ms: a worker is given work while its schedule ends sooner than this; the
+            published default is 10.
+        batch_sizes: those a model has, among the sizes of its profile; None for all of them. Its
+            runtime compiled 1, 2, 4, 8 and 16; Symphony §5.1 added the others for its comparison.
+        slo_buffer_ms: batches are to end so much before their deadlines. The published constant
+            is 5, for the way back through its network, which a simulation without delays lacks.
+        max_execution_ms: batches that take longer are not made, but for single requests; the
+            published default is 250.
 
     Raises:
         ValueError: an argument out of its range.
     """
 
-    def __init__(self, schedule_ahead_ms: float = 10.0) -> None:
+    def __init__(
+        self,
+        schedule_ahead_ms: float = 10.0,
+        batch_sizes: Sequence[int] | None = None,
+        slo_buffer_ms: float = 0.0,
+        max_execution_ms: float = 250.0,
+    ) -> None:
         super().__init__()
-        if not (math.isfinite(schedule_ahead_ms) and schedule_ahead_ms >= 0):
-            raise ValueError(f"schedule_ahead_ms must be at least 0, got {schedule_ahead_ms}")
+        for name, value in (
+            ("schedule_ahead_ms", schedule_ahead_ms),
+            ("slo_buffer_ms", slo_buffer_ms),
+            ("max_execution_ms", max_execution_ms),
+        ):
+            if not (value >= 0):
+                raise ValueError(f"{name} must be at least 0, got {value}")
+        if batch_sizes is not None and min(batch_sizes, default=0) != 1:
+            raise ValueError(f"batch_sizes must begin with 1, got {list(batch_sizes)}")
         self._ahead_s = schedule_ahead_ms / 1e3
-        self._models: dict[str, PeerQueue] = {}
+        self._batch_sizes = None if batch_sizes is None else sorted(set(batch_sizes))
+        self._buffer_s = slo_buffer_ms / 1e3
+        self._max_execution_s = max_execution_ms / 1e3
+        self._queues: dict[str, PeerQueue] = {}
+        self._models: dict[Kind, dict[str, _Model]] = {}
+        # Heaps of (required start, batch size, order, model); stale if the model's is another.
+        self._strategies: dict[Kind, list[tuple[float, int, int, _Model]]] = {}
         self._plans: dict[PeerWorker, deque[_Committed]] = {}
         self._ends: dict[PeerWorker, float] = {}  # of each worker's schedule
         self._open: dict[Kind, list[tuple[float, int, PeerWorker]]] = {}  # heaps by end
@@ -69,13 +151,35 @@ class Clockwork(Peer):
         self._idle: dict[PeerWorker, None] = {}
 
     def _enqueue(self, now: float, request: Request) -> None:
-        queue = self._models.get(request.model)
+        name = request.model
+        queue = self._queues.get(name)
         if queue is None:
-            queue = self._models[request.model] = self._queue(request.model, list(self._served))
+            queue = self._queues[name] = self._queue(name, list(self._served))
+            for kind, served_by in self._served.items():
+                if (served := served_by.get(name)) is not None:
+                    sizes = self._sizes(served)
+                    self._models[kind][name] = _Model(queue, served, sizes, self._buffer_s)
         self._push(queue, request)
+        for kind, models in self._models.items():
+            if (model := models.get(name)) is not None and model.strategy is None:
+                self._propose(kind, model, len(model.sizes) - 1)
+
+    def _sizes(self, served: Served) -> Sequence[int]:
+        sizes = self._batch_sizes or range(1, len(served.reach) + 1)
+        latency = served.profile.table
+        return [
+            b
+            for b in sizes
+            if b == 1 or (b <= len(latency) and latency[b - 1] <= self._max_execution_s)
+        ]
+
+    def _propose(self, kind: Kind, model: _Model, largest: int) -> None:
+        model.strategy = model.propose(largest)
+        if model.strategy is not None:
+            heappush(self._strategies[kind], (*model.strategy, model.queue.order, model))
 
     def _cancel(self, request: Request) -> None:
-        queue = self._models.get(request.model)
+        queue = self._queues.get(request.model)
         if queue is not None and queue.queue.remove(request):
             return
         for plan in self._plans.values():
@@ -89,9 +193,11 @@ class Clockwork(Peer):
         self._reckon(worker, worker.free_at)
 
     def _changed(self, now: float, cluster: Cluster) -> None:
-        waiting = [r for q in self._models.values() for r in q.queue]
+        waiting = [r for q in self._queues.values() for r in q.queue]
         waiting += [r for plan in self._plans.values() for c in plan for r in c.requests]
-        self._models, self._windows = {}, []
+        self._queues, self._windows = {}, []
+        self._models = {kind: {} for kind in self._served}
+        self._strategies = {kind: [] for kind in self._served}
         self._plans = {w: deque() for w in self._workers.values()}
         self._ends = {}
         self._open = {kind: [] for kind in self._served}
@@ -145,48 +251,46 @@ class Clockwork(Peer):
 
     def _fill(self, kind: Kind, now: float) -> float:
         """Commit batches to workers of a kind; return when one of them takes the next."""
-        heap, served_by = self._open[kind], self._served[kind]
-        while heap:
-            end, _, worker = heap[0]
+        workers, strategies = self._open[kind], self._strategies[kind]
+        while workers:
+            end, _, worker = workers[0]
             if self._ends.get(worker) != end:
-                heappop(heap)
+                heappop(workers)
                 continue
+            while strategies and strategies[0][3].strategy != strategies[0][:2]:
+                heappop(strategies)
+            if not strategies:
+                return math.inf
             if end - self._ahead_s > now:
-                waits = any(q.queue for m, q in self._models.items() if m in served_by)
-                return end - self._ahead_s if waits else math.inf
-            start_at = max(end, now)
+                return end - self._ahead_s
             if worker.running is not None and worker.free_at <= now:
                 # Overdue: its end is not known. It gets nothing until it has ended.
-                heappop(heap)
+                heappop(workers)
                 self._ends.pop(worker)
                 continue
-            best: tuple[float, int, PeerQueue, int, int] | None = None
-            for model, queue in self._models.items():
-                if queue.queue and model in served_by:
-                    reach = served_by[model].reach
-                    first = queue.queue.position(start_at + reach[0] - TOLERANCE_S)
-                    if first < len(queue.queue):
-                        deadline = queue.queue[first].deadline
-                        size = min(
-                            bisect_right(reach, deadline - start_at + TOLERANCE_S),
-                            len(queue.queue) - first,
-                        )
-                        if size and (best is None or deadline - reach[size - 1] < best[0]):
-                            latest = deadline - reach[size - 1]
-                            best = (latest, queue.order, queue, first, size)
-            if best is None:
-                return math.inf
-            latest, _, queue, first, size = best
-            served = served_by[queue.model]
-            committed = _Committed(
-                worker, served, queue.queue.take(size, first), latest + 2 * TOLERANCE_S
-            )
-            self._plans[worker].append(committed)
-            self._serial += 1
-            heappush(self._windows, (committed.latest, self._serial, committed))
-            heappop(heap)
-            self._ends[worker] = start_at + served.reach[size - 1]
-            heappush(heap, (self._ends[worker], worker.rank, worker))
-            if worker.running is None:
-                self._idle[worker] = None
+            _, strategy_size, _, model = heappop(strategies)
+            start_at = model.drained_at = max(end, now)
+            i = model.fill(start_at)
+            if i >= 0 and model.sizes[i] >= strategy_size:
+                self._commit(worker, model, i, start_at, now)
+                heappop(workers)
+                heappush(workers, (self._ends[worker], worker.rank, worker))
+                i = len(model.sizes) - 1
+            self._propose(kind, model, i)
         return math.inf
+
+    def _commit(
+        self, worker: PeerWorker, model: _Model, i: int, start_at: float, now: float
+    ) -> None:
+        """The batch of `model.sizes[i]` joins the worker's schedule at `start_at`."""
+        size, queue = model.sizes[i], model.queue.queue
+        self._drop(queue.take(queue.position(start_at + model.reach[i] - TOLERANCE_S)), now)
+        requests = queue.take(size)
+        latest = requests[0].deadline - model.served.reach[size - 1] + 2 * TOLERANCE_S
+        committed = _Committed(worker, model.served, requests, latest)
+        self._plans[worker].append(committed)
+        self._serial += 1
+        heappush(self._windows, (latest, self._serial, committed))
+        self._ends[worker] = start_at + model.served.reach[size - 1]
+        if worker.running is None:
+            self._idle[worker] = None
