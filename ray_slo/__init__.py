@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from ray_slo.serve.answers import Answer as Answer
     from ray_slo.serve.batching import batch as batch
     from ray_slo.serve.deployment import deployment as deployment
+    from ray_slo.serve.spec import Variant as Variant
 
 __version__ = "0.1.0"
 
@@ -18,8 +19,9 @@ _LAZY = {
     "Answer": "ray_slo.serve.answers",
     "batch": "ray_slo.serve.batching",
     "deployment": "ray_slo.serve.deployment",
+    "Variant": "ray_slo.serve.spec",
 }
-__all__ = ["Answer", "__version__", "batch", "deployment"]
+__all__ = ["Answer", "Variant", "__version__", "batch", "deployment"]
 
 
 def __getattr__(name: str) -> Any:

@@ -10,7 +10,7 @@ import functools
 import hashlib
 import sys
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from ray.serve.config import RequestRouterConfig
 
 from ray_slo.serve.frontend import Frontend
 from ray_slo.serve.router import TargetedRouter
-from ray_slo.serve.spec import AppSpec, check_user_class, parse_spec, worker_deployment
+from ray_slo.serve.spec import AppSpec, Variant, check_user_class, parse_spec, worker_deployment
 from ray_slo.serve.worker import Worker
 
 # A worker accepts every call: the scheduler never sends more than it can take.
@@ -34,7 +34,7 @@ class Deployment:
     """A class with a latency SLO, ready to `bind`. Made by `@ray_slo.deployment`."""
 
     def __init__(self, user_class: type[Any], options: dict[str, Any]) -> None:
-        self._user_class = check_user_class(user_class)
+        self._user_class = check_user_class(user_class, bool(options.get("variants")))
         self._options = options
         functools.update_wrapper(self, user_class, updated=())
         self._spec((), {})  # refuse bad options where they are written
@@ -69,6 +69,7 @@ class Deployment:
             key: options.pop(key)
             for key in (
                 "latency_slo_ms",
+                "variants",
                 "accuracy",
                 "max_batch_size",
                 "profile",
@@ -81,7 +82,7 @@ class Deployment:
             key: options.pop(key) for key in ("num_replicas", "ray_actor_options") if key in options
         }
         policy = {
-            "name": options.pop("policy", "deferred"),
+            "name": options.pop("policy", None),
             "kwargs": options.pop("policy_kwargs", {}),
         }
         name = options.pop("name", None) or self._user_class.__name__
@@ -101,7 +102,8 @@ def deployment(
     _user_class: type[Any] | None = None,
     *,
     latency_slo_ms: float | None = None,
-    policy: Any = "deferred",
+    variants: Sequence[Variant] | None = None,
+    policy: Any = None,
     policy_kwargs: dict[str, Any] | None = None,
     num_replicas: int | None = None,
     ray_actor_options: dict[str, Any] | None = None,
@@ -134,13 +136,25 @@ def deployment(
         await handle.remote(image)                       # one item in, one result out
         await handle.remote(image, latency_slo_ms=40)    # this call's own SLO
 
+    With variants the policy chooses, per batch, the network that answers: the most accurate that
+    the load leaves time for. The batch method is given the loaded one::
+
+        @ray_slo.deployment(latency_slo_ms=150, variants=[
+            ray_slo.Variant("small", accuracy=69.8, load=load_network, args=("small",)),
+            ray_slo.Variant("large", accuracy=80.9, load=load_network, args=("large",)),
+        ])
+        class Classifier:
+            def __call__(self, network: Any, images: list[np.ndarray]) -> list[str]: ...
+
     Optional static methods of the class: `preprocess(item)` and `postprocess(result)` run in the
     frontend; `example_input()` gives an item to warm up and to measure with, so that the first
     request is already planned well. Optional method: `reconfigure(user_config)`.
 
     Args:
         latency_slo_ms: answer within so many milliseconds of arrival. Required.
-        policy: "deferred", "eager", "timeout", "module:Class", or a policy class.
+        variants: networks that can answer; every worker loads (and measures) all of them.
+        policy: "deferred", "eager", "timeout", "module:Class", or a policy class. With variants:
+            "price" or "ramsis".
         policy_kwargs: its arguments, e.g. {"objective": "consolidate"}.
         num_replicas: workers, each a Serve replica.
         ray_actor_options: of a worker, e.g. {"num_gpus": 1}.
@@ -171,13 +185,7 @@ def build_app(args: dict[str, Any]) -> Application:
     Raises:
         ValueError: one line per mistake in `args`.
     """
-    spec = parse_spec(args)
-    for name, model in spec.models.items():
-        try:
-            model.load()
-        except ValueError as error:
-            raise ValueError(f"models.{name}.callable: {error}") from None
-    return build_app_from_spec(spec)
+    return build_app_from_spec(parse_spec(args))
 
 
 def build_app_from_spec(spec: AppSpec) -> Application:
@@ -185,7 +193,11 @@ def build_app_from_spec(spec: AppSpec) -> Application:
 
     An application deployed again by the same process with nothing but `num_replicas`,
     `num_frontends` or `user_config` changed is changed in place: no replica restarts.
+
+    Raises:
+        ValueError: a class or a loader cannot be imported or cannot work.
     """
+    _check_code(spec)
     spec = spec.stamped(_fingerprint(spec))
     name = spec.deployment_name
     user_config = {n: m.user_config for n, m in spec.models.items() if m.user_config is not None}
@@ -218,6 +230,24 @@ def build_app_from_spec(spec: AppSpec) -> Application:
     return _versioned(frontend, spec).bind(spec, workers)
 
 
+def _check_code(spec: AppSpec) -> None:
+    """Refuse here what no worker could load.
+
+    Raises:
+        ValueError: names the field.
+    """
+    for name, model in spec.models.items():
+        try:
+            model.load()
+        except ValueError as error:
+            raise ValueError(f"models.{name}.callable: {error}") from None
+        for key, variant in model.variants.items():
+            try:
+                variant.loader()
+            except ValueError as error:
+                raise ValueError(f"models.{name}.variants.{key}.load: {error}") from None
+
+
 def _versioned(deployed: Any, spec: AppSpec) -> Any:
     # Serve gives every `serve.run` a random version and restarts all replicas; the argument is
     # there for its own use only (tried: Ray 2.60). A config file does not need it, as Serve has a
@@ -235,11 +265,12 @@ def _fingerprint(spec: AppSpec) -> str:
         for k, v in spec.__dict__.items()
         if k not in {"models", "workers", "policy", "num_frontends"}
     }
+    code = [cls for model in spec.models.values() for cls in model.load().__mro__]
+    code += [v.loader() for model in spec.models.values() for v in model.variants.values()]
     edited = [
         Path(file).stat().st_mtime_ns
-        for model in spec.models.values()
-        for cls in model.load().__mro__
-        if (file := getattr(sys.modules.get(cls.__module__), "__file__", None)) is not None
+        for module in {getattr(item, "__module__", ""): None for item in code}
+        if (file := getattr(sys.modules.get(module), "__file__", None)) is not None
         and Path(file).exists()
     ]
     content = cloudpickle.dumps((models, workers, policy, rest, spec.embedded, edited))

@@ -39,7 +39,7 @@ from ray_slo.serve.messages import Grant, Heartbeat, Message, Piece, PieceResult
 from ray_slo.serve.metrics import FrontendMetrics
 from ray_slo.serve.request_context import LATENCY_HEADER, PROXIED_HEADER, TIMEOUT_HEADER
 from ray_slo.serve.scheduler import Quantile
-from ray_slo.serve.spec import AppSpec, worker_deployment
+from ray_slo.serve.spec import AppSpec, VariantRef, worker_deployment
 
 logger = logging.getLogger(__name__)
 
@@ -119,6 +119,7 @@ class Frontend:
         self, spec: AppSpec, workers: dict[str, Any]
     ) -> None:
         self._spec = spec
+        self._variants = spec.variants()
         self._workers = workers
         self._loop = asyncio.get_running_loop()
         self._clock = time.monotonic  # uvloop's loop.time() has milliseconds only
@@ -249,6 +250,7 @@ class Frontend:
             **self._describe(),
             "pending": len(self._pending),
             "goodput": self._metrics.goodput(),
+            "accuracy": self._metrics.accuracy(),
             "overhead_ms": 1e3 * self._overhead.value(default=0.0),
             **await self._channel.status(),
         }
@@ -258,7 +260,12 @@ class Frontend:
     def _describe(self) -> dict[str, Any]:
         return {
             "models": {
-                name: {"latency_slo_ms": m.latency_slo_ms, "accuracy": m.accuracy}
+                name: {"latency_slo_ms": m.latency_slo_ms}
+                | (
+                    {"variants": {v: {"accuracy": s.accuracy} for v, s in m.variants.items()}}
+                    if m.variants
+                    else {"accuracy": m.accuracy}
+                )
                 for name, m in self._spec.models.items()
             }
         }
@@ -407,27 +414,25 @@ class Frontend:
         result = pending.result
         latency_s = self._clock() - pending.arrival
         queue_s = max(pending.sent_at - pending.arrival + result.wait_s, 0.0)
-        accuracy = self._spec.models[pending.model].accuracy
+        variant = self._variant(pending.grant)
         answer = Answer(
             result=value,
             model=pending.model,
-            variant=pending.grant.variant,
-            accuracy=accuracy,
+            variant=variant.name,
+            accuracy=variant.accuracy,
             batch_size=result.batch_size,
             queue_ms=queue_s * 1e3,
             exec_ms=result.exec_s * 1e3,
             latency_ms=latency_s * 1e3,
             latency_slo_ms=pending.slo_ms,
         )
-        self._metrics.answered(
-            pending.model,
-            answer.variant,
-            accuracy,
-            answer.latency_ms,
-            answer.latency_slo_ms - answer.latency_ms,
-            answer.queue_ms,
-        )
+        self._metrics.answered(answer)
         return answer
+
+    def _variant(self, grant: Grant) -> VariantRef:
+        # A scheduler of a newer release may name one that we, still draining, do not know.
+        unknown = VariantRef(grant.model, grant.variant, None)
+        return self._variants.get(grant.variant, unknown)
 
     def _submit(self, pending: _Pending) -> None:
         """(Again) to the scheduler, with what is left of the budget less the way back."""
@@ -565,7 +570,7 @@ class Frontend:
         self._overhead.add(max(self._clock() - sent_at - result.held_s, 0.0))
         if result.report is not None:
             predicted_s = grant.finish_in_s - (self._clock() - sent_at)
-            self._metrics.predicted(grant.model, -predicted_s * 1e3)
+            self._metrics.predicted(self._variant(grant), -predicted_s * 1e3)
         self._channel.report(result.report)
         if result.results is None:
             self._submit_again(share)  # the batch had to start without it

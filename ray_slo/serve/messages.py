@@ -118,4 +118,3 @@ class Heartbeat:
     kind: str
     profiles: dict[str, list[float]]
     batches: list[str]
-    measured: bool

@@ -1,103 +1,105 @@
 """`serve_slo_*` metrics. Ray exports them to Prometheus with the prefix `ray_`.
 
-Every one carries the tag `model`, and Serve's own deployment, replica and application.
+Those about requests carry the tag `model`, those about batches `variant`, too; Serve adds its own
+deployment, replica and application.
 """
 
 from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Sequence
+from typing import Any
 
 from ray.serve import metrics
 
-_MS = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 30_000]
-_SIZES = [1, 2, 4, 8, 16, 32, 64, 128, 256]
+from ray_slo.serve.answers import Answer
+from ray_slo.serve.spec import VariantRef
+
+_MS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 30_000)
+_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 _GOODPUT_WINDOW_S = 10.0
+
+
+def _counter(name: str, description: str, *tags: str) -> Any:
+    return metrics.Counter(f"serve_slo_{name}", description, tag_keys=tags)
+
+
+def _gauge(name: str, description: str, *tags: str) -> Any:
+    return metrics.Gauge(f"serve_slo_{name}", description, tag_keys=tags)
+
+
+def _histogram(name: str, boundaries: Sequence[int], description: str, *tags: str) -> Any:
+    return metrics.Histogram(f"serve_slo_{name}", description, list(boundaries), tag_keys=tags)
 
 
 class FrontendMetrics:
     """What happened to requests."""
 
     def __init__(self) -> None:
-        self._requests = metrics.Counter(
-            "serve_slo_requests_total",
-            description="Requests by outcome: ok, late, refused, expired, cancelled, failed, "
-            "invalid; reason says more.",
-            tag_keys=("model", "outcome", "reason"),
+        last = f"last {_GOODPUT_WINDOW_S:.0f} s"
+        self._requests = _counter(
+            "requests_total",
+            "Requests by outcome: ok, late, refused, expired, cancelled, failed, invalid; reason "
+            "says more.",
+            *("model", "outcome", "reason"),
         )
-        self._variants = metrics.Counter(
-            "serve_slo_variant_total",
-            description="Answers by variant (the variant mix).",
-            tag_keys=("model", "variant"),
+        self._variants = _counter(
+            "variant_total", "Answers by variant (the variant mix).", "model", "variant"
         )
-        self._latency = metrics.Histogram(
-            "serve_slo_latency_ms",
-            description="From arrival at the frontend to the answer.",
-            boundaries=_MS,
-            tag_keys=("model",),
+        self._latency = _histogram(
+            "latency_ms", _MS, "From arrival at the frontend to the answer.", "model", "variant"
         )
-        self._slack = metrics.Histogram(
-            "serve_slo_slack_ms",
-            description="Time left to the deadline when the answer was ready (0 when late).",
-            boundaries=_MS,
-            tag_keys=("model",),
+        self._slack = _histogram(
+            "slack_ms",
+            _MS,
+            "Time left to the deadline when the answer was ready (0 when late).",
+            "model",
         )
-        self._queue = metrics.Histogram(
-            "serve_slo_queueing_delay_ms",
-            description="From arrival at the frontend to the start of execution.",
-            boundaries=_MS,
-            tag_keys=("model",),
+        self._queue = _histogram(
+            "queueing_delay_ms",
+            _MS,
+            "From arrival at the frontend to the start of execution.",
+            "model",
         )
-        self._error = metrics.Histogram(
-            "serve_slo_prediction_error_ms",
-            description="Absolute difference between predicted and actual finish of a batch.",
-            boundaries=_MS,
-            tag_keys=("model",),
+        self._error = _histogram(
+            "prediction_error_ms",
+            _MS,
+            "Absolute difference between predicted and actual finish of a batch.",
+            *("model", "variant"),
         )
-        self._goodput = metrics.Gauge(
-            "serve_slo_goodput",
-            description=f"Requests answered in time per second, last {_GOODPUT_WINDOW_S:.0f} s.",
-            tag_keys=("model",),
+        self._goodput = _gauge("goodput", f"Requests answered in time per second, {last}.", "model")
+        self._accuracy = _gauge(
+            "accuracy",
+            f"Mean accuracy (percent) of the variants that answered in time, {last}.",
+            "model",
         )
-        self._accuracy = metrics.Gauge(
-            "serve_slo_accuracy",
-            description="Mean accuracy (percent) of the variants that answered in time, "
-            f"last {_GOODPUT_WINDOW_S:.0f} s.",
-            tag_keys=("model",),
-        )
-        self._pending = metrics.Gauge(
-            "serve_slo_pending_requests",
-            description="Requests that this frontend owns and has not answered.",
+        self._pending = _gauge(
+            "pending_requests", "Requests that this frontend owns and has not answered."
         )
         self._good: dict[str, deque[tuple[float, float | None]]] = {}
 
-    def answered(
-        self,
-        model: str,
-        variant: str,
-        accuracy: float | None,
-        latency_ms: float,
-        slack_ms: float,
-        queue_ms: float,
-    ) -> None:
+    def answered(self, answer: Answer) -> None:
         """One request was answered."""
-        tags = {"model": model}
-        outcome = "ok" if slack_ms >= 0 else "late"
-        self._requests.inc(1, {**tags, "outcome": outcome, "reason": ""})
-        self._variants.inc(1, {**tags, "variant": variant})
-        self._latency.observe(latency_ms, tags)
-        self._slack.observe(max(slack_ms, 0.0), tags)
-        self._queue.observe(max(queue_ms, 0.0), tags)
-        if slack_ms >= 0:
-            self._good.setdefault(model, deque()).append((time.monotonic(), accuracy))
+        model = {"model": answer.model}
+        variant = {**model, "variant": answer.variant}
+        met = answer.deadline_met
+        self._requests.inc(1, {**model, "outcome": "ok" if met else "late", "reason": ""})
+        self._variants.inc(1, variant)
+        self._latency.observe(answer.latency_ms, variant)
+        self._slack.observe(max(answer.latency_slo_ms - answer.latency_ms, 0.0), model)
+        self._queue.observe(answer.queue_ms, model)
+        if met:
+            good = self._good.setdefault(answer.model, deque())
+            good.append((time.monotonic(), answer.accuracy))
 
     def unanswered(self, model: str, outcome: str, reason: str) -> None:
         """One request ended without an answer."""
         self._requests.inc(1, {"model": model, "outcome": outcome, "reason": reason})
 
-    def predicted(self, model: str, error_ms: float) -> None:
+    def predicted(self, variant: VariantRef, error_ms: float) -> None:
         """A batch ended `error_ms` after (before, if negative) its predicted finish."""
-        self._error.observe(abs(error_ms), {"model": model})
+        self._error.observe(abs(error_ms), {"model": variant.model, "variant": variant.name})
 
     def goodput(self) -> dict[str, float]:
         """Requests answered in time per second by model, over the last seconds."""
@@ -109,34 +111,31 @@ class FrontendMetrics:
             rates[model] = len(good) / _GOODPUT_WINDOW_S
         return rates
 
+    def accuracy(self) -> dict[str, float]:
+        """Mean accuracy (percent) of the answers that `goodput` counted last, where known."""
+        known = {m: [a for _, a in good if a is not None] for m, good in self._good.items()}
+        return {model: sum(values) / len(values) for model, values in known.items() if values}
+
     def refresh(self, pending: int) -> None:
         """Set the gauges; called about once a second."""
         self._pending.set(pending)
         for model, rate in self.goodput().items():
             self._goodput.set(rate, {"model": model})
-            known = [a for _, a in self._good[model] if a is not None]
-            if known:
-                self._accuracy.set(sum(known) / len(known), {"model": model})
+        for model, accuracy in self.accuracy().items():
+            self._accuracy.set(accuracy, {"model": model})
 
 
 class WorkerMetrics:
     """What a worker ran."""
 
     def __init__(self) -> None:
-        self._size = metrics.Histogram(
-            "serve_slo_batch_size",
-            description="Requests per batch.",
-            boundaries=_SIZES,
-            tag_keys=("model",),
-        )
-        self._exec = metrics.Histogram(
-            "serve_slo_execution_ms",
-            description="Time of a batch on the worker.",
-            boundaries=_MS,
-            tag_keys=("model",),
+        self._size = _histogram("batch_size", _SIZES, "Requests per batch.", "model", "variant")
+        self._exec = _histogram(
+            "execution_ms", _MS, "Time of a batch on the worker.", "model", "variant"
         )
 
-    def batch(self, model: str, size: int, seconds: float) -> None:
+    def batch(self, variant: VariantRef, size: int, seconds: float) -> None:
         """One batch ran."""
-        self._size.observe(size, {"model": model})
-        self._exec.observe(seconds * 1e3, {"model": model})
+        tags = {"model": variant.model, "variant": variant.name}
+        self._size.observe(size, tags)
+        self._exec.observe(seconds * 1e3, tags)

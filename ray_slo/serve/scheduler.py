@@ -112,6 +112,7 @@ class Scheduler:
     ) -> None:
         self.epoch = uuid.uuid4().hex[:8]
         self._spec = spec
+        self._variants = spec.variants()
         self._deliver = deliver
         self._heartbeat_timeout_s = heartbeat_timeout_s
         self._loop = asyncio.get_running_loop()
@@ -189,10 +190,11 @@ class Scheduler:
         if self._quarantine.get(beat.worker, 0.0) > now:
             return
         self._quarantine.pop(beat.worker, None)
-        known = {v: t for v, t in beat.profiles.items() if self._model_of(v) in self._spec.models}
+        # Those of an older release, still draining, are not ours.
+        known = {v: t for v, t in beat.profiles.items() if v in self._variants}
         for variant, table in known.items():
             if (variant, beat.kind) not in self._profiles:
-                quantile = self._spec.models[self._model_of(variant)].profile_quantile
+                quantile = self._spec.models[self._variants[variant].model].profile_quantile
                 self._profiles[variant, beat.kind] = OnlineProfile(
                     LatencyProfile(table), quantile=quantile
                 )
@@ -220,7 +222,8 @@ class Scheduler:
     def report(self, report: BatchReport) -> None:
         """A batch is over on its worker."""
         now = self._clock()
-        self._ran_at[self._model_of(report.variant)] = now
+        if report.variant in self._variants:
+            self._ran_at[self._variants[report.variant].model] = now
         profile = self._profiles.get((report.variant, self._kind_of(report.worker)))
         if profile is not None:
             for size, seconds in report.measured:
@@ -311,19 +314,19 @@ class Scheduler:
         for request in self._queued.values():
             self._host.submit(request)
 
-    def _model_of(self, variant: str) -> str:
-        return variant  # one variant per model, named like it
-
     def _kind_of(self, worker: str) -> str:
         state = self._workers.get(worker)
         return state.kind if state else ""
 
     def _cluster(self) -> Cluster:
-        profiles: dict[str, dict[str, LatencyProfile]] = {name: {} for name in self._spec.models}
+        profiles: dict[str, dict[str, LatencyProfile]] = {name: {} for name in self._variants}
         for (variant, kind), online in self._profiles.items():
             profiles[variant][kind] = online.profile
+        variants: dict[str, list[Variant]] = {name: [] for name in self._spec.models}
+        for name, ref in self._variants.items():
+            variants[ref.model].append(Variant(name, profiles[name], ref.accuracy))
         models = [
-            Model(name, m.latency_slo_ms / 1e3, (Variant(name, profiles[name], m.accuracy),))
+            Model(name, m.latency_slo_ms / 1e3, tuple(variants[name]))
             for name, m in self._spec.models.items()
         ]
         workers = [Worker(name, w.kind, w.variants) for name, w in self._workers.items()]
@@ -432,15 +435,20 @@ class Scheduler:
         if not idle or budget_s < 0.5 * self._spec.models[model].latency_slo_ms / 1e3:
             return
         self._ran_at[model] = now
+        quickest: dict[str, tuple[float, str]] = {}  # by kind
         for (variant, kind), online in self._profiles.items():
-            needed_s = online.profile.latency(1)
-            if self._model_of(variant) == model and needed_s > 0.5 * budget_s:
+            if self._variants[variant].model == model:
+                found = (online.profile.latency(1), variant)
+                quickest[kind] = min(quickest.get(kind, found), found)
+        for kind, (needed_s, variant) in quickest.items():
+            if needed_s > 0.5 * budget_s:
                 logger.warning(
                     "%s looks too slow for its SLO on %s (%.4g ms): trying again",
                     variant,
                     kind,
                     needed_s * 1e3,
                 )
+                online = self._profiles[variant, kind]
                 self._profiles[variant, kind] = OnlineProfile(
                     online.profile.scaled(0.5 * budget_s / needed_s), quantile=online.quantile
                 )

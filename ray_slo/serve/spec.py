@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import inspect
 import time
+from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any, Literal
 
@@ -23,9 +25,79 @@ from pydantic import (
 
 from ray_slo.scheduling.registry import import_attr, make_policy
 
+_WITH_VARIANTS = "deferred"  # the default policy where a model has variants
+
 
 class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
+
+
+class VariantSpec(_Strict):
+    """A network that can answer for a model.
+
+    Attributes:
+        load: function or class (or "module:attr"); what it returns is handed to the model's batch
+            method. Called once per worker, on the thread that runs the batches.
+        args, kwargs: of `load`.
+        accuracy: percent: what a policy maximises among the variants that are fast enough.
+        profile: path of a latency-profile file (`ray-slo profile`) to start from.
+    """
+
+    load: str | Callable[..., Any]
+    args: tuple[Any, ...] = ()
+    kwargs: dict[str, Any] = Field(default_factory=dict)
+    accuracy: float = Field(ge=0, le=100)
+    profile: str | None = None
+
+    def loader(self) -> Callable[..., Any]:
+        """What loads the network.
+
+        Raises:
+            ValueError: not importable, or not callable.
+        """
+        target = import_attr(self.load) if isinstance(self.load, str) else self.load
+        if not callable(target):
+            raise ValueError(
+                f"load: {self.load!r} is a {type(target).__name__}; it must be a function or a "
+                "class that returns the loaded network"
+            )
+        loader: Callable[..., Any] = target
+        return loader
+
+
+class Variant(VariantSpec):
+    """A named variant, for `@ray_slo.deployment(variants=[…])`.
+
+    Args:
+        name: says in answers, metrics and profile files which network it was.
+        accuracy: percent.
+        load: function or class (or "module:attr") that returns the loaded network.
+        args, kwargs: of `load`.
+        profile: path of a latency-profile file to start from.
+
+    Raises:
+        ValueError: a bad value, with the field.
+    """
+
+    name: str
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        accuracy: float,
+        load: str | Callable[..., Any],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+        profile: str | None = None,
+    ) -> None:
+        fields = {"load": load, "args": args, "kwargs": kwargs or {}, "profile": profile}
+        try:
+            super().__init__(name=name, accuracy=accuracy, **fields)
+        except ValidationError as error:
+            raise ValueError(
+                "\n".join(f"Variant {name!r}: {_explain(e)}" for e in error.errors())
+            ) from None
 
 
 class ModelSpec(_Strict):
@@ -37,10 +109,13 @@ class ModelSpec(_Strict):
             run in the frontend, and `example_input()`, a representative preprocessed item for
             warm-up and profiling. Optional method: `reconfigure(user_config)`.
         args, kwargs: of the class's constructor.
+        variants: networks that can answer, by name, best liked first. The batch method is then
+            `__call__(self, network, items)`, and the policy chooses the network per batch.
         latency_slo_ms: answer within this many milliseconds, counted from arrival at the frontend.
-        accuracy: percent, where known; goes into answers.
+        accuracy: percent, where known; goes into answers. With variants, each has its own.
         max_batch_size: upper bound; the policy chooses the size.
-        profile: path of a latency-profile file (`ray-slo profile`) to start from.
+        profile: path of a latency-profile file (`ray-slo profile`) to start from. It may hold
+            several profiles, by the names of variants.
         profile_quantile: of measured batch durations, which the policy plans with.
         user_config: passed to `reconfigure`.
     """
@@ -48,12 +123,46 @@ class ModelSpec(_Strict):
     callable: str | Callable[..., Any]
     args: tuple[Any, ...] = ()
     kwargs: dict[str, Any] = Field(default_factory=dict)
+    variants: dict[str, VariantSpec] = Field(default_factory=dict)
     latency_slo_ms: float = Field(gt=0)
     accuracy: float | None = Field(default=None, ge=0, le=100)
     max_batch_size: int = Field(default=64, ge=1, le=4096)
     profile: str | None = None
     profile_quantile: float = Field(default=0.95, gt=0, lt=1)
     user_config: Any = None
+
+    @field_validator("variants", mode="before")
+    @classmethod
+    def _variants_by_name(cls, value: Any) -> Any:
+        if not isinstance(value, list | tuple):
+            return value
+        named: dict[str, VariantSpec] = {}
+        for variant in value:
+            if not isinstance(variant, Variant):
+                raise ValueError(
+                    "a list of variants holds ray_slo.Variant(name, accuracy=…, load=…)"
+                )
+            if variant.name in named:
+                raise ValueError(f"two variants are named {variant.name!r}")
+            fields = {name: getattr(variant, name) for name in VariantSpec.model_fields}
+            named[variant.name] = VariantSpec(**fields)
+        return named
+
+    @field_validator("variants")
+    @classmethod
+    def _variant_names(cls, value: dict[str, VariantSpec]) -> dict[str, VariantSpec]:
+        for name in value:
+            _check_name("variant", name)
+        return value
+
+    @model_validator(mode="after")
+    def _one_accuracy(self) -> ModelSpec:
+        if self.variants and self.accuracy is not None:
+            raise ValueError(
+                f"accuracy is {self.accuracy:g}, but each variant has an accuracy of its own; "
+                "leave the model's out"
+            )
+        return self
 
     def load(self) -> type[Any]:
         """The user's class, checked.
@@ -63,7 +172,7 @@ class ModelSpec(_Strict):
         """
         target = import_attr(self.callable) if isinstance(self.callable, str) else self.callable
         # What @ray_slo.deployment made of a class will do, too.
-        return check_user_class(getattr(target, "user_class", target))
+        return check_user_class(getattr(target, "user_class", target), bool(self.variants))
 
 
 class WorkerSpec(_Strict):
@@ -74,19 +183,41 @@ class WorkerSpec(_Strict):
 
 
 class PolicySpec(_Strict):
-    """A policy by name or "module:attr", with its arguments."""
+    """A policy by name or "module:attr", with its arguments.
 
-    name: Any = "deferred"
+    Attributes:
+        name: None for the default: `deferred`, or the best for variants where a model has some.
+    """
+
+    name: Any = None
     kwargs: dict[str, Any] = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def _resolves(self) -> PolicySpec:
+        if self.name is None:
+            return self
         if getattr(make_policy(self.name, self.kwargs), "preempts", False):
             raise ValueError(
                 f"policy {self.name!r} preempts running batches, which live workers cannot do: "
                 "it runs in the simulator; `flex` runs live with kwargs {preemption: false}"
             )
         return self
+
+
+@dataclass(frozen=True)
+class VariantRef:
+    """A network and the model that it answers for.
+
+    Attributes:
+        name: in answers, metrics and profile files.
+        accuracy: percent, where known.
+        spec: None for the only network of a model without variants: the model's own instance.
+    """
+
+    model: str
+    name: str
+    accuracy: float | None
+    spec: VariantSpec | None = None
 
 
 class AppSpec(_Strict):
@@ -96,7 +227,7 @@ class AppSpec(_Strict):
         models: by name; the name is what a client asks for (`/name` over HTTP, `model=` on a
             handle; neither is needed when there is one).
         workers: by hardware kind.
-        policy: who decides.
+        policy: who decides; see `PolicySpec`.
         scheduler: "embedded" in the only frontend (no control round trips), "actor" (a named
             actor that survives frontends and serves several), or "auto": embedded for one
             frontend, else an actor.
@@ -150,12 +281,17 @@ class AppSpec(_Strict):
     @classmethod
     def _model_names(cls, value: dict[str, ModelSpec]) -> dict[str, ModelSpec]:
         for name in value:
-            if not name or not all((c.isascii() and c.isalnum()) or c in "-_." for c in name):
-                raise ValueError(
-                    f"model name {name!r}: use ASCII letters, digits, '-', '_' and '.' "
-                    "(it is part of a URL and of metric tags)"
-                )
+            _check_name("model", name)
         return value
+
+    @model_validator(mode="after")
+    def _default_policy(self) -> AppSpec:
+        if self.policy.name is None:
+            chooses = any(model.variants for model in self.models.values())
+            name = _WITH_VARIANTS if chooses else "deferred"
+            make_policy(name, self.policy.kwargs)  # may raise
+            self.policy = PolicySpec(name=name, kwargs=self.policy.kwargs)
+        return self
 
     @model_validator(mode="after")
     def _scheduler_fits(self) -> AppSpec:
@@ -170,11 +306,34 @@ class AppSpec(_Strict):
         """The same for the scheduler, which needs neither the user's classes nor arguments."""
         models = {
             name: m.model_copy(
-                update={"callable": "", "args": (), "kwargs": {}, "user_config": None}
+                update={
+                    "callable": "",
+                    "args": (),
+                    "kwargs": {},
+                    "user_config": None,
+                    "variants": {
+                        n: v.model_copy(update={"load": "", "args": (), "kwargs": {}})
+                        for n, v in m.variants.items()
+                    },
+                }
             )
             for name, m in self.models.items()
         }
         return self.model_copy(update={"models": models})
+
+    def variants(self) -> dict[str, VariantRef]:
+        """Every network that workers load, by a name that is unique in the application.
+
+        That is the variant's own name (the model's, where it has no variants), or
+        "model/variant" where two models use the name.
+        """
+        refs = [
+            VariantRef(model, name, variant.accuracy, variant)
+            for model, m in self.models.items()
+            for name, variant in m.variants.items()
+        ] + [VariantRef(n, n, m.accuracy) for n, m in self.models.items() if not m.variants]
+        uses = Counter(ref.name for ref in refs)
+        return {ref.name if uses[ref.name] == 1 else f"{ref.model}/{ref.name}": ref for ref in refs}
 
     @property
     def version(self) -> float:
@@ -210,17 +369,28 @@ def worker_deployment(frontend: str, kind: str) -> str:
     return f"{frontend}-worker" if kind == "default" else f"{frontend}-{kind}-worker"
 
 
-def check_user_class(target: Any) -> type[Any]:
+def _check_name(what: str, name: str) -> None:
+    if not name or not all((c.isascii() and c.isalnum()) or c in "-_." for c in name):
+        raise ValueError(
+            f"{what} name {name!r}: use ASCII letters, digits, '-', '_' and '.' "
+            "(it is part of metric tags, and a model's of a URL)"
+        )
+
+
+def check_user_class(target: Any, has_variants: bool = False) -> type[Any]:
     """Refuse, before anything is deployed, a class that cannot work.
+
+    Args:
+        has_variants: its batch method is `__call__(self, network, items)`.
 
     Raises:
         ValueError: says what is wrong and what is wanted.
     """
+    wanted = "__call__(self, network, items: list) -> list"
+    if not has_variants:
+        wanted = wanted.replace("network, ", "")
     if not inspect.isclass(target):
-        raise ValueError(
-            f"a deployment is made from a class with __call__(self, items: list) -> list, "
-            f"got {target!r}"
-        )
+        raise ValueError(f"a deployment is made from a class with {wanted}, got {target!r}")
     call = target.__dict__.get("__call__") or getattr(target, "__call__", None)  # noqa: B004
     if not inspect.isfunction(call):
         raise ValueError(
@@ -231,14 +401,22 @@ def check_user_class(target: Any) -> type[Any]:
             f"{target.__name__}.__call__ is a generator; a coordinated batch returns a list. "
             "For streaming, use @ray_slo.batch"
         )
-    takes = [
-        p
-        for p in inspect.signature(call).parameters.values()
-        if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD, p.VAR_POSITIONAL)
-    ]
-    if len(takes) < 2 and not any(p.kind is p.VAR_POSITIONAL for p in takes):
+    parameters = inspect.signature(call).parameters.values()
+    takes = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    takes_any = any(p.kind is p.VAR_POSITIONAL for p in parameters)
+    if len(takes) < 2 and not takes_any:
         raise ValueError(
             f"{target.__name__}.__call__ takes no argument; it must take a list of items"
+        )
+    if has_variants and len(takes) < 3 and not takes_any:
+        raise ValueError(
+            f"{target.__name__}.__call__ takes only a list of items; with variants it must be "
+            f"{wanted}, where network is what the variant's load returned"
+        )
+    if not has_variants and [p.default for p in takes[2:3]] == [inspect.Parameter.empty]:
+        raise ValueError(
+            f"{target.__name__}.__call__ takes ({', '.join(p.name for p in takes[1:])}); without "
+            f"variants it must be {wanted}"
         )
     for name in ("preprocess", "postprocess", "example_input"):
         for owner in target.__mro__:
@@ -275,6 +453,8 @@ def _explain(error: Any) -> str:
     path = ".".join(str(p) for p in error["loc"]) or "args"
     if error["type"] == "extra_forbidden":
         owner = _CHILDREN[error["loc"][0]] if len(error["loc"]) > 1 else AppSpec
+        if len(error["loc"]) > 3 and error["loc"][2] == "variants":
+            owner = VariantSpec
         valid = sorted(owner.model_fields)
         near = get_close_matches(str(error["loc"][-1]), valid, n=1)
         hint = f" (did you mean {near[0]!r}?)" if near else ""

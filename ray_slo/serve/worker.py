@@ -1,8 +1,10 @@
-"""The worker: a Serve replica that hosts models and runs the batches it is sent, one at a time."""
+"""The worker: a Serve replica that hosts every variant of every model and runs the batches it is
+sent, one at a time."""
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import inspect
 import logging
 import math
@@ -21,14 +23,31 @@ from ray_slo.serve.channel import WorkerLink
 from ray_slo.serve.errors import BatchResultError, ConfigError
 from ray_slo.serve.messages import BatchReport, Heartbeat, Piece, PieceResult
 from ray_slo.serve.metrics import WorkerMetrics
-from ray_slo.serve.spec import AppSpec, ModelSpec, worker_deployment
+from ray_slo.serve.spec import AppSpec, ModelSpec, VariantRef, VariantSpec, worker_deployment
 
 logger = logging.getLogger(__name__)
 
 _HEARTBEAT_S = 1.0
+_ROUNDS = 30  # of measurements at start: what they leave of their time goes to slower variants
 _HUNG_S = (
     60.0  # a batch that runs longer than this and 20 × its profile makes the replica unhealthy
 )
+
+
+@dataclass
+class _Loaded:
+    """A variant, ready to run.
+
+    Attributes:
+        call: the user's batch method; with variants, bound to this variant's network.
+        owner: name of the user's class, for messages.
+    """
+
+    ref: VariantRef
+    call: Callable[[list[Any]], Any]
+    is_async: bool
+    owner: str
+    profile: OnlineProfile = field(init=False)
 
 
 @dataclass
@@ -61,12 +80,11 @@ class Worker:
         self.id: str = context.replica_id.unique_id
         # Serve numbers deployments of one name in an application; ours come in step.
         frontend += context.deployment.removeprefix(worker_deployment(frontend, kind))
-        self._models: dict[str, Any] = {}
+        self._models: dict[str, Any] = {}  # the user's objects
         self._configured: dict[str, Any] = {}  # the user_config in force, by model
-        self._profiles: dict[str, OnlineProfile] = {}
-        self._measured = False
+        self._variants: dict[str, _Loaded] = {}
         for name, model in spec.models.items():
-            await self._load(name, model)
+            await self._load_model(name, model)
         self._batches: dict[str, _Batch] = {}
         self._recent: dict[str, None] = {}  # ids of ended batches, for pieces that come too late
         self._to_run: asyncio.Queue[_Batch] = asyncio.Queue()
@@ -80,7 +98,7 @@ class Worker:
 
     # -- models ----------------------------------------------------------------------------
 
-    async def _load(self, name: str, model: ModelSpec) -> None:
+    async def _load_model(self, name: str, model: ModelSpec) -> None:
         cls = model.load()
         instance = await self._loop.run_in_executor(
             self._thread, lambda: cls(*model.args, **model.kwargs)
@@ -88,56 +106,100 @@ class Worker:
         self._models[name] = instance
         if model.user_config is not None:
             await self._reconfigure_one(name, model.user_config)
-        prior = await self._first_profile(name, model, cls)
-        self._profiles[name] = OnlineProfile(prior, quantile=model.profile_quantile)
+        refs = {key: ref for key, ref in self._spec.variants().items() if ref.model == name}
+        for key, ref in refs.items():
+            call = instance if ref.spec is None else await self._load_network(ref, ref.spec)
+            self._variants[key] = _Loaded(
+                ref, call, inspect.iscoroutinefunction(cls.__call__), cls.__name__
+            )
+        await self._measure_variants(model, list(refs))
 
-    async def _first_profile(self, name: str, model: ModelSpec, cls: type[Any]) -> LatencyProfile:
-        """From a file, else measured here, else a guess that a few batches will mend."""
-        limit = model.max_batch_size
-        slo_s = model.latency_slo_ms / 1e3
-        prior = None
-        if model.profile is not None:
-            known = load_profiles(model.profile)
-            if name not in known and len(known) > 1:
-                raise ConfigError(
-                    f"models.{name}.profile: {model.profile} has no profile of {name!r}; "
-                    f"it has {', '.join(sorted(known))}"
-                )
-            found = known.get(name) or next(iter(known.values()))
-            points = {b: found.latency(b) for b in range(1, min(found.max_batch_size, limit) + 1)}
-            prior = LatencyProfile.from_points(points, limit)
-        elif hasattr(cls, "example_input") and self._spec.profile_seconds > 0:
-            measured = await self._measure(name, cls.example_input(), limit, slo_s)
-            self._measured = True
-            prior = to_profile(measured, quantile=model.profile_quantile, max_batch_size=limit)
-            fastest = min(min(times) for times in measured.values())
-            if fastest > slo_s:
-                raise ConfigError(
-                    f"models.{name}.latency_slo_ms: no batch can meet {model.latency_slo_ms:g} ms: "
-                    f"a batch of one took {fastest * 1e3:.4g} ms at best on {self._kind!r} workers"
-                )
-        if prior is None:
-            prior = LatencyProfile.linear(slo_s / 100, slo_s / 20, limit)
-        elif prior.latency(1) > slo_s and model.profile is not None:
+    async def _load_network(self, ref: VariantRef, spec: VariantSpec) -> Callable[..., Any]:
+        """The model's batch method, bound to the network of a variant."""
+        try:
+            load = spec.loader()
+            network = await self._loop.run_in_executor(
+                self._thread, lambda: load(*spec.args, **spec.kwargs)
+            )
+        except Exception as error:
+            raise ConfigError(
+                f"models.{ref.model}.variants.{ref.name}: load failed: "
+                f"{type(error).__name__}: {error}"
+            ) from error
+        return functools.partial(self._models[ref.model], network)
+
+    async def _measure_variants(self, model: ModelSpec, keys: list[str]) -> None:
+        """A first profile for every variant of a model; refuses an SLO that none can meet."""
+        left_s = self._spec.profile_seconds
+        fastest: dict[str, tuple[float, str]] = {}  # seconds of a batch of one, and who says so
+        for i, key in enumerate(keys):
+            start = time.monotonic()
+            # What a quick variant leaves of its share goes to the others.
+            share_s = max(left_s, 0.0) / (len(keys) - i)
+            prior, *fastest[key] = await self._first_profile(self._variants[key], model, share_s)
+            left_s -= time.monotonic() - start
+            self._variants[key].profile = OnlineProfile(prior, quantile=model.profile_quantile)
+        too_slow = {k: f for k, f in fastest.items() if f[0] > model.latency_slo_ms / 1e3}
+        if len(too_slow) == len(keys):
+            name = self._variants[keys[0]].ref.model
             raise ConfigError(
                 f"models.{name}.latency_slo_ms: no batch can meet {model.latency_slo_ms:g} ms: "
-                f"{model.profile} says {prior.latency(1) * 1e3:.4g} ms for a batch of one"
+                f"{min(too_slow.values())[1]}"
             )
-        return prior
+        for key, (_, says) in too_slow.items():
+            logger.warning("variant %s is too slow for its SLO to be used: %s", key, says)
+
+    async def _first_profile(
+        self, loaded: _Loaded, model: ModelSpec, budget_s: float
+    ) -> tuple[LatencyProfile, float, str]:
+        """From a file, else measured here, else a guess that a few batches will mend; also the
+        least time that a batch takes, and how that is known."""
+        ref, limit = loaded.ref, model.max_batch_size
+        slo_s = model.latency_slo_ms / 1e3
+        one = "a batch of one" + (f" of {ref.name}" if ref.spec is not None else "")
+        own = ref.spec.profile if ref.spec is not None else None
+        cls = type(self._models[ref.model])
+        if (file := own or model.profile) is not None:
+            field = f"models.{ref.model}{f'.variants.{ref.name}' * (own is not None)}.profile"
+            found = self._from_file(field, file, ref.name, alone=own is not None or not ref.spec)
+            points = {b: found.latency(b) for b in range(1, min(found.max_batch_size, limit) + 1)}
+            prior = LatencyProfile.from_points(points, limit)
+            says = f"{file} says {prior.latency(1) * 1e3:.4g} ms for {one}"
+            return prior, prior.latency(1), says
+        if hasattr(cls, "example_input") and self._spec.profile_seconds > 0:
+            measured = await self._measure(loaded, cls.example_input(), limit, slo_s, budget_s)
+            fastest_s = min(min(times) for times in measured.values())
+            says = f"{one} took {fastest_s * 1e3:.4g} ms at best on {self._kind!r} workers"
+            quantile = model.profile_quantile
+            prior = to_profile(measured, quantile=quantile, max_batch_size=limit)
+            return prior, fastest_s, says
+        return LatencyProfile.linear(slo_s / 100, slo_s / 20, limit), 0.0, ""
+
+    @staticmethod
+    def _from_file(field: str, file: str, name: str, *, alone: bool) -> LatencyProfile:
+        """The profile of that name; of any name where the file holds but one for the one network
+        (`alone`) that it was given for."""
+        known = load_profiles(file)
+        if name in known:
+            return known[name]
+        if alone and len(known) == 1:
+            return next(iter(known.values()))
+        raise ConfigError(
+            f"{field}: {file} has no profile of {name!r}; it has {', '.join(sorted(known))}"
+        )
 
     async def _measure(
-        self, name: str, example: Any, limit: int, slo_s: float
+        self, loaded: _Loaded, example: Any, limit: int, slo_s: float, budget_s: float
     ) -> dict[int, list[float]]:
-        call = self._models[name]
         sizes = doubling_sizes(limit)
-        if inspect.iscoroutinefunction(type(call).__call__):
+        if loaded.is_async:
             # Runs on the loop, as it will in service.
             measured: dict[int, list[float]] = {}
-            until = time.perf_counter() + self._spec.profile_seconds
+            until = time.perf_counter() + budget_s
             for size in sizes:
                 for _ in range(3):
                     start = time.perf_counter()
-                    await call([example] * size)
+                    await loaded.call([example] * size)
                     measured.setdefault(size, []).append(time.perf_counter() - start)
                 if time.perf_counter() > until or min(measured[size]) > slo_s:
                     break
@@ -145,7 +207,7 @@ class Worker:
         return await self._loop.run_in_executor(
             self._thread,
             lambda: profile_callable(
-                call, example, sizes, budget_s=self._spec.profile_seconds, bound_s=slo_s
+                loaded.call, example, sizes, budget_s=budget_s, bound_s=slo_s, repeats=_ROUNDS
             ),
         )
 
@@ -224,7 +286,8 @@ class Worker:
         order = sorted(batch.pieces)
         items = [item for i in order for item in batch.pieces[i]]
         start = time.monotonic()
-        profile = self._profiles[batch.variant]
+        loaded = self._variants[batch.variant]
+        profile = loaded.profile
         size = len(items)
         in_range = 1 <= size <= profile.prior.max_batch_size
         self._running_since = (start, profile.profile.latency(size) if in_range else 0.0)
@@ -233,11 +296,11 @@ class Worker:
         results: list[tuple[bool, Any]] = []
         if items:
             try:
-                results = [(True, r) for r in await self._call(batch.variant, items, measured)]
+                results = [(True, r) for r in await self._call(loaded, items, measured)]
             except Exception as error:
                 status = BatchStatus.FAILED
                 if self._spec.isolate_errors and size > 1:
-                    results = await self._one_by_one(batch.variant, items, measured)
+                    results = await self._one_by_one(loaded, items, measured)
                 else:
                     results = [(False, _sendable(error))] * size
         end = time.monotonic()
@@ -255,7 +318,7 @@ class Worker:
             measured=measured,
         )
         embedded = self._link.report(report)
-        self._metrics.batch(batch.variant, size, end - start)
+        self._metrics.batch(loaded.ref, size, end - start)
         for i in order:
             share, results = results[: len(batch.pieces[i])], results[len(batch.pieces[i]) :]
             answer = PieceResult(
@@ -270,14 +333,13 @@ class Worker:
                 batch.waiters[i].set_result(answer)
 
     async def _call(
-        self, variant: str, items: list[Any], measured: list[tuple[int, float]]
+        self, loaded: _Loaded, items: list[Any], measured: list[tuple[int, float]]
     ) -> list[Any]:
-        call = self._models[variant]
         start = time.perf_counter()
-        if inspect.iscoroutinefunction(type(call).__call__):
-            results = await _only_exceptions(call, items)
+        if loaded.is_async:
+            results = await _only_exceptions(loaded.call, items)
         else:
-            results = await self._loop.run_in_executor(self._thread, _no_exit, call, items)
+            results = await self._loop.run_in_executor(self._thread, _no_exit, loaded.call, items)
         seconds = time.perf_counter() - start
         try:
             unordered = isinstance(results, str | bytes | dict | set | frozenset)
@@ -287,21 +349,21 @@ class Worker:
         if count != len(items):
             got = f"{count} results" if count >= 0 else f"a {type(results).__name__}"
             raise BatchResultError(
-                f"{type(call).__name__}.__call__ was given {len(items)} items and returned {got}; "
+                f"{loaded.owner}.__call__ was given {len(items)} items and returned {got}; "
                 "it must return a list with one result per item",
-                model=variant,
+                model=loaded.ref.model,
             )
-        if 1 <= len(items) <= self._profiles[variant].prior.max_batch_size:
+        if 1 <= len(items) <= loaded.profile.prior.max_batch_size:
             measured.append((len(items), max(seconds, 1e-7)))
         return list(results)
 
     async def _one_by_one(
-        self, variant: str, items: list[Any], measured: list[tuple[int, float]]
+        self, loaded: _Loaded, items: list[Any], measured: list[tuple[int, float]]
     ) -> list[tuple[bool, Any]]:
         results: list[tuple[bool, Any]] = []
         for item in items:
             try:
-                results.append((True, (await self._call(variant, [item], measured))[0]))
+                results.append((True, (await self._call(loaded, [item], measured))[0]))
             except Exception as error:
                 results.append((False, _sendable(error)))
         return results
@@ -316,9 +378,8 @@ class Worker:
         return Heartbeat(
             worker=self.id,
             kind=self._kind,
-            profiles={n: p.profile.table for n, p in self._profiles.items()},
+            profiles={name: v.profile.profile.table for name, v in self._variants.items()},
             batches=[*self._batches, *self._recent],
-            measured=self._measured,
         )
 
     async def _beat(self) -> None:

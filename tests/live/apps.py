@@ -5,6 +5,7 @@ import threading
 import time
 from pathlib import Path
 
+from ray_slo.core import Decision, Dispatch
 from ray_slo.scheduling.registry import make_policy
 
 BASE_S = 0.03  # of any batch
@@ -111,3 +112,74 @@ class RaisesOnce:
             RaisesOnce.failed = True
             raise RuntimeError("the policy is broken")
         return self.inner.decide(now)
+
+
+class Network:
+    """Stands for a loaded network: so slow, and with a name."""
+
+    def __init__(self, name, base_s, answer=None):
+        self.name, self.base_s, self.answer = name, base_s, answer or name
+
+
+def missing_weights(name):
+    raise FileNotFoundError(f"no weights of {name!r} here")
+
+
+class Named:
+    """Answers with what the network says."""
+
+    def __init__(self, power=1):
+        self.power = power
+
+    def reconfigure(self, config):
+        self.power = config["power"]
+
+    @staticmethod
+    def example_input():
+        return 0
+
+    def __call__(self, network, items):
+        time.sleep(network.base_s + 0.001 * len(items))
+        return [[network.answer] * self.power for _ in items]
+
+
+class Greedy:
+    """A policy that takes the most accurate variant that still meets the deadline, alone."""
+
+    serves_late = True
+
+    def __init__(self):
+        self.queue, self.busy, self.cluster, self.count = [], {}, None, 0
+
+    def requests_arrived(self, now, requests):
+        self.queue += requests
+
+    def requests_cancelled(self, now, requests):
+        self.queue = [r for r in self.queue if r not in requests]
+
+    def batch_finished(self, now, worker, outcome):
+        self.busy.pop(worker, None)
+
+    def cluster_changed(self, now, cluster):
+        self.cluster = cluster
+        self.busy = {w: b for w, b in self.busy.items() if w in cluster.workers}
+
+    def decide(self, now):
+        actions = []
+        for worker in self.cluster.workers.values():
+            if worker.id in self.busy or not self.queue:
+                continue
+            request = self.queue.pop(0)
+            model = self.cluster.models[request.model]
+            variants = [v for v in model.variants if v.name in worker.loaded]
+            best = max(variants, key=lambda v: self.worth(v, worker, request.deadline - now))
+            self.count += 1
+            self.busy[worker.id] = self.count
+            finish_at = now + best.profiles[worker.hardware].latency(1)
+            actions.append(Dispatch(self.count, worker.id, best.name, [request], now, finish_at))
+        return Decision(actions)
+
+    @staticmethod
+    def worth(variant, worker, slack):
+        latency = variant.profiles[worker.hardware].latency(1)
+        return variant.accuracy if latency < slack else -latency

@@ -84,7 +84,7 @@ async def running(policy=Fifo, **options):
 
 def beat(worker="w0", batches=(), kind="default", variants=("m",)):
     profiles = {v: [0.01 + 0.001 * b for b in range(1, 9)] for v in variants}
-    return Heartbeat(worker, kind, profiles, list(batches), True)
+    return Heartbeat(worker, kind, profiles, list(batches))
 
 
 def report(grant, status=BatchStatus.FINISHED, measured=(), worker="w0"):
