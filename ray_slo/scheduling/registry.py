@@ -14,6 +14,7 @@ POLICIES: dict[str, str] = {
     "deferred_flex": "ray_slo.scheduling.deferred_flex:DeferredFlex",
     "eager": "ray_slo.scheduling.timeout:Eager",
     "flex": "ray_slo.scheduling.flex:Flex",
+    "ramsis": "ray_slo.scheduling.ramsis:Ramsis",
     "timeout": "ray_slo.scheduling.timeout:Timeout",
 }
 
@@ -54,7 +55,10 @@ def make_policy(policy: str | Policy, kwargs: Mapping[str, Any] | None = None) -
             raise ValueError(f"policy_kwargs {sorted(kwargs)} given beside a policy object")
         made = target
     else:
-        parameters = inspect.signature(target).parameters
+        try:
+            parameters = inspect.signature(target).parameters
+        except ValueError:  # a class written in C
+            raise ValueError(f"policy {policy!r} gives {target!r}, which is no Policy") from None
         valid = [n for n, p in parameters.items() if p.kind is not p.VAR_KEYWORD]
         takes_any = len(valid) < len(parameters)
         if not takes_any and (unknown := sorted(set(kwargs) - set(valid))):

@@ -24,6 +24,7 @@ from ray_slo.scheduling.batching import BatchingPolicy
 from ray_slo.scheduling.timeout import Eager
 from tests.scheduling.harness import EPS, Host
 
+RULE = "tests.scheduling.tables:solve"
 KWARGS: dict[str, list[dict[str, Any]]] = {
     "deferred": [
         {"rate_window_s": 0.2},
@@ -38,6 +39,13 @@ KWARGS: dict[str, list[dict[str, Any]]] = {
         {"gathering": "prefix", "lambda_": 2.0, "margin_ms": 2.0},
         {"preemption": False, "max_batch_size": 3},
         {"lambda_": 1.01, "preempt_delay_ms": 3.0},
+    ],
+    "ramsis": [
+        {"solver": RULE},
+        {"solver": RULE, "balancing": "shortest_queue", "margin_ms": 2.0, "deal_every_s": 0.01},
+        {"solver": None, "monitor": "peak", "window_ms": 50.0},
+        {"solver": RULE, "late": "serve", "load_rps": 100.0},
+        {"solver": RULE, "slos_ms": {"a": [20.0, 60.0], "c": [60.0]}, "monitor": "ewma"},
     ],
     "timeout": [{"timeout_ms": 10.0}, {"timeout_ms": 30.0, "margin_ms": 2.0}],
 }
@@ -215,6 +223,8 @@ def test_contract(
             assert not idle_though_useful(host)
     # Liveness: a host that honours wake_at sees everything leave, even if no batch ever ends.
     last = max((r.deadline for r in script.requests), default=0.0)
+    if policy.serves_late:  # … but late requests wait for a worker, however long
+        host.advance(max(host.now, last + 1e3))
     host.advance(max(host.now, last + 1e-5), ends=not hung)
     assert not host.waiting
     host.check_replay()
