@@ -1,0 +1,170 @@
+"""Arrival distributions PF(k, T) at the central queue (RAMSIS §3.1.1), as a plug-in.
+
+A distribution is written at unit rate: a span of T seconds at `rate` requests per second is
+`rate · T` units. Counts are asked for from two starting points, which only Poisson does not tell
+apart: right *after an arrival*, or at *any time* (the equilibrium of the process).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy.special import gammainc, gammaln, xlogy
+
+Floats = NDArray[np.float64]
+
+
+class Arrivals(Protocol):
+    """Counts of a stationary arrival process of unit rate."""
+
+    @property
+    def shape(self) -> float:
+        """1 / squared coefficient of variation of the gaps; 1 for Poisson, smaller is burstier."""
+
+    def at_least(self, k: ArrayLike, units: ArrayLike, *, after_arrival: bool) -> Floats:
+        """P(N(units) ≥ k), k and units broadcast against each other; 1 where k ≤ 0."""
+
+    def pmf(self, k_max: int, units: Floats, *, after_arrival: bool) -> Floats:
+        """P(N(units[i]) = k) for k = 0 … k_max, shape (len(units), k_max + 1)."""
+
+    def to_json(self) -> dict[str, Any]:
+        """What it is, by value: equal distributions, equal results."""
+
+
+class _FromAtLeast:
+    def at_least(self, k: ArrayLike, units: ArrayLike, *, after_arrival: bool) -> Floats:
+        raise NotImplementedError
+
+    def pmf(self, k_max: int, units: Floats, *, after_arrival: bool) -> Floats:
+        k = np.arange(k_max + 2)
+        tail = self.at_least(k, np.asarray(units)[:, None], after_arrival=after_arrival)
+        return np.maximum(tail[:, :-1] - tail[:, 1:], 0.0)
+
+
+@dataclass(frozen=True)
+class Poisson:
+    """Independent arrivals: the paper's choice."""
+
+    shape: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.shape != 1.0:
+            raise ValueError(f"shape of Poisson arrivals is 1, got {self.shape}; use Gamma")
+
+    def at_least(self, k: ArrayLike, units: ArrayLike, *, after_arrival: bool) -> Floats:
+        k, units = np.asarray(k, dtype=float), np.asarray(units, dtype=float)
+        return np.where(k <= 0, 1.0, gammainc(np.maximum(k, 1), units))
+
+    def pmf(self, k_max: int, units: Floats, *, after_arrival: bool) -> Floats:
+        k = np.arange(k_max + 1)
+        units = np.asarray(units, dtype=float)[:, None]
+        return np.asarray(np.exp(xlogy(k, units) - units - gammaln(k + 1)))
+
+    def to_json(self) -> dict[str, Any]:
+        return {"kind": "poisson"}
+
+
+POISSON = Poisson()
+
+
+@dataclass(frozen=True)
+class Gamma(_FromAtLeast):
+    """Renewal process with Gamma(shape) gaps: shape 1 is Poisson, smaller is burstier.
+
+    After an arrival, P(N(T) ≥ k) is the distribution of k gaps' sum. At any time the first gap is
+    the residual one, for which P(N(T) ≥ k) = ∫₀ᵀ P(N₀(u) = k − 1) du (N₀: after an arrival).
+    """
+
+    shape: float
+
+    def __post_init__(self) -> None:
+        if not self.shape > 0:
+            raise ValueError(f"shape must be positive, got {self.shape}")
+
+    def at_least(self, k: ArrayLike, units: ArrayLike, *, after_arrival: bool) -> Floats:
+        k, units = np.broadcast_arrays(np.asarray(k, float), np.asarray(units, float))
+        if after_arrival:
+            tail = gammainc(np.maximum(k, 1) * self.shape, units * self.shape)
+        else:
+            tail = self._integral(np.maximum(k - 1, 0), units) - self._integral(
+                np.maximum(k, 1), units
+            )
+        return np.where(k <= 0, 1.0, np.clip(tail, 0.0, 1.0))
+
+    def _integral(self, k: Floats, units: Floats) -> Floats:
+        """∫₀ᵀ P(S_k ≤ u) du, S_k the sum of k gaps."""
+        a, x = np.maximum(k, 1e-9) * self.shape, units * self.shape
+        return np.where(k <= 0, units, units * gammainc(a, x) - k * gammainc(a + 1, x))
+
+    def to_json(self) -> dict[str, Any]:
+        return {"kind": "gamma", "shape": self.shape}
+
+
+class Empirical(_FromAtLeast):
+    """Counts as they occur in recorded arrival times, stretched to the rate that is asked for.
+
+    Args:
+        times_s: arrival times, ascending seconds, at least 100 of them.
+        points: windows that are counted, spread evenly over the record.
+    """
+
+    def __init__(self, times_s: Sequence[float] | Floats, *, points: int = 2000) -> None:
+        times = np.asarray(times_s, dtype=float)
+        if times.ndim != 1 or len(times) < 100:
+            raise ValueError(f"times_s must hold at least 100 arrivals, got shape {times.shape}")
+        gaps = np.diff(times)
+        if not np.all(np.isfinite(gaps)) or gaps.min() < 0 or times[-1] <= times[0]:
+            raise ValueError("times_s must be finite and ascending")
+        self._times: Floats = (times - times[0]) * (len(gaps) / (times[-1] - times[0]))
+        self._points = points
+        self.shape = 1.0 / max(float(np.var(gaps) / np.mean(gaps) ** 2), 1e-3)
+
+    def at_least(self, k: ArrayLike, units: ArrayLike, *, after_arrival: bool) -> Floats:
+        k, units = np.broadcast_arrays(np.asarray(k, float), np.asarray(units, float))
+        if units.size and units.max() >= 0.5 * self._times[-1]:
+            raise ValueError(
+                f"the record of {len(self._times)} arrivals is too short: counts over spans of "
+                f"{units.max():.0f} arrivals are needed"
+            )
+        result = np.ones(k.shape)
+        for span in np.unique(units):
+            here = (units == span) & (k > 0)
+            sorted_counts = np.sort(self._counts(float(span), after_arrival))
+            below = np.searchsorted(sorted_counts, k[here], side="left")
+            result[here] = 1 - below / len(sorted_counts)
+        return result
+
+    def pmf(self, k_max: int, units: Floats, *, after_arrival: bool) -> Floats:
+        # The kernel asks for tens of thousands of spans: count on a grid, interpolate between.
+        units = np.asarray(units, dtype=float)
+        grid = np.unique(np.concatenate([[0.0], np.linspace(0, units.max(), 600), [units.max()]]))
+        k = np.arange(k_max + 2)
+        tail = self.at_least(k[None, :], grid[:, None], after_arrival=after_arrival)
+        at = np.clip(np.searchsorted(grid, units, side="right") - 1, 0, max(len(grid) - 2, 0))
+        upper = np.minimum(at + 1, len(grid) - 1)
+        width = np.where(upper > at, grid[upper] - grid[at], 1.0)
+        share = ((units - grid[at]) / width)[:, None]
+        mixed = tail[at] * (1 - share) + tail[upper] * share
+        return np.maximum(mixed[:, :-1] - mixed[:, 1:], 0.0)
+
+    def _counts(self, span: float, after_arrival: bool) -> NDArray[np.int64]:
+        last = self._times[-1] - span
+        if after_arrival:
+            usable = np.flatnonzero(self._times <= last)
+            index = usable[
+                np.linspace(0, len(usable) - 1, min(self._points, len(usable)), dtype=int)
+            ]
+            starts, before = self._times[index], index + 1
+        else:
+            starts = np.linspace(0, last, self._points)
+            before = np.searchsorted(self._times, starts, side="right")
+        return np.asarray(np.searchsorted(self._times, starts + span, side="right") - before)
+
+    def to_json(self) -> dict[str, Any]:
+        digest = hashlib.sha256(np.round(self._times, 6).tobytes()).hexdigest()[:12]
+        return {"kind": "empirical", "arrivals": len(self._times), "hash": digest}

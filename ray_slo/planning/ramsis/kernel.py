@@ -1,0 +1,384 @@
+"""States, actions and transitions of one worker's decision process (RAMSIS §4.2–4.4).
+
+A state is (n, slot): n queued requests, the most urgent of which has the slack `slacks_s[slot]` or
+up to the next. Taking all n with a latency of ℓ leads to a state that depends on ℓ and on the
+*phase* alone: how many requests went to other workers since this worker's latest one. So the
+kernel is kept in three factors, none of which has states × actions × states entries:
+
+    state ──phases──▶ phase ──first(ℓ)──▶ outcome ──after──▶ next state
+
+* `phases[n, slot, phase]`: the phase, given that n requests came within SLO − slack (interval A).
+* `first[ℓ, outcome, phase]`: nothing arrives within ℓ, or the worker's first next request arrives
+  in a certain *cell* of time before the next decision (intervals B and C).
+* `after[outcome, state]`: how many more arrive in the rest (interval D).
+
+Slots are ranges of slack, cells are ranges of waiting time and subdivide them: slots decide what
+a policy can tell apart, cells only how finely probabilities are integrated.
+
+A batch of b < n leaves requests behind. Of these the most urgent has waited the share β of what
+the head has, β ~ Beta by the order statistics of arrivals; a few quantiles of β and groups of
+phases stand for the distribution (`Partial`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import betaincinv
+
+from ray_slo.planning.ramsis.arrivals import Arrivals
+from ray_slo.planning.ramsis.problem import Problem, VariantProfile
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+EMPTY, FRESH = 0, 1  # outcomes that are no cell: nothing arrived; one request, just now
+_BETA_QUANTILES = 8
+_PHASE_GROUPS = 8
+
+
+@dataclass(frozen=True)
+class Stream:
+    """Arrivals that one worker sees: every `every`-th of a process of `rate` per second."""
+
+    arrivals: Arrivals
+    rate: float
+    every: int
+
+    def counts(self, spans_s: Floats, most: int) -> Floats:
+        """P(i requests) for i = 0 … most within spans that start at one of them, (spans, most+1);
+        what is beyond `most` is added to the last."""
+        k = np.arange(most + 1) * self.every
+        tail = self.arrivals.at_least(k, spans_s[:, None] * self.rate, after_arrival=True)
+        return np.asarray(tail - np.append(tail[:, 1:], np.zeros((len(spans_s), 1)), axis=1))
+
+    def most(self, span_s: float) -> int:
+        """More requests than ever come within a span."""
+        mean = self.rate * span_s
+        spread = math.sqrt(mean * max(1.0, 1 / self.arrivals.shape))
+        return int((mean + 10 * spread + 20) / self.every) + 2
+
+
+class Kernel:
+    """The decision process of `problem`, vectorised; states are 0: empty, 1 + (n−1)·J + slot, and
+    the full-queue state last."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self.variants: tuple[VariantProfile, ...] = problem.candidates
+        largest = max(p.max_batch_size for _, _, p in self.variants)
+        self.N = min(problem.max_queue, largest)
+        # (variants, N): ℓ(m, b), infinite beyond a variant's largest batch
+        self.latency: Floats = np.array(
+            [[p.latency(b) for b in range(1, self.N + 1)] for _, _, p in self.variants]
+        )
+        self.accuracy: Floats = np.array([accuracy for _, accuracy, _ in self.variants])
+        self.slacks_s = self._slots()
+        self.J = len(self.slacks_s)
+        self.num_states = self.N * self.J + 2
+        self.full = self.num_states - 1
+        self.streams, self._stream_of = self._balanced()
+        # (N, J, M): may all n be taken by m within the slack?
+        fits = self.latency.T[:, None, :] <= self.slacks_s[None, :, None] + 1e-9
+        self.fits: NDArray[np.bool_] = fits
+        self._cells()
+
+    # States -----------------------------------------------------------------------------------
+
+    def _slots(self) -> Floats:
+        slo = self.problem.slo_s
+        if self.problem.discretization == "fld":
+            return np.linspace(0.0, slo, self.problem.num_slacks + 1)
+        within = np.unique(np.round(self.latency[self.latency <= slo], 9))
+        return np.unique(np.concatenate([[0.0], within, [slo]]))
+
+    def _balanced(self) -> tuple[list[Stream], Ints]:
+        """The streams, and which of them feeds a worker with n = 1 … N queued requests."""
+        p = self.problem
+        if p.balancing == "round_robin":
+            return [Stream(p.arrivals, p.rate, p.num_workers)], np.zeros(self.N, dtype=np.int64)
+        each = p.rate / p.num_workers
+        service = 1 / self._usual_latency(each)
+        # Appendix I.1; never more than an even share, as the formula presumes no batching.
+        seldom = min((each / service) ** p.num_workers * service, each)
+        streams = [Stream(p.arrivals, each, 1), Stream(p.arrivals, max(seldom, 1e-9 * each), 1)]
+        return streams, (np.arange(1, self.N + 1) >= 3).astype(np.int64)
+
+    def _usual_latency(self, rate: float) -> float:
+        """μ of Appendix I.1: the largest ℓ(m, 1) of a variant that keeps up within SLO / 2."""
+        sizes = np.arange(1, self.N + 1)
+        able = ((self.latency <= self.problem.slo_s / 2) & (sizes / self.latency >= rate)).any(1)
+        return float(self.latency[able, 0].max() if able.any() else self.latency[:, 0].min())
+
+    def _cells(self) -> None:
+        """Cells of waiting time, their slots, and what follows a first arrival in each."""
+        slo = self.problem.slo_s
+        longest = max(float(self.used_latencies.max()), slo)
+        gap = min(s.every / s.rate for s in self.streams)
+        widest = max(min(slo / 100, gap / 2), slo / 400)
+        bounds = np.unique(np.concatenate([slo - self.slacks_s, [0.0, slo, longest]]))
+        bounds = bounds[np.append(True, np.diff(bounds) > 1e-9)]
+        edges = [
+            np.linspace(a, b, max(math.ceil((b - a) / widest - 1e-9), 1), endpoint=False)
+            for a, b in pairwise(bounds.tolist())
+        ]
+        self.edges: Floats = np.append(np.concatenate(edges), bounds[-1])
+        middle = (self.edges[1:] + self.edges[:-1]) / 2
+        self.cell_slot = self.slot_of(slo - middle)
+        self.num_cells = len(middle)
+        self.num_outcomes = 2 + len(self.streams) * self.num_cells
+        # Waiting time that stands for a slot: the middle, and zero for a request just arrived.
+        upper = np.append(self.slacks_s[1:], slo)
+        self.slot_wait: Floats = slo - (self.slacks_s + upper) / 2
+
+        after = np.zeros((self.num_outcomes, self.num_states))
+        excess = np.zeros(self.num_outcomes)
+        after[EMPTY, 0] = after[FRESH, 1 + self.J - 1] = 1.0
+        for i, stream in enumerate(self.streams):
+            rows = 2 + i * self.num_cells + np.arange(self.num_cells)
+            most = max(stream.most(longest), self.N)
+            more = stream.counts(middle, most)  # beside the first one
+            columns = 1 + np.arange(self.N)[None, :] * self.J + self.cell_slot[:, None]
+            after[rows[:, None], columns] = more[:, : self.N]
+            after[rows, self.full] = more[:, self.N :].sum(1)
+            excess[rows] = more[:, self.N :] @ (np.arange(self.N, most + 1) + 1 - self.N)
+        self.after: Floats = after
+        self.excess: Floats = excess  # expected requests beyond N, which the model takes as lost
+
+    def slot_of(self, slack_s: Floats) -> Ints:
+        """The slot with slacks_s[slot] ≤ slack < slacks_s[slot + 1]; 0 for what is late."""
+        slots = np.searchsorted(self.slacks_s, slack_s + 1e-9, side="right") - 1
+        return np.asarray(np.maximum(slots, 0))
+
+    @cached_property
+    def phases(self) -> Floats:
+        """(N, J, phases): one per request to another worker (round robin), or one per stream."""
+        if len(self.streams) > 1:
+            chosen = np.eye(len(self.streams))[self._stream_of]
+            return np.repeat(chosen[:, None, :], self.J, axis=1)
+        (stream,) = self.streams
+        n, every = self.N, stream.every
+        units = self.slot_wait * stream.rate
+        pmf = stream.arrivals.pmf(n * every - 1, units, after_arrival=True)
+        weights = pmf.reshape(self.J, n, every).transpose(1, 0, 2)
+        total = weights.sum(2, keepdims=True)
+        # States that (nearly) never occur: more requests than expected came late, fewer early.
+        many = np.arange(n)[:, None] * every > units[None, :]
+        never = np.zeros((n, self.J, every))
+        never[..., 0], never[..., -1] = many, ~many
+        if every == 1:
+            never[:] = 1.0
+        return np.where(total > 1e-200, weights / np.maximum(total, 1e-200), never)
+
+    # Actions that take all that is queued -------------------------------------------------------
+
+    @cached_property
+    def late_choice(self) -> Ints:
+        """(N,): the variant that serves n requests fastest (§4.3.1)."""
+        return np.asarray(np.argmin(self.latency, axis=0))
+
+    @cached_property
+    def _used(self) -> tuple[Floats, Ints]:
+        """Latencies that full batches can have, and where (variant, n − 1) stands among them."""
+        used = self.latency <= self.problem.slo_s + 1e-9
+        if self.problem.late == "serve":
+            used[self.late_choice, np.arange(self.N)] = True
+        else:
+            used[self.late_choice[0], 0] = True
+        values, inverse = np.unique(np.round(self.latency[used], 9), return_inverse=True)
+        index = np.full(self.latency.shape, -1)
+        index[used] = inverse
+        return values, index
+
+    @property
+    def used_latencies(self) -> Floats:
+        return self._used[0]
+
+    @property
+    def latency_index(self) -> Ints:
+        return self._used[1]
+
+    @cached_property
+    def first(self) -> Floats:
+        """(latencies, outcomes, phases): see the module; columns over outcomes sum to 1."""
+        latencies = self.used_latencies
+        spans = np.maximum(latencies[:, None] - self.edges[None, :], 0.0)
+        result = np.zeros((len(latencies), self.num_outcomes, self.phases.shape[2]))
+        for i, stream in enumerate(self.streams):
+            reached = self._first_by(stream, spans)
+            phases = slice(i, i + 1) if len(self.streams) > 1 else slice(None)
+            cells = slice(2 + i * self.num_cells, 2 + (i + 1) * self.num_cells)
+            result[:, cells, phases] = reached[:, :-1] - reached[:, 1:]
+            result[:, EMPTY, phases] = 1 - reached[:, 0]
+        return result
+
+    def _first_by(self, stream: Stream, spans: Floats) -> Floats:
+        """P(the worker's next request arrives within a span | phase), (*spans.shape, every)."""
+        distinct, inverse = np.unique(spans.ravel(), return_inverse=True)
+        pmf = stream.arrivals.pmf(stream.every - 1, distinct * stream.rate, after_arrival=False)
+        at_most = np.minimum(np.cumsum(pmf, axis=1), 1.0)  # k = 0 … every − 1
+        reached = 1 - at_most[:, ::-1]  # phase r waits for every − r more
+        reached[distinct == 0] = 0.0
+        return np.asarray(reached[inverse.ravel()].reshape(*spans.shape, stream.every))
+
+    def outcomes_of(self, choice: Ints) -> Floats:
+        """(states, outcomes) for the variant chosen in each (n, slot), shape (N, J); −1: no full
+        batch is taken there (a row of zeros)."""
+        rows = np.zeros((self.num_states, self.num_outcomes))
+        rows[0, FRESH] = 1.0
+        for n in range(self.N):
+            for m in np.unique(choice[n]):
+                if m < 0:
+                    continue
+                slots = np.flatnonzero(choice[n] == m)
+                first = self.first[self.latency_index[m, n]]
+                rows[1 + n * self.J + slots] = self.phases[n, slots] @ first.T
+        rows[self.full] = rows[1 + (self.N - 1) * self.J]
+        return rows
+
+    def expect(self, value: Floats) -> Floats:
+        """(N, J, M): expected value of the outcome of full batches; NaN where ℓ is not used."""
+        by_phase = np.einsum("lor,o->lr", self.first, value, optimize=True)
+        by_phase = np.concatenate([by_phase, np.full((1, by_phase.shape[1]), np.nan)])
+        of_action = by_phase[self.latency_index.T]  # (N, M, phases)
+        return np.asarray(np.matmul(self.phases, of_action.transpose(0, 2, 1)))
+
+
+@dataclass(frozen=True)
+class Group:
+    """Partial batches of one size b out of n, by variants that can take them."""
+
+    n: int
+    size: int
+    variants: Ints  # (V,); −1: drop instead of serve
+    allowed: NDArray[np.bool_]  # (J, V)
+    next_slot: NDArray[np.int32]  # (J, V, R, Q)
+
+
+class Partial:
+    """Actions that leave requests behind.
+
+    Args:
+        kernel: the process.
+        wanted: (n, b, variant or −1 to drop, allowed (J,)) of every action.
+    """
+
+    def __init__(
+        self, kernel: Kernel, wanted: Iterable[tuple[int, int, int, NDArray[np.bool_]]]
+    ) -> None:
+        self.kernel = kernel
+        phases = kernel.phases.shape[2]
+        self.R = min(phases, _PHASE_GROUPS)
+        group_of = np.arange(phases) * self.R // phases
+        self._members = np.eye(self.R)[group_of]  # (phases, R)
+        self.weights: Floats = kernel.phases @ self._members  # (N, J, R)
+        self._counts: dict[tuple[int, int], Floats] = {}
+        by_size: dict[tuple[int, int], list[tuple[int, NDArray[np.bool_]]]] = {}
+        for n, size, variant, allowed in wanted:
+            if allowed.any():
+                by_size.setdefault((n, size), []).append((variant, allowed))
+        self.groups = [self._group(n, size, acts) for (n, size), acts in by_size.items()]
+
+    def _group(self, n: int, size: int, acts: list[tuple[int, NDArray[np.bool_]]]) -> Group:
+        k = self.kernel
+        variants = np.array([v for v, _ in acts])
+        allowed = np.array([a for _, a in acts]).T
+        latency = np.array([k.latency[v, size - 1] if v >= 0 else 0.0 for v in variants])
+        waits = k.slot_wait[:, None, None] * self._shares(n, size)  # (J, R, Q)
+        slack = k.problem.slo_s - waits[:, None] - latency[None, :, None, None]
+        slots = k.slot_of(slack).astype(np.int32)
+        return Group(n, size, variants, allowed, slots)
+
+    def _shares(self, n: int, size: int) -> Floats:
+        """(R, Q): quantiles of β, by phase group."""
+        k = self.kernel
+        if n == size:
+            return np.zeros((self.R, _BETA_QUANTILES))
+        if len(k.streams) > 1:
+            every, middle = 1, np.zeros(self.R)
+            shape = k.streams[0].arrivals.shape
+        else:
+            every, shape = k.streams[0].every, k.streams[0].arrivals.shape
+            middle = (np.arange(every) @ self._members) / self._members.sum(0)
+        ahead = size * every * shape
+        behind = ((n - size - 1) * every + middle + 1) * shape
+        points = (np.arange(_BETA_QUANTILES) + 0.5) / _BETA_QUANTILES
+        return np.asarray(betaincinv(behind[:, None], ahead, points[None, :]))
+
+    def _arriving(self, variant: int, size: int) -> Floats:
+        """P(i requests arrive while the batch runs | phase group), (R, most + 1)."""
+        if (variant, size) not in self._counts:
+            k = self.kernel
+            latency = k.latency[variant, size - 1]
+            most = max(s.most(latency) for s in k.streams)
+            rows = []
+            for stream in k.streams:
+                wanted = np.arange(most + 1)[:, None] * stream.every - np.arange(stream.every)
+                tail = stream.arrivals.at_least(wanted, latency * stream.rate, after_arrival=False)
+                rows.append(tail.T)  # (every, most + 1)
+            tail = (self._members.T @ np.concatenate(rows)) / self._members.sum(0)[:, None]
+            self._counts[variant, size] = tail - np.append(tail[:, 1:], tail[:, :1] * 0, axis=1)
+        return self._counts[variant, size]
+
+    def arriving(self, group: Group, index: int) -> tuple[Floats, Floats]:
+        """(R, N − left + 2): P(i arrive), the last entry holding all that overfill the queue;
+        and (R,): expected requests beyond N."""
+        room = self.kernel.N - (group.n - group.size)
+        if (variant := int(group.variants[index])) < 0:  # dropping takes no time
+            return np.repeat(np.eye(1, room + 2), self.R, axis=0), np.zeros(self.R)
+        pmf = self._arriving(variant, group.size)
+        pmf = np.pad(pmf, ((0, 0), (0, max(room + 2 - pmf.shape[1], 0))))
+        folded = np.append(pmf[:, : room + 1], pmf[:, room + 1 :].sum(1, keepdims=True), axis=1)
+        beyond = np.maximum(np.arange(pmf.shape[1]) - room, 0)
+        return folded, np.asarray(pmf @ beyond)
+
+    def expect(self, values: Floats, loss: float) -> list[Floats]:
+        """Per group (J, V): expected value of the next state, less `loss` per request beyond N.
+
+        Args:
+            values: (states,).
+        """
+        k = self.kernel
+        by_queue = values[1 : k.full].reshape(k.N, k.J)
+        lost = np.full((1, k.J), values[k.full])
+        result = []
+        for g in self.groups:
+            if g.n == g.size:
+                result.append(np.full((k.J, 1), values[0]))
+                continue
+            ahead = np.concatenate([by_queue[g.n - g.size - 1 :], lost])  # n' = left … N, full
+            q = np.empty((k.J, len(g.variants)))
+            for v in range(len(g.variants)):
+                arriving, excess = self.arriving(g, v)
+                by_slot = arriving @ ahead - loss * excess[:, None]  # (R, J)
+                slots = g.next_slot[:, v]  # (J, R, Q)
+                means = by_slot[np.arange(self.R)[None, :, None], slots].mean(2)
+                q[:, v] = (self.weights[g.n - 1] * means).sum(1)
+            result.append(q)
+        return result
+
+    def add_rows(self, rows: Floats, excess: Floats, number: int, v: int, slots: Ints) -> None:
+        """Add to (states, states) transitions and (states,) excess those of the states
+        (n, slots) that take variant `v` of group `number`."""
+        k, g = self.kernel, self.groups[number]
+        at = 1 + (g.n - 1) * k.J + slots
+        if g.n == g.size:
+            rows[at, 0] = 1.0
+            return
+        arriving, beyond = self.arriving(g, v)
+        weight = self.weights[g.n - 1, slots]  # (S, R)
+        spread = np.zeros((len(slots), self.R, k.J))
+        index = np.indices((len(slots), self.R, _BETA_QUANTILES))
+        np.add.at(spread, (index[0], index[1], g.next_slot[slots, v]), 1 / _BETA_QUANTILES)
+        spread *= weight[:, :, None]
+        reached = np.einsum("ri,srj->sij", arriving[:, :-1], spread, optimize=True)
+        start = 1 + (g.n - g.size - 1) * k.J
+        rows[at, start : k.full] = reached.reshape(len(slots), -1)
+        rows[at, k.full] = weight @ arriving[:, -1]
+        excess[at] = weight @ beyond

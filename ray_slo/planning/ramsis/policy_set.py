@@ -1,0 +1,89 @@
+"""`solve_set`: tables for a range of loads, close enough to one another (RAMSIS §6)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
+from typing import Protocol
+
+import numpy as np
+
+from ray_slo.planning.ramsis.problem import Problem
+from ray_slo.planning.ramsis.solver import solve
+from ray_slo.planning.ramsis.table import PolicySet, Table
+
+
+class Mapper(Protocol):
+    """`map`, or the `map` of an executor: results in the order of the problems."""
+
+    def __call__(
+        self, function: Callable[[Problem], Table], problems: Iterable[Problem], /
+    ) -> Iterable[Table]: ...
+
+
+def solve_set(
+    problem: Problem,
+    rates: Sequence[float] = (),
+    *,
+    low: float | None = None,
+    high: float | None = None,
+    step_accuracy: float = 1.0,
+    min_step: float = 0.01,
+    mapper: Mapper = map,
+    progress: Callable[[Table], None] | None = None,
+    existing: PolicySet | None = None,
+) -> PolicySet:
+    """Tables at `rates`, and from `low` to `high` at loads chosen so that adjacent tables differ
+    by at most `step_accuracy`: the middle between two that differ by more is solved as well.
+
+    Args:
+        problem: its rate is not used.
+        rates: requests per second to solve for in any case.
+        low, high: ends of the range; without rates, 5 % and 100 % of `problem.capacity`.
+        step_accuracy: percent points of expected accuracy.
+        min_step: loads nearer to each other than this share are never told apart, however steep
+            accuracy falls between them (above capacity).
+        mapper: where problems are solved: `map` (here, one after the other), or the `map` of a
+            `ProcessPoolExecutor`, or what maps them to Ray tasks.
+        progress: called with every table solved.
+        existing: a set for the same profiles and options; its tables are not solved again.
+
+    Raises:
+        ValueError: an argument out of range; `existing` is of another problem.
+    """
+    if not step_accuracy > 0:
+        raise ValueError(f"step_accuracy must be positive, got {step_accuracy}")
+    if not rates and low is None and high is None:
+        low, high = 0.05 * problem.capacity, problem.capacity
+    ends = [rate for rate in (low, high) if rate is not None]
+    if len(ends) == 1 or (len(ends) == 2 and not 0 < ends[0] < ends[1]):
+        raise ValueError(f"low and high must be rates with 0 < low < high, got {low} and {high}")
+    tables: dict[float, Table] = {}
+    if existing is not None:
+        wanted = (problem.profile_hash, problem.options())
+        if (existing.profile_hash, dict(existing.options)) != wanted:
+            raise ValueError("existing: solved for other profiles or options; leave it out")
+        tables = {t.rate: t for t in existing}
+
+    todo = sorted({float(rate) for rate in (*rates, *ends)} - tables.keys())
+    while todo:
+        for table in mapper(solve, [problem.at_rate(rate) for rate in todo]):
+            tables[table.rate] = table
+            if progress is not None:
+                progress(table)
+        todo = _between(tables, ends, step_accuracy, min_step) if ends else []
+    return PolicySet(tuple(tables.values()))
+
+
+def _between(
+    tables: dict[float, Table], ends: Sequence[float], step_accuracy: float, min_step: float
+) -> list[float]:
+    """Rates to solve next: several at once where two tables are far apart."""
+    known = [rate for rate in sorted(tables) if ends[0] <= rate <= ends[1]]
+    result: list[float] = []
+    for a, b in pairwise(known):
+        gap = abs(tables[a].expected_accuracy - tables[b].expected_accuracy)
+        if gap > step_accuracy and b > a * (1 + 2 * min_step):
+            pieces = min(int(np.ceil(gap / step_accuracy)), 4)
+            result += np.linspace(a, b, pieces + 1)[1:-1].tolist()
+    return result

@@ -1,0 +1,151 @@
+"""What a table is solved for: variants with their profiles, SLO, load, workers, and options."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, get_args
+
+from ray_slo.core.profiles import LatencyProfile
+from ray_slo.planning.ramsis.arrivals import POISSON, Arrivals
+
+VariantProfile = tuple[str, float, LatencyProfile]
+
+Balancing = Literal["round_robin", "shortest_queue"]
+Discretization = Literal["fld", "model_based"]
+Batching = Literal["maximal", "variable"]
+Objective = Literal["per_query", "per_batch"]
+Late = Literal["serve", "drop"]
+
+_CHOICES: dict[str, tuple[str, ...]] = {
+    "balancing": get_args(Balancing),
+    "discretization": get_args(Discretization),
+    "batching": get_args(Batching),
+    "objective": get_args(Objective),
+    "late": get_args(Late),
+}
+
+
+def profile_hash(variants: Sequence[VariantProfile]) -> str:
+    """Short digest of names, accuracies and latency profiles, whatever their order."""
+    parts = sorted((name, round(accuracy, 6), p.hash) for name, accuracy, p in variants)
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:12]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One worker's Markov decision process (RAMSIS §4).
+
+    Attributes:
+        variants: (name, accuracy in percent, latency profile) of what every worker has loaded.
+        slo_s: latency SLO, seconds from arrival to answer.
+        rate: requests per second that arrive at the whole pool.
+        num_workers: K equal workers.
+        balancing: how requests get to workers: every K-th ("round_robin", §4.4), or to the
+            shortest queue (Appendix I, an approximation).
+        discretization: slack in `num_slacks` steps of equal length ("fld", §4.2.2), or by the
+            latencies that occur ("model_based", §4.2.1).
+        max_queue: N, the longest queue that is told apart (§4.2.3); at most the largest batch any
+            variant takes.
+        batching: "maximal" takes all that is queued (§4.3.2), "variable" any part of it.
+        objective: "per_query" maximises the accuracy summed over requests answered in time, per
+            request; "per_batch" sums over batches per decision, as the published code does.
+        late: what happens to requests that no variant can answer in time: "serve" them with the
+            fastest variant (§4.3.1), or "drop" them, most urgent first.
+        arrivals: distribution of arrivals, see `arrivals`.
+        pareto: leave out variants that another one beats in accuracy and in latency (§4.3.3).
+
+    Raises:
+        ValueError: a field out of range, naming it.
+    """
+
+    variants: tuple[VariantProfile, ...]
+    slo_s: float
+    rate: float
+    num_workers: int
+    balancing: Balancing = "round_robin"
+    discretization: Discretization = "fld"
+    num_slacks: int = 100
+    max_queue: int = 32
+    batching: Batching = "maximal"
+    objective: Objective = "per_query"
+    late: Late = "serve"
+    arrivals: Arrivals = POISSON
+    pareto: bool = True
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "variants", tuple(tuple(v) for v in self.variants))
+        if not self.variants:
+            raise ValueError("variants must hold at least one (name, accuracy, profile)")
+        names = [name for name, _, _ in self.variants]
+        if "" in names or len(set(names)) < len(names):
+            raise ValueError(f"variants must have different, non-empty names, got {names}")
+        for name, accuracy, _ in self.variants:
+            if not 0 <= accuracy <= 100:
+                raise ValueError(f"accuracy of {name!r} must be 0 … 100 percent, got {accuracy}")
+        for field in ("slo_s", "rate"):
+            value = getattr(self, field)
+            if not (math.isfinite(value) and value > 0):
+                raise ValueError(f"{field} must be positive, got {value}")
+        for field in ("num_workers", "num_slacks", "max_queue"):
+            if getattr(self, field) < 1:
+                raise ValueError(f"{field} must be at least 1, got {getattr(self, field)}")
+        for field, valid in _CHOICES.items():
+            if getattr(self, field) not in valid:
+                raise ValueError(
+                    f"{field} must be one of {', '.join(valid)}; got {getattr(self, field)!r}"
+                )
+        if min(p.latency(1) for _, _, p in self.variants) > self.slo_s:
+            fastest = min(p.latency(1) for _, _, p in self.variants)
+            raise ValueError(
+                f"slo_s: no variant answers within {self.slo_s * 1e3:.6g} ms; "
+                f"the fastest takes {fastest * 1e3:.6g} ms"
+            )
+
+    @property
+    def candidates(self) -> tuple[VariantProfile, ...]:
+        """The variants that decisions choose from, least accurate first."""
+        return pareto_front(self.variants) if self.pareto else _by_accuracy(self.variants)
+
+    @property
+    def profile_hash(self) -> str:
+        return profile_hash(self.variants)
+
+    @property
+    def capacity(self) -> float:
+        """Requests per second that all workers can serve with batches that fit the SLO."""
+        best = max(
+            p.throughput(b)
+            for _, _, p in self.variants
+            for b in range(1, min(p.max_batch_within(self.slo_s), self.max_queue) + 1)
+        )
+        return self.num_workers * best
+
+    def at_rate(self, rate: float) -> Problem:
+        return replace(self, rate=rate)
+
+    def options(self) -> dict[str, Any]:
+        """All but variants and rate, as JSON: what tables of one set have in common."""
+        names = (*_CHOICES, "slo_s", "num_workers", "num_slacks", "max_queue", "pareto")
+        return {
+            **{name: getattr(self, name) for name in names},
+            "arrivals": self.arrivals.to_json(),
+        }
+
+
+def pareto_front(variants: Sequence[VariantProfile]) -> tuple[VariantProfile, ...]:
+    """Those that no other variant beats in accuracy and in latency at batch size 1 (§4.3.3)."""
+    front: list[VariantProfile] = []
+    best = -math.inf
+    for variant in sorted(variants, key=lambda v: (v[2].latency(1), -v[1])):
+        if variant[1] > best:
+            front.append(variant)
+            best = variant[1]
+    return _by_accuracy(front)
+
+
+def _by_accuracy(variants: Sequence[VariantProfile]) -> tuple[VariantProfile, ...]:
+    return tuple(sorted(variants, key=lambda v: v[1]))

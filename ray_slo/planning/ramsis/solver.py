@@ -1,0 +1,278 @@
+"""`solve(problem) -> Table`: policy iteration on the decision process of `kernel`.
+
+What is maximised is a ratio of long-run averages: accuracy of requests answered in time over
+requests ("per_query"), or over decisions ("per_batch"). Every decision has a reward r and a cost c
+(requests, or 1); the best ratio θ and the relative values h of states solve
+
+    h(s) = max over actions of r − θ·c + E[h(next state)].
+
+The paper iterates values; policies stop changing after a few improvements, though, and a policy
+can be evaluated exactly at no cost: which outcome (nothing arrived, or a first arrival in some
+cell) follows which is a chain of one or two hundred outcomes, whatever N and however many
+variants. So we iterate policies (Howard), solve for θ and h directly, and stop by the span test:
+no action would improve any state by more than `SPAN`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.linalg import lu_factor, lu_solve
+
+from ray_slo.planning.ramsis.kernel import EMPTY, Kernel, Partial
+from ray_slo.planning.ramsis.problem import Problem
+from ray_slo.planning.ramsis.table import Table
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+SPAN = 1e-6  # percent points of accuracy, per decision
+_MAX_IMPROVEMENTS = 100
+
+
+def solve(problem: Problem) -> Table:
+    """The best policy of one worker at one load, with what is to be expected of it.
+
+    Returns:
+        The table; `expected_accuracy` and `violation_rate` are those of RAMSIS §5.1.
+
+    Raises:
+        ArithmeticError: policies keep changing; not seen for arrivals of a positive rate.
+    """
+    process = _Process(problem)
+    policy = process.most_accurate()
+    for improvements in range(1, _MAX_IMPROVEMENTS + 1):
+        found = process.evaluate(policy)
+        better, span = process.improve(policy, found)
+        if span <= SPAN:
+            return process.table(policy, found, improvements, span)
+        policy = better
+    raise ArithmeticError(f"no policy is best to {SPAN} after {_MAX_IMPROVEMENTS} improvements")
+
+
+@dataclass(frozen=True)
+class _Evaluation:
+    ratio: float  # θ
+    values: Floats  # (states,): h
+    outcome_values: Floats | None  # (outcomes,), where only full batches are taken
+    occupancy: Floats  # (states,): share of decisions
+    excess: float  # requests beyond N, per decision
+
+
+class _Process:
+    """Actions are numbered over the last axis: full batches per variant, then partial ones."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self.kernel = k = Kernel(problem)
+        self.variants = len(k.variants)
+        self.per_query = problem.objective == "per_query"
+        full = k.fits.copy()
+        unable = ~full.any(2)
+        if problem.late == "serve":
+            for n in range(k.N):
+                full[n, unable[n], k.late_choice[n]] = True
+        self.full_allowed: NDArray[np.bool_] = full
+        self.partial = self._partial(unable)
+
+    def _partial(self, unable: NDArray[np.bool_]) -> Partial | None:
+        """Batches that leave requests behind: any (variable batching), or, where what cannot be
+        answered in time is dropped, the largest that fits and the drop of the most urgent."""
+        k, p = self.kernel, self.problem
+        drop = p.late == "drop"
+        if not drop and p.batching == "maximal":
+            return None
+        wanted: list[tuple[int, int, int, NDArray[np.bool_]]] = []
+        for n in range(1, k.N + 1):
+            for size in range(1, n):
+                for m in range(self.variants):
+                    allowed = k.latency[m, size - 1] <= k.slacks_s + 1e-9
+                    if p.batching == "maximal":
+                        allowed &= unable[n - 1] & (k.latency[m, size] > k.slacks_s + 1e-9)
+                    wanted.append((n, size, m, allowed))
+            if drop:
+                wanted.append((n, 1, -1, unable[n - 1]))
+        return Partial(k, wanted)
+
+    def _reward(
+        self, accuracy: Floats | float, size: Floats | int, met: NDArray[np.bool_]
+    ) -> Floats:
+        return np.asarray(met * accuracy * (size if self.per_query else 1))
+
+    def most_accurate(self) -> _Policy:
+        """The most accurate variant that takes all queued in time, else what else there is."""
+        k = self.kernel
+        best = self.variants - 1 - np.argmax(self.full_allowed[:, :, ::-1], axis=2)
+        policy = _Policy(
+            np.where(self.full_allowed.any(2), best, -1),
+            np.full((k.N, k.J), -1),
+            np.zeros((k.N, k.J), dtype=np.int64),
+        )
+        if self.partial is not None:
+            for number, group in enumerate(self.partial.groups):
+                for v in range(len(group.variants)):
+                    at = group.allowed[:, v] & (policy.variant[group.n - 1] < 0)
+                    policy.group[group.n - 1, at] = number
+                    policy.index[group.n - 1, at] = v
+        return policy
+
+    def sizes_and_variants(self, policy: _Policy) -> tuple[Ints, Ints]:
+        """Batch size and variant (−1: drop) of every (n, slot)."""
+        k = self.kernel
+        size = np.repeat(np.arange(1, k.N + 1)[:, None], k.J, axis=1)
+        variant = policy.variant.copy()
+        if self.partial is not None:
+            for n, slot in np.argwhere(policy.variant < 0):
+                group = self.partial.groups[policy.group[n, slot]]
+                size[n, slot] = group.size
+                variant[n, slot] = group.variants[policy.index[n, slot]]
+        return size, variant
+
+    def outcome(self, policy: _Policy) -> tuple[Floats, Floats, Floats, Floats]:
+        """Per state: reward, cost, requests taken, accuracy · requests answered in time."""
+        k = self.kernel
+        size, variant = self.sizes_and_variants(policy)
+        latency = np.where(variant >= 0, k.latency[variant, size - 1], np.inf)
+        met = latency <= k.slacks_s[None, :] + 1e-9
+        accuracy = k.accuracy[variant] * met
+        last = np.zeros(1)  # empty; and full, which is late by definition (§4.2.3)
+        reward = np.concatenate([last, (accuracy * (size if self.per_query else 1)).ravel(), last])
+        taken = np.concatenate([last, size.ravel(), size[-1:, 0]])
+        in_time = np.concatenate([last, (size * met).ravel(), last])
+        right = np.concatenate([last, (size * accuracy).ravel(), last])
+        cost = taken if self.per_query else np.ones(k.num_states)
+        return reward, cost, in_time, right
+
+    def evaluate(self, policy: _Policy) -> _Evaluation:
+        """θ, h and occupancy by solving for them."""
+        k = self.kernel
+        reward, cost, _, _ = self.outcome(policy)
+        lost = k.excess if self.per_query else np.zeros(k.num_outcomes)
+        rows = k.outcomes_of(policy.variant)
+        if self.partial is None:
+            # The chain of outcomes: what follows state by state, averaged over states.
+            chain = k.after @ rows
+            ratio, outcome_values, share = _average(
+                chain, k.after @ reward, k.after @ cost + lost, EMPTY
+            )
+            values = reward - ratio * cost + rows @ outcome_values
+            return _Evaluation(
+                ratio, values, outcome_values, share @ k.after, float(share @ k.excess)
+            )
+        chain = rows @ k.after
+        excess = rows @ k.excess
+        for number, v, n, slots in policy.partial_actions():
+            self.partial.add_rows(chain, excess, number, v, slots)
+        chain[k.full] = chain[1 + (k.N - 1) * k.J]
+        excess[k.full] = excess[1 + (k.N - 1) * k.J]
+        lost_too = cost + excess if self.per_query else cost
+        ratio, values, share = _average(chain, reward, lost_too, 0)
+        return _Evaluation(ratio, values, None, share, float(share @ excess))
+
+    def improve(self, policy: _Policy, found: _Evaluation) -> tuple[_Policy, float]:
+        """The policy that is greedy for the values found, and by how much it improves at most."""
+        k = self.kernel
+        loss = found.ratio if self.per_query else 0.0
+        outcome_values = found.outcome_values
+        if outcome_values is None:
+            outcome_values = k.after @ found.values - loss * k.excess
+        q = k.expect(outcome_values)
+        sizes = np.arange(1, k.N + 1)[:, None, None]
+        q += self._reward(k.accuracy[None, None, :], sizes, k.fits)
+        q -= found.ratio * (sizes if self.per_query else 1)
+        q[~self.full_allowed] = -np.inf
+        new = policy.copy()
+        current = found.values[1 : k.full].reshape(k.N, k.J)
+        best = current + SPAN / 2  # an action is kept unless another is better
+        found_better = np.argmax(q, axis=2)
+        value = np.take_along_axis(q, found_better[..., None], axis=2)[..., 0]
+        better = value > best
+        new.variant[better] = found_better[better]
+        best = np.where(better, value, best)
+        if self.partial is not None:
+            expected = self.partial.expect(found.values, loss)
+            for number, (group, next_value) in enumerate(
+                zip(self.partial.groups, expected, strict=True)
+            ):
+                accuracy = np.where(group.variants >= 0, k.accuracy[group.variants], 0.0)
+                cost = group.size if self.per_query else 1
+                gain = accuracy * cost - found.ratio * cost + next_value
+                gain[~group.allowed] = -np.inf
+                v = np.argmax(gain, axis=1)
+                value_here = gain[np.arange(k.J), v]
+                at = value_here > best[group.n - 1]
+                best[group.n - 1, at] = value_here[at]
+                new.variant[group.n - 1, at] = -1
+                new.group[group.n - 1, at] = number
+                new.index[group.n - 1, at] = v[at]
+        improved = best - current
+        return new, float(improved.max() if (improved > SPAN / 2).any() else 0.0)
+
+    def table(self, policy: _Policy, found: _Evaluation, improvements: int, span: float) -> Table:
+        k, p = self.kernel, self.problem
+        size, variant = self.sizes_and_variants(policy)
+        _, _, in_time, right = self.outcome(policy)
+        taken = np.concatenate([[0], size.ravel(), size[-1:, 0]])
+        answered = float(found.occupancy @ in_time)
+        total = float(found.occupancy @ taken) + found.excess
+        return Table(
+            names=tuple(name for name, _, _ in k.variants),
+            accuracies=tuple(float(a) for a in k.accuracy),
+            slacks_s=k.slacks_s,
+            variant=variant.astype(np.int16),
+            batch=size.astype(np.int16),
+            occupancy=found.occupancy,
+            expected_accuracy=float(found.occupancy @ right) / answered if answered > 0 else 0.0,
+            violation_rate=1 - answered / total,
+            rate=p.rate,
+            profile_hash=p.profile_hash,
+            options=p.options(),
+            improvements=improvements,
+            span=span,
+        )
+
+
+@dataclass
+class _Policy:
+    """Per (n − 1, slot): the variant that takes all n, or −1 and an action of `Partial`."""
+
+    variant: Ints
+    group: Ints
+    index: Ints
+
+    def copy(self) -> _Policy:
+        return _Policy(self.variant.copy(), self.group.copy(), self.index.copy())
+
+    def partial_actions(self) -> list[tuple[int, int, int, Ints]]:
+        """(group, index in the group, n, slots)."""
+        found = []
+        for n in range(self.variant.shape[0]):
+            slots = np.flatnonzero(self.variant[n] < 0)
+            pairs = np.stack([self.group[n, slots], self.index[n, slots]], axis=1)
+            for number, v in np.unique(pairs, axis=0):
+                at = (pairs[:, 0] == number) & (pairs[:, 1] == v)
+                found.append((int(number), int(v), n + 1, slots[at]))
+        return found
+
+
+def _average(
+    chain: Floats, reward: Floats, cost: Floats, reference: int
+) -> tuple[float, Floats, Floats]:
+    """θ, relative values (0 at `reference`) and stationary distribution of a chain with one
+    recurrent class: one factorisation serves both systems.
+
+    h = r − θ·c + P·h with h[reference] = 0 is linear in θ and the other h; transposed, the same
+    matrix with c in the place of column `reference` gives the distribution scaled to μ·c = 1.
+    """
+    matrix = np.eye(len(chain)) - chain
+    matrix[:, reference] = cost
+    factors = lu_factor(matrix, check_finite=False)
+    values = lu_solve(factors, reward)
+    ratio = float(values[reference])
+    values[reference] = 0.0
+    unit = np.zeros(len(chain))
+    unit[reference] = 1.0
+    share = np.maximum(lu_solve(factors, unit, trans=1), 0.0)
+    return ratio, values, share / share.sum()

@@ -1,0 +1,260 @@
+"""Solved policies: `Table` (one load), `PolicySet` (many), and their file.
+
+The file is one compressed `.npz`: arrays stacked over tables, and a JSON header with the format's
+version, the options and the hash of the profiles that the tables were solved for. A set of 20
+tables takes some tens of kilobytes.
+"""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+FORMAT = "ray-slo/ramsis-tables/1"
+DROP = ""  # the variant that `lookup` names where requests are to be dropped
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """Which variant takes how many, by queue length and slack (RAMSIS §4).
+
+    Attributes:
+        names, accuracies: variants that decisions choose from; accuracy in percent.
+        slacks_s: (J,) ascending; slot j stands for slacks from slacks_s[j] to the next, slot 0
+            also for what is already late.
+        variant: (N, J) index into `names` for n = 1 … N queued requests; −1: drop.
+        batch: (N, J) how many of them, most urgent first.
+        occupancy: (2 + N·J,) share of decisions in the empty state, in each (n, slot), and in the
+            full-queue state.
+        expected_accuracy: percent, over requests answered in time; what is to be expected of the
+            slack's lower bound, so actual accuracy is (slightly) above it (§5.1).
+        violation_rate: upper bound of the share of requests not answered in time (§5.1): all of a
+            batch count as late if its most urgent request may be.
+        rate: requests per second, whole pool.
+        profile_hash: of the variants' names, accuracies and profiles.
+        options: of the `Problem`, but for variants and rate.
+        improvements, span: of policy iteration: how many, and what another would improve.
+    """
+
+    names: tuple[str, ...]
+    accuracies: tuple[float, ...]
+    slacks_s: NDArray[np.float64]
+    variant: NDArray[np.int16]
+    batch: NDArray[np.int16]
+    occupancy: NDArray[np.float64]
+    expected_accuracy: float
+    violation_rate: float
+    rate: float
+    profile_hash: str
+    options: Mapping[str, Any]
+    improvements: int = 0
+    span: float = 0.0
+
+    @property
+    def slo_s(self) -> float:
+        return float(self.options["slo_s"])
+
+    @property
+    def num_workers(self) -> int:
+        return int(self.options["num_workers"])
+
+    @property
+    def objective(self) -> str:
+        return str(self.options["objective"])
+
+    @property
+    def max_queue(self) -> int:
+        """N: the longest queue that is told apart."""
+        return int(self.variant.shape[0])
+
+    @property
+    def satisfied_accuracy_bound(self) -> float:
+        """Lower bound of accuracy per *arrived* request, percent: late ones count zero (§5.1)."""
+        return self.expected_accuracy * (1 - self.violation_rate)
+
+    def lookup(self, n: int, slack_s: float) -> tuple[str, int]:
+        """What to run when n ≥ 1 requests are queued and the most urgent one has this slack.
+
+        Returns:
+            (variant, how many, most urgent first). More than N requests are the full-queue state:
+            N are taken as if late (§4.2.3). Slack below the smallest slot is slot 0, above the
+            SLO the last one. A variant of "" (`DROP`; only with late="drop"): drop that many.
+
+        The cost does not depend on n or on the load: a bisection over the J slots.
+        """
+        queues, slots = self._fast
+        if n > len(queues):
+            return queues[-1][0]
+        return queues[n - 1][max(bisect_right(slots, slack_s + 1e-9) - 1, 0)]
+
+    @cached_property
+    def _fast(self) -> tuple[list[list[tuple[str, int]]], list[float]]:
+        # Lists: reading one entry of an array costs ten times as much.
+        names = [*self.names, DROP]
+        queues = [
+            [(names[v], b) for v, b in zip(variants, sizes, strict=True)]
+            for variants, sizes in zip(self.variant.tolist(), self.batch.tolist(), strict=True)
+        ]
+        return queues, self.slacks_s.tolist()
+
+    def save(self, path: str | Path) -> None:
+        """Write as a set of one."""
+        PolicySet((self,)).save(path)
+
+    @classmethod
+    def load(cls, path: str | Path, expected_profile_hash: str | None = None) -> Table:
+        """Read what `save` wrote.
+
+        Raises:
+            ValueError: see `PolicySet.load`; or a file of several tables.
+        """
+        tables = PolicySet.load(path, expected_profile_hash).tables
+        if len(tables) != 1:
+            raise ValueError(f"{path}: holds {len(tables)} tables; read it with PolicySet.load")
+        return tables[0]
+
+
+@dataclass(frozen=True, eq=False)
+class PolicySet:
+    """Tables for one set of profiles and options, by ascending rate.
+
+    Raises:
+        ValueError: no table, two of the same rate, or tables of different problems.
+    """
+
+    tables: tuple[Table, ...]
+    _rates: tuple[float, ...] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        tables = tuple(sorted(self.tables, key=lambda t: t.rate))
+        if not tables:
+            raise ValueError("a policy set needs at least one table")
+        for a, b in pairwise(tables):
+            if a.rate == b.rate:
+                raise ValueError(f"two tables for {a.rate:g} requests per second")
+            if a.profile_hash != b.profile_hash or dict(a.options) != dict(b.options):
+                raise ValueError("tables of one set must have the same profiles and options")
+        object.__setattr__(self, "tables", tables)
+        object.__setattr__(self, "_rates", tuple(t.rate for t in tables))
+
+    @property
+    def rates(self) -> tuple[float, ...]:
+        """Requests per second that there is a table for, ascending."""
+        return self._rates
+
+    @property
+    def profile_hash(self) -> str:
+        return self.tables[0].profile_hash
+
+    @property
+    def options(self) -> Mapping[str, Any]:
+        return self.tables[0].options
+
+    @property
+    def slo_s(self) -> float:
+        return self.tables[0].slo_s
+
+    @property
+    def num_workers(self) -> int:
+        return self.tables[0].num_workers
+
+    def covering(self, rate: float) -> Table:
+        """The lowest table that covers `rate` (§3.2.2); the highest where none does."""
+        at = bisect_right(self._rates, rate * (1 - 1e-9))
+        return self.tables[min(at, len(self.tables) - 1)]
+
+    def covers(self, rate: float) -> bool:
+        return rate <= self._rates[-1] * (1 + 1e-9)
+
+    def with_tables(self, more: Iterable[Table]) -> PolicySet:
+        """A set that also has these; one of a rate that is there replaces it."""
+        return PolicySet(tuple({t.rate: t for t in (*self.tables, *more)}.values()))
+
+    def __iter__(self) -> Iterator[Table]:
+        return iter(self.tables)
+
+    def __len__(self) -> int:
+        return len(self.tables)
+
+    def save(self, path: str | Path) -> None:
+        """Write to `path` as it is named (`.npz` by custom)."""
+        first = self.tables[0]
+        header = {
+            "format": FORMAT,
+            "profile_hash": first.profile_hash,
+            "options": dict(first.options),
+            "names": list(first.names),
+            "accuracies": list(first.accuracies),
+            "tables": [
+                {
+                    "rate": t.rate,
+                    "expected_accuracy": t.expected_accuracy,
+                    "violation_rate": t.violation_rate,
+                    "improvements": t.improvements,
+                    "span": t.span,
+                }
+                for t in self.tables
+            ],
+        }
+        with Path(path).open("wb") as file:
+            np.savez_compressed(
+                file,
+                header=np.array(json.dumps(header)),
+                slacks_s=first.slacks_s,
+                variant=np.stack([t.variant for t in self.tables]),
+                batch=np.stack([t.batch for t in self.tables]),
+                occupancy=np.stack([t.occupancy for t in self.tables]).astype(np.float32),
+            )
+
+    @classmethod
+    def load(cls, path: str | Path, expected_profile_hash: str | None = None) -> PolicySet:
+        """Read what `save` wrote.
+
+        Args:
+            expected_profile_hash: `profile_hash(variants)` of what is to be served.
+
+        Raises:
+            FileNotFoundError: no such file.
+            ValueError: no file of tables, one of another version, or solved for other profiles.
+        """
+        try:
+            with np.load(path, allow_pickle=False) as file:
+                header = json.loads(str(file["header"]))
+                arrays = {name: file[name] for name in file.files if name != "header"}
+        except (zipfile.BadZipFile, KeyError, EOFError, ValueError) as error:
+            raise ValueError(f"{path}: not a file of RAMSIS tables: {error}") from None
+        if header.get("format") != FORMAT:
+            raise ValueError(f"{path}: format must be {FORMAT!r}, got {header.get('format')!r}")
+        solved_for = header["profile_hash"]
+        if expected_profile_hash is not None and solved_for != expected_profile_hash:
+            raise ValueError(
+                f"{path}: solved for profiles {solved_for} (variants "
+                f"{', '.join(header['names'])}), but these are {expected_profile_hash}; "
+                "solve again with `ray-slo solve`"
+            )
+        return cls(
+            tuple(
+                Table(
+                    names=tuple(header["names"]),
+                    accuracies=tuple(header["accuracies"]),
+                    slacks_s=arrays["slacks_s"],
+                    variant=arrays["variant"][i],
+                    batch=arrays["batch"][i],
+                    occupancy=arrays["occupancy"][i].astype(float),
+                    profile_hash=solved_for,
+                    options=header["options"],
+                    **entry,
+                )
+                for i, entry in enumerate(header["tables"])
+            )
+        )
