@@ -135,23 +135,13 @@ class Served:
     def has_tables(self) -> bool:
         return bool(self.given or self.tables or self.stale)
 
-    def offer(self, table: Table, drift: float) -> None:
-        """Take a table that was handed in, if it is for this; a stale one if latencies differ."""
-        accepted = self.accepts(table.problem, drift)
-        if accepted is not False:
-            workers = table.problem.num_workers
-            shelf = self.given if accepted else self.stale
-            shelf.put(workers, table.problem.rate / workers, table)
-
-    def accepts(self, problem: Problem, drift: float) -> bool | None:
-        """Whether a table is for these variants and this SLO; None if their latencies differ."""
-        profiles = {name: profile.table for name, _, profile in problem.variants}
-        if not 0.8 * self.slo_s <= problem.slo_s <= 1.001 * self.slo_s:  # a margin may be off
-            return False
-        if not profiles.keys() <= self.index.keys():
-            return False
-        ours = [self.reach[self.index[name]] for name in profiles]
-        return None if _differ(ours, list(profiles.values()), self.slo_s, drift) else True
+    def offer(self, table: Table, profile_hash: str) -> None:
+        """Take a table that was handed in, if it is for these variants and this SLO: as a stale
+        one if it was solved for other latencies (`profile_hash` is that of ours)."""
+        fits = 0.8 * self.slo_s <= table.slo_s <= 1.001 * self.slo_s  # a margin may be taken off
+        if fits and set(table.names) <= self.index.keys():
+            shelf = self.given if table.profile_hash == profile_hash else self.stale
+            shelf.put(table.num_workers, table.rate / table.num_workers, table)
 
     def within(self, variant: int, slack_s: float) -> int:
         """The largest batch of a variant that takes at most `slack_s`; 0 if none does."""
@@ -323,7 +313,7 @@ class Ramsis:
             _Worker, None
         ] = {}  # may be idle with work; a dict, as sets have no order
         self._timers: list[tuple[float, int, Lane]] = []
-        self._wanted: dict[Problem, None] = {}
+        self._wanted: dict[tuple[str, float, int, float], tuple[Problem, Served]] = {}
         self._serial = 0
         self._batch_id = 0
 
@@ -331,17 +321,15 @@ class Ramsis:
 
     def wanted(self) -> list[Problem]:
         """Problems whose tables are missing; without a `solver` they are the host's to solve."""
-        return list(self._wanted)
+        return [problem for problem, _ in self._wanted.values()]
 
     def tables_solved(self, now: float, tables: Iterable[Table]) -> None:
-        """New tables, wanted or not. Those that fit no model, SLO and profile are ignored."""
+        """Answers to `wanted`. Those that are not wanted any more are ignored."""
         for table in tables:
-            problem = table.problem
-            self._wanted.pop(problem, None)
-            for served in self._served.values():
-                if served.accepts(problem, self._drift):
-                    workers = problem.num_workers
-                    served.tables.put(workers, problem.rate / workers, table)
+            key = (table.profile_hash, table.slo_s, table.num_workers, table.rate)
+            if found := self._wanted.pop(key, None):
+                _, served = found
+                served.tables.put(table.num_workers, table.rate / table.num_workers, table)
 
     # Events ------------------------------------------------------------------------------------
 
@@ -414,6 +402,11 @@ class Ramsis:
             served = lane.served
             assert served is not None
             variant, size = self._choose(lane, served, now)
+            if variant is None:
+                shed = lane.queue.take(size)
+                actions.append(Drop(shed, DropReason.SHED, now + served.reach_1))
+                self._arm(lane)
+                continue
             self._batch_id += 1
             start_at = now + self._cluster.delay(size)
             dispatch = Dispatch(
@@ -431,13 +424,15 @@ class Ramsis:
                 self._file(one)
             return
 
-    def _choose(self, lane: Lane, served: Served, now: float) -> tuple[int, int]:
-        """Index of the variant, and the batch size."""
+    def _choose(self, lane: Lane, served: Served, now: float) -> tuple[int | None, int]:
+        """Index of the variant, and the batch size; without a variant, how many to give up."""
         waiting = len(lane.queue)
         slack_s = lane.queue.head.deadline - now - self._margin_s + TOLERANCE_S
         variant, size = served.fastest, waiting
         if table := self._table(lane.group, served, now):
             name, size = table.lookup(waiting, slack_s)
+            if not name and self._late == "drop":
+                return None, min(size, waiting)
             variant = served.index.get(name, served.fastest)
         size = max(min(size, waiting, served.profiles[variant].max_batch_size), 1)
         if served.reach[variant][size - 1] <= slack_s:
@@ -467,7 +462,8 @@ class Ramsis:
         if served.reach_1 < served.slo_s - self._margin_s:
             problem = self._problem(served, workers, load)
             if self._solver is None:
-                self._wanted[problem] = None
+                key = (problem.profile_hash, problem.slo_s, workers, problem.rate)
+                self._wanted[key] = (problem, served)
             else:
                 served.tables.put(workers, load, table := self._solver(problem))
                 return table
@@ -488,7 +484,7 @@ class Ramsis:
         return group.load, False
 
     def _problem(self, served: Served, workers: int, load: float) -> Problem:
-        from ray_slo.planning.ramsis.problem import Problem
+        from ray_slo.planning.ramsis import Problem
 
         return Problem(
             variants=tuple(
@@ -629,11 +625,11 @@ class Ramsis:
                     served.inherit(before[key], self._drift)
                 else:
                     for table in self._given:
-                        served.offer(table, self._drift)
+                        served.offer(table, self._problem(served, 1, 1.0).profile_hash)
         if self._given and self._served and not any(s.has_tables for s in self._served.values()):
-            solved = {name for t in self._given for name, _, _ in t.problem.variants}
+            solved = {name for t in self._given for name in t.names}
             loaded = {name for s in self._served.values() for name in s.names}
-            slos = {1e3 * t.problem.slo_s for t in self._given}
+            slos = {1e3 * t.slo_s for t in self._given}
             raise ValueError(
                 f"tables are for {', '.join(sorted(solved))} under SLOs of "
                 f"{', '.join(f'{slo:g}' for slo in sorted(slos))} ms; the cluster has "
@@ -661,11 +657,19 @@ class Ramsis:
         known, self._workers = self._workers, {}
         for id, (kind, keys) in dealt.items():
             worker = self._workers[id] = known.get(id) or _Worker(id)
-            worker.lanes = [Lane(by_key[key], worker, self._served[(*key, kind)]) for key in keys]
+            worker.lanes = [
+                Lane(by_key[model, slo_s], worker, self._served[model, slo_s, kind])
+                for model, slo_s in keys
+            ]
             for lane in worker.lanes:
                 lane.group.lanes.append(lane)
                 lane.group.share += 1 / len(keys)
                 self._file(lane)
+        for group in by_key.values():  # the first turn is an idle worker's, if there is one
+            idle = (
+                i for i, one in enumerate(group.lanes) if one.worker and one.worker.running is None
+            )
+            group.turn = next(idle, 0)
         for request in waiting:
             self._enqueue(now, self._group_of(request), request)
 
@@ -705,9 +709,7 @@ class Ramsis:
 def _tables_of(given: Any) -> list[Table]:
     """Tables of policy sets, tables, files of either, or a sequence of these."""
     if isinstance(given, str):
-        from ray_slo.planning.ramsis import load
+        from ray_slo.planning.ramsis import PolicySet
 
-        return _tables_of(load(given))
-    if hasattr(given, "lookup"):
-        return [given]
-    return [table for one in getattr(given, "tables", given) for table in _tables_of(one)]
+        return list(PolicySet.load(given))
+    return [given] if hasattr(given, "lookup") else [t for one in given for t in _tables_of(one)]

@@ -4,19 +4,48 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ray_slo.planning.ramsis.problem import Problem
+from ray_slo.planning.ramsis import DROP, Problem
+
+
+class OfProblem:
+    """What a table says about itself."""
+
+    problem: Problem
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(name for name, _, _ in self.problem.variants)
+
+    @property
+    def slo_s(self) -> float:
+        return self.problem.slo_s
+
+    @property
+    def rate(self) -> float:
+        return self.problem.rate
+
+    @property
+    def num_workers(self) -> int:
+        return self.problem.num_workers
+
+    @property
+    def profile_hash(self) -> str:
+        return self.problem.profile_hash
 
 
 @dataclass(frozen=True)
-class Rule:
+class Rule(OfProblem):
     """The most accurate variant that is in time for all that waits and keeps up with the load.
 
-    Where none is: the fastest, for as many as are in time, at least one.
+    Where none is: the fastest, for as many as are in time, at least one. More than 7 are too many:
+    the first is dropped.
     """
 
     problem: Problem
 
     def lookup(self, n: int, slack_s: float) -> tuple[str, int]:
+        if n > 7 and self.problem.late == "drop":
+            return DROP, 1
         per_worker = self.problem.rate / self.problem.num_workers
         for name, _, profile in reversed(self.problem.candidates):
             latency = profile.latency(n)
