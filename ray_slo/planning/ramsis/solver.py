@@ -15,7 +15,7 @@ no action would improve any state by more than `SPAN`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,11 +43,20 @@ def solve(problem: Problem) -> Table:
     """
     process = _Process(problem)
     policy = process.most_accurate()
+    if problem.batching == "variable" and problem.late == "serve":
+        # Full batches are solved in a blink, and most decisions are full batches anyway.
+        policy = _iterate(_Process(replace(problem, batching="maximal")), policy)[0]
+    policy, found, improvements, span = _iterate(process, policy)
+    return process.table(policy, found, improvements, span)
+
+
+def _iterate(process: _Process, policy: _Policy) -> tuple[_Policy, _Evaluation, int, float]:
+    """Policy iteration: the best policy, its evaluation, improvements and what is left."""
     for improvements in range(1, _MAX_IMPROVEMENTS + 1):
         found = process.evaluate(policy)
         better, span = process.improve(policy, found)
         if span <= SPAN:
-            return process.table(policy, found, improvements, span)
+            return policy, found, improvements, span
         policy = better
     raise ArithmeticError(f"no policy is best to {SPAN} after {_MAX_IMPROVEMENTS} improvements")
 
@@ -69,6 +78,7 @@ class _Process:
         self.kernel = k = Kernel(problem)
         self.variants = len(k.variants)
         self.per_query = problem.objective == "per_query"
+        self.penalty = problem.late_penalty if self.per_query else 0.0
         full = k.fits.copy()
         unable = ~full.any(2)
         if problem.late == "serve":
@@ -136,26 +146,30 @@ class _Process:
         size, variant = self.sizes_and_variants(policy)
         latency = np.where(variant >= 0, k.latency[variant, size - 1], np.inf)
         met = latency <= k.slacks_s[None, :] + 1e-9
-        accuracy = k.accuracy[variant] * met
-        last = np.zeros(1)  # empty; and full, which is late by definition (§4.2.3)
-        reward = np.concatenate([last, (accuracy * (size if self.per_query else 1)).ravel(), last])
-        taken = np.concatenate([last, size.ravel(), size[-1:, 0]])
-        in_time = np.concatenate([last, (size * met).ravel(), last])
-        right = np.concatenate([last, (size * accuracy).ravel(), last])
+        worth = np.where(met, k.accuracy[variant], -self.penalty)
+        none, most = np.zeros(1), size[-1:, 0]  # the full state is late by definition (§4.2.3)
+        taken = np.concatenate([none, size.ravel(), most])
+        in_time = np.concatenate([none, (size * met).ravel(), none])
+        right = np.concatenate([none, (size * met * k.accuracy[variant]).ravel(), none])
         cost = taken if self.per_query else np.ones(k.num_states)
+        weight = np.minimum(taken, cost)
+        reward = weight * np.concatenate([none, worth.ravel(), [-self.penalty]])
         return reward, cost, in_time, right
 
     def evaluate(self, policy: _Policy) -> _Evaluation:
         """θ, h and occupancy by solving for them."""
         k = self.kernel
         reward, cost, _, _ = self.outcome(policy)
-        lost = k.excess if self.per_query else np.zeros(k.num_outcomes)
+        counted = float(self.per_query)
         rows = k.outcomes_of(policy.variant)
         if self.partial is None:
             # The chain of outcomes: what follows state by state, averaged over states.
             chain = k.after @ rows
             ratio, outcome_values, share = _average(
-                chain, k.after @ reward, k.after @ cost + lost, EMPTY
+                chain,
+                k.after @ reward - counted * self.penalty * k.excess,
+                k.after @ cost + counted * k.excess,
+                EMPTY,
             )
             values = reward - ratio * cost + rows @ outcome_values
             return _Evaluation(
@@ -163,25 +177,25 @@ class _Process:
             )
         chain = rows @ k.after
         excess = rows @ k.excess
-        for number, v, n, slots in policy.partial_actions():
+        for number, v, slots in policy.partial_actions():
             self.partial.add_rows(chain, excess, number, v, slots)
         chain[k.full] = chain[1 + (k.N - 1) * k.J]
         excess[k.full] = excess[1 + (k.N - 1) * k.J]
-        lost_too = cost + excess if self.per_query else cost
-        ratio, values, share = _average(chain, reward, lost_too, 0)
+        reward -= counted * self.penalty * excess
+        ratio, values, share = _average(chain, reward, cost + counted * excess, 0)
         return _Evaluation(ratio, values, None, share, float(share @ excess))
 
     def improve(self, policy: _Policy, found: _Evaluation) -> tuple[_Policy, float]:
         """The policy that is greedy for the values found, and by how much it improves at most."""
         k = self.kernel
-        loss = found.ratio if self.per_query else 0.0
+        loss = found.ratio + self.penalty if self.per_query else 0.0
         outcome_values = found.outcome_values
         if outcome_values is None:
             outcome_values = k.after @ found.values - loss * k.excess
         q = k.expect(outcome_values)
         sizes = np.arange(1, k.N + 1)[:, None, None]
-        q += self._reward(k.accuracy[None, None, :], sizes, k.fits)
-        q -= found.ratio * (sizes if self.per_query else 1)
+        worth = np.where(k.fits, k.accuracy, -self.penalty)
+        q += (worth - found.ratio) * (sizes if self.per_query else 1)
         q[~self.full_allowed] = -np.inf
         new = policy.copy()
         current = found.values[1 : k.full].reshape(k.N, k.J)
@@ -189,6 +203,7 @@ class _Process:
         found_better = np.argmax(q, axis=2)
         value = np.take_along_axis(q, found_better[..., None], axis=2)[..., 0]
         better = value > best
+        span = float((value - current).max())
         new.variant[better] = found_better[better]
         best = np.where(better, value, best)
         if self.partial is not None:
@@ -196,19 +211,18 @@ class _Process:
             for number, (group, next_value) in enumerate(
                 zip(self.partial.groups, expected, strict=True)
             ):
-                accuracy = np.where(group.variants >= 0, k.accuracy[group.variants], 0.0)
-                cost = group.size if self.per_query else 1
-                gain = accuracy * cost - found.ratio * cost + next_value
+                worth = np.where(group.variants >= 0, k.accuracy[group.variants], -self.penalty)
+                gain = (worth - found.ratio) * (group.size if self.per_query else 1) + next_value
                 gain[~group.allowed] = -np.inf
                 v = np.argmax(gain, axis=1)
                 value_here = gain[np.arange(k.J), v]
                 at = value_here > best[group.n - 1]
+                span = max(span, float((value_here - current[group.n - 1]).max()))
                 best[group.n - 1, at] = value_here[at]
                 new.variant[group.n - 1, at] = -1
                 new.group[group.n - 1, at] = number
                 new.index[group.n - 1, at] = v[at]
-        improved = best - current
-        return new, float(improved.max() if (improved > SPAN / 2).any() else 0.0)
+        return new, max(span, 0.0)
 
     def table(self, policy: _Policy, found: _Evaluation, improvements: int, span: float) -> Table:
         k, p = self.kernel, self.problem
@@ -245,15 +259,15 @@ class _Policy:
     def copy(self) -> _Policy:
         return _Policy(self.variant.copy(), self.group.copy(), self.index.copy())
 
-    def partial_actions(self) -> list[tuple[int, int, int, Ints]]:
-        """(group, index in the group, n, slots)."""
+    def partial_actions(self) -> list[tuple[int, int, Ints]]:
+        """(group, index in the group, slots of the group's n)."""
         found = []
         for n in range(self.variant.shape[0]):
             slots = np.flatnonzero(self.variant[n] < 0)
             pairs = np.stack([self.group[n, slots], self.index[n, slots]], axis=1)
             for number, v in np.unique(pairs, axis=0):
                 at = (pairs[:, 0] == number) & (pairs[:, 1] == v)
-                found.append((int(number), int(v), n + 1, slots[at]))
+                found.append((int(number), int(v), slots[at]))
         return found
 
 
@@ -265,14 +279,21 @@ def _average(
 
     h = r − θ·c + P·h with h[reference] = 0 is linear in θ and the other h; transposed, the same
     matrix with c in the place of column `reference` gives the distribution scaled to μ·c = 1.
+    States that nothing leads to only have a value, which follows from the others'.
     """
-    matrix = np.eye(len(chain)) - chain
-    matrix[:, reference] = cost
-    factors = lu_factor(matrix, check_finite=False)
-    values = lu_solve(factors, reward)
-    ratio = float(values[reference])
-    values[reference] = 0.0
-    unit = np.zeros(len(chain))
-    unit[reference] = 1.0
-    share = np.maximum(lu_solve(factors, unit, trans=1), 0.0)
+    reached = chain.max(axis=0) > 1e-14
+    reached[reference] = True
+    kept = np.flatnonzero(reached)
+    at = int(np.searchsorted(kept, reference))
+    matrix = -chain[np.ix_(kept, kept)]
+    matrix[np.diag_indices_from(matrix)] += 1.0
+    matrix[:, at] = cost[kept]
+    factors = lu_factor(matrix, overwrite_a=True, check_finite=False)
+    inner = lu_solve(factors, reward[kept])
+    ratio = float(inner[at])
+    inner[at] = 0.0
+    values = reward - ratio * cost + chain[:, kept] @ inner
+    values[kept] = inner
+    share = np.zeros(len(chain))
+    share[kept] = np.maximum(lu_solve(factors, np.eye(len(kept))[at], trans=1), 0.0)
     return ratio, values, share / share.sum()
