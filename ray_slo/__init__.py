@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ray_slo.models.checkpoint import checkpoint as checkpoint
     from ray_slo.serve.answers import Answer as Answer
     from ray_slo.serve.batching import batch as batch
     from ray_slo.serve.deployment import deployment as deployment
@@ -18,10 +19,11 @@ __version__ = "0.1.0"
 _LAZY = {
     "Answer": "ray_slo.serve.answers",
     "batch": "ray_slo.serve.batching",
+    "checkpoint": "ray_slo.models.checkpoint",
     "deployment": "ray_slo.serve.deployment",
     "Variant": "ray_slo.serve.spec",
 }
-__all__ = ["Answer", "Variant", "__version__", "batch", "deployment"]
+__all__ = ["Answer", "Variant", "__version__", "batch", "checkpoint", "deployment"]
 
 
 def __getattr__(name: str) -> Any:
