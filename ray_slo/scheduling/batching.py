@@ -35,6 +35,9 @@ TOLERANCE_S = 5e-7
 """A deadline may be missed by this much: clocks and sums of floats are no better."""
 
 
+Kind = tuple[str, frozenset[str]]
+
+
 class _Flight(NamedTuple):
     """A batch that was sent and is not yet reported."""
 
@@ -60,25 +63,34 @@ class Pool:
     """Workers alike in hardware and loaded variants.
 
     Attributes:
+        kind: their hardware and loaded variants.
         size: how many workers.
         lanes: the models that it serves.
+        load: share of the workers that the measured rates keep busy (`Deferred` measures it).
+        wait_s: how long a due batch may have to wait for a worker (`Deferred` learns it).
     """
 
     __slots__ = (
         "_sent_ahead",
         "_single",
         "idle",
+        "kind",
         "lanes",
+        "load",
         "order",
         "overdue",
         "ready",
         "size",
+        "wait_s",
         "wake_at",
     )
 
-    def __init__(self, order: int) -> None:
+    def __init__(self, order: int, kind: Kind, wait_s: float = 0.0) -> None:
         self.order = order
+        self.kind = kind
         self.size = 0
+        self.load = 0.0
+        self.wait_s = wait_s
         self.lanes: list[Lane] = []
         self.idle: list[tuple[int, _Worker]] = []  # heap by rank
         # Busy workers by predicted end: one batch in flight, and one running + one sent ahead.
@@ -142,9 +154,11 @@ class Lane:
         go_size: queue length at which the candidate is due at once (`Deferred` sets it).
         send_at, latest, size: the candidate: due from, to be sent until (seconds), requests in it.
         ready: it is due.
+        due_since: since when there has been a candidate that is due, seconds.
     """
 
     __slots__ = (
+        "due_since",
         "go_size",
         "latest",
         "max_batch_size",
@@ -176,6 +190,7 @@ class Lane:
         self.profile = profile
         self.target = 1
         self.go_size: float = math.inf
+        self.due_since = math.inf
         self.clear()
 
     def set_times(self, delay: DispatchDelay, margin_s: float, max_batch_size: int | None) -> None:
@@ -282,6 +297,9 @@ class BatchingPolicy(ABC):
     def _send_at(self, lane: Lane, first: int, size: int, now: float) -> float:
         """When the candidate `queue[first : first + size]` (not a full one) is due, seconds."""
 
+    def _waited(self, pool: Pool, wait_s: float) -> None:  # noqa: B027 - a hook
+        """A batch is sent that was due for so long."""
+
     def _measure(self, now: float) -> None:  # noqa: B027 - a hook
         """Called first in `decide`: adapt the lanes' targets to the measured load."""
 
@@ -322,12 +340,13 @@ class BatchingPolicy(ABC):
 
     def cluster_changed(self, now: float, cluster: Cluster) -> None:
         self._delay = cluster.delay
-        pools: dict[tuple[str, frozenset[str]], Pool] = {}
+        waits = {pool.kind: pool.wait_s for pool in self._pools}
+        pools: dict[Kind, Pool] = {}
         known, self._workers = self._workers, {}
         for rank, worker in enumerate(cluster.workers.values()):
             kind = (worker.hardware, worker.loaded)
             if (pool := pools.get(kind)) is None:
-                pool = pools[kind] = Pool(self._next_serial())
+                pool = pools[kind] = Pool(self._next_serial(), kind, waits.get(kind, 0.0))
             state = self._workers[worker.id] = known.get(worker.id) or _Worker(worker.id)
             state.rank, state.pool, state.overdue = rank, pool, False
             pool.size += 1
@@ -396,7 +415,7 @@ class BatchingPolicy(ABC):
         while due and due[0][0] <= now:
             send_at, _, lane = heappop(due)
             if lane.send_at == send_at and not lane.ready:
-                self._make_ready(lane)
+                self._make_ready(lane, now)
         while wakes and wakes[0][0] <= now:
             wake_at, _, pool = heappop(wakes)
             if pool.wake_at == wake_at:
@@ -468,7 +487,7 @@ class BatchingPolicy(ABC):
             lane.send_at, lane.latest, lane.ready = send_at, latest, False
         elif not lane.ready or lane.latest != latest:
             lane.send_at, lane.latest = send_at, latest
-            self._make_ready(lane)
+            self._make_ready(lane, now)
         else:
             self._active[lane.pool] = None
 
@@ -478,8 +497,10 @@ class BatchingPolicy(ABC):
             if drop_at < math.inf:
                 heappush(self._drops, (drop_at, model.order, model))
 
-    def _make_ready(self, lane: Lane) -> None:
-        lane.ready = True
+    def _make_ready(self, lane: Lane, now: float) -> None:
+        if not lane.ready:
+            lane.ready = True
+            lane.due_since = now
         heappush(lane.pool.ready, (lane.latest, lane.order, lane))
         self._active[lane.pool] = None
 
@@ -529,6 +550,8 @@ class BatchingPolicy(ABC):
         if first and lane is model.lanes[0]:  # a slower lane leaves them to a quicker one
             self._refuse(model, model.queue.take(first), now)
             first = 0
+        self._waited(pool, now - lane.due_since)
+        lane.ready = False
         requests = model.queue.take(size, first)
         here_at = now + self._delay(size)
         start_at = max(here_at, free_at)

@@ -24,12 +24,15 @@ Two choices beyond the paper, measured by `python -m benchmarks deferred-objecti
   workers that the load needs). Batches grow past the target as far as the head allows. While two
   workers idle, nothing is dropped for the sake of larger batches.
 
-Several models share a pool of workers by its *load* ρ: what all models' measured rates need, in
-their staggered batches, over the workers there are. Every model then aims at batches with the
-share ρ of its own best throughput per worker (ρ / headroom for `responsive`), so that each gives
-up batching efficiency in the same proportion.
-`responsive` does not wait at all while the workers, taking whatever is there, go round all models
-within their SLOs (`_goes_round`): a batch that is due only at frontrun may find no worker.
+Several models share a pool of workers by its *load* ρ: what all models' measured rates need over
+the workers there are, each model in its best batch (the staggered one, or what comes within its
+SLO, if less). Every model then aims at batches with the share ρ of its own best throughput per
+worker (ρ / headroom for `responsive`), so that each gives up batching efficiency in the same
+proportion. A batch that is due only at frontrun may find no worker in a shared pool; so
+
+* batches are due earlier by the time that nearly all of them (97 %) waited for a worker lately;
+* `responsive` does not wait at all while the workers, taking whatever is there, go round all models
+  within their SLOs (`_goes_round`).
 """
 
 from __future__ import annotations
@@ -49,6 +52,10 @@ Gathering = Literal["drop_head", "prefix"]
 
 _PATIENCE = 3.0  # times the expected wait for the requests that a batch lacks
 _BUCKETS = 20  # of the sliding window over which arrivals are counted
+_ENOUGH = 0.99  # of a model's best throughput: no request waits, nor is dropped, for more
+_ON_TIME = 0.97  # of the batches find a worker when they must
+_WAIT_STEP = 0.02  # of the shortest SLO: how fast the margin for waiting adapts
+_ROUND_MARGIN = 1.25  # rounds that must fit into the SLOs, as a round varies
 
 
 class Deferred(BatchingPolicy):
@@ -78,7 +85,7 @@ class Deferred(BatchingPolicy):
         max_batch_size: int | None = None,
         margin_ms: float = 0.0,
         jitter_ms: float = 0.0,
-        headroom: float = 0.8,
+        headroom: float = 0.95,
         rate_window_s: float | None = None,
     ) -> None:
         super().__init__(max_batch_size=max_batch_size, margin_ms=margin_ms)
@@ -99,6 +106,7 @@ class Deferred(BatchingPolicy):
         self._headroom = headroom
         self._fixed_window_s = rate_window_s
         self._window_s = rate_window_s or 1.0
+        self._wait_step_s = 0.0
         self._next_measure_at = math.inf
         self._counts: dict[ModelState, deque[int]] = {}
         self._efficiency: dict[Lane, _Efficiency] = {}
@@ -106,6 +114,7 @@ class Deferred(BatchingPolicy):
     def cluster_changed(self, now: float, cluster: Cluster) -> None:
         super().cluster_changed(now, cluster)
         slos = [model.latency_slo_s for model in cluster.models.values()]
+        self._wait_step_s = _WAIT_STEP * min(slos, default=0.0)
         self._window_s = self._fixed_window_s or max(1.0, 5 * max(slos, default=0.0))
         if math.isinf(self._next_measure_at):
             self._next_measure_at = now + self._window_s / _BUCKETS
@@ -117,18 +126,28 @@ class Deferred(BatchingPolicy):
         self._set_targets()
 
     def _send_at(self, lane: Lane, first: int, size: int, now: float) -> float:
-        queue = lane.model.queue
+        queue, pool = lane.model.queue, lane.pool
         length = len(queue)
         missing = lane.go_size - (length - first)
         if missing <= 0:
             return now
         # Frontrun; `size` is below the maximum, so reach[size] is that of one request more.
         frontrun = queue[first].deadline - lane.reach[size] - self._jitter_s
+        # A model alone falls into a pattern in which a worker is free when it must be.
+        if length - first >= lane.target or (pool.load < 1 and len(pool.lanes) > 1):
+            frontrun -= pool.wait_s
         if not self._responsive or not lane.model.rate:
             return frontrun
         # What is missing should have come by now: the load has fallen since it was measured.
         patient = queue[length - 1].arrival + _PATIENCE * missing / lane.model.rate
         return patient if patient < frontrun else frontrun
+
+    def _waited(self, pool: Pool, wait_s: float) -> None:
+        # Follows the quantile: up by as much more as it must exceed fewer waits than not.
+        if wait_s > pool.wait_s:
+            pool.wait_s += _ON_TIME * self._wait_step_s
+        else:
+            pool.wait_s = max(0.0, pool.wait_s - (1 - _ON_TIME) * self._wait_step_s)
 
     # The measured load -------------------------------------------------------------------------
 
@@ -150,16 +169,20 @@ class Deferred(BatchingPolicy):
         """Batch sizes that the load asks for, on every lane."""
         work = self._work()
         for pool in self._pools:
-            load = sum(work[lane] for lane in pool.lanes) / pool.size
+            pool.load = sum(work[lane] for lane in pool.lanes) / pool.size
             for lane in pool.lanes:
                 efficiency = self._efficiency[lane]
                 if self._responsive:
-                    lane.go_size = efficiency.smallest(load / self._headroom)
+                    lane.go_size = efficiency.smallest(pool.load / self._headroom)
                 if self._fixed_target is not None:
                     lane.target = self._fixed_target
                 elif self._drop_head:
                     needed = min(max(math.ceil(work[lane]), 1), pool.size)
-                    lane.target = min(efficiency.smallest(load), efficiency.staggered(needed))
+                    lane.target = min(
+                        efficiency.smallest(pool.load),
+                        efficiency.staggered(needed),
+                        efficiency.gathered,
+                    )
             if self._responsive and len(pool.lanes) > 1 and self._goes_round(pool):
                 for lane in pool.lanes:
                     lane.go_size = 1
@@ -184,8 +207,9 @@ class Deferred(BatchingPolicy):
                 return False
             round_s = work_s / pool.size
         # The nearest `latest` goes first, so the tight ones wait less than the others.
+        wait_s = _ROUND_MARGIN * round_s
         return (
-            sum(lane.model.slo_s - round_s - batch_s(lane, rate * round_s) for lane, rate in lanes)
+            sum(lane.model.slo_s - wait_s - batch_s(lane, rate * round_s) for lane, rate in lanes)
             >= 0
         )
 
@@ -194,10 +218,11 @@ class Deferred(BatchingPolicy):
         work = {}
         for model in self._models.values():
             # A model with several lanes uses them in proportion to what they can serve.
-            served = [lane.pool.size * self._efficiency[lane].best for lane in model.lanes]
+            served = [
+                lane.pool.size * self._efficiency[lane].at_rate(model.rate) for lane in model.lanes
+            ]
             for lane, part in zip(model.lanes, served, strict=True):
-                rate = model.rate * part / sum(served)
-                work[lane] = rate / self._efficiency[lane].best
+                work[lane] = model.rate * part / sum(served) / self._efficiency[lane].best
         return work
 
 
@@ -205,17 +230,34 @@ class _Efficiency:
     """Requests per second and worker by batch size.
 
     Attributes:
-        best: with the staggered batch of the whole pool.
+        gathered: the batch that a lane forms when no worker keeps it waiting: what comes within
+            the SLO less the time that the batch takes. Larger ones are out of the load's reach.
+        best: throughput with it, or with the staggered batch of the whole pool if this is smaller.
     """
 
-    __slots__ = ("_lane", "_rates", "_staggered", "best")
+    __slots__ = ("_lane", "_rates", "_staggered", "best", "gathered")
 
     def __init__(self, lane: Lane) -> None:
         self._lane = lane
         self._staggered: dict[int, int] = {}
         rates = (b / lane.profile.latency(b) for b in range(1, lane.max_batch_size + 1))
         self._rates = list(accumulate(rates, max))
-        self.best = self._rates[self.staggered(lane.pool.size) - 1]
+        self.at_rate(math.inf)
+
+    def at_rate(self, rate: float) -> float:
+        """Set what depends on the requests per second; `best`."""
+        lane = self._lane
+        slo_s, gap_s = lane.model.slo_s + 1e-9, 1 / rate if rate else 0.0
+        self.gathered = max(
+            1,
+            bisect_right(
+                range(1, lane.max_batch_size + 1),
+                slo_s,
+                key=lambda b: lane.reach[b - 1] + (b - 1) * gap_s,
+            ),
+        )
+        self.best = self._rates[min(self.staggered(lane.pool.size), self.gathered) - 1]
+        return self.best
 
     def staggered(self, workers: int) -> int:
         """`staggered_batch`, remembered: it is asked for on every lane at every measurement."""
@@ -224,8 +266,8 @@ class _Efficiency:
         return batch
 
     def smallest(self, share: float) -> int:
-        """The smallest batch with this share of `best`; beyond the largest if there is none."""
-        return bisect_left(self._rates, share * self.best) + 1
+        """The smallest batch with this share of `best`, or with enough of it."""
+        return bisect_left(self._rates, min(share, _ENOUGH) * self.best) + 1
 
 
 def staggered_batch(lane: Lane, workers: int) -> int:

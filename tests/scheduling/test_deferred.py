@@ -272,7 +272,10 @@ class TestResponsive:
             assert host.dropped == {}
 
     def test_load_is_shared_by_the_models(self):
-        """Two models at half the rate each aim at the batch of one model at the whole rate."""
+        """Together they need the workers nearly whole; each aims at what its half can gather.
+
+        2 requests: the third would come 2 / 0.425 after the first, which may wait 12 − ℓ(3) = 4.
+        """
         profile = LatencyProfile.linear(1.0, 5.0, 12)
         models = [Model(m, 12.0, (Variant(m, {"default": profile}),)) for m in "ab"]
         policy = Deferred()
@@ -280,7 +283,8 @@ class TestResponsive:
         for i in range(200):
             host.advance(i / 0.85)
             host.arrive([Request(i, "ab"[i % 2], host.now, host.now + 12.0)])
-        assert {lane.go_size for lane in policy._pools[0].lanes} == {3}
+        assert {lane.go_size for lane in policy._pools[0].lanes} == {2}
+        assert policy._pools[0].load == pytest.approx(0.85 / (2 / 7) / 3, rel=0.02)
 
     def test_idle_time_lowers_the_measured_load(self):
         policy = Deferred()
@@ -400,3 +404,70 @@ def test_a_straggler_after_a_burst_does_not_wait_for_company():
     straggler = report.requests.iloc[-1]
     assert straggler.arrival_s == 2.2
     assert straggler.queueing_s < 0.1  # frontrun is seconds away
+
+
+def two_models(workers: int, latency: LatencyProfile | None = None) -> Cluster:
+    profile = latency or LatencyProfile.linear(1.0, 5.0, 12)
+    models = [Model(m, 12.0, (Variant(m, {"default": profile}),)) for m in "ab"]
+    return Cluster.uniform(models, workers)
+
+
+class TestSharedPool:
+    @staticmethod
+    def run(policy: Deferred, cluster: Cluster, gap: float, count: int = 300) -> Host:
+        host = Host(lambda: policy, cluster)
+        for i in range(count):
+            host.advance(gap * i)
+            host.arrive([Request(i, "ab"[i % 2], host.now, host.now + 12.0)])
+        return host
+
+    def test_goes_round_at_a_low_load(self):
+        """Two workers, a request every 4: one is free, or will be, when the next model comes."""
+        policy = Deferred()
+        host = self.run(policy, two_models(2), 4.0)
+        assert {lane.go_size for lane in policy._pools[0].lanes} == {1}
+        assert [sent.at for sent in host.sent] == [4.0 * i for i in range(300)]
+        assert host.dropped == {}
+
+    def test_does_not_go_round_when_rounds_do_not_fit(self):
+        """A request every 1.6: no two workers serve both models often enough; batches form."""
+        policy = Deferred()
+        host = self.run(policy, two_models(2), 1.6)
+        assert {lane.go_size for lane in policy._pools[0].lanes} == {2}
+        assert [len(sent.ids) for sent in host.sent[-10:]] != [1] * 10
+
+    def test_batches_are_due_earlier_by_the_wait_for_a_worker(self):
+        """b comes 1 after a and would be due 1 after it, while the only worker runs a's batch."""
+        policy = Deferred("consolidate")
+        host = Host(lambda: policy, two_models(1))
+        sent = 0
+        for i in range(200):
+            host.advance(40.0 * i)
+            host.arrive([Request(2 * i, "a", host.now, host.now + 12.0)])
+            host.advance(40.0 * i + 1)
+            host.arrive([Request(2 * i + 1, "b", host.now, host.now + 20.0)])
+            host.advance(40.0 * i + 39)
+            sent = len(host.sent)
+        # a is due at 12 − ℓ(2) = 5 and runs until 11; b at 21 − 7 = 14 needs no worker before.
+        assert sent == 400
+        assert policy._pools[0].wait_s == 0.0
+        for i in range(200, 400):
+            host.advance(40.0 * i)
+            host.arrive([Request(2 * i, "a", host.now, host.now + 12.0)])
+            host.arrive([Request(2 * i + 1, "b", host.now, host.now + 17.0)])
+            host.advance(40.0 * i + 39)
+        # Now b is due at 17 − 7 = 10, in the middle of a's batch, and waits until 11.
+        learned = policy._pools[0].wait_s
+        assert learned > 0.0
+        policy.cluster_changed(host.now, two_models(1))
+        assert policy._pools[0].wait_s == learned
+
+
+def test_stale_ends_of_busy_workers_do_not_pile_up():
+    """With idle workers nobody asks when a busy one will be free; its entries must still go."""
+    policy = Deferred("consolidate")
+    host = Host(lambda: policy, linear(3))
+    for i in range(500):
+        host.advance(20.0 * i)
+        host.arrive([Request(i, "m", host.now, host.now + 12.0)])
+    assert len(policy._pools[0]._single) <= 3
