@@ -20,6 +20,11 @@ PROGRAMS: dict[str, tuple[str, str, str]] = {
         "Symphony §3.3, §5.3, Table 2",
         "objectives and gathering rules of `deferred` against eager and the staggered bound",
     ),
+    "flat-top": (
+        "benchmarks.flat_top",
+        "Symphony §3.3, ray-slo",
+        "the drop-head target by load against the best fixed one, at the edge and in overload",
+    ),
     "responsive-grid": (
         "benchmarks.responsive_grid",
         "Symphony Table 1",
@@ -110,6 +115,11 @@ PROGRAMS: dict[str, tuple[str, str, str]] = {
         "SHEPHERD §7.2, Figure 11",
         "large batches first and preemption on two streams; HERD's limit of a group",
     ),
+    "shepherd-fig12": (
+        "benchmarks.shepherd_fig12",
+        "SHEPHERD §6, §7.3, Figure 12",
+        "preemption delay and slowdown over the number of exit points, torch on this CPU",
+    ),
     "shepherd-fig2": (
         "benchmarks.shepherd_fig2",
         "SHEPHERD §2.2, §3.1, Figures 2 and 5",
@@ -119,6 +129,41 @@ PROGRAMS: dict[str, tuple[str, str, str]] = {
         "benchmarks.shepherd_table5",
         "SHEPHERD §4, Table 5",
         "time of a HERD plan up to a million streams, its gap, and the ILP by each solver",
+    ),
+    "ramsis-fig5": (
+        "benchmarks.ramsis_fig5",
+        "RAMSIS §7.1, Figure 5, Table 3",
+        "accuracy against workers under the Twitter trace, with Jellyfish+ and ModelSwitching",
+    ),
+    "ramsis-fig6": (
+        "benchmarks.ramsis_fig6",
+        "RAMSIS §7.2, Figure 6, Table 4",
+        "accuracy against constant load, with Jellyfish+, ModelSwitching and greedy",
+    ),
+    "ramsis-fig7": (
+        "benchmarks.ramsis_fig7",
+        "RAMSIS §7.3.1, Figure 7",
+        "what tables promise, and what comes of it",
+    ),
+    "ramsis-fig8": (
+        "benchmarks.ramsis_fig8",
+        "RAMSIS §7.3.2, Figure 8",
+        "9 models against 60, with ModelSwitching",
+    ),
+    "ramsis-fig10": (
+        "benchmarks.ramsis_fig10",
+        "RAMSIS Appendix C, Figure 10",
+        "how finely slack is told apart",
+    ),
+    "ramsis-fig11": (
+        "benchmarks.ramsis_fig11",
+        "RAMSIS Appendix D, Figure 11",
+        "all that waits in one batch, or any part of it",
+    ),
+    "ramsis-fig12": (
+        "benchmarks.ramsis_fig12",
+        "RAMSIS Appendix E, Figure 12",
+        "3 models instead of 9, with Jellyfish+",
     ),
     "preemption-gain": (
         "benchmarks.preemption_gain",
