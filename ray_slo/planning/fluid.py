@@ -1,0 +1,177 @@
+"""The fluid limit of model selection, and its prices: `solve(problem) -> Fluid`.
+
+Arrivals without randomness and workers without idle gaps: which share of each model's requests
+goes to which variant, in batches of which size, on which kind of worker, for the highest mean
+accuracy? With x(m, v, b, w) ≥ 0 the requests per second of model m in batches of b of variant v on
+workers of kind w, a linear program:
+
+    maximise  Σ accuracy(v)·x − violation_cost·Σ u(m)
+    served    Σ x(m, ·) + u(m) = λ(m)                    for every model m
+    workers   Σ x·ℓ(v, b, w)/b ≤ K(w)                    for every kind w
+
+u(m) is what cannot be served. No scheduler can do better with such batches, however clever. Its
+duals are prices: of a worker-second of kind w, μ(w), and of a request of model m, π(m). A batch
+pays where b·(accuracy − π) ≥ μ·ℓ(b).
+
+Worked example: 2 workers, a quick variant (10 ms, accuracy 60) and a good one (40 ms, 80), batches
+of one, 100 requests/s. Each may take 20 ms on average: a third of them gets the good variant. A
+worker-second more would move 33 of them up by 20 points:
+
+    >>> from ray_slo.core import LatencyProfile, Model, Variant
+    >>> variants = [Variant(n, {"cpu": LatencyProfile([t])}, a)
+    ...             for n, t, a in (("quick", 0.01, 60.0), ("good", 0.04, 80.0))]
+    >>> found = solve(Problem([Model("m", 0.1, tuple(variants))], {"m": 100.0}, {"cpu": 2}))
+    >>> round(found.accuracy, 2), round(found.worker_price["cpu"], 1)
+    (66.67, 666.7)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.optimize import linprog
+
+from ray_slo.core.cluster import Model
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What is to be served by what.
+
+    Args:
+        models: their variants need an accuracy.
+        rates: requests per second, by model.
+        workers: how many, by hardware kind. Every worker has every variant loaded, unless
+            `loaded` says otherwise.
+        loaded: variants by kind of worker; a kind that is not here has all of them.
+        hardware: hardware (key of the profiles) by kind of worker; by default its name.
+        violation_cost: points that a request costs which is not served.
+
+    Raises:
+        ValueError: a model without rate or accuracy, or a negative number.
+    """
+
+    models: Sequence[Model]
+    rates: Mapping[str, float]
+    workers: Mapping[str, float]
+    loaded: Mapping[str, frozenset[str]] | None = None
+    hardware: Mapping[str, str] | None = None
+    violation_cost: float = 1000.0
+
+    def __post_init__(self) -> None:
+        for model in self.models:
+            if model.name not in self.rates:
+                raise ValueError(
+                    f"rates: none for model {model.name!r}; there are {', '.join(self.rates)}"
+                )
+            for variant in model.variants:
+                if variant.accuracy is None:
+                    raise ValueError(f"variant {variant.name!r} of {model.name!r} has no accuracy")
+        for field in ("rates", "workers"):
+            for name, value in getattr(self, field).items():
+                if not (math.isfinite(value) and value >= 0):
+                    raise ValueError(f"{field}[{name!r}] must be at least 0, got {value}")
+
+
+@dataclass(frozen=True)
+class Batches:
+    """A part of the optimum: `rate` requests per second of `model` in batches like this."""
+
+    model: str
+    variant: str
+    size: int
+    workers: str
+    rate: float
+    latency_s: float
+
+    @property
+    def busy(self) -> float:
+        """Workers that they keep busy."""
+        return self.rate * self.latency_s / self.size
+
+
+@dataclass(frozen=True)
+class Fluid:
+    """The optimum.
+
+    Attributes:
+        accuracy: percent, mean over the requests that are served; NaN if there are none.
+        unserved: requests per second that cannot be served, by model.
+        mix: the batches, largest rate first.
+        worker_price: μ, points of accuracy per worker-second, by kind.
+        request_price: π, points of accuracy, by model.
+    """
+
+    accuracy: float
+    unserved: Mapping[str, float]
+    mix: Sequence[Batches]
+    worker_price: Mapping[str, float]
+    request_price: Mapping[str, float]
+
+    @property
+    def feasible(self) -> bool:
+        """Whether everything is served."""
+        return sum(self.unserved.values()) <= 1e-6
+
+
+def solve(problem: Problem) -> Fluid:
+    """The LP's optimum and duals, by HiGHS. Batches take at most their model's SLO."""
+    kinds = list(problem.workers)
+    columns: list[tuple[int, int, str, int, float, float]] = []
+    for i, model in enumerate(problem.models):
+        for j, kind in enumerate(kinds):
+            loaded = None if problem.loaded is None else problem.loaded.get(kind)
+            hardware = (problem.hardware or {}).get(kind, kind)
+            for variant in model.variants:
+                profile = variant.profiles.get(hardware)
+                if profile is None or (loaded is not None and variant.name not in loaded):
+                    continue
+                assert variant.accuracy is not None
+                columns += [
+                    (i, j, variant.name, b, profile(b), variant.accuracy)
+                    for b in range(1, profile.max_batch_within(model.latency_slo_s) + 1)
+                ]
+    models, count = len(problem.models), len(columns)
+    rates = np.array([problem.rates[m.name] for m in problem.models], dtype=float)
+    if not rates.sum():
+        zero = {m.name: 0.0 for m in problem.models}
+        return Fluid(math.nan, zero, [], dict.fromkeys(kinds, 0.0), dict(zero))
+    # The last columns are what is not served.
+    value = np.array([c[5] for c in columns] + [-problem.violation_cost] * models)
+    served = np.zeros((models, count + models))
+    busy = np.zeros((len(kinds), count + models))
+    for k, (i, j, _, b, latency_s, _) in enumerate(columns):
+        served[i, k] = 1.0
+        busy[j, k] = latency_s / b
+    served[:, count:] = np.eye(models)
+    found = linprog(
+        -value,
+        A_ub=busy,
+        b_ub=np.array([problem.workers[k] for k in kinds], dtype=float),
+        A_eq=served,
+        b_eq=rates,
+        method="highs",
+    )
+    x = found.x
+    if found.status != 0 or x is None:
+        raise RuntimeError(f"HiGHS: {found.message}")
+    mix = [
+        Batches(problem.models[i].name, variant, b, kinds[j], float(x[k]), latency_s)
+        for k, (i, j, variant, b, latency_s, _) in enumerate(columns)
+        if x[k] > 1e-9 * (1 + rates.max())
+    ]
+    total = float(x[:count].sum())
+    return Fluid(
+        accuracy=float(value[:count] @ x[:count]) / total if total > 0 else math.nan,
+        unserved={m.name: float(x[count + i]) for i, m in enumerate(problem.models)},
+        mix=sorted(mix, key=lambda part: -part.rate),
+        worker_price={
+            k: max(0.0, -float(v)) for k, v in zip(kinds, found.ineqlin.marginals, strict=True)
+        },
+        request_price={
+            m.name: -float(v) for m, v in zip(problem.models, found.eqlin.marginals, strict=True)
+        },
+    )
