@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,10 @@ from typing import Any
 import numpy as np
 
 from benchmarks.data import published
+from benchmarks.peers.model_switching import GRID, profile_responses
+from benchmarks.rows import Row
 from ray_slo.core import Cluster, LatencyProfile, Model, Policy, Variant
+from ray_slo.planning.ramsis import pareto_front
 from ray_slo.simulation import Report, Trace, Workload, simulate
 from ray_slo.simulation.workloads import Gamma
 
@@ -70,10 +73,19 @@ def _latency(variant: Variant) -> float:
     return variant.profiles[HARDWARE].latency(1)
 
 
-def image_task(*, everything: bool = False) -> list[Variant]:
-    """The 9 ImageNet models on the front of 26, or all of them, least accurate first."""
+def image_task(*, wide_slo_s: float | None = None) -> list[Variant]:
+    """The 9 ImageNet models that the paper leaves of 26, least accurate first.
+
+    Args:
+        wide_slo_s: instead, those that no other beats at every batch size under this SLO. The
+            paper compares batches of one, and so loses models that are better in larger ones.
+    """
     variants = read_variants(published("ramsis/image_profiles.csv"))
-    return variants if everything else front(variants)
+    if wide_slo_s is None:
+        return front(variants)
+    profiles = [(v.name, v.accuracy or 0.0, v.profiles[HARDWARE]) for v in variants]
+    kept = {name for name, _, _ in pareto_front(profiles, wide_slo_s)}
+    return [v for v in variants if v.name in kept]
 
 
 def text_task() -> list[Variant]:
@@ -112,7 +124,7 @@ def constant(rate: float, shape: float = 1.0) -> Workload:
     )
 
 
-def twitter(first: int = 0, last: int | None = None) -> Workload:
+def twitter(first: int = 0, last: int | None = None, *, interval_s: float = 10.0) -> Workload:
     """The Twitter trace: Poisson at the published rates, 1617 to 3905 requests/s, 10 s each.
 
     27 intervals are published. The paper speaks of five minutes and 554,395 requests; these rates
@@ -120,10 +132,11 @@ def twitter(first: int = 0, last: int | None = None) -> Workload:
 
     Args:
         first, last: a part of the trace, by interval.
+        interval_s: another length of the intervals, at the same rates.
     """
     with published("ramsis/twitter_trace_raw.csv").open(encoding="utf-8", newline="") as file:
         rates = [float(row["qps"]) for row in csv.DictReader(file)]
-    return Workload(arrivals=Trace(rates=rates[first:last], interval_s=10.0))
+    return Workload(arrivals=Trace(rates=rates[first:last], interval_s=interval_s))
 
 
 def measure(
@@ -175,3 +188,168 @@ def figures(report: Report) -> dict[str, float]:
 def shown(measured: Mapping[str, float]) -> bool:
     """Whether the paper's figures would show this point."""
     return measured["violation_rate"] <= DROPPED_ABOVE
+
+
+# Systems -----------------------------------------------------------------------------------------
+
+RAMSIS, JELLYFISH, SWITCHING, GREEDY = "RAMSIS", "Jellyfish+", "ModelSwitching", "greedy"
+System = tuple[str, dict[str, Any]]
+
+
+def ramsis(load: float | None = None, **kwargs: Any) -> System:
+    """RAMSIS as in the paper: late requests are served. Tables for just this load, where it is
+    given; else for the measured one, rounded up by at most 5 %."""
+    return "ramsis", {"late": "serve", "load_rps": load, "load_step": 1.05, **kwargs}
+
+
+def jellyfish(load: float | None = None) -> System:
+    return "benchmarks.peers.jellyfish:Jellyfish", {"load": load}
+
+
+def switching(limits: Mapping[str, float], load: float | None = None) -> System:
+    """Args:
+    limits: from `switching_limits`.
+    """
+    return "benchmarks.peers.model_switching:ModelSwitching", {"limits": limits, "load": load}
+
+
+def switching_limits(
+    here: Cluster, *, quick: bool, loads: Sequence[float] = GRID
+) -> dict[str, float]:
+    """ModelSwitching's offline profiling, for `loads`."""
+    if quick:
+        return profile_responses(here, loads=loads, requests=1_000, slos=20.0)
+    return profile_responses(here, loads=loads)
+
+
+def greedy() -> System:
+    return "benchmarks.peers.greedy:Greedy", {}
+
+
+def systems(limits: Mapping[str, float], load: float | None = None) -> dict[str, System]:
+    """Those of the paper, and greedy.
+
+    Args:
+        load: anticipated, where it is known (§7.2); else every system measures it, the same way.
+    """
+    return {
+        RAMSIS: ramsis(load),
+        JELLYFISH: jellyfish(load),
+        SWITCHING: switching(limits, load),
+        GREEDY: greedy(),
+    }
+
+
+Measured = dict[str, dict[float, dict[str, float]]]
+"""What `measure` returned, by system and x."""
+
+
+def under_load(
+    here: Cluster,
+    systems_at: Callable[[float], Mapping[str, System]],
+    *,
+    quick: bool,
+    seed: int,
+    loads: Sequence[float] = LOADS,
+    seconds: float = 30.0,
+) -> Measured:
+    """Systems under constant loads, Poisson arrivals.
+
+    Args:
+        systems_at: the systems to run at a load.
+        loads: requests/s.
+        seconds: of arrivals at each load; 3 when quick.
+    """
+    points: Measured = {}
+    for load in loads:
+        for name, (policy, kwargs) in systems_at(load).items():
+            points.setdefault(name, {})[load] = measure(
+                policy,
+                here,
+                constant(load),
+                policy_kwargs=kwargs,
+                duration_s=3.0 if quick else seconds,
+                seed=seed,
+            )
+    return points
+
+
+# Rows --------------------------------------------------------------------------------------------
+
+
+def rows_of(
+    title: str,
+    points: Measured,
+    at: str,
+    paper: Mapping[str, Mapping[float, float]] | None = None,
+) -> list[Row]:
+    """Accuracy as the paper's figures show it, violation rates, and the accuracy of what they
+    leave out.
+
+    Args:
+        at: of x, with a place for it, as "{:g}/s".
+        paper: violation rates in percent, by system and x.
+    """
+    paper = paper or {}
+    rows = [
+        Row(f"{title} · {name}", f"accuracy at {at.format(x)}", "%", _if(shown(p), p["accuracy"]))
+        for name, of_x in points.items()
+        for x, p in of_x.items()
+    ]
+    rows += [
+        Row(
+            f"{title}, violations · {name}",
+            f"late at {at.format(x)}",
+            "%",
+            100 * p["violation_rate"],
+            paper.get(name, {}).get(x),
+        )
+        for name, of_x in points.items()
+        for x, p in of_x.items()
+    ]
+    left_out = {x for of_x in points.values() for x, p in of_x.items() if not shown(p)}
+    rows += [
+        Row(
+            f"{title}, points left out above · {name}",
+            f"accuracy, not shown, at {at.format(x)}",
+            "%",
+            _if(not shown(of_x[x]), of_x[x]["accuracy"]),
+        )
+        for name, of_x in points.items()
+        if any(not shown(p) for p in of_x.values())
+        for x in sorted(left_out)
+        if x in of_x
+    ]
+    return rows
+
+
+def _if(condition: bool, value: float) -> float | None:
+    return value if condition else None
+
+
+def gains(
+    title: str, compared: Sequence[Measured], paper: Mapping[str, tuple[float, float]]
+) -> list[Row]:
+    """How much more accurate RAMSIS is than each peer, where both are shown.
+
+    Args:
+        compared: one per SLO.
+        paper: by peer, the largest and the mean gain that the paper prints.
+    """
+    rows = []
+    for peer in (JELLYFISH, SWITCHING):
+        found = [
+            points[RAMSIS][x]["accuracy"] - p["accuracy"]
+            for points in compared
+            for x, p in points[peer].items()
+            if shown(p) and shown(points[RAMSIS][x])
+        ]
+        case = f"{title}, RAMSIS over · {peer}"
+        largest, mean = paper.get(peer, (None, None))
+        if found:
+            rows += [
+                Row(case, "largest gain", "points", max(found), largest),
+                Row(case, "mean gain", "points", sum(found) / len(found), mean),
+                Row(case, "least gain", "points", min(found)),
+            ]
+    return rows

@@ -10,11 +10,15 @@ batching"), at least 1.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
 
 from benchmarks.peers.central import CentralQueue, Choice, Offered
 from ray_slo.core import Cluster
 from ray_slo.simulation import Workload, simulate
+
+GRID = tuple(range(400, 4001, 100))
+"""The paper's, requests/s."""
 
 
 def largest_batch(offered: Offered, variant: str) -> int:
@@ -66,9 +70,9 @@ class ModelSwitching(CentralQueue):
 def profile_responses(
     cluster: Cluster,
     *,
-    step: float = 100.0,
-    most: float = 4000.0,
-    requests: int = 20_000,
+    loads: Sequence[float] = GRID,
+    requests: int = 10_000,
+    slos: float = 100.0,
     percentile: float = 99.0,
     seed: int = 0,
 ) -> dict[str, float]:
@@ -76,35 +80,36 @@ def profile_responses(
 
     Args:
         cluster: one model, all variants on equal workers.
-        step, most: of the grid of loads, requests/s.
-        requests: simulated per model and load.
+        loads: that are tried, ascending, requests/s.
+        requests, slos: a run has so many requests and lasts so many SLOs, at least.
         percentile: of the response latency.
 
     Returns:
-        By variant, requests/s: a multiple of `step`, 0 where the model is too slow at any.
+        By variant, requests/s: one of `loads`, or 0 where none of them can be sustained.
     """
     (model,) = cluster.models.values()
     worker = next(iter(cluster.workers.values()))
     limits = {}
     for variant in model.variants:
         profile = variant.profiles[worker.hardware]
-        low, high = 0, round(most / step) + 1  # sustained; not sustained
-        best = max(profile.throughput(b) for b in range(1, profile.max_batch_size + 1))
-        high = min(high, int(len(cluster.workers) * best / step) + 1)
+        most = len(cluster.workers) * max(
+            profile.throughput(b) for b in range(1, profile.max_batch_size + 1)
+        )
+        low, high = -1, bisect_right(loads, most)  # sustained; not sustained
         if profile.latency(1) > model.latency_slo_s:
-            high = 1
+            high = 0
         while high - low > 1:
-            rate = (low + high) // 2 * step
+            middle = (low + high) // 2
             report = simulate(
                 Static(variant.name),
                 cluster,
-                Workload.poisson(rate),
-                duration_s=requests / rate,
+                Workload.poisson(loads[middle]),
+                duration_s=max(requests / loads[middle], slos * model.latency_slo_s),
                 seed=seed,
             )
             if report.latency_s(percentile) < model.latency_slo_s:
-                low = (low + high) // 2
+                low = middle
             else:
-                high = (low + high) // 2
-        limits[variant.name] = low * step
+                high = middle
+        limits[variant.name] = float(loads[low]) if low >= 0 else 0.0
     return limits

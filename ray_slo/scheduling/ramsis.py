@@ -43,7 +43,7 @@ from ray_slo.scheduling.load import LoadMonitor
 from ray_slo.scheduling.registry import import_attr
 
 if TYPE_CHECKING:
-    from ray_slo.planning.ramsis import PolicySet, Problem, Table
+    from ray_slo.planning.ramsis import PolicySet, Problem, Table, VariantProfile
 
 Balancing = Literal["round_robin", "shortest_queue"]
 Late = Literal["drop", "serve"]
@@ -123,6 +123,11 @@ class Served:
         self._solved_for = self.reach
         self.given, self.tables, self.stale = Shelf(), Shelf(), Shelf()
 
+    def variants(self, tables: Iterable[Sequence[float]]) -> tuple[VariantProfile, ...]:
+        """As a problem has them, with these latencies."""
+        rows = zip(self.names, self.accuracy, tables, strict=True)
+        return tuple((name, accuracy, LatencyProfile(table)) for name, accuracy, table in rows)
+
     def inherit(self, old: Served, drift: float) -> None:
         """Take over what was there before the profiles changed."""
         self.given, self.tables, self.stale = old.given, old.tables, old.stale
@@ -135,12 +140,16 @@ class Served:
     def has_tables(self) -> bool:
         return bool(self.given or self.tables or self.stale)
 
-    def offer(self, table: Table, profile_hash: str) -> None:
-        """Take a table that was handed in, if it is for these variants and this SLO: as a stale
-        one if it was solved for other latencies (`profile_hash` is that of ours)."""
+    def offer(self, table: Table) -> None:
+        """Take a table that was handed in, if it is for these variants and this SLO; as a stale
+        one if it was solved for other latencies (with delays or without)."""
+        from ray_slo.planning.ramsis import profile_hash
+
         fits = 0.8 * self.slo_s <= table.slo_s <= 1.001 * self.slo_s  # a margin may be taken off
         if fits and set(table.names) <= self.index.keys():
-            shelf = self.given if table.profile_hash == profile_hash else self.stale
+            same = {profile_hash(self.variants(self.reach))}
+            same.add(profile_hash(self.variants(p.table for p in self.profiles)))
+            shelf = self.given if table.profile_hash in same else self.stale
             shelf.put(table.num_workers, table.rate / table.num_workers, table)
 
     def within(self, variant: int, slack_s: float) -> int:
@@ -239,6 +248,7 @@ class Ramsis:
             "module:attr". None: the host asks `wanted` and answers by `tables_solved`.
         load_rps: requests/s, where known: one number for every model, or one per model (with
             several SLOs, of each). Measured otherwise.
+        headroom: tables are for this many times the load.
         load_step: a measured load is rounded up to a power of this (per worker).
         balancing: how requests are dealt out: "round_robin" or "shortest_queue".
         late: "drop" refuses what even the fastest variant would finish late; "serve" runs it all
@@ -264,6 +274,7 @@ class Ramsis:
         tables: PolicySet | Table | str | Sequence[PolicySet | Table | str] = (),
         solver: Callable[[Problem], Table] | str | None = "ray_slo.planning.ramsis:solve",
         load_rps: float | Mapping[str, float] | None = None,
+        headroom: float = 1.0,
         load_step: float = 1.1,
         balancing: Balancing = "round_robin",
         late: Late = "drop",
@@ -283,6 +294,8 @@ class Ramsis:
                 raise ValueError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
         if not (math.isfinite(load_step) and load_step > 1):
             raise ValueError(f"load_step must be greater than 1, got {load_step}")
+        if not (math.isfinite(headroom) and headroom > 0):
+            raise ValueError(f"headroom must be positive, got {headroom}")
         if not (math.isfinite(drift) and drift > 0):
             raise ValueError(f"drift must be positive, got {drift}")
         LoadMonitor(monitor, window_ms / 1e3)  # its own checks
@@ -292,6 +305,7 @@ class Ramsis:
             import_attr(solver) if isinstance(solver, str) else solver
         )
         self._load_rps = load_rps
+        self._headroom = headroom
         self._load_step = load_step
         self._balancing: Balancing = balancing
         self._late: Late = late
@@ -453,7 +467,7 @@ class Ramsis:
         if load is None:
             return None
         # A worker that serves several groups has only a part of its time for this one.
-        workers, load = len(group.lanes), load / group.share
+        workers, load = len(group.lanes), self._headroom * load / group.share
         if table := served.given.covering(workers, load):
             return table
         load = served.rounded(load, 1.0 if known else self._load_step)
@@ -487,16 +501,15 @@ class Ramsis:
         from ray_slo.planning.ramsis import Problem
 
         return Problem(
-            variants=tuple(
-                (name, accuracy, LatencyProfile(reach))
-                for name, accuracy, reach in zip(
-                    served.names, served.accuracy, served.reach, strict=True
-                )
-            ),
+            variants=served.variants(served.reach),
             slo_s=served.slo_s - self._margin_s,
             rate=load * workers,
             num_workers=workers,
-            **{"balancing": self._balancing, "late": self._late, **self._options},
+            **{
+                "balancing": self._balancing,
+                "late": self._late,
+                **self._options,
+            },
         )
 
     # Queues ------------------------------------------------------------------------------------
@@ -625,7 +638,7 @@ class Ramsis:
                     served.inherit(before[key], self._drift)
                 else:
                     for table in self._given:
-                        served.offer(table, self._problem(served, 1, 1.0).profile_hash)
+                        served.offer(table)
         if self._given and self._served and not any(s.has_tables for s in self._served.values()):
             solved = {name for t in self._given for name in t.names}
             loaded = {name for s in self._served.values() for name in s.names}
