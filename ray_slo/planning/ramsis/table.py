@@ -82,6 +82,15 @@ class Table:
         """Lower bound of accuracy per *arrived* request, percent: late ones count zero (§5.1)."""
         return self.expected_accuracy * (1 - self.violation_rate)
 
+    @property
+    def variant_mix(self) -> dict[str, float]:
+        """Expected share of requests by variant (`DROP` for those dropped), shares above 1e-6."""
+        of_state = self.occupancy[1:-1].reshape(self.variant.shape) * self.batch
+        of_state[-1, 0] += self.occupancy[-1] * self.batch[-1, 0]
+        weights = np.bincount(self.variant.ravel() + 1, of_state.ravel(), len(self.names) + 1)
+        shares = weights / weights.sum()
+        return {n: float(w) for n, w in zip((DROP, *self.names), shares, strict=True) if w > 1e-6}
+
     def lookup(self, n: int, slack_s: float) -> tuple[str, int]:
         """What to run when n ≥ 1 requests are queued and the most urgent one has this slack.
 
@@ -206,6 +215,7 @@ class PolicySet:
                 for t in self.tables
             ],
         }
+        occupancy = np.stack([t.occupancy for t in self.tables])
         with Path(path).open("wb") as file:
             np.savez_compressed(
                 file,
@@ -213,7 +223,7 @@ class PolicySet:
                 slacks_s=first.slacks_s,
                 variant=np.stack([t.variant for t in self.tables]),
                 batch=np.stack([t.batch for t in self.tables]),
-                occupancy=np.stack([t.occupancy for t in self.tables]).astype(np.float32),
+                occupancy=np.where(occupancy > 1e-9, occupancy, 0).astype(np.float32),
             )
 
     @classmethod

@@ -1,0 +1,129 @@
+"""`ray-slo solve`: RAMSIS tables for a range of loads, from a spec."""
+
+from __future__ import annotations
+
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack
+from functools import partial
+from multiprocessing import get_context
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ray_slo.cli._output import number, percent, print_json, table
+
+if TYPE_CHECKING:
+    from rich.table import Table as RichTable
+
+    from ray_slo.planning.ramsis import PolicySet
+
+
+def solve(
+    spec: Annotated[Path, typer.Argument(help="YAML spec: variants, SLO, workers, loads.")],
+    out: Annotated[
+        Path | None, typer.Option(help="Table set to write; default: the spec's name, .npz.")
+    ] = None,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Solve anew what the file already has.")
+    ] = False,
+    jobs: Annotated[int, typer.Option(min=1, help="Processes that solve.")] = 1,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
+) -> None:
+    """Solve which variant answers, by queue and slack, for a range of loads; save the tables.
+
+    Tables that the file already has for the same profiles and options are kept.
+
+    Example: ray-slo solve policies/digits.yaml
+    """
+    from rich.console import Console
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    from ray_slo.planning.ramsis import PolicySet, solve_set
+    from ray_slo.planning.ramsis.spec import SolveSpec
+    from ray_slo.simulation.spec import read_yaml
+
+    chosen = SolveSpec.model_validate(read_yaml(spec))
+    problem = chosen.problem(spec.parent)
+    path = out or spec.with_suffix(".npz")
+    existing = None
+    if path.exists() and not fresh:
+        existing = PolicySet.load(path)
+        if (existing.profile_hash, existing.options) != (problem.profile_hash, problem.options()):
+            raise ValueError(
+                f"{path}: solved for other profiles or options than {spec} has; "
+                "--fresh replaces it, --out writes elsewhere"
+            )
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    with ExitStack() as stack:
+        progress = stack.enter_context(
+            Progress(*columns, console=Console(stderr=True), transient=True)
+        )
+        task = progress.add_task("solving")
+        mapper: Any = map
+        if jobs > 1:
+            pool = ProcessPoolExecutor(jobs, mp_context=get_context("spawn"))
+            mapper = stack.enter_context(pool).map
+        count = 0
+
+        def solved(found: Any) -> None:
+            nonlocal count
+            count += 1
+            progress.update(
+                task,
+                description=f"{count} tables, the last for {found.rate:.6g}/s: "
+                f"{found.expected_accuracy:.2f} %",
+            )
+
+        tables = solve_set(
+            problem, **chosen.load_arguments(), mapper=mapper, progress=solved, existing=existing
+        )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    tables.save(path)
+    if as_json:
+        print_json({"file": str(path), "solved": count, **summary(tables)})
+        return
+    console = Console()
+    console.print(loads_table(str(path), [tables]))
+    console.print(f"wrote {path}: {len(tables)} tables, {count} of them new")
+
+
+def summary(tables: PolicySet) -> dict[str, Any]:
+    """What is in a set, without the tables themselves."""
+    return {
+        "profile_hash": tables.profile_hash,
+        "options": dict(tables.options),
+        "variants": dict(zip(tables.tables[0].names, tables.tables[0].accuracies, strict=True)),
+        "tables": [
+            {
+                "rate": t.rate,
+                "expected_accuracy": t.expected_accuracy,
+                "violation_rate": t.violation_rate,
+                "variant_mix": t.variant_mix,
+            }
+            for t in tables
+        ],
+    }
+
+
+def loads_table(title: str, sets: list[PolicySet]) -> RichTable:
+    """Expected accuracy and violations by load; of the second set beside the first."""
+    columns = ["requests/s", "accuracy", "violations ≤", "variants by share of requests"]
+    columns += ["accuracy, other", "violations ≤, other"] * (len(sets) - 1)
+    rows = []
+    for t in sets[0]:
+        mix = sorted(t.variant_mix.items(), key=lambda item: -item[1])[:3]
+        row = [number(t.rate, 4), number(t.expected_accuracy, 4, " %"), percent(t.violation_rate)]
+        row.append(", ".join(f"{name or 'dropped'} {percent(share)}" for name, share in mix))
+        for other in map(partial(_at, t.rate), sets[1:]):
+            row += [number(other.expected_accuracy, 4, " %"), percent(other.violation_rate)]
+        rows.append(row)
+    return table(title, columns, rows)
+
+
+def _at(rate: float, tables: PolicySet) -> Any:
+    return tables.covering(rate)
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(solve)

@@ -1,0 +1,119 @@
+"""What `ray-slo solve` reads: a problem and its loads as one document (YAML).
+
+latency_slo_ms: 150
+num_workers: 60
+variants:
+  small: {accuracy: 69.8, profile: {alpha_ms: 8, beta_ms: 12, max_batch_size: 32}}
+  large: {accuracy: 80.9, profile: {file: profiles.json}}      # of `ray-slo profile`
+loads: {low: 400, high: 3600, step_accuracy: 1}                 # or {rates: [400, 800]}
+arrivals: {kind: poisson}                      # or {kind: gamma, shape: 0.3}
+late: serve                                    # and the other fields of `Problem`
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveFloat, PositiveInt
+
+from ray_slo.planning.ramsis.arrivals import POISSON, Arrivals, Empirical, Gamma
+from ray_slo.planning.ramsis.problem import (
+    Balancing,
+    Batching,
+    Discretization,
+    Late,
+    Objective,
+    Problem,
+)
+from ray_slo.simulation.spec import ProfileSpec
+
+
+class _Spec(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class VariantSpec(_Spec):
+    """A variant: accuracy in percent, and its latency profile."""
+
+    accuracy: Annotated[float, Field(ge=0, le=100)]
+    profile: ProfileSpec
+
+
+class PoissonSpec(_Spec):
+    kind: Literal["poisson"] = "poisson"
+
+    def build(self, base: Path) -> Arrivals:
+        return POISSON
+
+
+class GammaSpec(_Spec):
+    """Gamma-distributed gaps: shape 1 is Poisson, smaller is burstier."""
+
+    kind: Literal["gamma"]
+    shape: PositiveFloat
+
+    def build(self, base: Path) -> Arrivals:
+        return Gamma(self.shape)
+
+
+class EmpiricalSpec(_Spec):
+    """Recorded arrival times in seconds, one a line; the rate is stretched as needed."""
+
+    kind: Literal["empirical"]
+    file: Path
+
+    def build(self, base: Path) -> Arrivals:
+        return Empirical(np.loadtxt(base / self.file, dtype=float, ndmin=1))
+
+
+class LoadsSpec(_Spec):
+    """Requests per second, whole pool: those named, or from low to high in steps of accuracy."""
+
+    rates: list[PositiveFloat] = []
+    low: PositiveFloat | None = None
+    high: PositiveFloat | None = None
+    step_accuracy: PositiveFloat = 1.0
+
+
+class SolveSpec(_Spec):
+    """A problem but for its rate, and the loads to solve it for; fields as in `Problem`."""
+
+    latency_slo_ms: PositiveFloat
+    num_workers: PositiveInt
+    variants: dict[str, VariantSpec] = Field(min_length=1)
+    loads: LoadsSpec = LoadsSpec()
+    arrivals: Annotated[PoissonSpec | GammaSpec | EmpiricalSpec, Field(discriminator="kind")] = (
+        PoissonSpec()
+    )
+    balancing: Balancing = "round_robin"
+    discretization: Discretization = "fld"
+    num_slacks: PositiveInt = 100
+    max_queue: PositiveInt = 32
+    batching: Batching = "maximal"
+    objective: Objective = "per_query"
+    late: Late = "serve"
+    late_penalty: NonNegativeFloat = 100.0
+    pareto: bool = True
+
+    def problem(self, base: str | Path = ".", rate: float = 1.0) -> Problem:
+        """The problem at a rate; files are relative to `base`."""
+        own = {"latency_slo_ms", "variants", "loads", "arrivals"}
+        options: dict[str, Any] = {
+            name: getattr(self, name) for name in type(self).model_fields if name not in own
+        }
+        return Problem(
+            variants=tuple(
+                (name, v.accuracy, v.profile.build(name, Path(base)))
+                for name, v in self.variants.items()
+            ),
+            slo_s=self.latency_slo_ms / 1e3,
+            rate=rate,
+            arrivals=self.arrivals.build(Path(base)),
+            **options,
+        )
+
+    def load_arguments(self) -> dict[str, Any]:
+        """For `solve_set`, beside the problem."""
+        return self.loads.model_dump()
