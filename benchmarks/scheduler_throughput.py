@@ -44,7 +44,7 @@ from ray_slo.scheduling import make_policy
 ALPHA_S, BETA_S, SLO_S = 1.053e-3, 5.072e-3, 0.025
 LOAD_PER_WORKER = 550.0  # requests per second: 75 % of the staggered bound
 BUNCH_S = 2e-4
-WARMUP_S = 0.12  # until queues are full and the load was measured
+WARMUP_S = 0.25  # until queues are full and the load was measured
 SIZES = ((1, 8), (1, 64), (10, 100), (100, 100), (100, 1000), (1000, 1000), (1000, 4096))
 POLICIES: dict[str, tuple[str, dict[str, Any]]] = {
     "eager": ("eager", {}),

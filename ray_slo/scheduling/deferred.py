@@ -52,6 +52,7 @@ Gathering = Literal["drop_head", "prefix"]
 
 _PATIENCE = 3.0  # times the expected wait for the requests that a batch lacks
 _BUCKETS = 20  # of the sliding window over which arrivals are counted
+_WINDOW_PER_MODEL_S = 0.004  # so that measuring many models stays below a few % of a core
 _ENOUGH = 0.99  # of a model's best throughput: no request waits, nor is dropped, for more
 _ON_TIME = 0.97  # of the batches find a worker when they must
 _WAIT_STEP = 0.02  # of the shortest SLO: how fast the margin for waiting adapts
@@ -70,7 +71,7 @@ class Deferred(BatchingPolicy):
         jitter_ms: how much before frontrun a batch is due, as hosts wake late.
         headroom: of `responsive`: the utilisation to aim at, above 0 and at most 1.
         rate_window_s: arrivals are counted over so long; by default 5 × the longest SLO, and at
-            least 1 s.
+            least 1 s and 4 ms per model.
 
     Raises:
         ValueError: an argument out of its range.
@@ -115,7 +116,9 @@ class Deferred(BatchingPolicy):
         super().cluster_changed(now, cluster)
         slos = [model.latency_slo_s for model in cluster.models.values()]
         self._wait_step_s = _WAIT_STEP * min(slos, default=0.0)
-        self._window_s = self._fixed_window_s or max(1.0, 5 * max(slos, default=0.0))
+        self._window_s = self._fixed_window_s or max(
+            1.0, 5 * max(slos, default=0.0), _WINDOW_PER_MODEL_S * len(slos)
+        )
         if math.isinf(self._next_measure_at):
             self._next_measure_at = now + self._window_s / _BUCKETS
         self._efficiency = {lane: _Efficiency(lane) for pool in self._pools for lane in pool.lanes}
