@@ -1,0 +1,5 @@
+"""ImageNet: torchvision's classifiers as variants of one model."""
+
+from .app import ImageNet, variants
+
+__all__ = ["ImageNet", "variants"]

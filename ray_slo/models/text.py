@@ -1,0 +1,290 @@
+"""BERT from tiny to base as variants: sequence-pair classifiers with their published accuracies.
+
+    load("bert-mini", weights="/models/mnli")   # /models/mnli/bert-mini, by save_pretrained
+    load("bert-mini", weights="none")           # random: the same cost, senseless answers
+    load("bert-mini")                           # the published encoder, its classifier untrained
+
+The networks are the BERT miniatures (Turc et al. 2019, "Well-Read Students Learn Better"). They are
+published as encoders: a classifier on top has to be fine-tuned on its task. The accuracies are of
+such fine-tuning on MNLI (matched test set), from the GLUE table of the miniatures' model card;
+BERT-base's is from Devlin et al. 2019, Table 1. RAMSIS' text task (EuroSys '24, §7) uses the same.
+Needs transformers (`pip install 'ray-slo[text]'`); importing this module does not.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import string
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypedDict
+
+from ray_slo.models.loading import one_of, pick_device, weights_source
+
+if TYPE_CHECKING:
+    import torch
+
+LABELS = ("entailment", "neutral", "contradiction")  # GLUE's order
+MAX_TOKENS = 128  # of a pair, as the miniatures were fine-tuned
+
+_SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Size:
+    """A network of the family; `accuracy` is published, in percent, on MNLI (matched)."""
+
+    layers: int
+    hidden: int
+    accuracy: float
+
+    @property
+    def heads(self) -> int:
+        return self.hidden // 64
+
+    @property
+    def checkpoint(self) -> str:
+        """Of the pre-trained encoder on the Hugging Face hub."""
+        return f"google/bert_uncased_L-{self.layers}_H-{self.hidden}_A-{self.heads}"
+
+
+FAMILY = {
+    "bert-tiny": Size(2, 128, 70.2),
+    "bert-mini": Size(4, 256, 74.8),
+    "bert-small": Size(4, 512, 77.6),
+    "bert-medium": Size(8, 512, 80.0),
+    "bert-base": Size(12, 768, 84.6),
+}
+
+
+class TextAnswer(TypedDict):
+    """The likeliest label with its probability, and the probability of each."""
+
+    label: str
+    confidence: float
+    scores: dict[str, float]
+
+
+@dataclass(frozen=True)
+class PairClassifier:
+    """A network with its tokenizer: pairs of texts to answers."""
+
+    name: str
+    network: Any
+    tokenizer: Any
+    labels: list[str]
+    device: torch.device
+    max_tokens: int = MAX_TOKENS
+
+    def __call__(self, pairs: list[tuple[str, str]]) -> list[TextAnswer]:
+        """One answer per pair, in the same order."""
+        if not pairs:
+            return []
+        import torch
+
+        first, second = zip(*pairs, strict=True)
+        tokens = self.tokenizer(
+            list(first),
+            list(second),
+            padding=True,
+            truncation=True,
+            max_length=self.max_tokens,
+            return_tensors="pt",
+        )
+        with torch.inference_mode():
+            scores = self.network(**tokens.to(self.device)).logits.softmax(1)
+        answers: list[TextAnswer] = []
+        for row in scores.tolist():
+            by_label = dict(zip(self.labels, row, strict=True))
+            best = max(by_label, key=by_label.__getitem__)
+            answers.append({"label": best, "confidence": by_label[best], "scores": by_label})
+        return answers
+
+
+def accuracy(name: str) -> float:
+    """Published accuracy on MNLI (matched) in percent, see the module's text.
+
+    Raises:
+        ValueError: unknown name.
+    """
+    return size(name).accuracy
+
+
+def size(name: str) -> Size:
+    """A network's dimensions; ValueError names the valid ones."""
+    try:
+        return FAMILY[name]
+    except (KeyError, TypeError):
+        raise one_of("name", name, list(FAMILY)) from None
+
+
+def load(
+    name: str,
+    weights: str | Path = "default",
+    device: str = "auto",
+    max_tokens: int = MAX_TOKENS,
+) -> PairClassifier:
+    """A BERT with a classifier on top, ready to answer.
+
+    Args:
+        name: one of `FAMILY`.
+        weights: "default" (the published encoder, downloaded once into $HF_HOME; its classifier is
+            untrained), "none" (all random, and a tokenizer made on the spot: the same in every
+            process), or the path of a folder that `save_pretrained` wrote (network and tokenizer),
+            or of one that holds it as `<name>`. Its labels are those of its `config.json`.
+        device: "auto", "cpu", "cuda", "cuda:1", …
+        max_tokens: of a pair; what is longer is cut.
+
+    Raises:
+        ValueError: unknown name, no such weights or device, or weights of another network.
+        RuntimeError: the download failed.
+        ImportError: transformers is missing, or does not fit the installed torch.
+    """
+    if isinstance(max_tokens, bool) or not isinstance(max_tokens, int) or max_tokens < 8:
+        raise ValueError(f"max_tokens: got {max_tokens!r}, wanted a whole number from 8")
+    dimensions = size(name)
+    source = weights_source(weights, f"a folder that save_pretrained wrote, or that holds {name}")
+    place = pick_device(device)
+    import torch
+
+    _need_transformers()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        if source == "none":
+            network, tokenizer = _random(dimensions)
+            _log.warning("%s has random weights: its answers mean nothing", name)
+        elif isinstance(source, Path):
+            network, tokenizer = _from_folder(source, name, dimensions)
+        else:
+            try:
+                network, tokenizer = _pretrained(dimensions.checkpoint, **_labels())
+            except OSError as error:
+                raise RuntimeError(
+                    f"weights: cannot get {dimensions.checkpoint} from the Hugging Face hub "
+                    f"({_first_sentence(error)}); give weights: <path> or none"
+                ) from error
+    config = network.config
+    return PairClassifier(
+        name=name,
+        network=network.eval().to(place),
+        tokenizer=tokenizer,
+        labels=[config.id2label[index] for index in range(config.num_labels)],
+        device=place,
+        max_tokens=min(max_tokens, config.max_position_embeddings),
+    )
+
+
+def _need_transformers() -> None:
+    try:
+        from transformers import BertForSequenceClassification  # noqa: F401  (it loads lazily)
+    except (ImportError, RuntimeError) as error:  # the latter: a torchvision for another torch
+        raise ImportError(
+            f"BERT needs transformers ({_first_sentence(error)}): pip install 'ray-slo[text]'"
+        ) from error
+
+
+def _labels() -> dict[str, Any]:
+    return {
+        "id2label": dict(enumerate(LABELS)),
+        "label2id": {label: index for index, label in enumerate(LABELS)},
+    }
+
+
+def _random(dimensions: Size) -> tuple[Any, Any]:
+    """A network as large as the published one, and a tokenizer that needs no download."""
+    import transformers
+    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+
+    vocabulary = _vocabulary()
+    pieces = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
+    pieces.normalizer = normalizers.BertNormalizer(lowercase=True)
+    pieces.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    pieces.post_processor = processors.BertProcessing(
+        *((token, vocabulary[token]) for token in ("[SEP]", "[CLS]"))
+    )
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=pieces,
+        model_input_names=["input_ids", "token_type_ids", "attention_mask"],
+        **{f"{token[1:-1].lower()}_token": token for token in _SPECIAL},
+    )
+    config = transformers.BertConfig(
+        num_hidden_layers=dimensions.layers,
+        hidden_size=dimensions.hidden,
+        num_attention_heads=dimensions.heads,
+        intermediate_size=4 * dimensions.hidden,
+        **_labels(),
+    )
+    return transformers.BertForSequenceClassification(config), tokenizer
+
+
+def _vocabulary() -> dict[str, int]:
+    """A small WordPiece vocabulary: the words of Python's own `help()`, and what they share.
+
+    It cuts English into about half as many pieces again as BERT's own would. (The trainer of
+    `tokenizers` breaks ties by chance: replicas would answer differently.)
+    """
+    from pydoc_data.topics import topics
+
+    words = sorted(set(re.findall("[a-z]+", " ".join(topics.values()).lower())))
+    starts = Counter(word[:i] for word in words for i in range(2, len(word)))
+    ends = Counter("##" + word[i:] for word in words for i in range(1, len(word) - 1))
+    shared = sorted(piece for piece, uses in (starts + ends).items() if uses > 1)
+    letters = string.printable.strip()
+    pieces = [*_SPECIAL, *letters, *("##" + letter for letter in letters), *words, *shared]
+    return {piece: index for index, piece in enumerate(dict.fromkeys(pieces))}
+
+
+def _from_folder(path: Path, name: str, dimensions: Size) -> tuple[Any, Any]:
+    import transformers
+
+    folder = path if (path / "config.json").is_file() else path / name
+    if not (folder / "config.json").is_file():
+        raise ValueError(
+            f"weights: {str(path)!r} holds neither config.json nor {name}/config.json; wanted a "
+            "folder that save_pretrained wrote"
+        )
+    if not any((folder / file).is_file() for file in ("tokenizer.json", "vocab.txt")):
+        raise ValueError(
+            f"weights: {str(folder)!r} holds no tokenizer (tokenizer.json or vocab.txt); save it "
+            "there with save_pretrained, too"
+        )
+    try:
+        config = transformers.BertConfig.from_pretrained(folder, local_files_only=True)
+        found = (config.num_hidden_layers, config.hidden_size)
+        if found == (dimensions.layers, dimensions.hidden):
+            return _pretrained(folder, local_files_only=True)
+    except Exception as error:  # JSON, safetensors and torch each have their own
+        raise ValueError(
+            f"weights: cannot read {str(folder)!r}: {_first_sentence(error)}"
+        ) from error
+    raise ValueError(
+        f"weights: {str(folder)!r} holds {found[0]} layers of {found[1]}, but {name} has "
+        f"{dimensions.layers} of {dimensions.hidden}"
+    )
+
+
+def _pretrained(where: str | Path, **options: Any) -> tuple[Any, Any]:
+    import transformers
+
+    network, info = transformers.BertForSequenceClassification.from_pretrained(
+        where, output_loading_info=True, **options
+    )
+    if info["missing_keys"]:
+        _log.warning(
+            "%s has no trained %s: the answers mean nothing until it is fine-tuned; give weights: "
+            "<path of a fine-tuned one>",
+            where,
+            " and ".join(sorted({key.partition(".")[0] for key in info["missing_keys"]})),
+        )
+    tokenizer = transformers.AutoTokenizer.from_pretrained(
+        where, local_files_only=options.get("local_files_only", False)
+    )
+    return network, tokenizer
+
+
+def _first_sentence(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0].partition(". ")[0].rstrip(".")

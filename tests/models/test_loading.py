@@ -1,0 +1,48 @@
+"""Weights and devices as users name them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ray_slo.models.loading import pick_device, weights_source
+
+
+def test_words_and_paths(tmp_path):
+    assert weights_source("default", "a file") == "default"
+    assert weights_source("none", "a file") == "none"
+    assert weights_source(str(tmp_path), "a file") == weights_source(tmp_path, "a file") == tmp_path
+
+
+def test_a_path_may_start_at_home(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "w.pth").touch()
+    assert weights_source("~/w.pth", "a file") == tmp_path / "w.pth"
+
+
+@pytest.mark.parametrize("weights", ["defualt", "", None, 3, True, Path("no/such/file")])
+def test_anything_else_is_refused_with_the_choices(weights):
+    with pytest.raises(ValueError, match=r"^weights: got .*") as caught:
+        weights_source(weights, "a state dict of resnet18")
+    for choice in ("'default'", "'none'", "the path of a state dict of resnet18"):
+        assert choice in str(caught.value)
+    assert repr(str(weights) if isinstance(weights, Path) else weights) in str(caught.value)
+
+
+def test_a_missing_path_says_where_it_was_looked_for(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError) as caught:
+        weights_source("w.pth", "a file")
+    assert f"no file or folder here ({tmp_path})" in str(caught.value)
+
+
+def test_devices():
+    torch = pytest.importorskip("torch")
+    assert pick_device("cpu") == torch.device("cpu")
+    assert pick_device().type == ("cuda" if torch.cuda.is_available() else "cpu")
+    with pytest.raises(ValueError, match=r"device: got 'gpu', wanted 'auto', 'cpu', 'cuda'"):
+        pick_device("gpu")
+    count = torch.cuda.device_count()
+    with pytest.raises(ValueError, match=rf"device: got 'cuda:{count}', .* sees {count} CUDA"):
+        pick_device(f"cuda:{count}")
