@@ -120,6 +120,11 @@ PROGRAMS: dict[str, tuple[str, str, str]] = {
         "SHEPHERD §6, §7.3, Figure 12",
         "preemption delay and slowdown over the number of exit points, torch on this CPU",
     ),
+    "gpu-preemption": (
+        "benchmarks.gpu_preemption",
+        "SHEPHERD Table 4, Figure 12, §7.2",
+        "profiles, exit points and FLEX on a real GPU (skipped where there is none)",
+    ),
     "shepherd-fig2": (
         "benchmarks.shepherd_fig2",
         "SHEPHERD §2.2, §3.1, Figures 2 and 5",

@@ -34,7 +34,7 @@ from dataclasses import asdict, dataclass
 from difflib import get_close_matches
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -64,7 +64,7 @@ __all__ = [
 
 CANDIDATES = (0, 1, 2, 4, 8, 16, 32, 64)
 _PASSES = 4  # timed to place exit points; the first warms up and does not count
-_LEAST_ROUNDS, _MOST_ROUNDS, _PREEMPTIONS = 3, 300, 3  # of measuring; preemptions in a round
+_LEAST_ROUNDS, _MOST_ROUNDS, _PREEMPTIONS = 3, 300, 4  # of measuring; preemptions in a round
 _FINEST = 1 / 500  # of a pass: exit points closer than this are of no use
 
 
@@ -589,6 +589,7 @@ def profile_preemption(
     max_delay: float = 0.05,
     max_slowdown: float = 0.05,
     run_ahead: int = 1,
+    clock: Literal["wall", "thread"] = "wall",
     seed: int = 0,
     progress: Callable[[float], None] | None = None,
 ) -> PreemptionProfile:
@@ -612,6 +613,9 @@ def profile_preemption(
         budget_s: to spend, about, in all. Each candidate is measured at least 3 times.
         max_delay, max_slowdown: limits, as shares of the bare batch's time.
         run_ahead: as in `Preemptible`.
+        clock: `wall`, or `thread` for the CPU time of the thread that runs the batch: what is
+            measured is then what a machine without other work would show. For a busy machine, with
+            one CPU thread (Linux); of no use for a GPU.
         seed: of the random times.
         progress: called with the share of the budget that is used.
 
@@ -630,15 +634,16 @@ def profile_preemption(
             raise ValueError(f"{name} must be positive, got {value}")
     if not max_slowdown > 0:
         raise ValueError(f"max_slowdown must be positive, got {max_slowdown}")
+    now = _clock(clock)
     make = example_input if callable(example_input) else _batches_of(example_input)
     call = module if run is None else run
     rng = random.Random(seed)
     points: list[PreemptionPoint] = []
     with _inference(), _no_garbage_collection():
-        calls = _Bench(module, call, make(sizes[-1]), run_ahead).trace()
+        calls = _Bench(module, call, make(sizes[-1]), run_ahead, now).trace()
         placed = {number: spread(calls, number) for number in numbers}
         for i, size in enumerate(sizes):
-            bench = _Bench(module, call, make(size), run_ahead)
+            bench = _Bench(module, call, make(size), run_ahead, now)
 
             def share(used: float, i: int = i) -> None:
                 if progress is not None:
@@ -719,12 +724,20 @@ class _Bench:
     """One batch, run bare, with exit points, and with a flag that is set on the way."""
 
     def __init__(
-        self, module: nn.Module, run: Callable[[Any], Any], batch: Any, run_ahead: int
+        self,
+        module: nn.Module,
+        run: Callable[[Any], Any],
+        batch: Any,
+        run_ahead: int,
+        now: Callable[[int], float],
     ) -> None:
+        self._now = now
+        self._thread = threading.get_ident()
         self._module = module
         self._run = run
         self._batch = batch
         self._run_ahead = run_ahead
+        self._lasted: deque[float] = deque(maxlen=50)  # wall time of bare batches, for the timer
         self._is_cuda = _cuda_device(module) is not None
 
     def trace(self) -> list[Call]:
@@ -758,12 +771,15 @@ class _Bench:
         when = {number: ((start + k * 0.618034) % 1 for k in count()) for number in placed}
         for _ in range(2):
             self._once()
+        self._lasted.clear()  # the first calls are no measurement
         begin = time.perf_counter()
         used = 0.0
         for round_ in range(_MOST_ROUNDS):
             if used >= 1 and round_ >= _LEAST_ROUNDS:
                 break
-            undecided = [n for n in placed if round_ < 5 or samples[n].may_keep(max_delay)]
+            undecided = [
+                n for n in placed if round_ < _LEAST_ROUNDS or samples[n].may_keep(max_delay)
+            ]
             for number in undecided or placed:
                 self._measure_one(samples[number], placed[number], when[number], round_)
                 used = (time.perf_counter() - begin) / budget_s
@@ -778,9 +794,8 @@ class _Bench:
             pair[bare] = self._timed(None if bare else names)
         samples.bare.append(pair[True])
         samples.ratios.append(pair[False] / pair[True])
-        batch_s = statistics.median(samples.bare)
         for _ in range(_PREEMPTIONS):
-            delay = self._preempted(names, next(when) * batch_s)
+            delay = self._preempted(names, next(when) * statistics.median(self._lasted))
             if delay is not None:
                 samples.delays.append(delay)
 
@@ -794,16 +809,18 @@ class _Bench:
     def _timed(self, names: Sequence[str] | None) -> float:
         """Seconds of a batch that nobody stops; bare without names."""
         if names is None:
-            start = time.perf_counter()
+            begin, start = time.perf_counter(), self._now(self._thread)
             self._once()
-            return time.perf_counter() - start
+            took = self._now(self._thread) - start
+            self._lasted.append(time.perf_counter() - begin)
+            return took
         with (
             Preemptible(self._module, names, run_ahead=self._run_ahead),
             preemption_scope(PreemptionFlag()),
         ):
-            start = time.perf_counter()
+            start = self._now(self._thread)
             self._once()
-            return time.perf_counter() - start
+            return self._now(self._thread) - start
 
     def _preempted(self, names: Sequence[str], after_s: float) -> float | None:
         """Seconds from a flag set `after_s` into the batch to its end; None if it ended before."""
@@ -811,7 +828,7 @@ class _Bench:
 
         def stop() -> None:
             nonlocal set_at
-            set_at = time.perf_counter()
+            set_at = self._now(self._thread)
             flag.set()
 
         with Preemptible(self._module, names, run_ahead=self._run_ahead):
@@ -820,13 +837,24 @@ class _Bench:
             try:
                 with preemption_scope(flag):
                     self._once()
-                end = time.perf_counter()
+                end = self._now(self._thread)
             except Preempted:
-                end = time.perf_counter()
+                end = self._now(self._thread)
             finally:
                 timer.cancel()
                 timer.join()
         return end - set_at if set_at <= end else None
+
+
+def _clock(kind: str) -> Callable[[int], float]:
+    """Seconds as they pass for a thread, given by its identifier."""
+    if kind == "wall":
+        return lambda _thread: time.perf_counter()
+    if kind != "thread":
+        raise ValueError(f"clock must be 'wall' or 'thread', got {kind!r}")
+    if not hasattr(time, "pthread_getcpuclockid"):
+        raise ValueError("clock: this system has no CPU time of other threads; choose 'wall'")
+    return lambda thread: time.clock_gettime(time.pthread_getcpuclockid(thread))
 
 
 def _batches_of(item: Any) -> Callable[[int], Any]:

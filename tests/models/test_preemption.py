@@ -573,11 +573,18 @@ def test_the_smallest_number_within_both_limits_is_chosen(table, chosen, meets, 
     assert PreemptionProfile.from_json(profile.to_json()) == profile
 
 
-def test_a_profile_of_a_small_module(real_time, tmp_path):
+@pytest.mark.parametrize("clock", ["wall", "thread"])
+def test_a_profile_of_a_small_module(clock, real_time, tmp_path):
     module, _ = network("convolutions")
     shares = []
     profile = profile_preemption(
-        module, torch.randn(3, 40, 40), (1, 2), (0, 2, 4), budget_s=0.2, progress=shares.append
+        module,
+        torch.randn(3, 40, 40),
+        (1, 2),
+        (0, 2, 4),
+        budget_s=0.2,
+        clock=clock,
+        progress=shares.append,
     )
     assert {(p.exit_points, p.batch_size) for p in profile.points} == {
         (n, size) for n in (0, 2, 4) for size in (1, 2)
@@ -628,6 +635,7 @@ def test_a_deployment_is_profiled_through_its_own_call(real_time):
         ({"batch_sizes": (0,)}, ValueError, "batch_sizes must be at least one"),
         ({"candidates": (-1,)}, ValueError, "candidates must be at least one"),
         ({"budget_s": 0}, ValueError, "budget_s must be positive, got 0"),
+        ({"clock": "cpu"}, ValueError, "clock must be 'wall' or 'thread', got 'cpu'"),
         ({"max_delay": -1}, ValueError, "max_delay must be positive, got -1"),
         ({"max_slowdown": 0}, ValueError, "max_slowdown must be positive, got 0"),
         ({"example_input": [1]}, TypeError, "must be a tensor"),

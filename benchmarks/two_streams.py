@@ -1,0 +1,180 @@
+"""SHEPHERD §7.2's two streams for real, in one process: a policy, one worker thread, one clock.
+
+No Ray and no network: `PolicyHost` runs the policy on an event loop, batches run in a thread, and a
+preemption sets the flag of the batch. What is measured is the policy and the preemption alone.
+
+Stream A (bursts of 1024 requests every 120 ms for a quick model) and stream B (a request every
+millisecond for a slow one) are stretched in time, SLOs with them, by `scale`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+from ray_slo.core import (
+    BatchOutcome,
+    BatchStatus,
+    Cluster,
+    Dispatch,
+    Drop,
+    LatencyProfile,
+    Model,
+    Policy,
+    Preempt,
+    Request,
+    Variant,
+)
+from ray_slo.models.checkpoint import Preempted, PreemptionFlag, preemption_scope
+from ray_slo.serve.host import PolicyHost
+
+PERIOD_S, FIRST_S, BURST, EVERY_S = 0.120, 0.005, 1024, 0.001
+
+
+def streams(quick: str, slow: str, periods: int, scale: float) -> dict[str, list[float]]:
+    """Arrival times in seconds, by model."""
+    bursts = [scale * (FIRST_S + PERIOD_S * i) for i in range(periods)]
+    singles = range(round(periods * PERIOD_S / EVERY_S))
+    return {
+        quick: [at for at in bursts for _ in range(BURST)],
+        slow: [scale * EVERY_S * i for i in singles],
+    }
+
+
+@dataclass
+class Result:
+    """What became of the requests.
+
+    Attributes:
+        good: answered in time, by model.
+        outcomes: "good", "late" or "dropped" by request id, in the order of their ends.
+        delays_s: from each preemption that hit until the worker was free.
+    """
+
+    duration_s: float
+    good: dict[str, int] = field(default_factory=dict)
+    outcomes: list[tuple[int, str]] = field(default_factory=list)
+    delays_s: list[float] = field(default_factory=list)
+    too_late: int = 0  # preemptions whose batch ran to its end all the same
+
+    @property
+    def goodput(self) -> float:
+        """Requests per second."""
+        return sum(self.good.values()) / self.duration_s
+
+
+def serve(
+    policy: Policy,
+    profiles: Mapping[str, LatencyProfile],
+    run: Mapping[str, Callable[[int], object]],
+    arrivals: Mapping[str, list[float]],
+    slo_s: float,
+) -> Result:
+    """Serve all arrivals with one worker, until the last one is answered.
+
+    Args:
+        run: by model, runs a batch of a size; passes checkpoints. Called in one thread.
+    """
+    return asyncio.run(_serve(policy, profiles, run, arrivals, slo_s))
+
+
+async def _serve(
+    policy: Policy,
+    profiles: Mapping[str, LatencyProfile],
+    run: Mapping[str, Callable[[int], object]],
+    arrivals: Mapping[str, list[float]],
+    slo_s: float,
+) -> Result:
+    loop = asyncio.get_running_loop()
+    models = [Model(n, slo_s, (Variant(n, {"default": p}),)) for n, p in profiles.items()]
+    cluster = Cluster.uniform(models, 1)
+    worker = next(iter(cluster.workers))
+    due = sorted((at, name) for name, times in arrivals.items() for at in times)
+    result = Result(due[-1][0], dict.fromkeys(profiles, 0))
+    over = asyncio.Event()
+    running: tuple[PreemptionFlag, list[float]] | None = None
+
+    def end(request: Request, outcome: str) -> None:
+        result.outcomes.append((request.id, outcome))
+        if outcome == "good":
+            result.good[request.model] += 1
+        if len(result.outcomes) == len(due):
+            over.set()
+
+    async def batch(dispatch: Dispatch) -> None:
+        nonlocal running
+        flag, asked = PreemptionFlag(), []
+        running = flag, asked
+        started = loop.time()
+        status = BatchStatus.FINISHED
+        try:
+            await loop.run_in_executor(pool, _run, run, dispatch, flag)
+        except Preempted:
+            status = BatchStatus.PREEMPTED
+        now = loop.time()
+        running = None
+        requests = dispatch.requests
+        host.finished(worker, BatchOutcome(dispatch.batch_id, requests, started, now, status))
+        if status is BatchStatus.PREEMPTED:
+            result.delays_s.append(now - asked[0])
+        else:
+            result.too_late += bool(asked)
+        for request in requests:
+            if status is BatchStatus.PREEMPTED:
+                host.submit(request)
+            else:
+                end(request, "good" if now <= request.deadline else "late")
+
+    tasks = set()
+
+    def on_dispatch(dispatch: Dispatch) -> None:
+        task = loop.create_task(batch(dispatch))
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
+
+    def on_preempt(_: Preempt) -> None:
+        if running is not None:
+            flag, asked = running
+            asked.append(loop.time())
+            flag.set()
+
+    def on_drop(drop: Drop) -> None:
+        for request in drop.requests:
+            end(request, "dropped")
+
+    with ThreadPoolExecutor(1) as pool:
+        host = PolicyHost(
+            policy, cluster, on_dispatch=on_dispatch, on_drop=on_drop, on_preempt=on_preempt
+        )
+        start = loop.time()
+        for i, (at, name) in enumerate(due):
+            if start + at > loop.time():
+                await asyncio.sleep(start + at - loop.time())
+            host.submit(Request(i, name, start + at, start + at + slo_s))
+        await over.wait()
+        host.close()
+    return result
+
+
+def _run(
+    run: Mapping[str, Callable[[int], object]], dispatch: Dispatch, flag: PreemptionFlag
+) -> None:
+    with preemption_scope(flag):
+        run[dispatch.variant](len(dispatch.requests))
+
+
+def stand_in(
+    profile: LatencyProfile, checkpoint: Callable[[], None], steps: int = 50
+) -> Callable[[int], None]:
+    """Takes as long as the profile says, asleep, with so many checkpoints on the way."""
+
+    def run(batch_size: int) -> None:
+        start, takes = time.perf_counter(), profile.latency(batch_size)
+        for i in range(1, steps + 1):
+            time.sleep(max(0.0, start + takes * i / steps - time.perf_counter()))
+            checkpoint()
+
+    return run
