@@ -5,9 +5,7 @@ the answered requests, p100 the longest. The paper's text: "2x to 3x shorter tha
 Clockwork", Shepherd's "comparable", and Nexus's longest "around half the latency SLO". *Analysis*
 is the longest wait of §5.3 with constant gaps: ℓ(b)/N when staggered, ℓ(b) without coordination.
 
-A short wait is what is left of the SLO after a large batch, so it says little alone: our Clockwork
-(which commits 10 ms ahead, see `symphony-table2`) runs larger batches than the paper's and waits
-accordingly.
+A short wait is what is left of the SLO after a large batch, so it says little alone.
 """
 
 from __future__ import annotations

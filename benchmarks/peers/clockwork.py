@@ -13,14 +13,17 @@ compare with it leave open:
 * a strategy that was made keeps its required start, even past it: a model whose head expires
   while others run comes first, and serves what has come since. So no model starves;
 * a worker is given work until its schedule ends `schedule_ahead_ms` after now. What is committed
-  neither grows nor moves; a batch that cannot start in its window is rejected.
+  neither grows nor moves; a batch that cannot start in its window is rejected;
+* batches are to end `slo_buffer_ms` before the deadline.
+
+The defaults are the published constants, with which `symphony-table2` comes out as in the paper.
 
 Here workers alike share their strategies (there, each has its own, stale by different amounts).
 
-Worked example: one worker, ℓ(b) = b + 5, SLO 20, nothing ahead. A comes at 0 and runs at once until
-6. B, C and D come at 1, 2 and 3: at 6 a batch of three is the largest that can be filled and ends
-in time, so all three run until 14. With 10 ahead, B would have been committed alone at 1, to start
-at 6.
+Worked example: one worker, ℓ(b) = b + 5, SLO 20, nothing ahead, no buffer. A comes at 0 and runs at
+once until 6. B, C and D come at 1, 2 and 3: at 6 a batch of three is the largest that can be filled
+and ends in time, so all three run until 14. With 10 ahead, B would have been committed alone at 1,
+to start at 6.
 """
 
 from __future__ import annotations
@@ -106,14 +109,11 @@ class Clockwork(Peer):
     """Earliest required start first, committed ahead.
 
     Args:
-        schedule_ahead_ms: a worker is given work while its schedule ends sooner than this; the
-            published default is 10.
+        schedule_ahead_ms: a worker is given work while its schedule ends sooner than this.
         batch_sizes: those a model has, among the sizes of its profile; None for all of them. Its
             runtime compiled 1, 2, 4, 8 and 16; Symphony §5.1 added the others for its comparison.
-        slo_buffer_ms: batches are to end so much before their deadlines. The published constant
-            is 5, for the way back through its network, which a simulation without delays lacks.
-        max_execution_ms: batches that take longer are not made, but for single requests; the
-            published default is 250.
+        slo_buffer_ms: batches are to end so much before their deadlines (for the way back).
+        max_execution_ms: batches that take longer are not made, but for single requests.
 
     Raises:
         ValueError: an argument out of its range.
@@ -123,7 +123,7 @@ class Clockwork(Peer):
         self,
         schedule_ahead_ms: float = 10.0,
         batch_sizes: Sequence[int] | None = None,
-        slo_buffer_ms: float = 0.0,
+        slo_buffer_ms: float = 5.0,
         max_execution_ms: float = 250.0,
     ) -> None:
         super().__init__()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -18,7 +19,8 @@ from tests.scheduling.test_contract import Script, make_cluster, operation, work
 
 PEERS: list[tuple[str, dict[str, Any]]] = [
     ("benchmarks.peers:Clockwork", {}),
-    ("benchmarks.peers:Clockwork", {"schedule_ahead_ms": 0.0}),
+    ("benchmarks.peers:Clockwork", {"schedule_ahead_ms": 0.0, "slo_buffer_ms": 0.0}),
+    ("benchmarks.peers:Clockwork", {"batch_sizes": [1, 2, 4], "max_execution_ms": 20.0}),
     ("benchmarks.peers:Nexus", {"period_s": 0.03}),
     ("benchmarks.peers:Nexus", {"frontends": 8, "grow": False}),
 ]
@@ -56,14 +58,20 @@ def test_contract(
     host.check_replay()
 
 
-def test_clockwork_takes_the_candidate_with_the_earliest_latest_start():
-    host = Host(lambda: Clockwork(0.0), one_model(PROFILE, 20.0, 1), strict=False)
+def clockwork(ahead_s: float = 0.0, **kwargs: Any) -> Clockwork:
+    """For examples in seconds."""
+    limits = {"slo_buffer_ms": 0.0, "max_execution_ms": math.inf}
+    return Clockwork(1e3 * ahead_s, **(limits | kwargs))
+
+
+def test_clockwork_runs_the_largest_batch_that_can_be_filled_in_time():
+    host = Host(clockwork, one_model(PROFILE, 20.0, 1), strict=False)
     host.run(arrivals(0.0, 1.0, 2.0, 3.0, slo=20.0))
     assert host.timeline() == [(0.0, "w0", [0]), (6.0, "w0", [1, 2, 3])]
 
 
 def test_clockwork_commits_ahead_and_a_committed_batch_does_not_grow():
-    host = Host(lambda: Clockwork(10_000.0), one_model(PROFILE, 20.0, 1), strict=False)
+    host = Host(lambda: clockwork(10.0), one_model(PROFILE, 20.0, 1), strict=False)
     host.run(arrivals(0.0, 1.0, 2.0, 3.0, slo=20.0))
     # At 1 the schedule ends at 6 and at 2 at 12, so the next two are committed alone; the last
     # one finds it full until 18.
@@ -71,12 +79,35 @@ def test_clockwork_commits_ahead_and_a_committed_batch_does_not_grow():
     assert sorted(host.dropped) == [3]
 
 
-def test_clockwork_prefers_the_more_urgent_model():
-    def model(name: str, slo: float) -> Model:
-        return Model(name, slo, (Variant(name, {"default": PROFILE}),))
+def test_clockwork_fills_the_batch_sizes_that_it_has():
+    host = Host(lambda: clockwork(batch_sizes=[1, 2, 4]), one_model(PROFILE, 20.0, 1), strict=False)
+    host.run(arrivals(0.0, 1.0, 2.0, 3.0, slo=20.0))
+    assert host.timeline() == [(0.0, "w0", [0]), (6.0, "w0", [1, 2]), (13.0, "w0", [3])]
 
-    cluster = Cluster.uniform([model("loose", 60.0), model("tight", 20.0)], 1)
-    host = Host(lambda: Clockwork(0.0), cluster, strict=False)
+
+def test_clockwork_gives_up_heads_that_are_too_tight_for_a_batch_that_can_be_filled():
+    host = Host(clockwork, one_model(PROFILE, 20.0, 1), strict=False)
+    # At 19, request 14 (deadline 25.5) could run alone, 15 and 16 together.
+    host.run(arrivals(*[0.0] * 14, 5.5, 10.0, 10.0, slo=20.0))
+    assert host.timeline() == [(0.0, "w0", list(range(14))), (19.0, "w0", [15, 16])]
+    assert sorted(host.dropped) == [14]
+
+
+def test_clockwork_ends_batches_a_buffer_before_their_deadlines():
+    host = Host(lambda: clockwork(slo_buffer_ms=13e3), one_model(PROFILE, 20.0, 1), strict=False)
+    host.run(arrivals(0.0, 0.0, 0.0, slo=20.0))
+    assert host.timeline() == [(0.0, "w0", [0, 1])]  # in 20 − 13 = 7
+    assert sorted(host.dropped) == [2]
+
+
+def two_models(**slos: float) -> Cluster:
+    return Cluster.uniform(
+        [Model(name, slo, (Variant(name, {"default": PROFILE}),)) for name, slo in slos.items()], 1
+    )
+
+
+def test_clockwork_prefers_the_more_urgent_model():
+    host = Host(clockwork, two_models(loose=60.0, tight=20.0), strict=False)
     host.run(
         [
             Request(0, "loose", 0.0, 60.0),
@@ -85,6 +116,21 @@ def test_clockwork_prefers_the_more_urgent_model():
         ]
     )
     assert [ids for _, _, ids in host.timeline()] == [[0], [6], [1, 2, 3, 4, 5]]
+
+
+def test_clockwork_serves_a_model_whose_head_expired_while_others_ran():
+    # "tight" has a more urgent request at any time. That of "loose" must start by 24.5; its turn
+    # comes when it is lost, and goes to the next one.
+    host = Host(clockwork, two_models(loose=30.0, tight=12.0), strict=False)
+    host.run(
+        [
+            *(Request(i, "tight", float(i), i + 12.0) for i in range(60)),
+            Request(100, "loose", 0.5, 30.5),
+            Request(101, "loose", 20.0, 50.0),
+        ]
+    )
+    served = {i for _, _, ids in host.timeline() for i in ids}
+    assert 101 in served and 100 in host.dropped
 
 
 def test_packing_saturates_workers_with_the_batch_that_fits_twice():
@@ -155,6 +201,8 @@ def test_overload_leaves_nexus_near_the_rate_without_coordination():
     ("make", "message"),
     [
         (lambda: Clockwork(-1.0), "schedule_ahead_ms must be at least 0"),
+        (lambda: Clockwork(slo_buffer_ms=-1.0), "slo_buffer_ms must be at least 0"),
+        (lambda: Clockwork(batch_sizes=[2, 4]), "batch_sizes must begin with 1"),
         (lambda: Nexus(0), "frontends must be at least 1"),
         (lambda: Nexus(period_s=0.0), "period_s must be positive"),
     ],
