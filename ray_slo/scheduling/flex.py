@@ -20,6 +20,9 @@ Two readings of "largest feasible batch":
 * `prefix`: Algorithm 2 to the letter: requests in the order of deadlines, until one more would make
   the batch late. A late head keeps batches small, and overload collapses the goodput.
 
+Of batches equally large the fastest goes first. Algorithm 2 leaves that open; it is the choice with
+the highest value density (§5.2), and decides where several models can fill the maximum.
+
 Candidates are kept per lane (a model on a pool of equal workers) and recomputed when requests
 arrive (Appendix C); as time passes and requests leave they only shrink, so a heap by their last
 size finds the largest. An arrival costs O(log Q · log B), plus one look at every worker whose batch
@@ -79,8 +82,13 @@ class _Pool:
     idle: list[tuple[int, _Worker]] = field(default_factory=list)  # heap by rank
     # Heap of running batches by size; an entry is stale if its batch is over.
     running: list[tuple[int, int, int, _Worker]] = field(default_factory=list)
-    # Heap of candidates, largest first; an entry is stale if the lane's size is another.
-    candidates: list[tuple[int, int, _Lane]] = field(default_factory=list)
+    # Heap of candidates, largest first, the fastest of a size; stale if the lane's size is another.
+    candidates: list[tuple[int, float, int, _Lane]] = field(default_factory=list)
+
+    def offer(self, lane: _Lane) -> None:
+        """Enter the candidate of a lane."""
+        size = lane.size
+        heappush(self.candidates, (-size, lane.reach[size - 1], lane.order, lane))
 
 
 @dataclass(eq=False, repr=False, slots=True)
@@ -255,7 +263,7 @@ class Flex:
         for lane in model.lanes:
             lane.size = self._gather(lane, now)[1]
             if lane.size:
-                heappush(lane.pool.candidates, (-lane.size, lane.order, lane))
+                lane.pool.offer(lane)
                 self._active[lane.pool] = None
         drop_at = queue[0].deadline - model.reach_1 + 2 * TOLERANCE_S if queue else math.inf
         if drop_at != model.drop_at:
@@ -287,13 +295,13 @@ class Flex:
         """(lane, first, size) of the pool's largest candidate `queue[first : first + size]`."""
         candidates = pool.candidates
         while candidates:
-            size, _, lane = candidates[0]
+            size, _, _, lane = candidates[0]
             if lane.size == -size:
                 first, lane.size = self._gather(lane, now)
                 if lane.size == -size:
                     return lane, first, lane.size
                 if lane.size:
-                    heappush(candidates, (-lane.size, lane.order, lane))
+                    pool.offer(lane)
             heappop(candidates)
         return None
 

@@ -276,3 +276,17 @@ def test_under_many_preemptions_the_contract_holds(policy, workers):
     assert set(sent) & set(host.dropped)  # preempted, and then too late
     assert len(sent) > len(set(sent))  # preempted, and sent again
     host.check_replay()
+
+
+def test_of_equally_large_batches_the_fastest_goes_first():
+    host = make_host(
+        models(slow=LatencyProfile.linear(2.0, 9.0, 4), fast=LatencyProfile.linear(1.0, 9.0, 4))
+    )
+    host.run(
+        [
+            *some(1, 100.0, model="slow"),
+            *some(6, 100.0, at=1.0, model="slow", start=10),
+            *some(4, 100.0, at=1.0, model="fast", start=20),
+        ]
+    )
+    assert [ids[0] for _, _, ids in host.timeline() if len(ids) == 4] == [20, 10]
