@@ -25,7 +25,9 @@ how much memory needs groups of each size gives a bound, and bisection over the 
 matter closes in from both sides. Where they do not meet and the instance is small, the ILP itself
 (`program`) decides; else the gap is stated. The published ILP says nothing about the *sum* of the
 loads in a group, so a second bisection makes the least headroom (workers / load of a group) as
-large as the search finds at that tolerance; `min_headroom` makes it a constraint.
+large as the search finds at that tolerance; `min_headroom` makes it a constraint. Workers that are
+still spare when all groups are at their limits make new groups, which relieve those with the least
+headroom. A model has one group: streams that need more than Ḡ workers take several model-streams.
 """
 
 from __future__ import annotations
@@ -389,6 +391,36 @@ class _Search:
         dealt = _Bins(bins.size, group)
         return dealt if self.headroom(dealt) > self.headroom(bins) else bins
 
+    def split(self, bins: _Bins, t: float) -> _Bins:
+        """Workers that are spare when every group is at its limit, to new groups: each takes models
+        off the group with the least headroom that can be helped. No burst tolerance falls, as no
+        group shrinks; the ILP is indifferent."""
+        need, load = self.need(t), self.of_group(bins, self.load)
+        size, group = bins.size.tolist(), bins.group.copy()
+        spare = self.problem.workers - sum(size)
+        queue = [(size[j] / load[j], j) for j in range(len(size)) if load[j]]
+        heapq.heapify(queue)
+        while queue and spare and len(size) < self.problem.groups:
+            headroom, j = heapq.heappop(queue)
+            sizes, loads = (size[j], min(self.limit, spare)), [0.0, 0.0]
+            moved: list[int] = []
+            members = np.flatnonzero(group == j)
+            for k in members[np.lexsort((-self.load[members], -need[members]))].tolist():
+                shares = [(loads[i] + self.load[k]) / sizes[i] for i in (0, 1)]
+                i = int(shares[1] < shares[0] and need[k] <= sizes[1])
+                loads[i] += self.load[k]
+                if i:
+                    moved.append(k)
+            kept, new = (sizes[i] / loads[i] if loads[i] else math.inf for i in (0, 1))
+            if not moved or min(kept, new) <= headroom:
+                continue
+            group[moved] = len(size)
+            heapq.heappush(queue, (kept, j))
+            heapq.heappush(queue, (new, len(size)))
+            size.append(sizes[1])
+            spare -= sizes[1]
+        return self.spend(_Bins(np.array(size), group))
+
     def balanced(self, bins: _Bins, t: float) -> _Bins:
         """Groups with a tolerance of at least t and as much headroom as the search finds."""
         best = self.spend(bins)
@@ -411,7 +443,7 @@ class _Search:
                 best, low = other, reached
             else:
                 high = middle
-        return best
+        return self.split(best, t)
 
     def to_plan(self, bins: _Bins, bound: float, how: str) -> Plan:
         models = self.problem.models
@@ -473,7 +505,7 @@ class _Search:
         if unplaced:
             said.append(f"In no group: {', '.join(unplaced[:5])}{', …' * (len(unplaced) > 5)}.")
         if spare:
-            said.append(f"{spare} workers are spare: every group is at its limit.")
+            said.append(f"{spare} workers are spare: every group is at its limit of workers.")
         return " ".join(said)
 
 

@@ -186,6 +186,19 @@ def test_spare_workers_and_headroom_are_shared_by_load():
     assert plan.headroom == 2.0
 
 
+def test_spare_workers_make_new_groups_where_all_are_at_their_limit():
+    # The big model keeps every plan at a tolerance of 2 / 10; the others are best off alone.
+    p = problem([10.0, 3.0, 2.0, 1.0], workers=9, group_worker_limit=2)
+    plan = herd.plan(p)
+    assert isinstance(plan, Plan)
+    assert_keeps_constraints(p, plan)
+    assert plan.burst_tolerance == pytest.approx(0.2)
+    assert [(g.workers, g.models) for g in plan.groups] == [(2, (f"m{k}",)) for k in range(4)]
+    assert plan.spare_workers == 1 and "1 workers are spare" in plan.explanation
+    two = herd.plan(problem([10.0, 3.0, 2.0, 1.0], workers=9, group_worker_limit=2, max_groups=2))
+    assert isinstance(two, Plan) and len(two.groups) == 2
+
+
 def test_an_overloaded_cluster_is_said_to_be_overloaded():
     p = problem([4.0, 4.0], workers=4, group_worker_limit=4)
     plan = herd.plan(p)
