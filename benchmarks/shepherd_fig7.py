@@ -6,10 +6,10 @@ all systems meet most deadlines; at 144,000/s SHEPHERD has 4.6 (stable) and 5.2 
 goodput of Clockwork, and up to 7.1 and 18.1 times that of Nexus; SHEPHERD and Clockwork keep over
 95 % of the GPUs busy, Nexus at most 89 % and 55 %.
 
-Where ours differ: strictly by the earliest latest start, our Clockwork always has a request at hand
-that it can only just serve alone, and collapses in overload where the paper's saturates. "Over the
-best of" therefore compares SHEPHERD at the highest load with what a peer has at any load. Our Nexus
-uses all GPUs and serves whenever one is free, so it is busier than the paper's.
+Where ours differ: our Clockwork gives up heads for the largest batch that can be filled, so it
+gains in overload where the paper's saturates; "over the best of" compares SHEPHERD at the highest
+load with what a peer has at any load. Our Nexus uses all GPUs and serves whenever one is free, so
+it is busier than the paper's.
 """
 
 from __future__ import annotations

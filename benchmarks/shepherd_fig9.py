@@ -6,9 +6,8 @@ left of the offered load. The paper prints no figures beside its curves but says
 have high goodput; from there to 50 ms Clockwork loses less than Nexus; under tight SLOs SHEPHERD
 has up to 1.3 times the goodput of Clockwork and up to 38 times that of Nexus.
 
-Where ours differ: strictly by the earliest latest start, our Clockwork serves heads that can only
-just go alone, and loses more than the paper's. Our Nexus uses all GPUs whenever they are free; the
-paper's runs a static schedule on those that it planned, so it loses more than ours.
+Where ours differ: our Nexus uses all GPUs whenever they are free; the paper's runs a static
+schedule on those that it planned, so it loses more than ours.
 """
 
 from __future__ import annotations

@@ -16,26 +16,26 @@ def test_at_250_ms_large_batches_first_win_without_preemption_too():
         for label in ("flex", "flex, no preemption", "clockwork")
     )
     assert without == pytest.approx(flex, rel=0.02)
-    assert flex > 3.7 * clockwork
+    assert 3.7 < flex / clockwork < 6
     assert flex > 128 / 0.0319  # what batches of 128 of stream A allow
 
 
 def test_at_90_ms_only_preemption_serves_the_bursts():
     flex, without, clockwork = (
-        report(label, 90, periods=10).goodput
+        report(label, 90, periods=50).goodput
         for label in ("flex", "flex, no preemption", "clockwork")
     )
     assert flex > 2.3 * without > 2.3 * clockwork
+    assert 6.2 < flex / clockwork < 8
 
 
 def test_the_factor_6_2_is_that_of_a_burst_that_finds_stream_b_at_work():
     flex = report("flex", 90, periods=1, warmup=0)
     assert flex.count("good", "RN18") == 128 + 128 + 102  # in 90 ms
     assert (flex.batches.status == "preempted").sum() == 1
-    for label in ("flex, no preemption", "clockwork"):
-        other = report(label, 90, periods=1, warmup=0)
-        assert other.count("good", "RN18") == 57  # in the 16.4 ms after 78.6 of ResNet269
-        assert flex.goodput / other.goodput == pytest.approx(6.2, rel=0.05)
+    without = report("flex, no preemption", 90, periods=1, warmup=0)
+    assert without.count("good", "RN18") == 57  # in the 16.4 ms after 78.6 of ResNet269
+    assert flex.goodput / without.goodput == pytest.approx(6.2, rel=0.05)
 
 
 def test_preemption_pays_with_the_papers_overheads():

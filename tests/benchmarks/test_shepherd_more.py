@@ -34,7 +34,7 @@ def test_in_overload_large_batches_first_win():
     goodput = {
         name: run(name, 24_000).goodput for name in ("SHEPHERD", "Clockwork", "Nexus, as planned")
     }
-    assert goodput["SHEPHERD"] > 2 * goodput["Nexus, as planned"] > 2 * goodput["Clockwork"]
+    assert goodput["SHEPHERD"] > 1.3 * goodput["Clockwork"] > 1.3 * goodput["Nexus, as planned"]
 
 
 def test_bursts_hurt_a_static_plan_most():
