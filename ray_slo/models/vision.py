@@ -190,7 +190,7 @@ def _published(name: str) -> Any:
 def _state_dict_file(path: Path, name: str, published: Any) -> Path:
     if not path.is_dir():
         return path
-    candidates = [path / f"{name}.pth", path / published.url.rpartition("/")[2]]
+    candidates: list[Path] = [path / f"{name}.pth", path / published.url.rpartition("/")[2]]
     for candidate in candidates:
         if candidate.is_file():
             return candidate
