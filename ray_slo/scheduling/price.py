@@ -40,6 +40,7 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from heapq import heapreplace, nsmallest
 from itertools import islice
 from typing import NamedTuple, cast
 
@@ -50,7 +51,7 @@ from ray_slo.core.profiles import LatencyProfile
 from ray_slo.core.requests import BatchOutcome, BatchStatus, WorkerId
 from ray_slo.planning import fluid
 from ray_slo.planning.queue_value import Columns, QueueValue, solve
-from ray_slo.scheduling.batching import TOLERANCE_S, BatchingPolicy, Lane, ModelState, Pool
+from ray_slo.scheduling.batching import TOLERANCE_S, BatchingPolicy, Lane, ModelState, Pool, _Worker
 
 _TICKS_PER_SLO = 4  # arrivals are counted in ticks of the shortest SLO
 _TICKS = 128  # that the load is measured over
@@ -66,10 +67,12 @@ _MAX_SIZES = 24  # batch sizes per variant; of more, some in between are left ou
 _LEAST_WORKERS = 2.0  # a model is valued with, however small its part of the load
 
 _REMEMBERED = 256  # loads that prices were solved for
+_SHARE_EVERY = 16  # ticks, that is four SLOs
 _SPEED_COUNTS = 0.02  # beside the fluid price
 
 _WAIT, _SHED = -1, -2
 _Tables = dict[tuple[int, int], list[float]]
+_Shares = dict[ModelState, tuple[dict[Pool, float], dict[Pool, float]]]
 
 
 class _Offer(NamedTuple):
@@ -162,14 +165,6 @@ class _PriceLane(Lane):
         self.rows[queue] = act, run
         return act, run
 
-    def bid(self, first: int, variant: str, size: int, latency_s: float) -> float:
-        """Points per second of a worker's time that the batch is worth."""
-        assert self.value is not None
-        queue, h = len(self.model.queue) - first, self.value.h
-        left, top = max(queue - size, 0), len(h) - 1
-        gained = h[min(left, top)] - h[min(queue, top)]
-        return float(size * self.accuracy_of[variant] + gained) / latency_s
-
 
 def _front(offers: Sequence[_Offer], slo_s: float, largest: int) -> list[tuple[_Offer, int]]:
     """What meets the SLO, without what is beaten at its batch size; the quickest first."""
@@ -241,6 +236,8 @@ class Price(BatchingPolicy):
         self._values: dict[tuple[int, ...], QueueValue] = {}  # solved so far
         self._priced: dict[ModelState, tuple[int, ...]] = {}  # the one in force
         self._levels = (0, 0)
+        self._shared: _Shares = {}  # by several models
+        self._share_at = -math.inf
 
     # Events ----------------------------------------------------------------------------------
 
@@ -337,12 +334,13 @@ class Price(BatchingPolicy):
             pool = models[0].lanes[0].pool
             self._price(models[0], {pool: 1 / pool.size}, {pool: 0.0})
         elif models:
-            for model, (weights, prices) in self._shares(models).items():
+            if now >= self._share_at or any(model not in self._priced for model in models):
+                self._shared = self._shares(models)
+                self._share_at = now + _SHARE_EVERY * self._tick_s
+            for model, (weights, prices) in self._shared.items():
                 self._price(model, weights, prices)
 
-    def _shares(
-        self, models: Sequence[ModelState]
-    ) -> dict[ModelState, tuple[dict[Pool, float], dict[Pool, float]]]:
+    def _shares(self, models: Sequence[ModelState]) -> _Shares:
         """How several models share unlike workers in the fluid limit: arguments of `_price`."""
         names = {str(m.order): m for m in models}
         specs = {self._models[name]: spec for name, spec in self._cluster.models.items()}
@@ -447,41 +445,34 @@ class Price(BatchingPolicy):
                 if busy is None or self._too_soon(pool, busy.free_at - ahead_s, now):
                     return
                 worker, free_at = busy, busy.free_at
-            best, best_rank, wake_at = None, (False, -math.inf), math.inf
-            several = len(pool.lanes) > 1
-            for lane in _lanes(pool):
-                if not lane.model.queue:
-                    continue
-                first, variant, profile, size, at = self._choose(lane, now, free_at)
-                if not size:
-                    wake_at = min(wake_at, at)
-                    continue
-                if several:
-                    rank = self._rank(lane, first, variant, profile.latency(size), size, free_at)
-                    if best is not None and rank <= best_rank:
-                        continue
-                    best_rank = rank
-                best = lane, first, variant, profile, size
-            if best is None:
+            waiting = [lane for lane in _lanes(pool) if lane.model.queue]
+            choices = [self._choose(lane, now, free_at) for lane in waiting]
+            able = [choice for choice in choices if choice.size]
+            if not able:
+                wake_at = min((choice.wake_at for choice in choices), default=math.inf)
                 self._too_soon(pool, wake_at, now)
                 return
-            lane, first, lane.variant, lane.profile, size = best
-            if free_at > now and self._too_soon(pool, free_at - self._delay(size), now):
+            best = able[0]
+            if len(waiting) > 1:
+                best = max(able, key=_Choice.bid)
+                best = self._in_turn(best, waiting, worker, now, free_at)
+            lane = best.lane
+            lane.variant, lane.profile = best.variant, best.profile
+            if free_at > now and self._too_soon(pool, free_at - self._delay(best.size), now):
                 return
-            self._dispatch(lane, worker, first, size, free_at, now)
+            self._dispatch(lane, worker, best.first, best.size, free_at, now)
 
     def _choose(
-        self, lane: _PriceLane, now: float, free_at: float
-    ) -> tuple[int, str, LatencyProfile, int, float]:
-        """(first, variant, profile, size, at): the batch `queue[first : first + size]` for a worker
-        free then. Size 0: none before `at`."""
+        self, lane: _PriceLane, now: float, free_at: float, within_s: float = math.inf
+    ) -> _Choice:
+        """What the lane would run on a worker that is free then, in at most `within_s`."""
         queue = lane.model.queue
         length = len(queue)
         start_at = max(now + self._delay(min(length, lane.max_batch_size)), free_at)
         first = 0
         while first < length:
             slack = queue[first].deadline - start_at + TOLERANCE_S
-            possible = bisect_right(lane.limits, slack)
+            possible = bisect_right(lane.limits, min(slack, within_s))
             acts, runs = lane.row(length - first)
             act, run = acts[possible], runs[possible]
             if act == _SHED:
@@ -490,29 +481,78 @@ class Price(BatchingPolicy):
             if run < 0:
                 # Too late for any batch with the margin that was learned. Without it, perhaps.
                 size = lane.fit(queue[first].deadline, now, free_at, length - first)
-                if size:
-                    return first, *lane.quickest[size - 1], size, now
+                if size and lane.need[size - 1] <= within_s:
+                    return _Choice(lane, first, *lane.quickest[size - 1], size)
                 first += 1
                 continue
             if act == _WAIT:
-                at = now + slack - lane.limits[run] - _WAKE_EARLY * lane.model.slo_s
-                if at > now + TOLERANCE_S:
-                    return first, "", lane.profile, 0, at
-            return first, *lane.runs[run], now
-        return first, "", lane.profile, 0, math.inf
+                wake_at = now + slack - lane.limits[run] - _WAKE_EARLY * lane.model.slo_s
+                if wake_at > now + TOLERANCE_S:
+                    return _Choice(lane, first, "", lane.profile, 0, wake_at)
+            return _Choice(lane, first, *lane.runs[run])
+        return _Choice(lane, first, "", lane.profile, 0)
 
-    def _rank(
+    def _in_turn(
         self,
-        lane: _PriceLane,
-        first: int,
-        variant: str,
-        latency_s: float,
-        size: int,
+        best: _Choice,
+        waiting: Sequence[_PriceLane],
+        worker: _Worker,
+        now: float,
         free_at: float,
-    ) -> tuple[bool, float]:
-        """What could not wait for the next worker goes first, then by points per second."""
-        left_s = lane.model.queue[first].deadline - free_at - lane.limits[0]
-        return left_s < latency_s / lane.pool.size, lane.bid(first, variant, size, latency_s)
+    ) -> _Choice:
+        """`best`, or what goes instead so that all other models' heads can be in time after it.
+
+        They are dealt out to the other workers, the most urgent first, each as its quickest batch.
+        Those that are left over need this worker; so it must be back before.
+        """
+        urgent = []
+        for lane in waiting:
+            if lane is not best.lane:
+                head = lane.model.queue.head.deadline
+                urgent.append((head - lane.reach[0], lane.order, lane.need[0], lane))
+        urgent.sort()
+        ends = (max(w.free_at, now) for w in self._workers.values() if w.pool is worker.pool)
+        free = sorted(nsmallest(len(urgent) + 1, ends))
+        free.remove(min(free, key=lambda at: abs(at - max(worker.free_at, now))))
+        back_at, behind_s, first = math.inf, 0.0, None
+        for latest, _, need, lane in urgent:
+            if free and free[0] <= latest:
+                heapreplace(free, free[0] + need)
+            else:
+                back_at, behind_s = min(back_at, latest - behind_s), behind_s + need
+                first = first or lane
+        if first is None or free_at + best.latency_s <= back_at:
+            return best
+        quicker = self._choose(best.lane, now, free_at, back_at - free_at)
+        if quicker.size:
+            return quicker
+        head = first.model.queue.head.deadline
+        size = first.fit(head, now, free_at, len(first.model.queue))
+        return _Choice(first, 0, *first.quickest[size - 1], size) if size else best
+
+
+class _Choice(NamedTuple):
+    """The batch `queue[first : first + size]` of a lane; size 0: none before `wake_at`."""
+
+    lane: _PriceLane
+    first: int
+    variant: str
+    profile: LatencyProfile
+    size: int
+    wake_at: float = math.inf
+
+    @property
+    def latency_s(self) -> float:
+        return self.profile.latency(self.size)
+
+    def bid(self) -> float:
+        """Points per second of a worker's time that it is worth."""
+        lane = self.lane
+        assert lane.value is not None
+        queue, h = len(lane.model.queue) - self.first, lane.value.h
+        left, top = queue - self.size, len(h) - 1
+        gained = float(h[min(left, top)] - h[min(queue, top)])
+        return (self.size * lane.accuracy_of[self.variant] + gained) / self.latency_s
 
 
 class _Demand:
@@ -553,10 +593,12 @@ class _Demand:
         self.mean = mean
 
     def settle(self, rate: float) -> bool:
-        """Whether prices for another load are needed. Small changes are passed over."""
+        """Whether prices for another load are needed. What may be chance is passed over."""
         at = _PER_OCTAVE * math.log2(rate)
         burst = self._log_dispersion
-        if abs(at - self.level) <= 0.75 and abs(burst - self.burst) <= 0.6:
+        # One standard deviation of the measured rate, on the grid.
+        chance = _PER_OCTAVE * math.sqrt(2 * 2**burst / max(sum(self._counts), 1))
+        if abs(at - self.level) <= 0.75 + chance and abs(burst - self.burst) <= 0.6:
             return False
         self.level, self.burst = round(at), round(burst)
         return True
