@@ -119,7 +119,7 @@ class Preemptible:
         try:
             if not isinstance(exit_points, int):
                 self._place(exit_points)
-            elif exit_points > 0:
+            elif exit_points > 0 and not _is_hook_shy(module):
                 self._wanted = exit_points
                 self._tracer = _Tracer(module, self._traced, self._exit_point)
                 if example is not None:
