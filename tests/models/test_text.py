@@ -17,10 +17,16 @@ PAIRS = [
 
 @pytest.fixture
 def transformers():
-    """transformers, or a skip."""
-    return pytest.importorskip(
+    """transformers, or a skip; torch on one thread, so that a busy machine does not hold it up."""
+    module = pytest.importorskip(
         "transformers", reason="transformers is not installed: pip install 'ray-slo[text]'"
     )
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield module
+    torch.set_num_threads(before)
 
 
 # --- without transformers ------------------------------------------------------------------------
