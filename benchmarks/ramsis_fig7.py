@@ -48,7 +48,8 @@ def run(quick: bool, seed: int) -> list[Row]:
                 solved.append(solve(problem))
                 return solved[0]
 
-            policy, kwargs = ramsis(load, solver=keep)
+            policy, kwargs = ramsis(load)
+            kwargs["solver"] = keep
             seconds = 3.0 if quick else 30.0
             points[SIMULATED][load] = measure(
                 policy, here, constant(load), policy_kwargs=kwargs, duration_s=seconds, seed=seed
