@@ -170,9 +170,24 @@ PROGRAMS: dict[str, tuple[str, str, str]] = {
         "RAMSIS Appendix E, Figure 12",
         "3 models instead of 9, with Jellyfish+",
     ),
+    "ramsis-price": (
+        "benchmarks.ramsis_price",
+        "ray-slo, RAMSIS §7.2",
+        "one shared queue with prices against per-worker queues with tables, and the fluid limit",
+    ),
+    "ramsis-robustness": (
+        "benchmarks.ramsis_robustness",
+        "ray-slo, RAMSIS §7.2",
+        "price and RAMSIS where latencies vary, profiles err or arrivals come in bursts",
+    ),
     "preemption-gain": (
         "benchmarks.preemption_gain",
         "ray-slo",
         "deferred batching with preemption where it gains, beside `deferred` and `flex`",
+    ),
+    "ramsis-table2": (
+        "benchmarks.ramsis_table2",
+        "RAMSIS Table 2",
+        "CPU time to solve one table, by discretisation, batching and number of models",
     ),
 }

@@ -257,8 +257,11 @@ class Group:
     n: int
     size: int
     variants: Ints  # (V,); −1: drop instead of serve
-    allowed: NDArray[np.bool_]  # (J, V)
-    next_slot: NDArray[np.int32]  # (J, V, R, Q)
+    slots: Ints  # (S,): those where any of them can
+    allowed: NDArray[np.bool_]  # (S, V)
+    next_slot: Ints  # (S, V, R, Q)
+    arriving: Floats  # (V, R, N − (n − b) + 2): P(i arrive meanwhile); last: more than fit
+    beyond: Floats  # (V, R): expected requests beyond N
 
 
 class Partial:
@@ -289,22 +292,31 @@ class Partial:
         k = self.kernel
         variants = np.array([v for v, _ in acts])
         allowed = np.array([a for _, a in acts]).T
+        slots = np.flatnonzero(allowed.any(1))
         latency = np.array([k.latency[v, size - 1] if v >= 0 else 0.0 for v in variants])
-        waits = k.slot_wait[:, None, None] * self._shares(n, size)  # (J, R, Q)
+        waits = k.slot_wait[slots, None, None] * self._shares(n, size)  # (S, R, Q)
         slack = k.problem.slo_s - waits[:, None] - latency[None, :, None, None]
-        slots = k.slot_of(slack).astype(np.int32)
-        return Group(n, size, variants, allowed, slots)
+        room = k.N - (n - size)
+        arriving = np.zeros((len(variants), self.R, room + 2))
+        beyond = np.zeros((len(variants), self.R))
+        for i, variant in enumerate(variants.tolist()):
+            counts = self._arriving(variant, size)
+            fitting = min(room + 1, counts.shape[1])
+            arriving[i, :, :fitting] = counts[:, :fitting]
+            arriving[i, :, -1] = counts[:, fitting:].sum(1)
+            beyond[i] = counts @ np.maximum(np.arange(counts.shape[1]) - room, 0)
+        return Group(n, size, variants, slots, allowed[slots], k.slot_of(slack), arriving, beyond)
 
     def _shares(self, n: int, size: int) -> Floats:
         """(R, Q): quantiles of β, by phase group."""
         k = self.kernel
         if n == size:
             return np.zeros((self.R, _BETA_QUANTILES))
+        shape = k.streams[0].arrivals.shape
         if len(k.streams) > 1:
             every, middle = 1, np.zeros(self.R)
-            shape = k.streams[0].arrivals.shape
         else:
-            every, shape = k.streams[0].every, k.streams[0].arrivals.shape
+            every = k.streams[0].every
             middle = (np.arange(every) @ self._members) / self._members.sum(0)
         ahead = size * every * shape
         behind = ((n - size - 1) * every + middle + 1) * shape
@@ -313,8 +325,10 @@ class Partial:
 
     def _arriving(self, variant: int, size: int) -> Floats:
         """P(i requests arrive while the batch runs | phase group), (R, most + 1)."""
+        k = self.kernel
+        if variant < 0:  # dropping takes no time
+            return np.ones((self.R, 1))
         if (variant, size) not in self._counts:
-            k = self.kernel
             latency = k.latency[variant, size - 1]
             most = max(s.most(latency) for s in k.streams)
             rows = []
@@ -326,20 +340,8 @@ class Partial:
             self._counts[variant, size] = tail - np.append(tail[:, 1:], tail[:, :1] * 0, axis=1)
         return self._counts[variant, size]
 
-    def arriving(self, group: Group, index: int) -> tuple[Floats, Floats]:
-        """(R, N − left + 2): P(i arrive), the last entry holding all that overfill the queue;
-        and (R,): expected requests beyond N."""
-        room = self.kernel.N - (group.n - group.size)
-        if (variant := int(group.variants[index])) < 0:  # dropping takes no time
-            return np.repeat(np.eye(1, room + 2), self.R, axis=0), np.zeros(self.R)
-        pmf = self._arriving(variant, group.size)
-        pmf = np.pad(pmf, ((0, 0), (0, max(room + 2 - pmf.shape[1], 0))))
-        folded = np.append(pmf[:, : room + 1], pmf[:, room + 1 :].sum(1, keepdims=True), axis=1)
-        beyond = np.maximum(np.arange(pmf.shape[1]) - room, 0)
-        return folded, np.asarray(pmf @ beyond)
-
     def expect(self, values: Floats, loss: float) -> list[Floats]:
-        """Per group (J, V): expected value of the next state, less `loss` per request beyond N.
+        """Per group (S, V): expected value of the next state, less `loss` per request beyond N.
 
         Args:
             values: (states,).
@@ -347,38 +349,38 @@ class Partial:
         k = self.kernel
         by_queue = values[1 : k.full].reshape(k.N, k.J)
         lost = np.full((1, k.J), values[k.full])
+        phases = np.arange(self.R)[None, :, None]
         result = []
         for g in self.groups:
             if g.n == g.size:
-                result.append(np.full((k.J, 1), values[0]))
+                result.append(np.full((len(g.slots), 1), values[0]))
                 continue
             ahead = np.concatenate([by_queue[g.n - g.size - 1 :], lost])  # n' = left … N, full
-            q = np.empty((k.J, len(g.variants)))
+            by_slot = g.arriving @ ahead - loss * g.beyond[:, :, None]  # (V, R, J)
+            weights = self.weights[g.n - 1, g.slots]
+            q = np.empty((len(g.slots), len(g.variants)))
             for v in range(len(g.variants)):
-                arriving, excess = self.arriving(g, v)
-                by_slot = arriving @ ahead - loss * excess[:, None]  # (R, J)
-                slots = g.next_slot[:, v]  # (J, R, Q)
-                means = by_slot[np.arange(self.R)[None, :, None], slots].mean(2)
-                q[:, v] = (self.weights[g.n - 1] * means).sum(1)
+                means = by_slot[v][phases, g.next_slot[:, v]].mean(2)
+                q[:, v] = (weights * means).sum(1)
             result.append(q)
         return result
 
     def add_rows(self, rows: Floats, excess: Floats, number: int, v: int, slots: Ints) -> None:
-        """Add to (states, states) transitions and (states,) excess those of the states
+        """Set in (states, states) transitions and (states,) excess those of the states
         (n, slots) that take variant `v` of group `number`."""
         k, g = self.kernel, self.groups[number]
         at = 1 + (g.n - 1) * k.J + slots
         if g.n == g.size:
             rows[at, 0] = 1.0
             return
-        arriving, beyond = self.arriving(g, v)
         weight = self.weights[g.n - 1, slots]  # (S, R)
         spread = np.zeros((len(slots), self.R, k.J))
         index = np.indices((len(slots), self.R, _BETA_QUANTILES))
-        np.add.at(spread, (index[0], index[1], g.next_slot[slots, v]), 1 / _BETA_QUANTILES)
+        to = g.next_slot[np.searchsorted(g.slots, slots), v]
+        np.add.at(spread, (index[0], index[1], to), 1 / _BETA_QUANTILES)
         spread *= weight[:, :, None]
-        reached = np.einsum("ri,srj->sij", arriving[:, :-1], spread, optimize=True)
+        reached = np.einsum("ri,srj->sij", g.arriving[v, :, :-1], spread, optimize=True)
         start = 1 + (g.n - g.size - 1) * k.J
         rows[at, start : k.full] = reached.reshape(len(slots), -1)
-        rows[at, k.full] = weight @ arriving[:, -1]
-        excess[at] = weight @ beyond
+        rows[at, k.full] = weight @ g.arriving[v, :, -1]
+        excess[at] = weight @ g.beyond[v]

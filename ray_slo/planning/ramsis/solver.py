@@ -30,6 +30,7 @@ Ints = NDArray[np.int64]
 
 SPAN = 1e-6  # percent points of accuracy, per decision
 _MAX_IMPROVEMENTS = 100
+_NEVER = 1e-14  # probability
 
 
 def solve(problem: Problem) -> Table:
@@ -43,9 +44,11 @@ def solve(problem: Problem) -> Table:
     """
     process = _Process(problem)
     policy = process.most_accurate()
-    if problem.batching == "variable" and problem.late == "serve":
+    if process.partial is not None:
         # Full batches are solved in a blink, and most decisions are full batches anyway.
-        policy = _iterate(_Process(replace(problem, batching="maximal")), policy)[0]
+        full = _Process(replace(problem, batching="maximal", late="serve"))
+        start = _iterate(full, full.most_accurate())[0].variant
+        policy.variant = np.where(policy.variant >= 0, start, policy.variant)
     policy, found, improvements, span = _iterate(process, policy)
     return process.table(policy, found, improvements, span)
 
@@ -65,7 +68,7 @@ def _iterate(process: _Process, policy: _Policy) -> tuple[_Policy, _Evaluation, 
 class _Evaluation:
     ratio: float  # θ
     values: Floats  # (states,): h
-    outcome_values: Floats | None  # (outcomes,), where only full batches are taken
+    outcome_values: Floats  # (outcomes,)
     occupancy: Floats  # (states,): share of decisions
     excess: float  # requests beyond N, per decision
 
@@ -112,7 +115,7 @@ class _Process:
         return np.asarray(met * accuracy * (size if self.per_query else 1))
 
     def most_accurate(self) -> _Policy:
-        """The most accurate variant that takes all queued in time, else what else there is."""
+        """The most accurate variant that takes all queued in time; else the largest batch."""
         k = self.kernel
         best = self.variants - 1 - np.argmax(self.full_allowed[:, :, ::-1], axis=2)
         policy = _Policy(
@@ -121,9 +124,10 @@ class _Process:
             np.zeros((k.N, k.J), dtype=np.int64),
         )
         if self.partial is not None:
-            for number, group in enumerate(self.partial.groups):
+            for number, group in reversed([*enumerate(self.partial.groups)]):
                 for v in range(len(group.variants)):
-                    at = group.allowed[:, v] & (policy.variant[group.n - 1] < 0)
+                    at = group.slots[group.allowed[:, v]]
+                    at = at[policy.variant[group.n - 1, at] < 0]
                     policy.group[group.n - 1, at] = number
                     policy.index[group.n - 1, at] = v
         return policy
@@ -151,48 +155,53 @@ class _Process:
         taken = np.concatenate([none, size.ravel(), most])
         in_time = np.concatenate([none, (size * met).ravel(), none])
         right = np.concatenate([none, (size * met * k.accuracy[variant]).ravel(), none])
-        cost = taken if self.per_query else np.ones(k.num_states)
+        cost = taken.astype(float) if self.per_query else np.ones(k.num_states)
         weight = np.minimum(taken, cost)
         reward = weight * np.concatenate([none, worth.ravel(), [-self.penalty]])
         return reward, cost, in_time, right
 
     def evaluate(self, policy: _Policy) -> _Evaluation:
-        """θ, h and occupancy by solving for them."""
+        """θ, h and occupancy by solving for them on the chain of *nodes*: outcomes of full
+        batches, and the states that partial batches lead to."""
         k = self.kernel
         reward, cost, _, _ = self.outcome(policy)
-        counted = float(self.per_query)
         rows = k.outcomes_of(policy.variant)
-        if self.partial is None:
-            # The chain of outcomes: what follows state by state, averaged over states.
-            chain = k.after @ rows
-            ratio, outcome_values, share = _average(
-                chain,
-                k.after @ reward - counted * self.penalty * k.excess,
-                k.after @ cost + counted * k.excess,
-                EMPTY,
-            )
-            values = reward - ratio * cost + rows @ outcome_values
-            return _Evaluation(
-                ratio, values, outcome_values, share @ k.after, float(share @ k.excess)
-            )
-        chain = rows @ k.after
-        excess = rows @ k.excess
-        for number, v, slots in policy.partial_actions():
-            self.partial.add_rows(chain, excess, number, v, slots)
-        chain[k.full] = chain[1 + (k.N - 1) * k.J]
-        excess[k.full] = excess[1 + (k.N - 1) * k.J]
+        excess = np.zeros(k.num_states)
+        states: Ints = np.empty(0, dtype=np.int64)
+        if self.partial is not None:
+            leading = np.zeros((k.num_states, k.num_states))
+            for number, v, slots in policy.partial_actions():
+                self.partial.add_rows(leading, excess, number, v, slots)
+            last = 1 + (k.N - 1) * k.J
+            leading[k.full], excess[k.full] = leading[last], excess[last]
+            states = np.flatnonzero(leading.max(axis=0) > _NEVER)
+            rows = np.concatenate([rows, leading[:, states]], axis=1)
+        chain = np.concatenate([k.after @ rows, rows[states]])
+        counted = float(self.per_query)
         reward -= counted * self.penalty * excess
-        ratio, values, share = _average(chain, reward, cost + counted * excess, 0)
-        return _Evaluation(ratio, values, None, share, float(share @ excess))
+        cost += counted * excess
+        ratio, node_values, share = _average(
+            chain,
+            np.append(k.after @ reward - counted * self.penalty * k.excess, reward[states]),
+            np.append(k.after @ cost + counted * k.excess, cost[states]),
+            EMPTY,
+        )
+        outcomes = k.num_outcomes
+        occupancy = share[:outcomes] @ k.after
+        np.add.at(occupancy, states, share[outcomes:])
+        return _Evaluation(
+            ratio,
+            reward - ratio * cost + rows @ node_values,
+            node_values[:outcomes],
+            occupancy,
+            float(share[:outcomes] @ k.excess + occupancy @ excess),
+        )
 
     def improve(self, policy: _Policy, found: _Evaluation) -> tuple[_Policy, float]:
         """The policy that is greedy for the values found, and by how much it improves at most."""
         k = self.kernel
         loss = found.ratio + self.penalty if self.per_query else 0.0
-        outcome_values = found.outcome_values
-        if outcome_values is None:
-            outcome_values = k.after @ found.values - loss * k.excess
-        q = k.expect(outcome_values)
+        q = k.expect(found.outcome_values)
         sizes = np.arange(1, k.N + 1)[:, None, None]
         worth = np.where(k.fits, k.accuracy, -self.penalty)
         q += (worth - found.ratio) * (sizes if self.per_query else 1)
@@ -215,13 +224,15 @@ class _Process:
                 gain = (worth - found.ratio) * (group.size if self.per_query else 1) + next_value
                 gain[~group.allowed] = -np.inf
                 v = np.argmax(gain, axis=1)
-                value_here = gain[np.arange(k.J), v]
-                at = value_here > best[group.n - 1]
-                span = max(span, float((value_here - current[group.n - 1]).max()))
-                best[group.n - 1, at] = value_here[at]
+                gain = gain[np.arange(len(v)), v]
+                at = group.slots
+                span = max(span, float((gain - current[group.n - 1, at]).max()))
+                higher = gain > best[group.n - 1, at]
+                at = at[higher]
+                best[group.n - 1, at] = gain[higher]
                 new.variant[group.n - 1, at] = -1
                 new.group[group.n - 1, at] = number
-                new.index[group.n - 1, at] = v[at]
+                new.index[group.n - 1, at] = v[higher]
         return new, max(span, 0.0)
 
     def table(self, policy: _Policy, found: _Evaluation, improvements: int, span: float) -> Table:
@@ -281,7 +292,7 @@ def _average(
     matrix with c in the place of column `reference` gives the distribution scaled to μ·c = 1.
     States that nothing leads to only have a value, which follows from the others'.
     """
-    reached = chain.max(axis=0) > 1e-14
+    reached = chain.max(axis=0) > _NEVER
     reached[reference] = True
     kept = np.flatnonzero(reached)
     at = int(np.searchsorted(kept, reference))
