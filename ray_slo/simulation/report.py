@@ -41,8 +41,8 @@ class Report:
 
     Args:
         meta: duration_s, warmup_s, seed, policy, models, slo_s, variants, accuracy, workers.
-        requests: columns of shape (requests,): model, arrival_s, deadline_s, batch (−1: none),
-            drop_reason (−1: none), dropped_s. In order of arrival.
+        requests: columns of shape (requests,): model, size (items), arrival_s, deadline_s,
+            batch (−1: none), drop_reason (−1: none), dropped_s. In order of arrival.
         batches: columns of shape (batches,): worker, variant, size, status, dispatched_s,
             predicted_start_s, predicted_finish_s, started_s, finished_s. In order of dispatch.
     """
@@ -75,9 +75,9 @@ class Report:
 
     @cached_property
     def requests(self) -> pd.DataFrame:
-        """One row per request: model, arrival_s, deadline_s, outcome, drop_reason, batch, worker,
-        variant, started_s, finished_s, queueing_s, latency_s, slack_s, measured. Seconds; missing
-        values are NaN (batch: −1)."""
+        """One row per request: model, size, arrival_s, deadline_s, outcome, drop_reason, batch,
+        worker, variant, started_s, finished_s, queueing_s, latency_s, slack_s, measured. Seconds;
+        missing values are NaN (batch: −1)."""
         import pandas as pd
 
         r, b = self._r, self._b
@@ -90,6 +90,7 @@ class Report:
         frame: pd.DataFrame = pd.DataFrame(
             {
                 "model": _named(r["model"], self.meta["models"]),
+                "size": r.get("size", 1),  # files of older versions have none
                 "arrival_s": r["arrival_s"],
                 "deadline_s": r["deadline_s"],
                 "outcome": _named(self._outcome, OUTCOMES),

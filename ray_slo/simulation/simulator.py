@@ -63,11 +63,12 @@ class WorkerEvent:
 
 
 class _Batch:
-    __slots__ = ("dispatch", "finish", "index", "ready", "start")
+    __slots__ = ("dispatch", "finish", "index", "items", "ready", "start")
 
-    def __init__(self, index: int, dispatch: Dispatch, ready: float) -> None:
+    def __init__(self, index: int, dispatch: Dispatch, items: int, ready: float) -> None:
         self.index = index
         self.dispatch = dispatch
+        self.items = items  # in its requests together
         self.ready = ready  # when the worker has every payload
         self.start = self.finish = math.inf
 
@@ -267,6 +268,7 @@ class _Run:
 
     def _requests(self) -> Iterator[Request]:
         requests, names = self.requests, self.requests.models
+        size = requests.size
         for start in range(0, len(requests), _CHUNK):
             piece = slice(start, start + _CHUNK)
             rows = zip(
@@ -275,8 +277,13 @@ class _Run:
                 requests.deadline[piece].tolist(),
                 strict=True,
             )
-            for id, (model, arrival, deadline) in enumerate(rows, start):
-                yield Request(id, names[model], arrival, deadline)
+            if size is None:
+                for id, (model, arrival, deadline) in enumerate(rows, start):
+                    yield Request(id, names[model], arrival, deadline)
+            else:
+                sized = zip(rows, size[piece].tolist(), strict=True)
+                for id, ((model, arrival, deadline), items) in enumerate(sized, start):
+                    yield Request(id, names[model], arrival, deadline, items)
 
     def _event(self, priority: int, what: Any, batch: Any) -> None:
         if priority == _END:
@@ -357,14 +364,15 @@ class _Run:
                 f"batch {d.batch_id}: {d.worker!r} has not loaded {d.variant!r}; "
                 f"it has {', '.join(sorted(slot.worker.loaded))}"
             )
+        items = size if self.requests.size is None else sum([r.size for r in d.requests])
         profile = self.truth.variants[d.variant].profiles[slot.worker.hardware]
-        if not 1 <= size <= profile.max_batch_size:
+        if not 1 <= items <= profile.max_batch_size:
             raise PolicyError(
-                f"batch {d.batch_id} has {size} requests; {d.variant!r} takes 1 to "
-                f"{profile.max_batch_size}"
+                f"batch {d.batch_id} has {size} requests of {items} items; {d.variant!r} takes "
+                f"1 to {profile.max_batch_size}"
             )
         index = len(self.b_size)
-        batch = _Batch(index, d, self.now + self.truth.delay(size))
+        batch = _Batch(index, d, items, self.now + self.truth.delay(size))
         self.b_worker.append(slot.index)
         self.b_variant.append(self.variant_of[d.variant])
         self.b_size.append(size)
@@ -389,7 +397,7 @@ class _Run:
     def _start(self, slot: _Slot, batch: _Batch) -> None:
         d = batch.dispatch
         profile = self.truth.variants[d.variant].profiles[slot.worker.hardware]
-        time = profile.latency(len(d.requests))
+        time = profile.latency(batch.items)
         if self.noise is not None:
             time *= next(self.noise)
         batch.start = start = batch.ready if batch.ready > self.now else self.now
@@ -444,6 +452,7 @@ class _Run:
             },
             {
                 "model": self.requests.model,
+                "size": np.ones(n, np.int64) if self.requests.size is None else self.requests.size,
                 "arrival_s": self.requests.arrival,
                 "deadline_s": self.requests.deadline,
                 "batch": last_batch,

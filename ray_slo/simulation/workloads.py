@@ -7,6 +7,7 @@ at different rates see the same pattern of arrivals (common random numbers: what
     arrivals: {kind: gamma, rate: 500, shape: 0.05}
     popularity: {zipf: 0.9}
     slo_mix: [{slo_ms: 50, share: 0.2}, {slo_ms: 200, share: 0.8}]
+    sizes: {kind: log_normal, median: 80, sigma: 1.2}
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from pydantic import (
     PositiveInt,
     model_validator,
 )
+from scipy.special import ndtr, ndtri
 
 from ray_slo.core.cluster import Cluster
 
@@ -331,6 +333,64 @@ class SloShare(_Spec):
     share: PositiveFloat
 
 
+class _Sizes(_Spec):
+    """Sizes whose transform is normal, cut to 1 … `max_size` (drawn inside, not clipped to it)."""
+
+    max_size: PositiveInt = 1000
+
+    def quantiles(self, at: Floats) -> Ints:
+        """Sizes at the quantiles `at`, each in (0, 1)."""
+        raise NotImplementedError
+
+    def draw(self, count: int, rng: np.random.Generator) -> Ints:
+        """`count` sizes. The first ones do not depend on how many follow."""
+        return self.quantiles(rng.random(count))
+
+    def _cut_normal(self, at: Floats, low: float, high: float) -> Floats:
+        a, b = ndtr(low), ndtr(high)
+        return np.asarray(ndtri(a + at * (b - a)))
+
+
+class LogNormal(_Sizes):
+    """Log-normal request sizes, what recommenders see (Kairos §7: the trace of Meta's queries).
+
+    Attributes:
+        median: of the sizes before the cut.
+        sigma: standard deviation of the logarithm.
+        max_size: largest size.
+    """
+
+    kind: Literal["log_normal"] = "log_normal"
+    median: PositiveFloat
+    sigma: PositiveFloat
+
+    def quantiles(self, at: Floats) -> Ints:
+        low, high = np.log(np.array([0.5, self.max_size + 0.5]) / self.median) / self.sigma
+        sizes = self.median * np.exp(self.sigma * self._cut_normal(at, low, high))
+        return np.clip(np.rint(sizes), 1, self.max_size).astype(np.int64)
+
+
+class Gaussian(_Sizes):
+    """Normal request sizes (Kairos §8.6).
+
+    Attributes:
+        mean, std: of the sizes before the cut.
+        max_size: largest size.
+    """
+
+    kind: Literal["gaussian"] = "gaussian"
+    mean: PositiveFloat
+    std: PositiveFloat
+
+    def quantiles(self, at: Floats) -> Ints:
+        low, high = (np.array([0.5, self.max_size + 0.5]) - self.mean) / self.std
+        sizes = self.mean + self.std * self._cut_normal(at, low, high)
+        return np.clip(np.rint(sizes), 1, self.max_size).astype(np.int64)
+
+
+Sizes = Annotated[LogNormal | Gaussian, Field(discriminator="kind")]
+
+
 @dataclass(frozen=True)
 class Requests:
     """Columns of a generated workload, in order of arrival; all of shape (n,).
@@ -338,12 +398,14 @@ class Requests:
     Attributes:
         model: index into `models`.
         arrival, deadline: seconds from the start.
+        size: items in each request; None where each has one.
     """
 
     models: Sequence[str]
     model: Ints
     arrival: Floats
     deadline: Floats
+    size: Ints | None = None
 
     def __len__(self) -> int:
         return len(self.arrival)
@@ -359,6 +421,7 @@ class Workload(_Spec):
         popularity: shares of the models, where `arrivals` is one process: Zipf, or a share per
             model (scaled to sum 1; models left out get none). Equal by default.
         slo_mix: SLOs that requests ask for instead of their model's, with their shares.
+        sizes: items per request; one by default. A batch takes ℓ(its items).
     """
 
     arrivals: (
@@ -368,6 +431,7 @@ class Workload(_Spec):
         Zipf | dict[str, NonNegativeFloat] | None, Field(union_mode="left_to_right")
     ] = None
     slo_mix: list[SloShare] | None = None
+    sizes: Sizes | None = None
 
     @model_validator(mode="after")
     def _check(self) -> Workload:
@@ -441,7 +505,8 @@ class Workload(_Spec):
             ValueError: the workload names a model that the cluster does not have.
         """
         models = list(cluster.models)
-        rngs = rng.spawn(len(models))  # a stream's draws do not depend on how many others took
+        # A stream's draws do not depend on how many others took.
+        *rngs, sizes_rng = rng.spawn(len(models) + 1)
         streams: list[Floats]
         if isinstance(self.arrivals, dict):
             _check_models("arrivals", self.arrivals, models)
@@ -475,7 +540,8 @@ class Workload(_Spec):
             slo = slos[rng.choice(len(slos), size=len(arrival), p=weights / weights.sum())]
         else:
             slo = np.array([cluster.models[m].latency_slo_s for m in models])[model]
-        return Requests(models, model, arrival, arrival + slo)
+        size = self.sizes.draw(len(arrival), sizes_rng) if self.sizes else None
+        return Requests(models, model, arrival, arrival + slo, size)
 
 
 def changing_rates(

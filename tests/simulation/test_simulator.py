@@ -262,3 +262,18 @@ def test_a_policy_that_never_lets_time_pass_is_stopped(make_cluster):
 
     with pytest.raises(PolicyError, match="for ever"):
         simulate(Stuck({}), make_cluster(), at(0))
+
+
+def test_a_batch_takes_the_latency_of_its_items(greedy, make_cluster):
+    workload = Workload.poisson(0.05, sizes={"kind": "gaussian", "mean": 6, "std": 3})
+    report = simulate(greedy(max_batch=1), make_cluster(slo_s=1e4), workload, duration_s=400)
+    requests = report.requests
+    assert requests["size"].nunique() > 3
+    took = requests.finished_s - requests.started_s
+    assert took.to_numpy() == pytest.approx(requests["size"].to_numpy() + 5.0)  # ℓ(b) = b + 5
+
+
+def test_more_items_than_the_profile_has_is_the_policys_mistake(greedy, make_cluster):
+    workload = Workload.poisson(1, sizes={"kind": "gaussian", "mean": 90, "std": 1})
+    with pytest.raises(PolicyError, match=r"1 requests of \d+ items; 'm' takes 1 to 64"):
+        simulate(greedy(max_batch=1), make_cluster(slo_s=1e4), workload, duration_s=10)

@@ -2,10 +2,13 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
+from ray_slo.core import Cluster, LatencyProfile, Model, Variant
 from ray_slo.simulation import (
     Burst,
     Constant,
     Gamma,
+    Gaussian,
+    LogNormal,
     Mmpp,
     Poisson,
     Population,
@@ -261,3 +264,32 @@ def test_changing_workload_follows_its_periods(make_cluster):
     for i, m in enumerate(models):
         counts = np.histogram(drawn.arrival[drawn.model == i], np.arange(0, 51, 10))[0]
         assert counts / 10 == pytest.approx(rates[m], rel=0.15, abs=2)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "median"),
+    [
+        (LogNormal(median=80, sigma=1.2), 77),  # the cut takes the upper 1.8 %
+        (Gaussian(mean=500, std=200), 500),
+        (LogNormal(median=900, sigma=2), 250),  # the 26th percentile without the cut
+    ],
+)
+def test_sizes_are_cut_not_clipped(sizes, median):
+    drawn = sizes.draw(20_000, np.random.default_rng(0))
+    assert drawn.min() >= 1
+    assert drawn.max() <= 1000
+    assert np.median(drawn) == pytest.approx(median, rel=0.04)
+    assert np.mean(drawn == 1000) < 0.002
+    assert (drawn[:50] == sizes.draw(50, np.random.default_rng(0))).all()
+
+
+def test_sizes_leave_the_arrivals_as_they_were():
+    cluster = Cluster.uniform(
+        [Model("m", 0.1, (Variant("v", {"default": LatencyProfile.linear(1e-3, 0, 1000)}),))], 1
+    )
+    plain = Workload.poisson(100)
+    sized = Workload.poisson(100, sizes={"kind": "gaussian", "mean": 50, "std": 10})
+    a, b = (w.generate(cluster, 5.0, np.random.default_rng(3)) for w in (plain, sized))
+    assert (a.arrival == b.arrival).all()
+    assert a.size is None
+    assert b.size.mean() == pytest.approx(50, abs=2)
