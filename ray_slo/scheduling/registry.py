@@ -14,6 +14,7 @@ POLICIES: dict[str, str] = {
     "deferred_flex": "ray_slo.scheduling.deferred_flex:DeferredFlex",
     "eager": "ray_slo.scheduling.timeout:Eager",
     "flex": "ray_slo.scheduling.flex:Flex",
+    "kairos": "ray_slo.scheduling.kairos:Kairos",
     "price": "ray_slo.scheduling.price:Price",
     "ramsis": "ray_slo.scheduling.ramsis:Ramsis",
     "timeout": "ray_slo.scheduling.timeout:Timeout",

@@ -1,0 +1,473 @@
+"""Kairos' query distribution (§5.1): queries of unlike sizes, instances of unlike speed.
+
+At every event that frees a worker or brings a request, the waiting requests are matched to the
+workers one to one, at the least total cost (scipy's Jonker–Volgenant). Request i on worker j costs
+
+    C_j · L_ij,    L_ij = what is left of j's running batch + ℓ_j(size_i)           (Eq. 2, 4)
+
+where C_j is the *heterogeneity coefficient*: ℓ of the largest request on the fastest kind over that
+on j (Definition 1). So a second of a weak worker is cheap, and requests that gain most from a
+strong one get it. A pair that would finish after ξ times the SLO costs 10 SLOs instead (Eq. 5, 8).
+Pairs with an idle worker are carried out; the others are only plans, made anew at the next event.
+
+Where we differ from the paper: the penalty is not weighted by C_j (weighted, a request that cannot
+be served in time is drawn to the cheapest worker and pushes away those that can), and requests
+that no worker can serve in time, by what is predicted, take no part in the matching. With more
+requests than workers, the paper takes those that are cheapest to serve, the small ones, and large
+ones wait until they are late; `pick="urgent"` matches the most urgent instead. The programs
+`kairos-matching` and `kairos-fig14` have the measurements.
+
+Worker latencies are those of the cluster's profiles, or (`learn=True`) learned from the batches
+that finish: first a straight line, then a table that fills by size (§5.1, Remarks).
+
+Worked example (Figure 5; units are seconds): a strong worker with ℓ(s) = s / 2, a weak one with
+ℓ(s) = s, SLO 8, so that C = 1 and 0.5. Requests of sizes 4 and 10 wait. First come, first served
+puts the 4 on the strong worker, and the 10 on the weak one, where it is late and blocks until 10.
+The matching sees costs of 2 and 2 for the 4, but 5 and (late) 80 for the 10: it uses the weak
+worker for the 4. At 4, requests of sizes 8 and 4 come and are in time as well; of the four, first
+come, first served answers three.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import linear_sum_assignment
+
+from ray_slo.core.cluster import Cluster
+from ray_slo.core.decisions import Action, Decision, Dispatch, Drop, DropReason
+from ray_slo.core.profiles import LatencyProfile
+from ray_slo.core.requests import BatchOutcome, BatchStatus, Request, WorkerId
+
+Floats = NDArray[np.float64]
+
+TOLERANCE_S = 5e-7
+"""A deadline may be missed by this much: clocks and sums of floats are no better."""
+
+_OVERRUN = 0.05
+"""A batch past its predicted end is expected to last this share of its length longer, or as long
+again as it is late."""
+
+_LINE_WEIGHT = 0.5
+"""Samples that the straight line counts for, beside those measured at a size."""
+
+
+class LearnedLatency:
+    """ℓ(size) of one kind of worker, learned from single measurements (§5.1, Remarks).
+
+    Starts as the straight line through `prior`; a least-squares line once two sizes were measured;
+    at sizes that were measured, their mean.
+
+    Attributes:
+        table: seconds by size 0 … max_size, shape (max_size + 1,); entry 0 is unused.
+    """
+
+    def __init__(self, prior: LatencyProfile) -> None:
+        self._sizes = np.arange(prior.max_batch_size + 1, dtype=float)
+        self._prior = prior
+        alpha, beta = prior.fit_linear()
+        self._floor = 0.01 * max(prior.latency(1), 1e-9)
+        self._line = np.maximum(alpha * self._sizes + beta, self._floor)
+        self._total = np.zeros(len(self._sizes))
+        self._count = np.zeros(len(self._sizes))
+        self._refit_at = 1
+        self.samples = 0
+        self.table: Floats = self._line.copy()
+
+    def add(self, size: int, duration_s: float) -> bool:
+        """Take a measurement in. Whether all of `table` changed, not only the entry of `size`."""
+        self._total[size] += duration_s
+        self._count[size] += 1
+        self.samples += 1
+        if self.samples < self._refit_at:
+            self._fill(slice(size, size + 1))
+            return False
+        self._refit_at = max(self.samples + 1, int(1.5 * self.samples))
+        self._fit()
+        self._fill(slice(None))
+        return True
+
+    def _fit(self) -> None:
+        measured = np.flatnonzero(self._count)
+        weight, mean = self._count[measured], self._total[measured] / self._count[measured]
+        if len(measured) == 1:  # nothing is known of the slope: the prior's, scaled
+            self._line = self._line * (mean[0] / self._line[measured[0]])
+            return
+        centre = np.average(measured, weights=weight)
+        level = np.average(mean, weights=weight)
+        offset = measured - centre
+        slope = max((weight * offset) @ (mean - level) / ((weight * offset) @ offset), 0.0)
+        self._line = np.maximum(level + slope * (self._sizes - centre), self._floor)
+
+    def _fill(self, at: slice) -> None:
+        count = self._count[at]
+        self.table[at] = (self._total[at] + _LINE_WEIGHT * self._line[at]) / (count + _LINE_WEIGHT)
+
+
+class _Worker:
+    __slots__ = ("flights", "hardware", "id", "index", "kind")
+
+    def __init__(self, id: WorkerId) -> None:
+        self.id = id
+        self.index = self.kind = 0
+        self.hardware = ""
+        # The running batch and one sent ahead: (batch id, variant, predicted start and finish).
+        self.flights: list[tuple[int, str, float, float]] = []
+
+
+class _Waiting:
+    """Waiting requests in order of arrival: columns that grow, for vectorised matching."""
+
+    def __init__(self) -> None:
+        self.requests: list[Request] = []
+        self.model = np.zeros(64, dtype=np.int64)
+        self.size = np.zeros(64, dtype=np.int64)
+        self.due = np.zeros(64)
+        self.slo = np.zeros(64)
+
+    def add(self, request: Request, model: int, row: int, due: float) -> None:
+        i = len(self.requests)
+        if i == len(self.due):
+            self.model, self.size = np.resize(self.model, 2 * i), np.resize(self.size, 2 * i)
+            self.due, self.slo = np.resize(self.due, 2 * i), np.resize(self.slo, 2 * i)
+        self.model[i], self.size[i], self.due[i] = model, row, due
+        self.slo[i] = request.deadline - request.arrival
+        self.requests.append(request)
+
+    def remove(self, gone: Sequence[int]) -> None:
+        """Forget the requests at these positions."""
+        if len(gone) == 1:
+            i, n = gone[0], len(self.requests)
+            del self.requests[i]
+            for column in (self.model, self.size, self.due, self.slo):
+                column[i : n - 1] = column[i + 1 : n]
+            return
+        kept = np.ones(len(self.requests), dtype=bool)
+        kept[gone] = False
+        positions = np.flatnonzero(kept)
+        for column in (self.model, self.size, self.due, self.slo):
+            column[: len(positions)] = column[positions]
+        self.requests = [self.requests[i] for i in positions.tolist()]
+
+
+class Kairos:
+    """Matches waiting requests to unlike workers at the least weighted time. One request a batch.
+
+    Args:
+        xi: ξ: a request is planned to be answered within this share of its SLO.
+        late: what becomes of a request that cannot be: "drop", or "serve" it on a worker that
+            nobody else wants.
+        pick: with more requests than workers, match the "cheapest" (the paper) or the most
+            "urgent" ones.
+        learn: learn latencies from the batches that finish, beginning with a straight line through
+            the cluster's profiles. Otherwise the profiles are taken at their word: a live
+            scheduler learns them itself.
+        penalty: cost of a pair that would be late, in SLOs.
+
+    Raises:
+        ValueError: an argument out of its range.
+    """
+
+    serves_late: bool
+
+    def __init__(
+        self,
+        *,
+        xi: float = 0.98,
+        late: Literal["drop", "serve"] = "drop",
+        pick: Literal["cheapest", "urgent"] = "urgent",
+        learn: bool = False,
+        penalty: float = 10.0,
+    ) -> None:
+        if not 0 < xi <= 1:
+            raise ValueError(f"xi must be above 0 and at most 1, got {xi}")
+        for name, value, choices in (
+            ("late", late, ("drop", "serve")),
+            ("pick", pick, ("cheapest", "urgent")),
+        ):
+            if value not in choices:
+                raise ValueError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
+        if not penalty > 1:
+            raise ValueError(f"penalty must be above 1 (SLO), got {penalty}")
+        self.serves_late = late == "serve"
+        self.matchings = 0
+        self._xi = xi
+        self._urgent = pick == "urgent"
+        self._penalty = penalty
+        self._learn = learn
+        self._learned: dict[tuple[str, str], LearnedLatency] = {}
+        self._waiting = _Waiting()
+        self._workers: dict[WorkerId, _Worker] = {}
+        self._order: list[_Worker] = []
+        self._batch_id = 0
+        self._changed = True
+        self._drop_at = self._wake_at = math.inf
+
+    # -- events --------------------------------------------------------------------------------
+
+    def requests_arrived(self, now: float, requests: Sequence[Request]) -> None:
+        for r in requests:
+            model = self._models.get(r.model, -1)
+            row = min(r.size, self._max_size + 1)
+            # A little is given back for rounding, but never a deadline.
+            due = r.arrival + self._xi * (r.deadline - r.arrival) + TOLERANCE_S
+            self._waiting.add(r, model, row, due)
+            shortest = float(self._shortest[model, row])
+            give_up = r.deadline if shortest == math.inf else due - shortest - self._delay_s
+            self._drop_at = min(self._drop_at, give_up)
+        self._changed = True
+
+    def requests_cancelled(self, now: float, requests: Sequence[Request]) -> None:
+        gone = {id(r) for r in requests}
+        if found := [i for i, r in enumerate(self._waiting.requests) if id(r) in gone]:
+            self._waiting.remove(found)
+            self._changed = True
+
+    def batch_finished(self, now: float, worker: WorkerId, outcome: BatchOutcome) -> None:
+        state = self._workers.get(worker)
+        if state is None:
+            return
+        mine = next((f for f in state.flights if f[0] == outcome.batch_id), None)
+        if mine is None:
+            return
+        state.flights.remove(mine)
+        if state.flights:  # the one sent ahead runs now
+            batch_id, variant, start, finish = state.flights[0]
+            begin = max(now, start)
+            state.flights[0] = (batch_id, variant, begin, begin + finish - start)
+        self._place(state)
+        self._changed = True
+        if self._learn and outcome.status is BatchStatus.FINISHED:
+            self._measured(mine[1], state.hardware, outcome)
+
+    def cluster_changed(self, now: float, cluster: Cluster) -> None:
+        self._delay_s = cluster.delay(1)
+        known, self._workers = self._workers, {}
+        kinds: dict[tuple[str, frozenset[str]], int] = {}
+        for index, worker in enumerate(cluster.workers.values()):
+            state = self._workers[worker.id] = known.get(worker.id) or _Worker(worker.id)
+            state.index, state.hardware = index, worker.hardware
+            state.kind = kinds.setdefault((worker.hardware, worker.loaded), len(kinds))
+        self._order = list(self._workers.values())
+        self._kind = np.array([w.kind for w in self._order], dtype=np.int64)
+        self._free_at = np.zeros(len(self._order))
+        self._ready_from = np.zeros(len(self._order))
+        for state in self._order:
+            self._place(state)
+        self._set_latencies(cluster, kinds)
+        requests, self._waiting = self._waiting.requests, _Waiting()
+        self._drop_at = math.inf
+        self.requests_arrived(now, requests)
+
+    def decide(self, now: float) -> Decision:
+        actions: list[Action] = []
+        if now >= self._drop_at:
+            self._give_up(now, actions)
+        if self._changed or now >= self._wake_at:
+            self._changed = False
+            self._wake_at = math.inf
+            if self._waiting.requests and self._order:
+                self._match(now, actions)
+            if not self._waiting.requests:
+                self._drop_at = math.inf
+        return Decision(actions, min(self._drop_at, self._wake_at))
+
+    # -- what workers take ---------------------------------------------------------------------
+
+    def _set_latencies(
+        self, cluster: Cluster, kinds: dict[tuple[str, frozenset[str]], int]
+    ) -> None:
+        """ℓ by (model, size, kind), `inf` where it is not served; the first variant loaded."""
+        self._models = {m: i for i, m in enumerate(cluster.models)}
+        self._variant: dict[tuple[int, int], str] = {}
+        self._users: dict[tuple[str, str], list[tuple[int, int]]] = {}
+        profiles: dict[tuple[int, int], LatencyProfile] = {}
+        for model in cluster.models.values():
+            for (hardware, loaded), k in kinds.items():
+                chosen = (v for v in model.variants if v.name in loaded and hardware in v.profiles)
+                if (variant := next(chosen, None)) is not None:
+                    at = self._models[model.name], k
+                    self._variant[at] = variant.name
+                    self._users.setdefault((variant.name, hardware), []).append(at)
+                    profiles[at] = variant.profiles[hardware]
+        self._max_size = max((p.max_batch_size for p in profiles.values()), default=1)
+        shape = len(self._models) + 1, self._max_size + 2, len(kinds)
+        self._latency = np.full(shape, np.inf)  # the last model and the last size: not served
+        for (name, hardware), users in self._users.items():
+            profile = profiles[users[0]]
+            if self._learn:
+                learned = self._learned.get((name, hardware))
+                if learned is None or len(learned.table) != profile.max_batch_size + 1:
+                    learned = self._learned[name, hardware] = LearnedLatency(profile)
+                table = learned.table[1:]
+            else:
+                table = np.array(profile.table)
+            for m, k in users:
+                self._latency[m, 1 : 1 + len(table), k] = table
+        self._weigh()
+
+    def _weigh(self) -> None:
+        """Shortest latencies, and heterogeneity coefficients (Definition 1) by (model, kind)."""
+        self._shortest = self._latency.min(axis=2, initial=np.inf)
+        self._weight = np.ones((self._latency.shape[0], self._latency.shape[2]))
+        for m in self._models.values():
+            served = [k for k in range(self._latency.shape[2]) if (m, k) in self._variant]
+            if served:
+                sizes = np.isfinite(self._latency[m][:, served]).all(axis=1)
+                largest = np.flatnonzero(sizes)[-1]  # that every kind can run
+                times = self._latency[m, largest, served]
+                self._weight[m, served] = times.min() / times
+
+    def _measured(self, variant: str, hardware: str, outcome: BatchOutcome) -> None:
+        learned = self._learned.get((variant, hardware))
+        size = sum(r.size for r in outcome.requests)
+        duration = outcome.finished_at - outcome.started_at
+        if learned is None or not 1 <= size < len(learned.table) or not duration > 0:
+            return
+        everything = learned.add(size, duration)
+        at = slice(1, len(learned.table)) if everything else slice(size, size + 1)
+        for m, k in self._users.get((variant, hardware), ()):
+            self._latency[m, at, k] = learned.table[at]
+        if everything:
+            self._weigh()
+        else:
+            self._shortest[:, size] = self._latency[:, size].min(axis=1)
+
+    def _place(self, state: _Worker) -> None:
+        """When a worker is free, and from when on it can be sent a batch (`inf`: not before an
+        event)."""
+        i = state.index
+        if not state.flights:
+            self._free_at[i] = self._ready_from[i] = -math.inf
+        else:
+            self._free_at[i] = end = state.flights[-1][3]
+            ahead = len(state.flights) == 1 and self._delay_s > 0
+            self._ready_from[i] = end - self._delay_s if ahead else math.inf
+
+    # -- decisions -----------------------------------------------------------------------------
+
+    def _give_up(self, now: float, actions: list[Action]) -> None:
+        """Drop what not even an idle worker could serve in time; when to look again."""
+        w, n = self._waiting, len(self._waiting.requests)
+        shortest = self._shortest[w.model[:n], w.size[:n]]
+        served = np.isfinite(shortest)
+        deadline = np.array([r.deadline for r in w.requests])
+        give_up = np.where(served, w.due[:n] - shortest - self._delay_s, deadline)
+        if self.serves_late:
+            give_up[served] = np.inf
+        gone = np.flatnonzero(now >= give_up)
+        by_reason: dict[DropReason, list[Request]] = {}
+        for i in gone.tolist():
+            if not served[i]:
+                reason = DropReason.NO_WORKER
+            elif deadline[i] <= now:
+                reason = DropReason.EXPIRED
+            else:
+                reason = DropReason.WOULD_MISS
+            by_reason.setdefault(reason, []).append(w.requests[i])
+        actions.extend(Drop(requests, reason) for reason, requests in by_reason.items())
+        if len(gone):
+            w.remove(gone.tolist())
+        self._drop_at = float(give_up[now < give_up].min(initial=np.inf))
+
+    def _match(self, now: float, actions: list[Action]) -> None:
+        """Match what waits to the workers and send what goes to one that is ready."""
+        ready = (self._ready_from <= now) & ((self._free_at >= now) | (self._free_at == -np.inf))
+        if not ready.any():
+            # Nothing can be sent: no need to plan. Events wake us; so does the delay's lead time.
+            self._wake_at = self._next_ready(now)
+            return
+        self.matchings += 1
+        w, n = self._waiting, len(self._waiting.requests)
+        # Time from now until each worker could start: what is left of its batch.
+        wait = self._free_at - now
+        late = (wait < 0) & ~np.isneginf(wait)
+        if late.any():  # overdue: who knows; the later it is, the longer it may still take
+            for j in np.flatnonzero(late).tolist():
+                _, _, start, finish = self._order[j].flights[-1]
+                wait[j] = max(now - finish, _OVERRUN * (finish - start))
+        np.maximum(wait, self._delay_s, out=wait)
+        latency = self._latency[w.model[:n], w.size[:n]]  # (requests, kinds)
+        total = latency[:, self._kind] + wait  # L: (requests, workers)
+        in_time = total <= (w.due[:n] - now)[:, None]
+        rows = np.flatnonzero(in_time.any(axis=1))
+        if len(rows) == 0:
+            pairs: list[tuple[int, int]] = []
+        else:
+            if self._urgent and len(rows) > len(self._order):
+                # The least slack on the fastest worker first.
+                slack = w.due[rows] - self._shortest[w.model[rows], w.size[rows]]
+                rows = rows[np.argpartition(slack, len(self._order))[: len(self._order)]]
+                rows.sort()
+            cost = total if len(rows) == n else total[rows]
+            cost = cost * self._weight[w.model[rows]][:, self._kind]
+            fits = in_time if len(rows) == n else in_time[rows]
+            penalty = self._penalty * w.slo[rows]
+            cost = np.where(fits, cost, penalty[:, None])
+            if len(rows) == 1:
+                pairs = [(int(rows[0]), int(cost[0].argmin()))]
+            else:
+                i, j = linear_sum_assignment(cost)
+                pairs = list(zip(rows[i].tolist(), j.tolist(), strict=True))
+        sent = [(i, j) for i, j in pairs if ready[j] and in_time[i, j]]
+        if self.serves_late and len(rows) < n:
+            taken = {j for _, j in pairs}
+            idle = [j for j in np.flatnonzero(ready).tolist() if j not in taken]
+            if idle:
+                sent += self._serve_late(now, np.setdiff1d(np.arange(n), rows), idle, total)
+        for i, j in sent:
+            self._send(now, w.requests[i], int(w.model[i]), j, float(total[i, j]), actions)
+        if sent:
+            w.remove([i for i, _ in sent])
+        if w.requests:
+            self._wake_at = min(self._next_ready(now), self._next_surprise(now))
+
+    def _serve_late(
+        self, now: float, rows: NDArray[np.int64], idle: list[int], total: Floats
+    ) -> list[tuple[int, int]]:
+        """Requests that will be late, on idle workers that nobody wants."""
+        w = self._waiting
+        hopeless = w.due[rows] - self._shortest[w.model[rows], w.size[rows]] <= now + self._delay_s
+        rows = rows[hopeless]
+        weight = self._weight[w.model[rows]][:, self._kind[idle]]
+        cost = np.nan_to_num(total[np.ix_(rows, idle)] * weight, posinf=1e12)
+        i, j = linear_sum_assignment(cost)
+        columns = np.array(idle)[j]
+        fine = np.isfinite(total[rows[i], columns])
+        return list(zip(rows[i][fine].tolist(), columns[fine].tolist(), strict=True))
+
+    def _next_ready(self, now: float) -> float:
+        """From when on a busy worker may be sent a batch ahead."""
+        ready = self._ready_from
+        return float(ready[(ready > now) & (ready < np.inf)].min(initial=np.inf))
+
+    def _next_surprise(self, now: float) -> float:
+        """When a batch should have ended: plans that count on its worker are out of date then."""
+        at = math.inf
+        for state in self._order:
+            if state.flights:
+                _, _, start, finish = state.flights[-1]
+                if finish <= now:
+                    finish = now + max(now - finish, _OVERRUN * (finish - start))
+                at = min(at, finish)
+        return at if at > now else math.nextafter(now, math.inf)
+
+    def _send(
+        self, now: float, request: Request, model: int, j: int, total_s: float, actions: list[Any]
+    ) -> None:
+        state = self._order[j]
+        finish_at = now + total_s
+        start_at = finish_at - float(self._latency_of(model, request, state.kind))
+        start_at = max(start_at, now)
+        self._batch_id += 1
+        variant = self._variant[model, state.kind]
+        actions.append(Dispatch(self._batch_id, state.id, variant, [request], start_at, finish_at))
+        state.flights.append((self._batch_id, variant, start_at, finish_at))
+        self._place(state)
+
+    def _latency_of(self, model: int, request: Request, kind: int) -> float:
+        return float(self._latency[model, min(request.size, self._max_size + 1), kind])
