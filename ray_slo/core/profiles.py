@@ -118,6 +118,12 @@ class LatencyProfile:
             raise ValueError(f"max_batch_size must be at least 1, got {max_batch_size}")
         return LatencyProfile(self._table[:max_batch_size])
 
+    def differs(self, other: LatencyProfile, by: float) -> bool:
+        """Whether a latency is off by more than the share `by` of `other`'s, or the sizes are."""
+        if self.max_batch_size != other.max_batch_size:
+            return True
+        return any(abs(a - b) > by * b for a, b in zip(self._table, other._table, strict=True))
+
     @property
     def hash(self) -> str:
         """Short digest of the table at 1 µs resolution: equal tables, equal hashes."""

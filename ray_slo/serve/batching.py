@@ -224,7 +224,7 @@ class _Batcher:
             return
         profile, old = self._profile(), self._announced
         self._announced_at = now
-        if old is None or force or _differ(profile, old):
+        if old is None or force or profile.differs(old, _MATERIAL):
             self._announced = profile
             self._host.set_cluster(self._cluster(profile))
 
@@ -457,12 +457,6 @@ class _Batcher:
                 f"seen until its deadline is near. Set max_ongoing_requests well above "
                 f"max_batch_size ({self._settings.max_batch_size})."
             )
-
-
-def _differ(a: LatencyProfile, b: LatencyProfile) -> bool:
-    if a.max_batch_size != b.max_batch_size:
-        return True
-    return any(abs(x - y) > _MATERIAL * y for x, y in zip(a.table, b.table, strict=True))
 
 
 @dataclass(slots=True)

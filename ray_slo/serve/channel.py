@@ -18,7 +18,7 @@ from ray import serve
 
 from ray_slo.serve.messages import BatchReport, Heartbeat, Message, Submit
 from ray_slo.serve.scheduler import Scheduler
-from ray_slo.serve.scheduler_actor import find_scheduler, get_or_create_scheduler
+from ray_slo.serve.scheduler_actor import find_scheduler, get_or_create_scheduler, in_task
 from ray_slo.serve.spec import AppSpec
 
 logger = logging.getLogger(__name__)
@@ -34,6 +34,7 @@ class Channel(Protocol):
     def report(self, report: BatchReport | None) -> None: ...
     async def heartbeat(self, beat: Heartbeat) -> None: ...
     async def join(self, beat: Heartbeat) -> None: ...
+    def is_deserted(self) -> bool: ...
     async def status(self) -> dict[str, Any]: ...
     def close(self) -> None: ...
 
@@ -42,7 +43,9 @@ class EmbeddedChannel:
     """The scheduler lives here."""
 
     def __init__(self, spec: AppSpec, on_messages: Callable[[list[Message]], None]) -> None:
-        self._scheduler = Scheduler(spec, lambda _client, messages: on_messages(messages))
+        self._scheduler = Scheduler(
+            spec, lambda _client, messages: on_messages(messages), aside=in_task
+        )
 
     def submit(self, request: Submit) -> None:
         self._scheduler.submit("", (request,))
@@ -65,6 +68,10 @@ class EmbeddedChannel:
 
     async def join(self, beat: Heartbeat) -> None:
         self._scheduler.heartbeat(beat)
+
+    def is_deserted(self) -> bool:
+        """Whether the scheduler knows no worker, as far as that is a frontend's business."""
+        return not self._scheduler.has_workers
 
     async def status(self) -> dict[str, Any]:
         return {"scheduler": "embedded", **self._scheduler.status()}
@@ -123,6 +130,10 @@ class ActorChannel:
         """Introduce a worker to the scheduler, as soon as that is there."""
         await self._connected.wait()
         await self._actor.heartbeat.remote(beat)
+
+    def is_deserted(self) -> bool:
+        """Workers find the actor themselves."""
+        return False
 
     async def status(self) -> dict[str, Any]:
         if self._actor is None:

@@ -44,6 +44,7 @@ from ray_slo.serve.spec import AppSpec, VariantRef, worker_deployment
 logger = logging.getLogger(__name__)
 
 _GRACE_S = 1.0  # a caller hears something by its deadline plus this, whatever happens
+_MEET_S = 5.0  # for workers to introduce themselves again
 _INLINE_S = 0.002  # pre- and postprocessing slower than this leaves the event loop for a thread
 # What a call to a worker raises when the worker is gone, or its node with the result.
 _GONE = (
@@ -149,8 +150,7 @@ class Frontend:
             )
         )
         # Not ready before there is somebody to do the work: Serve then routes nothing here.
-        for handle in workers.values():
-            await self._channel.join(await handle.introduce.remote())
+        await self._meet_workers()
         self._spawn(self._refresh_metrics())
 
     def _check_names(self, deployment: str, workers: dict[str, Any]) -> None:
@@ -628,10 +628,20 @@ class Frontend:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
+    async def _meet_workers(self) -> None:
+        for handle in self._workers.values():
+            await self._channel.join(await handle.introduce.remote())
+
     async def _refresh_metrics(self) -> None:
         while True:
             await asyncio.sleep(1.0)
             self._metrics.refresh(len(self._pending))
+            # While Serve replaces us, workers beat to our successor, and it replaces them, too.
+            if self._pending and self._channel.is_deserted():
+                try:
+                    await asyncio.wait_for(self._meet_workers(), _MEET_S)
+                except Exception as error:
+                    logger.info("no worker to be met: %r", error)
 
     def __del__(self) -> None:
         for task in getattr(self, "_tasks", ()):

@@ -10,9 +10,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextvars import Context
-from typing import TypeVar
+from typing import Any, TypeVar, cast
 
 from ray_slo.core import (
     BatchOutcome,
@@ -78,6 +78,7 @@ class PolicyHost:
         self._finished: list[tuple[WorkerId, BatchOutcome]] = []
         self._arrived: list[Request] = []
         self._cancelled: list[Request] = []
+        self._solved: list[Any] = []
         self._now = -math.inf
         self._turn: asyncio.Handle | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -102,6 +103,11 @@ class PolicyHost:
     def set_cluster(self, cluster: Cluster) -> None:
         """Workers, variants, profiles or delays changed."""
         self._cluster = cluster
+        self._poke()
+
+    def tables_solved(self, tables: Iterable[Any]) -> None:
+        """What the policy `wanted`, solved aside."""
+        self._solved.extend(tables)
         self._poke()
 
     def close(self) -> None:
@@ -162,6 +168,7 @@ class PolicyHost:
         finished, self._finished = self._finished, []
         arrived, self._arrived = self._arrived, []
         cancelled, self._cancelled = self._cancelled, []
+        solved, self._solved = self._solved, []
         cluster, self._cluster = self._cluster, None
         policy = self.policy
         for worker, outcome in finished:
@@ -170,6 +177,8 @@ class PolicyHost:
         if cluster is not None:
             self._workers = frozenset(cluster.workers)
             policy.cluster_changed(now, cluster)
+        if solved:
+            cast(Any, policy).tables_solved(now, solved)
         if arrived:
             policy.requests_arrived(now, arrived)
         if cancelled:

@@ -13,7 +13,7 @@ import math
 import time
 import uuid
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,7 +34,7 @@ from ray_slo.core import (
     Variant,
     Worker,
 )
-from ray_slo.scheduling.registry import make_policy
+from ray_slo.scheduling.registry import import_attr, make_policy
 from ray_slo.serve.host import PolicyHost
 from ray_slo.serve.messages import BatchReport, Grant, Heartbeat, Message, Refusal, Submit
 from ray_slo.serve.spec import AppSpec
@@ -42,8 +42,13 @@ from ray_slo.serve.spec import AppSpec
 logger = logging.getLogger(__name__)
 
 _PROFILE_PERIOD_S = 0.25  # how often measured batches may change the policy's view
+_MATERIAL = 0.02  # a profile that changed by less is no news to the policy
+_FORGET_AFTER_S = 60.0  # what a variant was seen to take, when it is not used any more
+_SOLVER = "ray_slo.planning.ramsis:solve"  # for policies that have their tables solved aside
 _TICK_S = 0.5
-_QUARANTINE_S = 5.0  # a worker that could not be reached (draining, most often) is left alone
+# A worker that could not be reached is left alone: it drains, or is being reconfigured. Longer and
+# longer, as long as it is not reached.
+_QUARANTINE_S = (0.5, 5.0)
 _PROBE_AFTER_S = 1.0  # a model that looks too slow for its SLO is tried again after this
 _JITTER = 0.05  # of the shortest SLO: how much earlier than it must a live deferred batch goes
 _LOST_AFTER_S = 3.0  # a granted batch that its worker does not know of, and never reported
@@ -100,6 +105,7 @@ class Scheduler:
     Args:
         spec: the application.
         deliver: called with (client, messages) at most once per client and event-loop turn.
+        aside: runs a function that takes a second or so off this event loop; default: a thread.
         heartbeat_timeout_s: a silent worker is taken for dead after this.
     """
 
@@ -108,6 +114,7 @@ class Scheduler:
         spec: AppSpec,
         deliver: Callable[[str, list[Message]], None],
         *,
+        aside: Callable[[Callable[[Any], Any], Any], Awaitable[Any]] | None = None,
         heartbeat_timeout_s: float = 10.0,
     ) -> None:
         self.epoch = uuid.uuid4().hex[:8]
@@ -116,10 +123,16 @@ class Scheduler:
         self._deliver = deliver
         self._heartbeat_timeout_s = heartbeat_timeout_s
         self._loop = asyncio.get_running_loop()
+        self._aside = aside or self._in_thread
         self._clock = time.monotonic  # uvloop's loop.time() has milliseconds only
         self._workers: dict[str, _WorkerState] = {}
-        self._quarantine: dict[str, float] = {}
+        self._quarantine: dict[str, tuple[float, float]] = {}  # (until, how long that is)
         self._profiles: dict[tuple[str, str], OnlineProfile] = {}  # by (variant, kind)
+        self._measured_at: dict[tuple[str, str], float] = {}
+        self._told: dict[tuple[str, str], LatencyProfile] = {}  # what the policy believes
+        self._told_delay_s = math.inf
+        self._solving: asyncio.Task[None] | None = None
+        self._unsolvable: set[Any] = set()
         self._queued: dict[tuple[str, int], _Owned] = {}
         self._in_flight: dict[str, _InFlight] = {}
         self._outbox: dict[str, list[Message]] = {}
@@ -136,6 +149,8 @@ class Scheduler:
 
     def close(self) -> None:
         self._ticker.cancel()
+        if self._solving is not None:
+            self._solving.cancel()
         self._host.close()
 
     # -- from frontends --------------------------------------------------------------------
@@ -175,7 +190,10 @@ class Scheduler:
 
         The frontends submit again what they had sent there.
         """
-        self._quarantine[worker] = self._clock() + _QUARANTINE_S
+        first_s, longest_s = _QUARANTINE_S
+        _, last_s = self._quarantine.get(worker, (0.0, first_s / 2))
+        time_s = min(2 * last_s, longest_s)
+        self._quarantine[worker] = (self._clock() + time_s, time_s)
         self._forget_worker(worker)
 
     def batch_withdrawn(self, batch_id: str) -> None:
@@ -187,9 +205,9 @@ class Scheduler:
     def heartbeat(self, beat: Heartbeat) -> None:
         """A worker is here; the first one brings it in."""
         now = self._clock()
-        if self._quarantine.get(beat.worker, 0.0) > now:
+        until, _ = self._quarantine.get(beat.worker, (0.0, 0.0))
+        if until > now:
             return
-        self._quarantine.pop(beat.worker, None)
         # Those of an older release, still draining, are not ours.
         known = {v: t for v, t in beat.profiles.items() if v in self._variants}
         for variant, table in known.items():
@@ -222,12 +240,15 @@ class Scheduler:
     def report(self, report: BatchReport) -> None:
         """A batch is over on its worker."""
         now = self._clock()
+        self._quarantine.pop(report.worker, None)
         if report.variant in self._variants:
             self._ran_at[self._variants[report.variant].model] = now
-        profile = self._profiles.get((report.variant, self._kind_of(report.worker)))
+        key = (report.variant, self._kind_of(report.worker))
+        profile = self._profiles.get(key)
         if profile is not None:
             for size, seconds in report.measured:
                 profile.observe(size, seconds)
+                self._measured_at[key] = now
             self._profiles_are_stale |= bool(report.measured)
         flight = self._in_flight.get(report.batch_id)
         if flight is not None:
@@ -239,6 +260,10 @@ class Scheduler:
             self._end_batch(report.batch_id, report.status, finished, report.exec_s)
 
     # -- status ----------------------------------------------------------------------------
+
+    @property
+    def has_workers(self) -> bool:
+        return bool(self._workers)
 
     @property
     def dispatch_delay_s(self) -> float:
@@ -290,6 +315,8 @@ class Scheduler:
             # that would make a request that waited for its batch miss.
             shortest_ms = min(m.latency_slo_ms for m in self._spec.models.values())
             kwargs.setdefault("jitter_ms", _JITTER * shortest_ms)
+        if name == "ramsis":
+            kwargs.setdefault("solver", None)  # see `_solve_wanted`
         # A ready-made policy object is kept as it was made, for a restart.
         policy = copy.deepcopy(make_policy(name, kwargs))
         return PolicyHost(
@@ -335,10 +362,11 @@ class Scheduler:
     def _refresh_cluster(self) -> None:
         if self._cluster_is_stale:
             self._cluster_is_stale = self._profiles_are_stale = False
+            self._told = {key: online.profile for key, online in self._profiles.items()}
+            self._told_delay_s = self.dispatch_delay_s
             self._host.set_cluster(self._cluster())
 
     async def _tick(self) -> None:
-        last_profiles = 0.0
         while True:
             await asyncio.sleep(_PROFILE_PERIOD_S)
             try:
@@ -347,12 +375,59 @@ class Scheduler:
                     if now - worker.seen_at > self._heartbeat_timeout_s:
                         logger.warning("worker %s is silent; doing without it", name)
                         self._forget_worker(name)
-                if self._profiles_are_stale and now - last_profiles >= _PROFILE_PERIOD_S:
-                    last_profiles = now
-                    self._cluster_is_stale = True
+                for name, (until, _) in list(self._quarantine.items()):
+                    if now - until > self._heartbeat_timeout_s:
+                        del self._quarantine[name]
+                self._forget_unused()
+                if self._profiles_are_stale:
+                    self._profiles_are_stale = False
+                    self._cluster_is_stale |= self._has_news()
                 self._refresh_cluster()
+                self._solve_wanted()
             except Exception:
                 logger.exception("scheduler tick failed; going on")
+
+    def _has_news(self) -> bool:
+        """Whether measured batches say something else than the policy was told."""
+        told_s = self._told_delay_s
+        return abs(self.dispatch_delay_s - told_s) > max(0.1 * told_s, 1e-3) or any(
+            key not in self._told or online.profile.differs(self._told[key], _MATERIAL)
+            for key, online in self._profiles.items()
+        )
+
+    def _forget_unused(self) -> None:
+        """Believe again the first profile of a variant that the policy avoids.
+
+        It may have looked slow in a disturbance that is over; nobody would ever find out.
+        """
+        for key, online in self._profiles.items():
+            ran_at = self._ran_at.get(self._variants[key[0]].model, -math.inf)
+            if online.samples and ran_at - self._measured_at[key] > _FORGET_AFTER_S:
+                self._profiles[key] = OnlineProfile(online.prior, quantile=online.quantile)
+                self._profiles_are_stale = True
+
+    def _solve_wanted(self) -> None:
+        """Have what the policy wants solved off this event loop, one problem after the other."""
+        wanted = getattr(self._host.policy, "wanted", None)
+        if wanted is None or (self._solving is not None and not self._solving.done()):
+            return
+        problem = next((p for p in wanted() if p not in self._unsolvable), None)
+        if problem is not None:
+            self._solving = self._loop.create_task(self._solve(self._host, problem))
+
+    async def _solve(self, host: PolicyHost, problem: Any) -> None:
+        start = self._clock()
+        try:
+            table = await self._aside(import_attr(_SOLVER), problem)
+        except Exception:
+            logger.exception("could not be solved, and is not tried again: %r", problem)
+            self._unsolvable.add(problem)
+            return
+        logger.info("solved in %.2f s: %r", self._clock() - start, problem)
+        host.tables_solved([table])
+
+    async def _in_thread(self, function: Callable[[Any], Any], argument: Any) -> Any:
+        return await self._loop.run_in_executor(None, function, argument)
 
     def _forget_worker(self, worker: str) -> None:
         if self._workers.pop(worker, None) is None:

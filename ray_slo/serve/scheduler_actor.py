@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import uuid
+from collections.abc import Callable
 from typing import Any
 
 import ray
@@ -52,7 +54,7 @@ class SchedulerActor:
         loop = asyncio.get_running_loop()
         self._last_contact = loop.time()
         if self._scheduler is None:
-            self._scheduler = Scheduler(self._spec, self._deliver)
+            self._scheduler = Scheduler(self._spec, self._deliver, aside=in_task)
         if self._watcher is None:
             self._watcher = loop.create_task(self._watch())
         return self._scheduler
@@ -168,6 +170,16 @@ def get_or_create_scheduler(spec: AppSpec, app_key: str) -> Any:
         max_concurrency=10_000,
         num_cpus=0,
     ).remote(spec.without_code(), app_key)
+
+
+async def in_task(function: Callable[[Any], Any], argument: Any) -> Any:
+    """`function(argument)` in a Ray task, anywhere in the cluster."""
+    return await _as_task(function).remote(argument)
+
+
+@functools.cache
+def _as_task(function: Callable[[Any], Any]) -> Any:
+    return ray.remote(num_cpus=0)(function)
 
 
 def find_scheduler(app_key: str) -> Any:

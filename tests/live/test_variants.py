@@ -106,5 +106,5 @@ def test_rolling_update_of_variants_and_reconfigure_keep_serving(ray_cluster):
             stop.set()
             thread.join()
         found = [a.result() for a in answers]  # none was refused, none failed
-        assert {a.variant for a in found} == {"deep", "deeper"}
+        assert {"deep", "deeper"} <= {a.variant for a in found}
         assert found[0].result == ["deep"] and found[-1].result == ["deeper", "deeper"]
