@@ -50,8 +50,8 @@ def run(quick: bool, seed: int) -> list[Row]:
                     module,
                     torch.randn(3, 224, 224),
                     (size,),
-                    (0, 8, 32) if quick else (0, 2, 4, 8, 16, 32, 48),
-                    budget_s=4 if quick else depth * (1 + size / 8),
+                    (0, 8, 32) if quick else (0, 4, 8, 16, 32, 48),
+                    budget_s=4 if quick else 4 * depth if size > 1 else depth / 2,
                     clock="thread",
                     seed=seed,
                 )
@@ -110,8 +110,11 @@ def plot(rows: list[Row], directory: Path) -> list[Path]:
         for metric, points in lines.items():
             axes.plot(*zip(*points, strict=True), "o-", markersize=3, label=metric)
         axes.axhline(100 * LIMIT, color="grey", linewidth=0.7)
-        axes.set_xscale("symlog", base=2, linthresh=1)
-        axes.set_yscale("symlog", linthresh=1)
+        axes.set_xscale("symlog", base=2, linthresh=2)
+        ticks = sorted({x for points in lines.values() for x, _ in points})
+        axes.set_xticks(ticks, [str(x) for x in ticks])
+        axes.minorticks_off()
+        axes.set_yscale("symlog", linthresh=10)
         axes.set(title=title, xlabel="exit points", ylabel="% of the batch's time")
         axes.legend(fontsize=7, frameon=False)
     path = directory / "preemption-overheads.png"

@@ -913,8 +913,11 @@ def plot_preemption(profiles: Mapping[str, PreemptionProfile]) -> Any:
             )
         axes.axhline(100 * profile.max_delay, color="grey", linewidth=0.7)
         axes.axvline(profile.chosen, color="grey", linewidth=0.7, linestyle=":")
-        axes.set_xscale("symlog", base=2, linthresh=1)
-        axes.set_yscale("symlog", linthresh=1)
+        axes.set_xscale("symlog", base=2, linthresh=2)
+        ticks = sorted({p.exit_points for p in profile.points})
+        axes.set_xticks(ticks, [str(number) for number in ticks])
+        axes.minorticks_off()
+        axes.set_yscale("symlog", linthresh=10)
         axes.set(title=name, xlabel="exit points", ylabel="% of the batch's time")
         axes.legend(fontsize=6, frameon=False)
     return figure

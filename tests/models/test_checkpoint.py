@@ -23,6 +23,11 @@ def test_is_a_light_import():
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+def test_profiles_of_preemption_are_read_without_torch():
+    code = "import sys, ray_slo.models.preemption; assert not {'ray', 'torch'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 def test_does_nothing_where_no_batch_can_be_preempted():
     assert ray_slo.checkpoint is checkpoint
     checkpoint()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import itertools
 import random
 import threading
 import tracemalloc
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -475,6 +477,41 @@ def test_thousands_of_preemptions_leave_nothing(real_time):
     assert hooks(module) == hooked
     assert threading.active_count() == 1 or all(t.daemon for t in threading.enumerate()[1:])
     handle.remove()
+
+
+def test_a_worker_that_is_preempted_at_random_answers_right_or_not_at_all(real_time):
+    """As in a Serve worker: batches in a thread, flags set from the event loop at any time."""
+    module, x = network("convolutions")
+    preemptible = Preemptible(module, 4, example=x)
+    rng = random.Random(3)
+    with torch.inference_mode():
+        bare = module(x)
+
+    def batch(flag):
+        with torch.inference_mode(), preemption_scope(flag):
+            return preemptible(x)
+
+    async def main():
+        loop = asyncio.get_running_loop()
+        finished = preempted = 0
+        with ThreadPoolExecutor(1) as pool:
+            for number in range(300):
+                flag = PreemptionFlag()
+                future = loop.run_in_executor(pool, batch, flag)
+                if number % 3:
+                    await asyncio.sleep(rng.random() * 5e-4)
+                    loop.call_soon(flag.set)  # often too late
+                try:
+                    assert torch.equal(await future, bare)
+                    finished += 1
+                except Preempted as stop:
+                    assert stop.flag is flag
+                    assert number % 3  # a flag of another batch hits none
+                    preempted += 1
+        assert finished + preempted == 300
+        assert finished >= 100
+
+    asyncio.run(main())
 
 
 def test_activations_of_a_stopped_batch_are_freed():
