@@ -47,6 +47,7 @@ def run(quick: bool, seed: int) -> list[Row]:
             num_workers=WORKERS,
             discretization=discretization,
             num_slacks=slacks,
+            max_queue=32,
             batching=batching,
             pareto=False,  # the sets are fronts already
         )

@@ -284,6 +284,7 @@ def test_pruning_costs_nothing_and_keeps_what_is_better_in_large_batches():
         ({"slo_s": 0.01}, "no variant answers within 10 ms; the fastest takes 18 ms"),
         ({"rate": math.inf}, "rate must be positive, got inf"),
         ({"num_workers": 0}, "num_workers must be at least 1"),
+        ({"max_queue": 0}, "max_queue must be at least 1, got 0"),
         ({"batching": "all"}, "batching must be one of maximal, variable; got 'all'"),
         ({"late": "never"}, "late must be one of serve, drop"),
         ({"late_penalty": -1}, "late_penalty must be at least 0"),
@@ -298,6 +299,19 @@ def test_profile_hash_is_of_what_the_variants_are():
     assert profile_hash(VARIANTS) == profile_hash(VARIANTS[::-1])
     assert profile_hash(VARIANTS) != profile_hash((FAST, MIDDLE, ("slow", 82.0, SLOW[2])))
     assert profile_hash(VARIANTS) != profile_hash((FAST, MIDDLE, ("slow", 81.0, FAST[2])))
+
+
+def test_the_queue_told_apart_is_as_long_as_it_has_to_be():
+    # "fast" takes 23 in 150 ms, but no more than 16 anyway.
+    assert problem().longest_queue == 16
+    wide = ("wide", 60.0, LatencyProfile.linear(0.002, 0.011, 128))  # 69 in 150 ms
+    assert problem(variants=(wide,)).longest_queue == 72
+    assert problem(variants=(SLOW,)).longest_queue == 6  # 3 in 150 ms
+    assert problem(variants=(SLOW,), max_queue=9).longest_queue == 9
+    # More than that changes nothing.
+    short, long = (solve(problem(variants=(SLOW,), rate=30, max_queue=n)) for n in (None, 16))
+    assert short.expected_accuracy == pytest.approx(long.expected_accuracy, abs=1e-6)
+    assert short.violation_rate == pytest.approx(long.violation_rate, abs=1e-4)
 
 
 def test_capacity_is_that_of_the_largest_batch_that_fits():

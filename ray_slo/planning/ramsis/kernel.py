@@ -72,8 +72,7 @@ class Kernel:
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
         self.variants: tuple[VariantProfile, ...] = problem.candidates
-        largest = max(p.max_batch_size for _, _, p in self.variants)
-        self.N = min(problem.max_queue, largest)
+        self.N = problem.longest_queue
         # (variants, N): ℓ(m, b), infinite beyond a variant's largest batch
         self.latency: Floats = np.array(
             [[p.latency(b) for b in range(1, self.N + 1)] for _, _, p in self.variants]
@@ -133,9 +132,7 @@ class Kernel:
         self.cell_slot = self.slot_of(slo - middle)
         self.num_cells = len(middle)
         self.num_outcomes = 2 + len(self.streams) * self.num_cells
-        # Waiting time that stands for a slot: the middle, and zero for a request just arrived.
-        upper = np.append(self.slacks_s[1:], slo)
-        self.slot_wait: Floats = slo - (self.slacks_s + upper) / 2
+        self.cell_wait: Floats = middle
 
         after = np.zeros((self.num_outcomes, self.num_states))
         excess = np.zeros(self.num_outcomes)
@@ -156,25 +153,47 @@ class Kernel:
         slots = np.searchsorted(self.slacks_s, slack_s + 1e-9, side="right") - 1
         return np.asarray(np.maximum(slots, 0))
 
-    @cached_property
+    @property
     def phases(self) -> Floats:
         """(N, J, phases): one per request to another worker (round robin), or one per stream."""
-        if len(self.streams) > 1:
-            chosen = np.eye(len(self.streams))[self._stream_of]
-            return np.repeat(chosen[:, None, :], self.J, axis=1)
-        (stream,) = self.streams
-        n, every = self.N, stream.every
-        units = self.slot_wait * stream.rate
-        pmf = stream.arrivals.pmf(n * every - 1, units, after_arrival=True)
-        weights = pmf.reshape(self.J, n, every).transpose(1, 0, 2)
-        total = weights.sum(2, keepdims=True)
-        # States that (nearly) never occur: more requests than expected came late, fewer early.
-        many = np.arange(n)[:, None] * every > units[None, :]
-        never = np.zeros((n, self.J, every))
-        never[..., 0], never[..., -1] = many, ~many
-        if every == 1:
-            never[:] = 1.0
-        return np.where(total > 1e-200, weights / np.maximum(total, 1e-200), never)
+        return self._histories[0]
+
+    @property
+    def waits(self) -> Floats:
+        """(N, J): expected waiting time of the most urgent of n requests, seconds."""
+        return self._histories[1]
+
+    @cached_property
+    def _histories(self) -> tuple[Floats, Floats]:
+        """Phases and waits: what of a slot's waiting times is likely to have brought n requests."""
+        inside = self.cell_wait < self.problem.slo_s
+        wait = np.append(self.cell_wait[inside], 0.0)  # 0: a request just arrived
+        slot = np.append(self.cell_slot[inside], self.J - 1)
+        within = np.eye(self.J)[:, slot]
+        middle = within @ wait / np.maximum(within.sum(1), 1)
+        phases, waits = [], []
+        for stream in self.streams:
+            every, n = stream.every, np.arange(self.N)[:, None]
+            pmf = stream.arrivals.pmf(self.N * every - 1, wait * stream.rate, after_arrival=True)
+            weights = (within @ pmf).reshape(self.J, self.N, every).transpose(1, 0, 2)
+            waited = (within @ (pmf * wait[:, None])).reshape(self.J, self.N, every).sum(2).T
+            total = weights.sum(2)
+            # States that (nearly) never occur: more requests than expected came late, fewer early.
+            many = n * every > middle * stream.rate
+            never = np.zeros((self.N, self.J, every))
+            never[..., 0], never[..., -1] = many, ~many
+            if every == 1:
+                never[:] = 1.0
+            occurs, safe = total > 1e-200, np.maximum(total, 1e-200)
+            phases.append(np.where(occurs[..., None], weights / safe[..., None], never))
+            waits.append(np.where(occurs, waited / safe, middle))
+        if len(self.streams) == 1:
+            return phases[0], waits[0]
+        chosen = np.eye(len(self.streams))[self._stream_of]
+        return (
+            np.repeat(chosen[:, None, :], self.J, axis=1),
+            np.array([waits[i][n] for n, i in enumerate(self._stream_of)]),
+        )
 
     # Actions that take all that is queued -------------------------------------------------------
 
@@ -294,7 +313,7 @@ class Partial:
         allowed = np.array([a for _, a in acts]).T
         slots = np.flatnonzero(allowed.any(1))
         latency = np.array([k.latency[v, size - 1] if v >= 0 else 0.0 for v in variants])
-        waits = k.slot_wait[slots, None, None] * self._shares(n, size)  # (S, R, Q)
+        waits = k.waits[n - 1, slots, None, None] * self._shares(n, size)  # (S, R, Q)
         slack = k.problem.slo_s - waits[:, None] - latency[None, :, None, None]
         room = k.N - (n - size)
         arriving = np.zeros((len(variants), self.R, room + 2))

@@ -49,7 +49,7 @@ class Problem:
         discretization: slack in `num_slacks` steps of equal length ("fld", §4.2.2), or by the
             latencies that occur ("model_based", §4.2.1).
         max_queue: N, the longest queue that is told apart (§4.2.3); at most the largest batch any
-            variant takes.
+            variant takes. None: what fits the SLO at once, and some more (`longest_queue`).
         batching: "maximal" takes all that is queued (§4.3.2), "variable" any part of it.
         objective: "per_query" maximises the accuracy summed over requests answered in time, per
             request; "per_batch" sums over batches per decision, as the published code does.
@@ -72,7 +72,7 @@ class Problem:
     balancing: Balancing = "round_robin"
     discretization: Discretization = "fld"
     num_slacks: int = 100
-    max_queue: int = 32
+    max_queue: int | None = None
     batching: Batching = "maximal"
     objective: Objective = "per_query"
     late: Late = "serve"
@@ -95,8 +95,9 @@ class Problem:
             if not (math.isfinite(value) and value > 0):
                 raise ValueError(f"{field} must be positive, got {value}")
         for field in ("num_workers", "num_slacks", "max_queue"):
-            if getattr(self, field) < 1:
-                raise ValueError(f"{field} must be at least 1, got {getattr(self, field)}")
+            value = getattr(self, field)
+            if value is not None and value < 1:
+                raise ValueError(f"{field} must be at least 1, got {value}")
         if not (math.isfinite(self.late_penalty) and self.late_penalty >= 0):
             raise ValueError(f"late_penalty must be at least 0, got {self.late_penalty}")
         for field, valid in _CHOICES.items():
@@ -128,9 +129,19 @@ class Problem:
         best = max(
             p.throughput(b)
             for _, _, p in self.variants
-            for b in range(1, min(p.max_batch_within(self.slo_s), self.max_queue) + 1)
+            for b in range(1, min(p.max_batch_within(self.slo_s), self.longest_queue) + 1)
         )
         return self.num_workers * best
+
+    @property
+    def longest_queue(self) -> int:
+        """N. By default twice the largest batch B that fits the SLO, or B + 3 where that is above
+        32: the paper takes 32 for B = 29, and longer queues are a sign of overload (§4.2.3)."""
+        largest = max(p.max_batch_size for _, _, p in self.candidates)
+        if self.max_queue is not None:
+            return min(self.max_queue, largest)
+        fitting = max(p.max_batch_within(self.slo_s) for _, _, p in self.candidates)
+        return min(2 * fitting, max(32, fitting + 3), largest)
 
     def at_rate(self, rate: float) -> Problem:
         return replace(self, rate=rate)

@@ -90,7 +90,7 @@ class SolveSpec(_Spec):
     balancing: Balancing = "round_robin"
     discretization: Discretization = "fld"
     num_slacks: PositiveInt = 100
-    max_queue: PositiveInt = 32
+    max_queue: PositiveInt | None = None
     batching: Batching = "maximal"
     objective: Objective = "per_query"
     late: Late = "serve"
