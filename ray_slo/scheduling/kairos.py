@@ -172,7 +172,7 @@ class Kairos:
         ValueError: an argument out of its range.
     """
 
-    serves_late: bool
+    serves_late: bool = False
 
     def __init__(
         self,
