@@ -23,7 +23,7 @@ import numpy as np
 from benchmarks.rows import Row
 from ray_slo.planning import partition
 
-# MB of weights, https://keras.io/api/applications/
+# MB of weights: "Size" in the table of https://keras.io/api/applications/
 ZOO_MB = {
     "Xception": 88, "VGG16": 528, "VGG19": 549, "ResNet50": 98, "ResNet101": 171, "ResNet152": 232,
     "InceptionV3": 92, "InceptionResNetV2": 215, "MobileNet": 16, "MobileNetV2": 14,
