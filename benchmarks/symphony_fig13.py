@@ -5,8 +5,8 @@ Symphony grows linearly; its Clockwork does not, because of locks in its control
 simulation of scheduling rules does not show: how many requests per second our scheduler itself can
 take is `scheduler-throughput`, which answers the left part of the figure too. What is left to see
 is the goodput per GPU: steady from 64 GPUs on. With fewer GPUs than models each model waits for the
-others, and there the default `deferred`, which gives heads up for larger batches, stays behind
-Algorithm 1 and Clockwork.
+others, and there the default `deferred`, which gives heads up for larger batches, stays a little
+behind Algorithm 1.
 """
 
 from __future__ import annotations
