@@ -172,7 +172,8 @@ def test_profiling_finds_the_largest_load_that_meets_the_slo():
     for variant, limit in limits.items():
         late = {}
         for load in (limit, limit + 10):
-            report = simulate(Static(variant), HERE, constant(load), duration_s=2_000 / load)
+            seconds = max(2_000 / load, 100 * 0.2)
+            report = simulate(Static(variant), HERE, constant(load), duration_s=seconds)
             late[load] = report.bad_rate()
         assert late[limit] < 0.01 <= late[limit + 10]
     assert limits["slow"] < limits["fast"]
@@ -264,8 +265,6 @@ def test_ramsis_beats_its_peers_and_keeps_its_promise(load):
             {"limits": limits, "load": load},
         ),
     }.items():
-        if "options" in kwargs or name == "ours":
-            kwargs = {**kwargs, "options": {**kwargs.get("options", {}), "num_slacks": 40}}
         run[name] = measure(policy, here, constant(load), policy_kwargs=kwargs, duration_s=120.0)
     for mine in ("ramsis", "ours"):
         assert run[mine]["violation_rate"] < 0.01

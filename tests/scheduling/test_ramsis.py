@@ -206,6 +206,24 @@ def test_unknown_accuracies_follow_the_order_of_preference():
     assert dispatched(host) == [("slow", [0])]
 
 
+def test_headroom_asks_for_more_than_the_load():
+    solver = Solver()
+    host = Host(
+        lambda: Ramsis(solver=solver, load_rps=10.0, headroom=1.2), cluster(2), strict=False
+    )
+    host.run(requests(0.0))
+    assert [p.rate for p in solver.asked] == [pytest.approx(12.0)]
+
+
+def test_it_works_by_name_alone():
+    """Solves its own tables; a lull is used for the slow variant, a rush is not late."""
+    report = simulate("ramsis", cluster(3), Workload.poisson(60.0), duration_s=20.0, warmup_s=1.0)
+    assert report.bad_rate() < 0.002
+    assert 71.0 < report.accuracy < 78.0
+    used = report.batches.groupby("variant")["size"].mean()
+    assert used["fast"] > used["slow"]
+
+
 # Queues ------------------------------------------------------------------------------------------
 
 
@@ -331,6 +349,8 @@ def test_slos_have_workers_and_tables_of_their_own():
         ({"margin_ms": -1.0}, "margin_ms"),
         ({"monitor": "median"}, "kind"),
         ({"solver": "nowhere:solve"}, "nowhere"),
+        ({"headroom": 0.0}, "headroom"),
+        ({"options": {"rate": 1.0}}, "options has no rate; it takes arrivals"),
     ],
 )
 def test_mistakes_are_named(kwargs, named):
