@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypedDict
 
 import numpy as np
@@ -14,6 +13,8 @@ from .data import INK, SIDE, test_set
 from .family import spec
 
 if TYPE_CHECKING:
+    from ray_slo import Variant
+
     from .networks import Network
 
 MAX_BYTES = 4 * 2**20
@@ -27,14 +28,6 @@ class Answer(TypedDict):
     confidence: float
 
 
-@dataclass(frozen=True)
-class Variant:
-    """A network of the family and its accuracy on held-out writers, in 0..1."""
-
-    name: str
-    accuracy: float
-
-
 def load_variant(name: str) -> Network:
     """The network of that name, trained if need be: images (b, 8, 8) -> probabilities (b, 10).
 
@@ -46,26 +39,25 @@ def load_variant(name: str) -> Network:
     return load_or_train([name])[name].module
 
 
-class Digits:
-    """Reads handwritten digits. ``variant``: digits-xs to digits-xl; ``threads``: of torch."""
+class DigitsFamily:
+    """Reads handwritten digits with whichever network of the family it is handed: for a deployment
+    with variants. ``threads``: of torch."""
 
-    def __init__(self, variant: str = "digits-m", threads: int = 1) -> None:
+    def __init__(self, threads: int = 1) -> None:
         if isinstance(threads, bool) or not isinstance(threads, int) or threads < 1:
             raise ValueError(f"threads: got {threads!r}, wanted a whole number from 1")
-        self.variant = variant
-        self.network = load_variant(variant)
         import torch
 
         torch.set_num_threads(threads)
 
-    def __call__(self, images: list[NDArray[np.float32]]) -> list[Answer]:
+    def __call__(self, network: Network, images: list[NDArray[np.float32]]) -> list[Answer]:
         """Preprocessed images, each (8, 8), to one answer each, in the same order."""
         if not images:
             return []
         import torch
 
         with torch.inference_mode():
-            confidence, label = self.network(torch.from_numpy(np.stack(images))).max(1)
+            confidence, label = network(torch.from_numpy(np.stack(images))).max(1)
         return [
             {"label": int(which), "confidence": float(sure)}
             for which, sure in zip(label.tolist(), confidence.tolist(), strict=True)
@@ -88,12 +80,35 @@ class Digits:
         """A preprocessed held-out image, for warm-up and profiling."""
         return test_set()[0][0].copy()
 
-    @staticmethod
-    def variants() -> list[Variant]:
-        """The family in order of cost, with measured accuracies; trains what the cache lacks."""
-        from .train import accuracies
 
-        return [Variant(name, accuracy) for name, accuracy in accuracies().items()]
+class Digits(DigitsFamily):
+    """Reads handwritten digits with one network: ``variant``: digits-xs to digits-xl."""
+
+    def __init__(self, variant: str = "digits-m", threads: int = 1) -> None:
+        super().__init__(threads)
+        self.variant = variant
+        self.network = load_variant(variant)
+
+    def __call__(  # type: ignore[override]
+        self, images: list[NDArray[np.float32]]
+    ) -> list[Answer]:
+        """Preprocessed images, each (8, 8), to one answer each, in the same order."""
+        return super().__call__(self.network, images)
+
+
+def variants(*names: str) -> list[Variant]:
+    """The networks of these names (default: the family, in order of cost), with the accuracies
+    measured on held-out writers, for `@ray_slo.deployment(variants=…)`; trains what the cache
+    lacks. ValueError names the valid ones.
+    """
+    from ray_slo import Variant
+
+    from .train import accuracies
+
+    return [
+        Variant(name, accuracy=100 * share, load="deployments.digits:load_variant", args=(name,))
+        for name, share in accuracies(names or None).items()
+    ]
 
 
 def _refuse(got: str, wanted: str) -> ValueError:

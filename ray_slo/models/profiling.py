@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import inspect
+import math
 import os
 import platform
 import sys
@@ -55,10 +56,11 @@ def profile_callable(
 ) -> dict[int, list[float]]:
     """Seconds per call of `fn([example] * b)` for each batch size b, several samples each.
 
-    A first pass in ascending order warms up (every size twice where time allows: the first call of
-    a size may compile or allocate) and stops after the first size that is over `bound_s`. Rounds
-    over all sizes follow, so that a passing disturbance touches every size alike, until `repeats`
-    rounds or the budget is spent. Warm-up samples count only for sizes with no other.
+    A first pass warms up, as the first call of a size may compile or allocate: every other size in
+    ascending order, so that a short budget reaches large ones, too, then those in between; none
+    above the first that is over `bound_s`. Rounds over all sizes follow, so that a passing
+    disturbance touches every size alike, until `repeats` rounds or the budget is spent. Warm-up
+    samples count only for sizes with no other.
 
     Args:
         fn: the batch method, a list in. If it is `async`, it is run to its end on a private loop.
@@ -94,22 +96,24 @@ def profile_callable(
 
         timed(ordered[0])  # the very first call is no measurement: it loads and compiles
         warm: dict[int, float] = {}
-        for size in ordered:
-            if warm and clock() + 2 * max(warm.values()) > end:
-                break
+        reached = math.inf
+        for size in (*ordered[::2], *ordered[1::2]):
+            if size > reached or (warm and clock() + 2 * max(warm.values()) > end):
+                continue
             warm[size] = timed(size)
-            if clock() + warm[size] < end:
-                warm[size] = min(warm[size], timed(size))
             if bound_s is not None and warm[size] > bound_s:
-                break
-        samples: dict[int, list[float]] = {size: [] for size in warm}
+                warm[size] = min(warm[size], timed(size))  # not for a first call alone
+                if warm[size] > bound_s:
+                    reached = min(reached, size)
+        samples: dict[int, list[float]] = {size: [] for size in sorted(warm) if size <= reached}
         for _ in range(repeats):
-            for size in warm:
+            for size, taken in samples.items():
                 if clock() + warm[size] <= end:
-                    samples[size].append(timed(size))
+                    taken.append(timed(size))
+                    warm[size] = min(warm[size], taken[-1])
             if clock() + warm[ordered[0]] > end:
                 break
-    return {size: samples[size] or [warm[size]] for size in warm}
+    return {size: taken or [warm[size]] for size, taken in samples.items()}
 
 
 @contextmanager

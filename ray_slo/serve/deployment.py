@@ -153,8 +153,8 @@ def deployment(
     Args:
         latency_slo_ms: answer within so many milliseconds of arrival. Required.
         variants: networks that can answer; every worker loads (and measures) all of them.
-        policy: "deferred", "eager", "timeout", "module:Class", or a policy class. With variants:
-            "price" or "ramsis".
+        policy: "deferred" (the default), "eager", "timeout", "module:Class", or a policy class.
+            With variants: "price" (the default) or "ramsis".
         policy_kwargs: its arguments, e.g. {"objective": "consolidate"}.
         num_replicas: workers, each a Serve replica.
         ray_actor_options: of a worker, e.g. {"num_gpus": 1}.

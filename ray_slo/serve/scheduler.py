@@ -301,6 +301,7 @@ class Scheduler:
                     "latency_max_ms": 1e3 * p.profile.latency(p.profile.max_batch_size),
                     "max_batch_size": p.profile.max_batch_size,
                     "samples": p.samples,
+                    **p.profile.to_json(),
                 }
                 for (variant, kind), p in self._profiles.items()
             },
@@ -352,8 +353,9 @@ class Scheduler:
         variants: dict[str, list[Variant]] = {name: [] for name in self._spec.models}
         for name, ref in self._variants.items():
             variants[ref.model].append(Variant(name, profiles[name], ref.accuracy))
+        margin_ms = self._spec.response_margin_ms  # frontends keep it for the way back
         models = [
-            Model(name, m.latency_slo_ms / 1e3, tuple(variants[name]))
+            Model(name, max(m.latency_slo_ms - margin_ms, 1.0) / 1e3, tuple(variants[name]))
             for name, m in self._spec.models.items()
         ]
         workers = [Worker(name, w.kind, w.variants) for name, w in self._workers.items()]

@@ -25,7 +25,7 @@ from pydantic import (
 
 from ray_slo.scheduling.registry import import_attr, make_policy
 
-_WITH_VARIANTS = "deferred"  # the default policy where a model has variants
+_WITH_VARIANTS = "price"  # the default policy where a model has variants
 
 
 class _Strict(BaseModel):
@@ -186,7 +186,7 @@ class PolicySpec(_Strict):
     """A policy by name or "module:attr", with its arguments.
 
     Attributes:
-        name: None for the default: `deferred`, or the best for variants where a model has some.
+        name: None for the default: `deferred`, or `price` where a model has variants.
     """
 
     name: Any = None

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from deployments.digits import Digits, app, data, load_variant, train
+from deployments.digits import Digits, DigitsFamily, app, data, load_variant, train, variants
 from deployments.digits.family import FAMILY
 
 ROOT = Path(__file__).parents[2]
@@ -219,7 +219,18 @@ def test_variants_lists_the_family_in_order(cache, monkeypatch):
     monkeypatch.setattr(
         train, "_stored", lambda name, keys=None: {"accuracy": np.float64(known[name])}
     )
-    assert [(v.name, v.accuracy) for v in Digits.variants()] == list(known.items())
+    found = variants()
+    assert [v.name for v in found] == list(known)
+    assert [v.accuracy for v in found] == pytest.approx([100 * a for a in known.values()])
+    assert [v.args for v in variants("digits-l")] == [("digits-l",)]
+    assert found[0].loader() is load_variant
+
+
+def test_one_class_reads_with_any_network_of_the_family(cache):
+    network = load_variant(SMALLEST)
+    images = list(data.test_set()[0][:7])
+    assert DigitsFamily()(network, images) == Digits(SMALLEST)(images)
+    assert DigitsFamily()(network, []) == []
 
 
 RACER = f"""
