@@ -76,11 +76,16 @@ class DispatchDelay:
 
 @dataclass(frozen=True)
 class Cluster:
-    """Models and workers by name, in a stable order (the order is the workers' rank)."""
+    """Models and workers by name, in a stable order (the order is the workers' rank).
+
+    Attributes:
+        preempt_delay_s: expected from a `Preempt` until the worker is free, seconds.
+    """
 
     models: Mapping[str, Model]
     workers: Mapping[WorkerId, Worker]
     delay: DispatchDelay = field(default_factory=DispatchDelay)
+    preempt_delay_s: float = 0.0
 
     def __post_init__(self) -> None:
         seen: dict[str, str] = {}
@@ -98,10 +103,14 @@ class Cluster:
         models: Iterable[Model],
         workers: Iterable[Worker],
         delay: DispatchDelay | None = None,
+        preempt_delay_s: float = 0.0,
     ) -> Cluster:
         """Build from lists."""
         return cls(
-            {m.name: m for m in models}, {w.id: w for w in workers}, delay or DispatchDelay()
+            {m.name: m for m in models},
+            {w.id: w for w in workers},
+            delay or DispatchDelay(),
+            preempt_delay_s,
         )
 
     @classmethod

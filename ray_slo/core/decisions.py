@@ -44,10 +44,17 @@ class Dispatch:
 
 @dataclass(frozen=True, slots=True)
 class Preempt:
-    """Stop the batch that runs on `worker`."""
+    """Stop the batch that runs on `worker`.
+
+    Attributes:
+        variant: what is to run instead.
+        gain: predicted, in requests: served that would not be, less those that may be lost.
+    """
 
     worker: WorkerId
     reason: str
+    variant: str = ""
+    gain: float = math.nan
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,8 @@ The contract, checked by `tests/scheduling/test_contract.py` for every registere
   one's end only within `cluster.delay(b)` of its predicted finish;
 * a dispatched batch is predicted to meet the earliest deadline in it, unless the policy's
   `serves_late` is true;
-* a policy that may return `Preempt` says so by an attribute `preempts = True`;
+* a policy that may return `Preempt` says so by an attribute `preempts = True`. It may have a method
+  `preempt_failed(now, worker, batch_id)`: that batch does not stop, its worker is still busy;
 * when `decide` has returned, calling it again at the same `now` returns no actions;
 * the same events give the same decisions.
 """

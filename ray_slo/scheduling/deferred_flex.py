@@ -144,7 +144,8 @@ class DeferredFlex(Deferred):
         gain = self._gain(lane, batch, [w.free_at for w in workers if w is not worker], now)
         if gain > 0:
             self._preempting[worker.id] = lane.model
-            self._actions.append(Preempt(worker.id, f"gains {gain:.1f} for {lane.variant!r}"))
+            reason = f"gains {gain:.1f} for {lane.variant!r}"
+            self._actions.append(Preempt(worker.id, reason, lane.variant, gain))
 
     def _gain(self, lane: Lane, batch: _Batch, others: Sequence[float], now: float) -> float:
         """Of starting `lane`'s requests instead of `batch`, in requests.

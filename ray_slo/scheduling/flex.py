@@ -101,6 +101,7 @@ class _Worker:
     requests: Sequence[Request] = ()  # in order of deadlines
     end_at: float = -math.inf  # predicted
     claim: tuple[_Model, int] | None = None  # preempted for so many waiting requests
+    is_deaf: bool = False  # its batch was preempted and runs on
 
 
 class Flex:
@@ -114,7 +115,7 @@ class Flex:
         max_batch_size: upper bound beside the profile's (§5.2: 128).
         margin_ms: kept between a batch's predicted finish and its tightest deadline.
         preempt_delay_ms: expected from a preemption until the worker is free: a batch that would
-            be late by then does not preempt.
+            be late by then does not preempt. Default: what the cluster says.
 
     Raises:
         ValueError: an argument out of its range.
@@ -130,7 +131,7 @@ class Flex:
         preemption: bool = True,
         max_batch_size: int = 128,
         margin_ms: float = 0.0,
-        preempt_delay_ms: float = 0.0,
+        preempt_delay_ms: float | None = None,
     ) -> None:
         if not lambda_ > 1:
             raise ValueError(f"lambda_ must be above 1, got {lambda_}")
@@ -145,7 +146,10 @@ class Flex:
         self._prefix = gathering == "prefix"
         self._max_batch_size = max_batch_size
         self._margin_s = non_negative("margin_ms", margin_ms) / 1e3
-        self._preempt_delay_s = non_negative("preempt_delay_ms", preempt_delay_ms) / 1e3
+        if preempt_delay_ms is not None:
+            preempt_delay_ms = non_negative("preempt_delay_ms", preempt_delay_ms)
+        self._preempt_delay_ms = preempt_delay_ms
+        self._preempt_delay_s = 0.0
         self._cluster = Cluster({}, {})
         self._models: dict[str, _Model] = {}
         self._workers: dict[WorkerId, _Worker] = {}
@@ -177,8 +181,17 @@ class Flex:
             heappush(state.pool.idle, (state.rank, state))
             self._active[state.pool] = None
 
+    def preempt_failed(self, now: float, worker: WorkerId, batch_id: int) -> None:
+        """The batch runs on: what waits for its end may go elsewhere."""
+        state = self._workers.get(worker)
+        if state is not None and state.batch_id == batch_id and state.claim is not None:
+            self._release(state)
+            state.is_deaf = True
+
     def cluster_changed(self, now: float, cluster: Cluster) -> None:
         self._cluster = cluster
+        own_ms = self._preempt_delay_ms
+        self._preempt_delay_s = cluster.preempt_delay_s if own_ms is None else own_ms / 1e3
         pools: dict[tuple[str, frozenset[str]], _Pool] = {}
         known, self._workers = self._workers, {}
         for rank, spec in enumerate(cluster.workers.values()):
@@ -188,7 +201,7 @@ class Flex:
             self._workers[spec.id] = worker
             if not worker.batch_id:
                 heappush(pool.idle, (rank, worker))
-            elif worker.claim is None:
+            elif worker.claim is None and not worker.is_deaf:
                 entry = (len(worker.requests), rank, worker.batch_id, worker)
                 heappush(pool.running, entry)
         for lost in known.values():
@@ -341,6 +354,7 @@ class Flex:
         worker.end_at = start_at + lane.profile.latency(size)
         self._batch_id += 1
         worker.batch_id, worker.model, worker.requests = self._batch_id, lane.model, requests
+        worker.is_deaf = False
         heappush(lane.pool.running, (size, worker.rank, self._batch_id, worker))
         self._actions.append(
             Dispatch(self._batch_id, worker.id, lane.variant, requests, start_at, worker.end_at)
@@ -372,9 +386,8 @@ class Flex:
             if size >= self._lambda * running:
                 worker.claim = lane.model, min(size, len(lane.model.queue) - first)
                 lane.model.claimed += worker.claim[1]
-                self._actions.append(
-                    Preempt(worker.id, f"{size} of {lane.variant!r} against {running} running")
-                )
+                reason = f"{size} of {lane.variant!r} against {running} running"
+                self._actions.append(Preempt(worker.id, reason, lane.variant, size - running))
                 found = True
                 break
             passed_over.append(entry)

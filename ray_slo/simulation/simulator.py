@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from array import array
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from heapq import heappop, heappush
 from typing import Any, Literal
 
@@ -349,7 +349,7 @@ class _Run:
     def _tell_cluster(self) -> None:
         present = {w: slot.worker for w, slot in self.slots.items()}
         ranked = {w: present[w] for w in self.workers if w in present}
-        self.cluster = Cluster(self.cluster.models, ranked, self.cluster.delay)
+        self.cluster = replace(self.cluster, workers=ranked)
         self.policy.cluster_changed(self.now, self.cluster)
 
     # -- actions -----------------------------------------------------------------------------

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from ray_slo.core import (
+    BatchOutcome,
     BatchStatus,
     Cluster,
     DispatchDelay,
@@ -176,12 +178,42 @@ def test_a_lost_worker_frees_what_waited_for_it():
     assert [len(model.queue) - model.claimed for model in policy._models.values()] == [0, 4]
 
 
+def test_a_batch_that_does_not_stop_frees_what_waited_for_it():
+    cluster = models(workers=2, a=UNIT, b=UNIT)
+    policy = Flex()
+    policy.cluster_changed(0.0, cluster)
+    policy.requests_arrived(0.0, some(1, 100.0, model="a"))
+    (deaf,) = policy.decide(0.0).actions
+    policy.requests_arrived(0.0, some(6, 100.0, model="a", start=1))
+    (other,) = policy.decide(0.0).actions
+    policy.requests_arrived(1.0, some(4, 100.0, model="b", start=10))
+    (preempt,) = policy.decide(1.0).actions
+    assert (preempt.worker, preempt.variant, preempt.gain) == ("w0", "b", 3)
+    policy.preempt_failed(2.0, "w0", deaf.batch_id + 7)  # of another batch: not meant
+    policy.batch_finished(2.0, "w1", BatchOutcome(other.batch_id, other.requests, 0.0, 2.0))
+    assert not policy.decide(2.0).actions  # they wait for w0
+    policy.preempt_failed(3.0, "w0", deaf.batch_id)
+    (dispatch,) = policy.decide(3.0).actions
+    assert (dispatch.worker, len(dispatch.requests)) == ("w1", 4)
+    # It is not preempted a second time, but what runs next on that worker may be.
+    policy.cluster_changed(4.0, cluster)
+    policy.requests_arrived(4.0, some(6, 100.0, model="b", start=20))
+    assert not policy.decide(4.0).actions
+    policy.batch_finished(5.0, "w0", BatchOutcome(deaf.batch_id, deaf.requests, 0.0, 5.0))
+    assert len(policy.decide(5.0).actions) == 1
+    policy.requests_arrived(6.0, some(80, 100.0, model="a", start=30))
+    assert [a.worker for a in policy.decide(6.0).actions] == ["w1", "w0"]
+
+
 @pytest.mark.parametrize(("slo_s", "delay_s", "served"), [(14, 0, 4), (14, 1, 0), (15, 1, 4)])
-def test_a_batch_that_the_delay_would_make_too_small_does_not_preempt(slo_s, delay_s, served):
+@pytest.mark.parametrize("told", [False, True])
+def test_a_batch_that_the_delay_would_make_too_small_does_not_preempt(slo_s, delay_s, served, told):
     slow, quick = models(a=UNIT, b=UNIT).models.values()
     cluster = Cluster.uniform([slow, Model("b", slo_s, quick.variants)], 1)
+    if told:
+        cluster = replace(cluster, preempt_delay_s=delay_s)
     report = simulate(
-        Flex(preempt_delay_ms=1e3 * delay_s),
+        Flex() if told else Flex(preempt_delay_ms=1e3 * delay_s),
         cluster,
         Workload(arrivals={"a": Times(times_s=[0.0]), "b": Times(times_s=[1.0] * 4)}),
         preempt_delay_s=delay_s,
