@@ -201,7 +201,7 @@ def test_a_batch_that_does_not_stop_frees_what_waited_for_it():
     assert not policy.decide(4.0).actions
     policy.batch_finished(5.0, "w0", BatchOutcome(deaf.batch_id, deaf.requests, 0.0, 5.0))
     assert len(policy.decide(5.0).actions) == 1
-    policy.requests_arrived(6.0, some(80, 100.0, model="a", start=30))
+    policy.requests_arrived(6.0, some(110, 100.0, model="a", start=30))
     assert [a.worker for a in policy.decide(6.0).actions] == ["w1", "w0"]
 
 
