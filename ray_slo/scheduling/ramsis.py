@@ -61,6 +61,12 @@ requests is given up above peak load for the accuracy of the others; at 300, wha
 Kind = tuple[str, frozenset[str]]
 """Hardware and loaded variants: workers alike in both serve alike."""
 
+ServedKey = tuple[str, float, Kind]
+"""Model, SLO in seconds, and kind of worker."""
+
+_SETTLE_S = 10.0
+"""A drifting profile makes tables stale no sooner than so long after they were asked for."""
+
 
 class Shelf:
     """Tables by number of workers and load per worker (requests/s)."""
@@ -111,11 +117,10 @@ class Served:
         reach_1, fastest: the shortest time in which one request can be served, seconds, and the
             index of the variant that takes it.
         given, tables, stale: tables handed in, solved, and solved for what is no more.
+        drifted, solved_at: whether the profiles are not those solved for; when that last was done.
     """
 
-    def __init__(
-        self, slo_s: float, variants: Sequence[Variant], hardware: str, delay: DispatchDelay
-    ) -> None:
+    def __init__(self, key: ServedKey, variants: Sequence[Variant], delay: DispatchDelay) -> None:
         # Where an accuracy is not known, the author's order of preference stands in for all.
         known = all(v.accuracy is not None for v in variants)
         ranked = [
@@ -123,7 +128,8 @@ class Served:
             for i, v in enumerate(variants)
         ]
         ranked.sort(key=lambda pair: pair[0])
-        self.slo_s = slo_s
+        self.key = key
+        _, self.slo_s, (hardware, _) = key
         self.accuracy = [accuracy for accuracy, _ in ranked]
         self.names = [v.name for _, v in ranked]
         self.index = {name: i for i, name in enumerate(self.names)}
@@ -131,7 +137,7 @@ class Served:
         self.reach = [[t + delay(b) for b, t in enumerate(p.table, start=1)] for p in self.profiles]
         self.reach_1, self.fastest = min((r[0], i) for i, r in enumerate(self.reach))
         self.most = max(b / t for r in self.reach for b, t in enumerate(r, start=1))
-        self._solved_for = self.reach
+        self._solved_for, self.solved_at, self.drifted = self.reach, -math.inf, False
         self.given, self.tables, self.stale = Shelf(), Shelf(), Shelf()
 
     def variants(self, tables: Iterable[Sequence[float]]) -> tuple[VariantProfile, ...]:
@@ -142,10 +148,18 @@ class Served:
     def inherit(self, old: Served, drift: float) -> None:
         """Take over what was there before the profiles changed."""
         self.given, self.tables, self.stale = old.given, old.tables, old.stale
-        self._solved_for = old._solved_for
-        if self.names != old.names or _differ(self.reach, self._solved_for, self.slo_s, drift):
-            self.stale = self.given or self.tables or self.stale
-            self.given, self.tables, self._solved_for = Shelf(), Shelf(), self.reach
+        self._solved_for, self.solved_at = old._solved_for, old.solved_at
+        if self.names != old.names:
+            self.solved_at = -math.inf
+            self.drifted = True
+        else:
+            self.drifted = _differ(self.reach, self._solved_for, self.slo_s, drift)
+
+    def renew(self) -> None:
+        """What tables there are is stale from now on."""
+        self.stale = self.given or self.tables or self.stale
+        self.given, self.tables = Shelf(), Shelf()
+        self._solved_for, self.drifted = self.reach, False
 
     @property
     def has_tables(self) -> bool:
@@ -332,7 +346,7 @@ class Ramsis:
 
         self._cluster = Cluster({}, {})
         self._groups: dict[str, list[Group]] = {}  # by model; SLOs rising
-        self._served: dict[tuple[str, float, Kind], Served] = {}
+        self._served: dict[ServedKey, Served] = {}
         self._workers: dict[WorkerId, _Worker] = {}
         self._dealt: dict[WorkerId, tuple[Kind, list[tuple[str, float]]]] = {}
         self._deal_at = -math.inf
@@ -340,7 +354,7 @@ class Ramsis:
             _Worker, None
         ] = {}  # may be idle with work; a dict, as sets have no order
         self._timers: list[tuple[float, int, Lane]] = []
-        self._wanted: dict[tuple[str, float, int, float], tuple[Problem, Served]] = {}
+        self._wanted: dict[tuple[ServedKey, int, float], Problem] = {}
         self._serial = 0
         self._batch_id = 0
 
@@ -348,15 +362,17 @@ class Ramsis:
 
     def wanted(self) -> list[Problem]:
         """Problems whose tables are missing; without a `solver` they are the host's to solve."""
-        return [problem for problem, _ in self._wanted.values()]
+        return list(self._wanted.values())
 
     def tables_solved(self, now: float, tables: Iterable[Table]) -> None:
         """Answers to `wanted`. Those that are not wanted any more are ignored."""
+        asked = {_identity(problem): key for key, problem in self._wanted.items()}
         for table in tables:
-            key = (table.profile_hash, table.slo_s, table.num_workers, table.rate)
-            if found := self._wanted.pop(key, None):
-                _, served = found
-                served.tables.put(table.num_workers, table.rate / table.num_workers, table)
+            if (key := asked.get(_identity(table))) is not None:
+                of, workers, load = key
+                del self._wanted[key]
+                if of in self._served:
+                    self._served[of].tables.put(workers, load, table)
 
     # Events ------------------------------------------------------------------------------------
 
@@ -396,7 +412,6 @@ class Ramsis:
             }
         else:
             waiting = None
-        self._wanted = {}
         self._refresh()
         self._deal(now, waiting)
 
@@ -479,6 +494,9 @@ class Ramsis:
         load, known = self._load(group, now)
         if load is None:
             return None
+        if served.drifted and now >= served.solved_at + _SETTLE_S:
+            served.renew()
+            self._wanted = {k: p for k, p in self._wanted.items() if k[0] != served.key}
         # A worker that serves several groups has only a part of its time for this one.
         workers, load = len(group.lanes), self._headroom * load / group.share
         if table := served.given.covering(workers, load):
@@ -487,13 +505,14 @@ class Ramsis:
         if table := served.tables.exact(workers, load):
             return table
         if served.reach_1 < served.slo_s - self._margin_s:
-            problem = self._problem(served, workers, load)
-            if self._solver is None:
-                key = (problem.profile_hash, problem.slo_s, workers, problem.rate)
-                self._wanted[key] = (problem, served)
-            else:
-                served.tables.put(workers, load, table := self._solver(problem))
+            served.solved_at = now
+            if self._solver is not None:
+                table = self._solver(self._problem(served, workers, load))
+                served.tables.put(workers, load, table)
                 return table
+            asked = (served.key, workers, load)
+            if asked not in self._wanted:
+                self._wanted[asked] = self._problem(served, workers, load)
         return served.nearest(workers, load)
 
     def _load(self, group: Group, now: float) -> tuple[float | None, bool]:
@@ -646,7 +665,7 @@ class Ramsis:
                 ]
                 if not variants or key in self._served:
                     continue
-                served = Served(group.slo_s, variants, worker.hardware, self._cluster.delay)
+                served = Served(key, variants, self._cluster.delay)
                 self._served[key] = served
                 if key in before:
                     served.inherit(before[key], self._drift)
@@ -740,6 +759,10 @@ def _check_options(options: Mapping[str, Any]) -> None:
     valid = sorted({field.name for field in fields(Problem)} - ours)
     if unknown := sorted(set(options) - set(valid)):
         raise ValueError(f"options has no {', '.join(unknown)}; it takes {', '.join(valid)}")
+
+
+def _identity(one: Problem | Table) -> tuple[str, float, int, float]:
+    return one.profile_hash, one.slo_s, one.num_workers, one.rate
 
 
 def _tables_of(given: Any) -> list[Table]:

@@ -166,8 +166,25 @@ def test_a_profile_that_drifts_makes_tables_stale(factor, problems):
     slower = model(fast=FAST.scaled(factor), slow=SLOW.scaled(factor))
     host.change(cluster(1, slower))
     host.arrive(requests(1.0, start=1))
+    assert len(solver.asked) == 1  # not so soon after it was solved
+    host.advance(11.0)
+    host.arrive(requests(11.0, start=2))
     assert len(solver.asked) == problems
-    assert dispatched(host) == [("slow", [0]), ("slow", [1])]
+    assert dispatched(host) == [("slow", [0]), ("slow", [1]), ("slow", [2])]
+
+
+def test_a_table_that_arrives_after_profiles_moved_a_little_is_used():
+    make = lambda: Ramsis(solver=None, load_rps=5.0)  # noqa: E731
+    host = Host(make, cluster(1), strict=False)
+    host.run(requests(0.0))
+    (wanted,) = host.policy.wanted()
+    host.change(cluster(1, model(fast=FAST.scaled(1.01), slow=SLOW.scaled(1.01))))
+    host.run(requests(host.now, start=1))
+    assert host.policy.wanted() == [wanted]
+    host.policy.tables_solved(host.now, [solve(wanted)])
+    assert host.policy.wanted() == []
+    host.run(requests(host.now, start=2))
+    assert [v for v, _ in dispatched(host)] == ["fast", "fast", "slow"]
 
 
 def test_a_choice_that_a_slower_worker_cannot_keep_gives_way():
