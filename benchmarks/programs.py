@@ -190,4 +190,9 @@ PROGRAMS: dict[str, tuple[str, str, str]] = {
         "RAMSIS Table 2",
         "CPU time to solve one table, by discretisation, batching and number of models",
     ),
+    "live-variants": (
+        "benchmarks.live_variants",
+        "ray-slo, RAMSIS §7",
+        "live on Ray Serve, real images: price and ramsis against every network alone, and simulated",
+    ),
 }

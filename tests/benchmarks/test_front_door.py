@@ -46,7 +46,11 @@ def runs(request, tmp_path_factory):
         pool.shutdown(cancel_futures=True)
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
+# Live programs start a Ray of their own and load it for a minute: tests/live covers what they use.
+SIMULATED = [name for name in PROGRAMS if not name.startswith("live-")]
+
+
+@pytest.mark.parametrize("name", SIMULATED)
 @pytest.mark.slow
 def test_every_program_runs_quickly_and_prints_its_rows(name, runs):
     done, plots = runs[name].result()
