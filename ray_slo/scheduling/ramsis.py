@@ -20,8 +20,8 @@ there are fewer workers than groups, some serve several, the most urgent request
 
 Worked example: variants of 20 and 60 ms per request, SLO 100 ms, one worker. At 5 requests/s the
 table says "slow" for (1, 100 ms): the next request will most likely come later than in 60 ms. For
-(2, 100 ms) it says "fast", as 120 ms are too long. At 40 requests/s it says "fast" for both: 60 ms
-per request would keep up with 17 requests/s only.
+(2, 100 ms) it says "fast", for one of them, as 120 ms are too long; then "slow" for the other, (1,
+80 ms). At 40 requests/s all is "fast": 60 ms each would keep up with 17 requests/s only.
 """
 
 from __future__ import annotations
