@@ -227,12 +227,12 @@ def switching(limits: Mapping[str, float], load: float | None = None) -> System:
 
 
 def switching_limits(
-    here: Cluster, *, quick: bool, loads: Sequence[float] = GRID
+    here: Cluster, *, quick: bool, loads: Sequence[float] = GRID, slos: float = 300.0
 ) -> dict[str, float]:
-    """ModelSwitching's offline profiling, for `loads`."""
+    """ModelSwitching's offline profiling, for `loads`; runs as long as `slos` SLOs."""
     if quick:
         return profile_responses(here, loads=loads, requests=1_000, slos=20.0)
-    return profile_responses(here, loads=loads)
+    return profile_responses(here, loads=loads, slos=slos)
 
 
 def greedy() -> System:
