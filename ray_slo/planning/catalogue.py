@@ -1,0 +1,75 @@
+"""Instance types: what they cost and what Ray needs to know to place a worker on one.
+
+    from ray_slo.planning.catalogue import CATALOGUE, load_catalogue
+    CATALOGUE["g4dn.xlarge"].price_per_hour          # Kairos Table 4
+    types = {**CATALOGUE, **load_catalogue("my_types.yaml")}
+
+A file is a mapping from names to the fields of `InstanceType`; `catalogue.yaml` beside this module
+is one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import yaml
+from pydantic import BaseModel, ConfigDict, NonNegativeFloat, PositiveFloat, ValidationError
+
+
+class InstanceType(BaseModel):
+    """A kind of machine that can be rented.
+
+    Attributes:
+        name: also the hardware kind under which latency profiles are kept.
+        price_per_hour: in any currency, the budget's.
+        memory_gb: main memory, where known.
+        accelerator_type: as Ray names it ("T4"), where there is one.
+        resources: of one worker on it: num_cpus, num_gpus and custom resources.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str
+    price_per_hour: PositiveFloat
+    memory_gb: PositiveFloat | None = None
+    accelerator_type: str | None = None
+    resources: dict[str, NonNegativeFloat] = {}
+
+    @property
+    def ray_actor_options(self) -> dict[str, object]:
+        """For a Serve deployment whose replicas run on this type."""
+        named = {k: v for k, v in self.resources.items() if k in ("num_cpus", "num_gpus")}
+        custom = {k: v for k, v in self.resources.items() if k not in named}
+        options: dict[str, object] = dict(named)
+        if custom:
+            options["resources"] = custom
+        if self.accelerator_type is not None:
+            options["accelerator_type"] = self.accelerator_type
+        return options
+
+
+def load_catalogue(path: str | Path) -> dict[str, InstanceType]:
+    """Read a YAML file of instance types, by name.
+
+    Raises:
+        FileNotFoundError: no such file.
+        ValueError: not a mapping of types; the message names the type and the field.
+    """
+    try:
+        data = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except yaml.YAMLError as error:
+        raise ValueError(f"{path}: not YAML: {error}") from None
+    if not isinstance(data, Mapping) or not data:
+        raise ValueError(f"{path}: must be a mapping from names to instance types")
+    types = {}
+    for name, fields in data.items():
+        try:
+            types[str(name)] = InstanceType(**{**(fields or {}), "name": str(name)})
+        except (ValidationError, TypeError) as error:
+            raise ValueError(f"{path}: instance type {name!r}: {error}") from None
+    return types
+
+
+CATALOGUE: Mapping[str, InstanceType] = load_catalogue(Path(__file__).with_name("catalogue.yaml"))
+"""The types of Kairos Table 4."""
