@@ -107,10 +107,8 @@ def test_partial_batches_sum_to_one():
     k = Kernel(problem(num_slacks=30))
     everywhere = np.ones(k.J, dtype=bool)
     partial = Partial(k, [(5, 2, 0, everywhere), (5, 1, -1, everywhere), (1, 1, -1, everywhere)])
-    rows, excess = np.zeros((k.num_states, k.num_states)), np.zeros(k.num_states)
     for group in range(3):
-        rows[:] = 0
-        partial.add_rows(rows, excess, group, 0, np.arange(k.J))
+        rows = partial.transitions([(group, 0, np.arange(k.J))])[0].toarray()
         n = partial.groups[group].n
         assert rows[1 + (n - 1) * k.J : 1 + n * k.J].sum(1) == pytest.approx(1)
     # One of one dropped: nothing is left.
@@ -130,7 +128,7 @@ def test_transitions_are_those_of_equation_2():
     variant, n = 1, 2
     latency = k.latency[variant, n - 1]
     first = k.first[k.latency_index[variant, n - 1]]
-    got = np.einsum("or,os->rs", first, k.after)
+    got = first.T @ k.after
     for phase, next_n, slot in product(range(every), (1, 2, 3), range(k.J - 1)):
         low, high = k.slacks_s[slot], k.slacks_s[slot + 1]
         b = max(latency + low - p.slo_s, 0.0)
@@ -179,10 +177,11 @@ def _best_by_enumeration(p):
         if p.batching == "variable":
             for size, m in product(range(1, n), range(len(k.variants))):
                 if k.latency[m, size - 1] <= k.slacks_s[slot] + 1e-9:
-                    rows, excess = np.zeros((k.num_states, k.num_states)), np.zeros(k.num_states)
-                    Partial(k, [(n, size, m, every)]).add_rows(rows, excess, 0, 0, np.array([slot]))
+                    rows, excess = Partial(k, [(n, size, m, every)]).transitions(
+                        [(0, 0, np.array([slot]))]
+                    )
                     at = 1 + (n - 1) * k.J + slot
-                    here.append((rows[at], size, m, excess[at]))
+                    here.append((rows.toarray()[at], size, m, excess[at]))
         options.append(here)
     accuracy = k.accuracy
     best = -math.inf

@@ -150,7 +150,7 @@ class Empirical(_FromAtLeast):
         width = np.where(upper > at, grid[upper] - grid[at], 1.0)
         share = ((units - grid[at]) / width)[:, None]
         mixed = tail[at] * (1 - share) + tail[upper] * share
-        return np.maximum(mixed[:, :-1] - mixed[:, 1:], 0.0)
+        return np.asarray(np.maximum(mixed[:, :-1] - mixed[:, 1:], 0.0))
 
     def _counts(self, span: float, after_arrival: bool) -> NDArray[np.int64]:
         last = self._times[-1] - span

@@ -30,6 +30,7 @@ from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.sparse import csr_array
 from scipy.special import betaincinv
 
 from ray_slo.planning.ramsis.arrivals import Arrivals
@@ -38,6 +39,7 @@ from ray_slo.planning.ramsis.problem import Problem, VariantProfile
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
+NEVER = 1e-14  # a probability to neglect
 EMPTY, FRESH = 0, 1  # outcomes that are no cell: nothing arrived; one request, just now
 _BETA_QUANTILES = 8
 _PHASE_GROUPS = 8
@@ -134,18 +136,24 @@ class Kernel:
         self.num_outcomes = 2 + len(self.streams) * self.num_cells
         self.cell_wait: Floats = middle
 
-        after = np.zeros((self.num_outcomes, self.num_states))
         excess = np.zeros(self.num_outcomes)
-        after[EMPTY, 0] = after[FRESH, 1 + self.J - 1] = 1.0
+        rows: list[Ints] = [np.array([EMPTY, FRESH])]
+        columns: list[Ints] = [np.array([0, self.J])]
+        shares: list[Floats] = [np.ones(2)]
         for i, stream in enumerate(self.streams):
-            rows = 2 + i * self.num_cells + np.arange(self.num_cells)
+            cells = 2 + i * self.num_cells + np.arange(self.num_cells)
             most = max(stream.most(longest), self.N)
             more = stream.counts(middle, most)  # beside the first one
-            columns = 1 + np.arange(self.N)[None, :] * self.J + self.cell_slot[:, None]
-            after[rows[:, None], columns] = more[:, : self.N]
-            after[rows, self.full] = more[:, self.N :].sum(1)
-            excess[rows] = more[:, self.N :] @ (np.arange(self.N, most + 1) + 1 - self.N)
-        self.after: Floats = after
+            states = 1 + np.arange(self.N)[None, :] * self.J + self.cell_slot[:, None]
+            rows += [np.repeat(cells, self.N), cells]
+            columns += [states.ravel(), np.full(self.num_cells, self.full)]
+            shares += [more[:, : self.N].ravel(), more[:, self.N :].sum(1)]
+            excess[cells] = more[:, self.N :] @ (np.arange(self.N, most + 1) + 1 - self.N)
+        # Sparse: a cell has one slot, so N + 1 next states of N · J + 2.
+        self.after = csr_array(
+            (np.concatenate(shares), (np.concatenate(rows), np.concatenate(columns))),
+            shape=(self.num_outcomes, self.num_states),
+        )
         self.excess: Floats = excess  # expected requests beyond N, which the model takes as lost
 
     def slot_of(self, slack_s: Floats) -> Ints:
@@ -384,22 +392,41 @@ class Partial:
             result.append(q)
         return result
 
-    def add_rows(self, rows: Floats, excess: Floats, number: int, v: int, slots: Ints) -> None:
-        """Set in (states, states) transitions and (states,) excess those of the states
-        (n, slots) that take variant `v` of group `number`."""
-        k, g = self.kernel, self.groups[number]
-        at = 1 + (g.n - 1) * k.J + slots
-        if g.n == g.size:
-            rows[at, 0] = 1.0
-            return
-        weight = self.weights[g.n - 1, slots]  # (S, R)
-        spread = np.zeros((len(slots), self.R, k.J))
-        index = np.indices((len(slots), self.R, _BETA_QUANTILES))
-        to = g.next_slot[np.searchsorted(g.slots, slots), v]
-        np.add.at(spread, (index[0], index[1], to), 1 / _BETA_QUANTILES)
-        spread *= weight[:, :, None]
-        reached = np.einsum("ri,srj->sij", g.arriving[v, :, :-1], spread, optimize=True)
-        start = 1 + (g.n - g.size - 1) * k.J
-        rows[at, start : k.full] = reached.reshape(len(slots), -1)
-        rows[at, k.full] = weight @ g.arriving[v, :, -1]
-        excess[at] = weight @ g.beyond[v]
+    def transitions(self, chosen: Iterable[tuple[int, int, Ints]]) -> tuple[csr_array, Floats]:
+        """(states, states) transitions of the states that take partial batches, other rows empty;
+        and (states,) expected requests beyond N.
+
+        Args:
+            chosen: (group, index of the variant in it, slots) of those states.
+        """
+        k = self.kernel
+        excess = np.zeros(k.num_states)
+        entries: list[tuple[Ints, Ints, Floats]] = []
+        for number, v, slots in chosen:
+            g = self.groups[number]
+            at = 1 + (g.n - 1) * k.J + slots
+            if g.n == g.size:
+                entries.append((at, np.zeros_like(at), np.ones(len(at))))
+                continue
+            weight = self.weights[g.n - 1, slots]  # (S, R)
+            spread = np.zeros((len(slots), self.R, k.J))
+            index = np.indices((len(slots), self.R, _BETA_QUANTILES))
+            to = g.next_slot[np.searchsorted(g.slots, slots), v]
+            np.add.at(spread, (index[0], index[1], to), 1 / _BETA_QUANTILES)
+            spread *= weight[:, :, None]
+            reached = np.einsum("ri,srj->sij", g.arriving[v, :, :-1], spread, optimize=True)
+            state, queue, slot = np.nonzero(reached > NEVER)
+            to_state = 1 + (g.n - g.size - 1 + queue) * k.J + slot
+            entries.append((at[state], to_state, reached[state, queue, slot]))
+            entries.append((at, np.full_like(at, k.full), weight @ g.arriving[v, :, -1]))
+            excess[at] = weight @ g.beyond[v]
+        rows, columns, shares = (np.concatenate(parts) for parts in zip(*entries, strict=True))
+        last = 1 + (k.N - 1) * k.J  # the full state is that of N requests, late
+        again = rows == last
+        excess[k.full] = excess[last]
+        where = (
+            np.append(rows, np.full(again.sum(), k.full)),
+            np.append(columns, columns[again]),
+        )
+        shape = (k.num_states, k.num_states)
+        return csr_array((np.append(shares, shares[again]), where), shape=shape), excess

@@ -20,8 +20,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 from scipy.linalg import lu_factor, lu_solve
+from scipy.sparse import csr_array
 
-from ray_slo.planning.ramsis.kernel import EMPTY, Kernel, Partial
+from ray_slo.planning.ramsis.kernel import EMPTY, NEVER, Kernel, Partial
 from ray_slo.planning.ramsis.problem import Problem
 from ray_slo.planning.ramsis.table import Table
 
@@ -30,7 +31,6 @@ Ints = NDArray[np.int64]
 
 SPAN = 1e-6  # percent points of accuracy, per decision
 _MAX_IMPROVEMENTS = 100
-_NEVER = 1e-14  # probability
 
 
 def solve(problem: Problem) -> Table:
@@ -166,17 +166,18 @@ class _Process:
         k = self.kernel
         reward, cost, _, _ = self.outcome(policy)
         rows = k.outcomes_of(policy.variant)
-        excess = np.zeros(k.num_states)
-        states: Ints = np.empty(0, dtype=np.int64)
-        if self.partial is not None:
-            leading = np.zeros((k.num_states, k.num_states))
-            for number, v, slots in policy.partial_actions():
-                self.partial.add_rows(leading, excess, number, v, slots)
-            last = 1 + (k.N - 1) * k.J
-            leading[k.full], excess[k.full] = leading[last], excess[last]
-            states = np.flatnonzero(leading.max(axis=0) > _NEVER)
-            rows = np.concatenate([rows, leading[:, states]], axis=1)
-        chain = np.concatenate([k.after @ rows, rows[states]])
+        if self.partial is not None and (chosen := policy.partial_actions()):
+            leading, excess = self.partial.transitions(chosen)
+        else:
+            leading, excess = csr_array((k.num_states, k.num_states)), np.zeros(k.num_states)
+        states = np.unique(leading.indices)
+        leading = leading[:, states]
+        chain = np.block(
+            [
+                [k.after @ rows, (k.after @ leading).toarray()],
+                [rows[states], leading[states].toarray()],
+            ]
+        )
         counted = float(self.per_query)
         reward -= counted * self.penalty * excess
         cost += counted * excess
@@ -187,12 +188,13 @@ class _Process:
             EMPTY,
         )
         outcomes = k.num_outcomes
+        of_outcomes, of_states = node_values[:outcomes], node_values[outcomes:]
         occupancy = share[:outcomes] @ k.after
-        np.add.at(occupancy, states, share[outcomes:])
+        occupancy[states] += share[outcomes:]
         return _Evaluation(
             ratio,
-            reward - ratio * cost + rows @ node_values,
-            node_values[:outcomes],
+            reward - ratio * cost + rows @ of_outcomes + leading @ of_states,
+            of_outcomes,
             occupancy,
             float(share[:outcomes] @ k.excess + occupancy @ excess),
         )
@@ -292,7 +294,7 @@ def _average(
     matrix with c in the place of column `reference` gives the distribution scaled to μ·c = 1.
     States that nothing leads to only have a value, which follows from the others'.
     """
-    reached = chain.max(axis=0) > _NEVER
+    reached = chain.max(axis=0) > NEVER
     reached[reference] = True
     kept = np.flatnonzero(reached)
     at = int(np.searchsorted(kept, reference))
