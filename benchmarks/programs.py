@@ -193,6 +193,6 @@ PROGRAMS: dict[str, tuple[str, str, str]] = {
     "live-variants": (
         "benchmarks.live_variants",
         "ray-slo, RAMSIS §7",
-        "live on Ray Serve, real images: price and ramsis against every network alone, and simulated",
+        "live on Ray Serve, real images: price, ramsis, every network alone, and as simulated",
     ),
 }

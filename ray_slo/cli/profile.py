@@ -12,13 +12,22 @@ from ray_slo.cli._output import key_values, number, print_json, table
 
 if TYPE_CHECKING:
     from ray_slo.core.profiles import LatencyProfile
+    from ray_slo.models.profiling import Target
 
 
 def profile(
-    target: Annotated[str, typer.Argument(metavar="MODULE:CLASS", help="A deployment class.")],
+    target: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODULE:CLASS|CONFIG.YAML",
+            help="A deployment class, a deployment with variants, or a `serve run` config.",
+        ),
+    ],
     variant: Annotated[
         list[str] | None,
-        typer.Option(help="Constructor argument `variant`; repeat to measure several."),
+        typer.Option(
+            help="Measure only these variants. For a class without: its argument `variant`."
+        ),
     ] = None,
     arg: Annotated[
         list[str] | None,
@@ -45,24 +54,20 @@ def profile(
 ) -> None:
     """Measure how long batches take, by size, in a fresh process; print and save the profile.
 
-    Example: ray-slo profile deployments.digits:Digits --variant digits-l --out digits.json
+    Example: ray-slo profile configs/digits-variants.yaml --out digits.json
     """
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
     from ray_slo.core.profiles import save_profiles
-    from ray_slo.models.profiling import Target, metadata, profile_class, to_profile
+    from ray_slo.models.profiling import metadata, profile_class, to_profile
 
     if not 0 < quantile < 1:
         raise ValueError(f"--quantile must lie between 0 and 1, got {quantile:g}")
     if not seconds > 0:
         raise ValueError(f"--seconds must be positive, got {seconds:g}")
     kwargs = key_values("--arg", arg)
-    targets = (
-        {name: Target(target, {**kwargs, "variant": name}) for name in variant}
-        if variant
-        else {str(kwargs.get("variant", target.rpartition(":")[2])): Target(target, kwargs)}
-    )
+    targets = _targets(target, kwargs, variant)
     profiles: dict[str, LatencyProfile] = {}
     samples: dict[str, dict[int, list[float]]] = {}
     columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
@@ -102,6 +107,56 @@ def profile(
     for path in (out, plot):
         if path:
             console.print(f"wrote {path}")
+
+
+def _targets(name: str, kwargs: dict[str, Any], chosen: list[str] | None) -> dict[str, Target]:
+    """What to measure, by the name of the variant."""
+    import sys
+
+    from ray_slo.models.profiling import Target
+    from ray_slo.scheduling.registry import import_attr
+
+    if "" not in sys.path:
+        sys.path.insert(0, "")  # as in the measuring process
+    if name.endswith((".yaml", ".yml")):
+        found = _config_targets(Path(name), kwargs)
+    else:
+        model = getattr(import_attr(name), "model", None)
+        variants = getattr(model, "variants", None) or {}
+        found = {v: Target(name, kwargs, variant=spec) for v, spec in variants.items()}
+        if not found:
+            chosen = chosen or [str(kwargs.get("variant", ""))]
+            return {v or name.rpartition(":")[2]: Target(name, kwargs | _named(v)) for v in chosen}
+    if unknown := sorted(set(chosen or ()) - set(found)):
+        raise ValueError(
+            f"--variant: {name} has no {', '.join(unknown)}; it has {', '.join(sorted(found))}"
+        )
+    return {v: target for v, target in found.items() if not chosen or v in chosen}
+
+
+def _named(variant: str) -> dict[str, Any]:
+    return {"variant": variant} if variant else {}
+
+
+def _config_targets(path: Path, kwargs: dict[str, Any]) -> dict[str, Target]:
+    import yaml
+
+    from ray_slo.models.profiling import Target
+    from ray_slo.serve.spec import parse_spec
+
+    body = yaml.safe_load(path.read_text(encoding="utf-8"))
+    applications = body.get("applications") if isinstance(body, dict) else None
+    if not isinstance(applications, list):
+        raise ValueError(f"{path}: is no `serve run` config: it has no list of applications")
+    found: dict[str, Target] = {}
+    for application in applications:
+        spec = parse_spec(application.get("args") or {})
+        for key, ref in spec.variants().items():
+            model = spec.models[ref.model]
+            found[key] = Target(
+                str(model.callable), {**model.kwargs, **kwargs}, model.args, ref.spec
+            )
+    return found
 
 
 def _advance(progress: Any, task: Any, share: float) -> None:

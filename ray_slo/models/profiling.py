@@ -18,10 +18,12 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
+from pickle import PicklingError
 from typing import Any
 
 import numpy as np
@@ -148,10 +150,18 @@ def to_profile(
 
 @dataclass(frozen=True)
 class Target:
-    """A deployment class to measure: `name` is "module:Class", `kwargs` its constructor's."""
+    """A deployment class to measure.
+
+    Attributes:
+        name: "module:Class", or "module:attr" of what `@ray_slo.deployment` made of a class.
+        kwargs, args: of its constructor.
+        variant: the network to hand its batch method (`ray_slo.Variant` or its like), if any.
+    """
 
     name: str
     kwargs: dict[str, Any] = field(default_factory=dict)
+    args: tuple[Any, ...] = ()
+    variant: Any = None
 
 
 class ProfilingError(ValueError):
@@ -185,7 +195,13 @@ def profile_class(
         process = context.Process(
             target=_measure, args=(sender, target, threads, example, options), daemon=True
         )
-        process.start()
+        try:
+            process.start()
+        except (AttributeError, PicklingError, TypeError) as error:
+            raise ProfilingError(
+                f"{target.name}: its variant cannot be sent to the measuring process; name its "
+                f'load as "module:attr" ({error})'
+            ) from None
     sender.close()
     try:
         while True:
@@ -220,7 +236,10 @@ def _measure(
         if "" not in sys.path:
             sys.path.insert(0, "")  # as `python -m` would: deployments live in the working folder
         cls = import_attr(target.name)
-        instance = cls(**target.kwargs)
+        cls = getattr(cls, "user_class", cls)
+        batch = cls(*target.args, **target.kwargs)
+        if (variant := target.variant) is not None:
+            batch = partial(batch, variant.loader()(*variant.args, **variant.kwargs))
         _limit_torch(threads)
         if example is not None:
             item = cls.preprocess(example) if hasattr(cls, "preprocess") else example
@@ -242,7 +261,7 @@ def _measure(
                 pipe.send(("progress", min((now - start) / options["budget_s"], 1.0)))
 
         samples = profile_callable(
-            instance,
+            batch,
             item,
             doubling_sizes(options["max_batch_size"]),
             budget_s=options["budget_s"],

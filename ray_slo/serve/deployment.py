@@ -20,7 +20,14 @@ from ray.serve.config import RequestRouterConfig
 
 from ray_slo.serve.frontend import Frontend
 from ray_slo.serve.router import TargetedRouter
-from ray_slo.serve.spec import AppSpec, Variant, check_user_class, parse_spec, worker_deployment
+from ray_slo.serve.spec import (
+    AppSpec,
+    ModelSpec,
+    Variant,
+    check_user_class,
+    parse_spec,
+    worker_deployment,
+)
 from ray_slo.serve.worker import Worker
 
 # A worker accepts every call: the scheduler never sends more than it can take.
@@ -43,6 +50,11 @@ class Deployment:
     def user_class(self) -> type[Any]:
         """The decorated class, undecorated."""
         return self._user_class
+
+    @property
+    def model(self) -> ModelSpec:
+        """The model that it serves, without arguments of the constructor."""
+        return next(iter(self._spec((), {}).models.values()))
 
     @property
     def name(self) -> str:
@@ -74,6 +86,7 @@ class Deployment:
                 "max_batch_size",
                 "profile",
                 "profile_quantile",
+                "exit_points",
                 "user_config",
             )
             if key in options
@@ -112,6 +125,7 @@ def deployment(
     accuracy: float | None = None,
     profile: str | None = None,
     profile_quantile: float | None = None,
+    exit_points: int | None = None,
     user_config: Any = None,
     scheduler: str | None = None,
     num_frontends: int | None = None,

@@ -35,7 +35,16 @@ from ray_slo.serve.errors import (
     WorkerLost,
     http_response,
 )
-from ray_slo.serve.messages import Grant, Heartbeat, Message, Piece, PieceResult, Refusal, Submit
+from ray_slo.serve.messages import (
+    Grant,
+    Heartbeat,
+    Message,
+    Piece,
+    PieceResult,
+    Refusal,
+    Stop,
+    Submit,
+)
 from ray_slo.serve.metrics import FrontendMetrics
 from ray_slo.serve.request_context import LATENCY_HEADER, PROXIED_HEADER, TIMEOUT_HEADER
 from ray_slo.serve.scheduler import Quantile
@@ -66,6 +75,7 @@ class _Pending:
         "id",
         "item",
         "model",
+        "preemptions",
         "result",
         "retries",
         "sent_at",
@@ -83,6 +93,7 @@ class _Pending:
         self.grant: Grant | None = None
         self.result: PieceResult | None = None
         self.retries = 0
+        self.preemptions = 0
         self.sent_at = math.nan
 
 
@@ -445,7 +456,9 @@ class Frontend:
                 pending,
                 RefusedEarly(
                     f"no time is left for the work: of {slo_ms:.4g} ms, {gone_s * 1e3:.4g} ms are "
-                    f"over, and {margin_s * 1e3:.4g} ms are kept for the way back",
+                    f"over, and {margin_s * 1e3:.4g} ms are kept for the way back"
+                    f"{_preempted(pending)}",
+                    reason="preempted" if pending.preemptions else None,
                     model=pending.model,
                     latency_slo_ms=slo_ms,
                     predicted_finish_ms=(self._clock() + margin_s - pending.arrival) * 1e3,
@@ -483,6 +496,8 @@ class Frontend:
         for message in messages:
             if isinstance(message, Grant):
                 self._spawn(self._send(message))
+            elif isinstance(message, Stop):
+                self._spawn(self._stop(message))
             else:
                 self._refuse(message)
 
@@ -512,13 +527,20 @@ class Frontend:
             self._fail(
                 pending,
                 RefusedEarly(
-                    f"refused early: {why}",
-                    reason=refusal.reason,
+                    f"refused early: {why}{_preempted(pending)}",
+                    reason="preempted" if pending.preemptions else refusal.reason,
                     model=pending.model,
                     latency_slo_ms=slo_ms,
                     predicted_finish_ms=finish_ms,
                 ),
             )
+
+    async def _stop(self, stop: Stop) -> None:
+        """Pass a preemption on. What becomes of the batch is said by its results."""
+        try:
+            await self._workers[stop.kind].preempt.remote(stop.batch_id, worker=stop.worker)
+        except Exception as error:
+            logger.info("batch %s could not be preempted: %r", stop.batch_id, error)
 
     async def _send(self, grant: Grant) -> None:
         """Send our share of a batch and hand its results out."""
@@ -568,12 +590,14 @@ class Frontend:
                 self._fail(pending, error)
             return
         self._overhead.add(max(self._clock() - sent_at - result.held_s, 0.0))
-        if result.report is not None:
+        if result.report is not None and not result.preempted:
             predicted_s = grant.finish_in_s - (self._clock() - sent_at)
             self._metrics.predicted(self._variant(grant), -predicted_s * 1e3)
         self._channel.report(result.report)
-        if result.results is None:
-            self._submit_again(share)  # the batch had to start without it
+        if result.results is None:  # preempted, or the batch had to start without it
+            for pending in share:
+                pending.preemptions += result.preempted
+            self._submit_again(share)
             return
         for pending, (ok, value) in zip(share, result.results, strict=True):
             pending.result = result
@@ -648,6 +672,12 @@ class Frontend:
             task.cancel()
         if hasattr(self, "_channel"):
             self._channel.close()
+
+
+def _preempted(pending: _Pending) -> str:
+    count = pending.preemptions
+    times = "" if count == 1 else f" {count} times"
+    return f"; it was stopped{times} while it ran, for a larger batch" if count else ""
 
 
 def _picklable(item: Any) -> bool:

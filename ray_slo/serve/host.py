@@ -76,6 +76,7 @@ class PolicyHost:
         self._workers = frozenset(cluster.workers)
         self._cluster: Cluster | None = cluster  # not yet told to the policy
         self._finished: list[tuple[WorkerId, BatchOutcome]] = []
+        self._deaf: list[tuple[WorkerId, int]] = []
         self._arrived: list[Request] = []
         self._cancelled: list[Request] = []
         self._solved: list[Any] = []
@@ -98,6 +99,11 @@ class PolicyHost:
     def finished(self, worker: WorkerId, outcome: BatchOutcome) -> None:
         """A dispatched batch is over. Ignored for a worker that left the cluster before."""
         self._finished.append((worker, outcome))
+        self._poke()
+
+    def preempt_failed(self, worker: WorkerId, batch_id: int) -> None:
+        """A batch that was preempted does not stop: its worker is still busy."""
+        self._deaf.append((worker, batch_id))
         self._poke()
 
     def set_cluster(self, cluster: Cluster) -> None:
@@ -166,6 +172,7 @@ class PolicyHost:
         # What finished, finished on the old cluster; what arrived may need the new one; and what
         # was cancelled may have arrived in this very turn.
         finished, self._finished = self._finished, []
+        deaf, self._deaf = self._deaf, []
         arrived, self._arrived = self._arrived, []
         cancelled, self._cancelled = self._cancelled, []
         solved, self._solved = self._solved, []
@@ -174,6 +181,9 @@ class PolicyHost:
         for worker, outcome in finished:
             if worker in self._workers:
                 policy.batch_finished(now, worker, outcome)
+        if deaf and hasattr(policy, "preempt_failed"):
+            for worker, batch_id in deaf:
+                policy.preempt_failed(now, worker, batch_id)
         if cluster is not None:
             self._workers = frozenset(cluster.workers)
             policy.cluster_changed(now, cluster)

@@ -48,7 +48,15 @@ class Refusal(NamedTuple):
     finish_in_s: float
 
 
-Message = Grant | Refusal
+class Stop(NamedTuple):
+    """Scheduler → every frontend with a piece of a granted batch: preempt it on its worker."""
+
+    batch_id: str
+    worker: str
+    kind: str
+
+
+Message = Grant | Refusal | Stop
 
 
 @dataclass(slots=True)
@@ -91,8 +99,8 @@ class PieceResult:
     """Worker → frontend: the results of one piece, in order of its items.
 
     Attributes:
-        results: (True, value) or (False, exception) per item; None where the piece came too late
-            to run and its requests should be submitted again.
+        results: (True, value) or (False, exception) per item; None where the batch was preempted,
+            or the piece came too late to run: its requests should be submitted again.
         wait_s: from the receipt of the batch's first piece to the start.
         report: for an embedded scheduler (an actor hears it from the worker itself).
     """
@@ -103,6 +111,7 @@ class PieceResult:
     exec_s: float
     held_s: float
     report: BatchReport | None = None
+    preempted: bool = False
 
 
 @dataclass(slots=True)
@@ -112,9 +121,11 @@ class Heartbeat:
     Attributes:
         profiles: current estimate per loaded variant, as a table in seconds.
         batches: ids of the batches that it holds, running or waiting.
+        preempt_delay_s: from a preemption until it is free, as its preemption profiles say.
     """
 
     worker: str
     kind: str
     profiles: dict[str, list[float]]
     batches: list[str]
+    preempt_delay_s: float = 0.0

@@ -133,9 +133,27 @@ class WorkerMetrics:
         self._exec = _histogram(
             "execution_ms", _MS, "Time of a batch on the worker.", "model", "variant"
         )
+        self._preemptions = _counter(
+            "preemptions",
+            "Batches that were to be stopped: preempted, or finished if it was too late for that.",
+            *("model", "variant", "outcome"),
+        )
+        self._preempt_delay = _histogram(
+            "preemption_delay_ms",
+            _MS,
+            "From the request to stop, at the worker, to the end of the batch.",
+            *("model", "variant"),
+        )
 
     def batch(self, variant: VariantRef, size: int, seconds: float) -> None:
         """One batch ran."""
         tags = {"model": variant.model, "variant": variant.name}
         self._size.observe(size, tags)
         self._exec.observe(seconds * 1e3, tags)
+
+    def preemption(self, variant: VariantRef, outcome: str, delay_s: float) -> None:
+        """A batch ended that was asked to stop `delay_s` before."""
+        tags = {"model": variant.model, "variant": variant.name}
+        self._preemptions.inc(1, {**tags, "outcome": outcome})
+        if outcome == "preempted":
+            self._preempt_delay.observe(delay_s * 1e3, tags)

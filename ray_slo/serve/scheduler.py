@@ -30,13 +30,15 @@ from ray_slo.core import (
     LatencyProfile,
     Model,
     OnlineProfile,
+    Preempt,
     Request,
     Variant,
     Worker,
 )
 from ray_slo.scheduling.registry import import_attr, make_policy
 from ray_slo.serve.host import PolicyHost
-from ray_slo.serve.messages import BatchReport, Grant, Heartbeat, Message, Refusal, Submit
+from ray_slo.serve.messages import BatchReport, Grant, Heartbeat, Message, Refusal, Stop, Submit
+from ray_slo.serve.preemptions import Preemption
 from ray_slo.serve.spec import AppSpec
 
 logger = logging.getLogger(__name__)
@@ -51,6 +53,8 @@ _TICK_S = 0.5
 _QUARANTINE_S = (0.5, 5.0)
 _PROBE_AFTER_S = 1.0  # a model that looks too slow for its SLO is tried again after this
 _JITTER = 0.05  # of the shortest SLO: how much earlier than it must a live deferred batch goes
+_PATIENCE = (0.1, 5.0)  # with a preempted batch: seconds, or so many times the expected delay
+_PREEMPTIONS_KEPT = 100
 _LOST_AFTER_S = 3.0  # a granted batch that its worker does not know of, and never reported
 
 
@@ -69,6 +73,7 @@ class _Owned(Request):
 class _InFlight:
     dispatch: Dispatch
     granted_at: float
+    preemption: Preemption | None = None
 
 
 @dataclass(slots=True)
@@ -76,6 +81,7 @@ class _WorkerState:
     kind: str
     variants: frozenset[str]
     seen_at: float
+    preempt_delay_s: float
 
 
 class Quantile:
@@ -130,7 +136,7 @@ class Scheduler:
         self._profiles: dict[tuple[str, str], OnlineProfile] = {}  # by (variant, kind)
         self._measured_at: dict[tuple[str, str], float] = {}
         self._told: dict[tuple[str, str], LatencyProfile] = {}  # what the policy believes
-        self._told_delay_s = math.inf
+        self._told_delays_s = (math.inf, math.inf)
         self._solving: asyncio.Task[None] | None = None
         self._unsolvable: set[Any] = set()
         self._queued: dict[tuple[str, int], _Owned] = {}
@@ -141,9 +147,13 @@ class Scheduler:
         self._generation = 0  # of the policy
         self._overhead = Quantile(0.9)
         self._prediction_error = Quantile(0.5)
+        self._preempt_delay = Quantile(0.9)
+        self._preemptions: deque[Preemption] = deque(maxlen=_PREEMPTIONS_KEPT)
+        self._deaf: set[str] = set()  # variants that did not stop when asked to
         self._cluster_is_stale = False
         self._profiles_are_stale = False
         self._counts = {"submitted": 0, "granted": 0, "refused": 0, "cancelled": 0, "batches": 0}
+        self._counts["preempted"] = 0
         self._host = self._new_host()
         self._ticker = self._loop.create_task(self._tick())
 
@@ -222,7 +232,9 @@ class Scheduler:
         if state is None or state.variants != variants or state.kind != beat.kind:
             if state is None:
                 logger.info("worker %s (%s) joined with %s", beat.worker, beat.kind, set(variants))
-            self._workers[beat.worker] = _WorkerState(beat.kind, variants, now)
+            self._workers[beat.worker] = _WorkerState(
+                beat.kind, variants, now, beat.preempt_delay_s
+            )
             self._cluster_is_stale = True
         else:
             state.seen_at = now
@@ -256,7 +268,8 @@ class Scheduler:
             self._overhead.add(max(overhead, 0.0))
             # Half the overhead is the way here, so the worker was done that much earlier.
             finished = now - 0.5 * max(overhead, 0.0)
-            self._prediction_error.add(finished - flight.dispatch.finish_at)
+            if report.status is not BatchStatus.PREEMPTED:
+                self._prediction_error.add(finished - flight.dispatch.finish_at)
             self._end_batch(report.batch_id, report.status, finished, report.exec_s)
 
     # -- status ----------------------------------------------------------------------------
@@ -269,6 +282,13 @@ class Scheduler:
     def dispatch_delay_s(self) -> float:
         """Measured one-way time between a decision and the worker (90th percentile)."""
         return 0.5 * self._overhead.value(default=0.01)
+
+    @property
+    def preempt_delay_s(self) -> float:
+        """Measured time from a preemption until the worker is known to be free (90th percentile);
+        before the first one, what the workers' preemption profiles say."""
+        profiled_s = max((w.preempt_delay_s for w in self._workers.values()), default=0.0)
+        return self._preempt_delay.value(default=2 * self.dispatch_delay_s + profiled_s)
 
     def status(self) -> dict[str, Any]:
         """What `ray-slo status` shows."""
@@ -286,6 +306,8 @@ class Scheduler:
             "counts": dict(self._counts),
             "dispatch_delay_ms": 1e3 * self.dispatch_delay_s,
             "prediction_error_ms": 1e3 * self._prediction_error.value(default=0.0),
+            "preempt_delay_ms": 1e3 * self.preempt_delay_s,
+            "preemptions": [p.to_json() for p in self._preemptions],
             "workers": {
                 name: {
                     "kind": w.kind,
@@ -325,6 +347,7 @@ class Scheduler:
             self._cluster(),
             on_dispatch=self._on_dispatch,
             on_drop=self._on_drop,
+            on_preempt=self._on_preempt,
             on_error=self._on_policy_error,
             clock=self._clock,
         )
@@ -359,13 +382,17 @@ class Scheduler:
             for name, m in self._spec.models.items()
         ]
         workers = [Worker(name, w.kind, w.variants) for name, w in self._workers.items()]
-        return Cluster.of(models, workers, DispatchDelay(self.dispatch_delay_s))
+        dispatch_delay_s, preempt_delay_s = self._delays_s()
+        return Cluster.of(models, workers, DispatchDelay(dispatch_delay_s), preempt_delay_s)
+
+    def _delays_s(self) -> tuple[float, float]:
+        return self.dispatch_delay_s, self.preempt_delay_s
 
     def _refresh_cluster(self) -> None:
         if self._cluster_is_stale:
             self._cluster_is_stale = self._profiles_are_stale = False
             self._told = {key: online.profile for key, online in self._profiles.items()}
-            self._told_delay_s = self.dispatch_delay_s
+            self._told_delays_s = self._delays_s()
             self._host.set_cluster(self._cluster())
 
     async def _tick(self) -> None:
@@ -391,8 +418,10 @@ class Scheduler:
 
     def _has_news(self) -> bool:
         """Whether measured batches say something else than the policy was told."""
-        told_s = self._told_delay_s
-        return abs(self.dispatch_delay_s - told_s) > max(0.1 * told_s, 1e-3) or any(
+        for now_s, told_s in zip(self._delays_s(), self._told_delays_s, strict=True):
+            if abs(now_s - told_s) > max(0.1 * told_s, 1e-3):
+                return True
+        return any(
             key not in self._told or online.profile.differs(self._told[key], _MATERIAL)
             for key, online in self._profiles.items()
         )
@@ -437,6 +466,8 @@ class Scheduler:
         for batch_id, flight in list(self._in_flight.items()):
             if flight.dispatch.worker == worker:
                 del self._in_flight[batch_id]
+                if flight.preemption is not None:
+                    flight.preemption.ended(BatchStatus.LOST, self._clock())
         self._cluster_is_stale = True
         self._refresh_cluster()
 
@@ -450,8 +481,14 @@ class Scheduler:
         flight = self._in_flight.pop(batch_id, None)
         if flight is None:
             return
-        at = self._clock() if finished_at is None else finished_at
+        now = self._clock()
+        at = now if finished_at is None else finished_at
         d = flight.dispatch
+        if flight.preemption is not None:
+            flight.preemption.ended(status, now)
+            if status is BatchStatus.PREEMPTED:
+                self._counts["preempted"] += 1
+                self._preempt_delay.add(now - flight.preemption.asked_at)
         outcome = BatchOutcome(d.batch_id, d.requests, at - exec_s, at, status)
         self._host.finished(d.worker, outcome)
 
@@ -484,6 +521,39 @@ class Scheduler:
                     slack_s=dispatch.slack_s,
                 ),
             )
+
+    def _on_preempt(self, preempt: Preempt) -> None:
+        # The oldest batch of the worker is the one that runs. None: it ended just now.
+        on_it = (i for i in self._in_flight.items() if i[1].dispatch.worker == preempt.worker)
+        batch_id, flight = next(on_it, ("", None))
+        if flight is None or flight.preemption is not None:
+            return
+        running, now = flight.dispatch, self._clock()
+        flight.preemption = Preemption.of(preempt, running, now)
+        self._preemptions.append(flight.preemption)
+        # By the way that the payloads went: only a frontend can call a worker. All of them, as one
+        # may have died; once is enough.
+        stop = Stop(batch_id, preempt.worker, self._kind_of(preempt.worker))
+        for client in dict.fromkeys(r.client for r in running.requests if isinstance(r, _Owned)):
+            self._post(client, stop)
+        least_s, factor = _PATIENCE
+        patience_s = max(least_s, factor * self.preempt_delay_s)
+        self._loop.call_later(patience_s, self._look_whether_stopped, batch_id)
+
+    def _look_whether_stopped(self, batch_id: str) -> None:
+        flight = self._in_flight.get(batch_id)
+        if flight is None:
+            return
+        running = flight.dispatch
+        if running.variant not in self._deaf:
+            self._deaf.add(running.variant)
+            logger.warning(
+                "a batch of %s was preempted and runs on: give its network exit points "
+                "(`exit_points`), or call ray_slo.checkpoint() between the steps of its batch "
+                "method. Said once",
+                running.variant,
+            )
+        self._host.preempt_failed(running.worker, running.batch_id)
 
     def _on_drop(self, drop: Drop) -> None:
         finish_in_s = drop.finish_at - self._clock()

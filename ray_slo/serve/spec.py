@@ -117,6 +117,10 @@ class ModelSpec(_Strict):
         profile: path of a latency-profile file (`ray-slo profile`) to start from. It may hold
             several profiles, by the names of variants.
         profile_quantile: of measured batch durations, which the policy plans with.
+        exit_points: how many places to put into the network where a policy that preempts can stop
+            a batch (`ray_slo.models.preemption`). The network is what `load` returned, or the only
+            torch module among the instance's attributes. Default: those that the file `profile`
+            names, if it does; other code calls `ray_slo.checkpoint()`.
         user_config: passed to `reconfigure`.
     """
 
@@ -129,6 +133,7 @@ class ModelSpec(_Strict):
     max_batch_size: int = Field(default=64, ge=1, le=4096)
     profile: str | None = None
     profile_quantile: float = Field(default=0.95, gt=0, lt=1)
+    exit_points: int | None = Field(default=None, ge=0)
     user_config: Any = None
 
     @field_validator("variants", mode="before")
@@ -196,12 +201,13 @@ class PolicySpec(_Strict):
     def _resolves(self) -> PolicySpec:
         if self.name is None:
             return self
-        if getattr(make_policy(self.name, self.kwargs), "preempts", False):
-            raise ValueError(
-                f"policy {self.name!r} preempts running batches, which live workers cannot do: "
-                "it runs in the simulator; `flex` runs live with kwargs {preemption: false}"
-            )
+        make_policy(self.name, self.kwargs)  # may raise
         return self
+
+    @property
+    def preempts(self) -> bool:
+        """Whether it may stop running batches."""
+        return bool(getattr(make_policy(self.name, self.kwargs), "preempts", False))
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ import math
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +19,13 @@ from ray import cloudpickle, serve
 
 from ray_slo.core import BatchStatus, LatencyProfile, OnlineProfile
 from ray_slo.core.profiles import load_profiles
+from ray_slo.models.checkpoint import Preempted, PreemptionFlag, preemption_scope
+from ray_slo.models.preemption import (
+    Preemptible,
+    PreemptionProfile,
+    load_preemption,
+    module_of,
+)
 from ray_slo.models.profiling import doubling_sizes, profile_callable, to_profile
 from ray_slo.serve.channel import WorkerLink
 from ray_slo.serve.errors import BatchResultError, ConfigError
@@ -61,6 +69,21 @@ class _Batch:
     pieces: dict[int, list[Any]] = field(default_factory=dict)
     waiters: dict[int, asyncio.Future[PieceResult]] = field(default_factory=dict)
     closed: bool = False  # it runs, or ran: a piece that comes now is too late
+    stop_asked_at: float | None = None
+    flag: PreemptionFlag | None = None  # of the call of the user's method that runs, or ran
+
+    def scope(self) -> AbstractContextManager[None]:
+        """For a call of the user's method: it is stopped if the batch is, even before it starts."""
+        self.flag = PreemptionFlag()
+        if self.stop_asked_at is not None:
+            self.flag.set()
+        return preemption_scope(self.flag)
+
+    def stop(self, now: float) -> None:
+        if self.stop_asked_at is None:
+            self.stop_asked_at = now
+            if self.flag is not None:
+                self.flag.set()
 
 
 class Worker:
@@ -74,6 +97,8 @@ class Worker:
     ) -> None:
         self._spec = spec
         self._kind = kind
+        self._preempts = spec.policy.preempts
+        self._preempt_delay_s = 0.0  # the longest that a preemption profile expects
         self._loop = asyncio.get_running_loop()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="ray-slo-worker")
         context = serve.get_replica_context()
@@ -87,6 +112,7 @@ class Worker:
             await self._load_model(name, model)
         self._batches: dict[str, _Batch] = {}
         self._recent: dict[str, None] = {}  # ids of ended batches, for pieces that come too late
+        self._stops: dict[str, float] = {}  # when batches were preempted of which no piece is here
         self._to_run: asyncio.Queue[_Batch] = asyncio.Queue()
         self._running_since: tuple[float, float] | None = None  # (loop time, expected seconds)
         self._metrics = WorkerMetrics()
@@ -108,17 +134,21 @@ class Worker:
             await self._reconfigure_one(name, model.user_config)
         refs = {key: ref for key, ref in self._spec.variants().items() if ref.model == name}
         for key, ref in refs.items():
-            call = instance if ref.spec is None else await self._load_network(ref, ref.spec)
+            network, call = instance, instance
+            if ref.spec is not None:
+                network = await self._load_network(ref, ref.spec)
+                call = functools.partial(instance, network)
+            if self._preempts:
+                await self._add_exit_points(ref, model, network)
             self._variants[key] = _Loaded(
                 ref, call, inspect.iscoroutinefunction(cls.__call__), cls.__name__
             )
         await self._measure_variants(model, list(refs))
 
-    async def _load_network(self, ref: VariantRef, spec: VariantSpec) -> Callable[..., Any]:
-        """The model's batch method, bound to the network of a variant."""
+    async def _load_network(self, ref: VariantRef, spec: VariantSpec) -> Any:
         try:
             load = spec.loader()
-            network = await self._loop.run_in_executor(
+            return await self._loop.run_in_executor(
                 self._thread, lambda: load(*spec.args, **spec.kwargs)
             )
         except Exception as error:
@@ -126,7 +156,38 @@ class Worker:
                 f"models.{ref.model}.variants.{ref.name}: load failed: "
                 f"{type(error).__name__}: {error}"
             ) from error
-        return functools.partial(self._models[ref.model], network)
+
+    async def _add_exit_points(self, ref: VariantRef, model: ModelSpec, network: Any) -> None:
+        """Where the configuration wants them, or the file with the profile names them."""
+        known = self._preemption_profile(ref, model)
+        points = known.exit_points if model.exit_points is None and known else model.exit_points
+        if points:
+            try:
+                module = module_of(network)
+                await self._loop.run_in_executor(self._thread, Preemptible, module, points)
+            except (TypeError, ValueError) as error:
+                raise ConfigError(f"models.{ref.model}.exit_points: {error}") from error
+        if points and known is not None:
+            chosen = [p.delay_p95_s for p in known.points if p.exit_points == known.chosen]
+            self._preempt_delay_s = max(self._preempt_delay_s, *chosen)
+
+    @staticmethod
+    def _preemption_profile(ref: VariantRef, model: ModelSpec) -> PreemptionProfile | None:
+        own = ref.spec.profile if ref.spec is not None else None
+        if (file := own or model.profile) is None:
+            return None
+        known = load_preemption(file)
+        for name in (ref.name, f"{ref.model}/{ref.name}"):
+            if name in known:
+                return known[name]
+        alone = len(known) == 1 and (own is not None or ref.spec is None)
+        return next(iter(known.values())) if alone else None
+
+    def _scope(self, batch: _Batch | None = None) -> AbstractContextManager[None]:
+        """What a call of the user's method runs in."""
+        if not self._preempts:
+            return nullcontext()
+        return preemption_scope(PreemptionFlag()) if batch is None else batch.scope()
 
     async def _measure_variants(self, model: ModelSpec, keys: list[str]) -> None:
         """A first profile for every variant of a model; refuses an SLO that none can meet."""
@@ -161,7 +222,8 @@ class Worker:
         cls = type(self._models[ref.model])
         if (file := own or model.profile) is not None:
             field = f"models.{ref.model}{f'.variants.{ref.name}' * (own is not None)}.profile"
-            found = self._from_file(field, file, ref.name, alone=own is not None or not ref.spec)
+            names = (ref.name, f"{ref.model}/{ref.name}")
+            found = self._from_file(field, file, names, alone=own is not None or not ref.spec)
             points = {b: found.latency(b) for b in range(1, min(found.max_batch_size, limit) + 1)}
             prior = LatencyProfile.from_points(points, limit)
             says = f"{file} says {prior.latency(1) * 1e3:.4g} ms for {one}"
@@ -176,16 +238,17 @@ class Worker:
         return LatencyProfile.linear(slo_s / 100, slo_s / 20, limit), 0.0, ""
 
     @staticmethod
-    def _from_file(field: str, file: str, name: str, *, alone: bool) -> LatencyProfile:
-        """The profile of that name; of any name where the file holds but one for the one network
-        (`alone`) that it was given for."""
+    def _from_file(field: str, file: str, names: tuple[str, ...], *, alone: bool) -> LatencyProfile:
+        """The profile of one of the names; whatever its name, where the file holds but one and is
+        for one network (`alone`)."""
         known = load_profiles(file)
-        if name in known:
-            return known[name]
+        for name in names:
+            if name in known:
+                return known[name]
         if alone and len(known) == 1:
             return next(iter(known.values()))
         raise ConfigError(
-            f"{field}: {file} has no profile of {name!r}; it has {', '.join(sorted(known))}"
+            f"{field}: {file} has no profile of {names[0]!r}; it has {', '.join(sorted(known))}"
         )
 
     async def _measure(
@@ -199,15 +262,21 @@ class Worker:
             for size in sizes:
                 for _ in range(3):
                     start = time.perf_counter()
-                    await loaded.call([example] * size)
+                    with self._scope():
+                        await loaded.call([example] * size)
                     measured.setdefault(size, []).append(time.perf_counter() - start)
                 if time.perf_counter() > until or min(measured[size]) > slo_s:
                     break
             return measured
+
+        def run(items: list[Any]) -> Any:
+            with self._scope():
+                return loaded.call(items)
+
         return await self._loop.run_in_executor(
             self._thread,
             lambda: profile_callable(
-                loaded.call, example, sizes, budget_s=budget_s, bound_s=slo_s, repeats=_ROUNDS
+                run, example, sizes, budget_s=budget_s, bound_s=slo_s, repeats=_ROUNDS
             ),
         )
 
@@ -250,6 +319,8 @@ class Worker:
                 return PieceResult(None, 0, 0.0, 0.0, 0.0)
             batch = _Batch(piece.batch_id, piece.variant, piece.num_pieces, now)
             self._batches[piece.batch_id] = batch
+            if piece.batch_id in self._stops:
+                batch.stop(self._stops.pop(piece.batch_id))
             if piece.num_pieces > 1:
                 self._loop.call_later(max(piece.start_by_s, 0.0), self._close_batch, batch)
         if batch.closed:
@@ -260,6 +331,23 @@ class Worker:
         if len(batch.pieces) == batch.num_pieces:
             self._close_batch(batch)
         return await waiter
+
+    async def preempt(self, batch_id: str, worker: str) -> None:
+        """Stop a batch at its next exit point, or before it starts.
+
+        Nothing happens to one that is over, or past its last exit point: it has its results.
+
+        Args:
+            worker: this replica's id; the router sends the call to it.
+        """
+        now = time.monotonic()
+        batch = self._batches.get(batch_id)
+        if batch is not None:
+            batch.stop(now)
+        elif batch_id not in self._recent:  # it overtook the payloads
+            self._stops[batch_id] = now
+            if len(self._stops) > 64:
+                del self._stops[next(iter(self._stops))]
 
     def _close_batch(self, batch: _Batch) -> None:
         if not batch.closed:
@@ -292,17 +380,11 @@ class Worker:
         in_range = 1 <= size <= profile.prior.max_batch_size
         self._running_since = (start, profile.profile.latency(size) if in_range else 0.0)
         measured: list[tuple[int, float]] = []
-        status = BatchStatus.FINISHED
         results: list[tuple[bool, Any]] = []
-        if items:
-            try:
-                results = [(True, r) for r in await self._call(loaded, items, measured)]
-            except Exception as error:
-                status = BatchStatus.FAILED
-                if self._spec.isolate_errors and size > 1:
-                    results = await self._one_by_one(loaded, items, measured)
-                else:
-                    results = [(False, _sendable(error))] * size
+        try:
+            status, results = await self._results(batch, loaded, items, measured)
+        except Preempted:
+            status = BatchStatus.PREEMPTED
         end = time.monotonic()
         self._running_since = None
         for run_size, seconds in measured:
@@ -318,28 +400,68 @@ class Worker:
             measured=measured,
         )
         embedded = self._link.report(report)
-        self._metrics.batch(loaded.ref, size, end - start)
+        preempted = status is BatchStatus.PREEMPTED
+        if not preempted:
+            self._metrics.batch(loaded.ref, size, end - start)
+        if batch.stop_asked_at is not None:
+            self._metrics.preemption(loaded.ref, status.value, end - batch.stop_asked_at)
         for i in order:
             share, results = results[: len(batch.pieces[i])], results[len(batch.pieces[i]) :]
             answer = PieceResult(
-                share,
+                None if preempted else share,
                 batch_size=size,
                 wait_s=start - batch.received_at,
                 exec_s=end - start,
                 held_s=time.monotonic() - batch.received_at,
                 report=report if embedded else None,
+                preempted=preempted,
             )
             if not batch.waiters[i].done():
                 batch.waiters[i].set_result(answer)
 
+    async def _results(
+        self,
+        batch: _Batch,
+        loaded: _Loaded,
+        items: list[Any],
+        measured: list[tuple[int, float]],
+    ) -> tuple[BatchStatus, list[tuple[bool, Any]]]:
+        """How the batch ended, and (True, result) or (False, error) per item.
+
+        Raises:
+            Preempted: it was stopped.
+        """
+        if not items:
+            return BatchStatus.FINISHED, []
+        try:
+            results = await self._call(batch, loaded, items, measured)
+            return BatchStatus.FINISHED, [(True, result) for result in results]
+        except Exception as error:
+            if self._spec.isolate_errors and len(items) > 1:
+                one_by_one = await self._one_by_one(batch, loaded, items, measured)
+                return BatchStatus.FAILED, one_by_one
+            return BatchStatus.FAILED, [(False, _sendable(error))] * len(items)
+
     async def _call(
-        self, loaded: _Loaded, items: list[Any], measured: list[tuple[int, float]]
+        self,
+        batch: _Batch,
+        loaded: _Loaded,
+        items: list[Any],
+        measured: list[tuple[int, float]],
     ) -> list[Any]:
         start = time.perf_counter()
-        if loaded.is_async:
-            results = await _only_exceptions(loaded.call, items)
-        else:
-            results = await self._loop.run_in_executor(self._thread, _no_exit, loaded.call, items)
+        scope = self._scope(batch)
+        try:
+            if loaded.is_async:
+                results = await _only_exceptions(loaded.call, items, scope)
+            else:
+                results = await self._loop.run_in_executor(
+                    self._thread, _no_exit, loaded.call, items, scope
+                )
+        except Preempted as stopped:
+            if stopped.flag is not batch.flag:
+                raise RuntimeError("Preempted came out of a scope of the batch method") from stopped
+            raise
         seconds = time.perf_counter() - start
         try:
             unordered = isinstance(results, str | bytes | dict | set | frozenset)
@@ -358,12 +480,16 @@ class Worker:
         return list(results)
 
     async def _one_by_one(
-        self, loaded: _Loaded, items: list[Any], measured: list[tuple[int, float]]
+        self,
+        batch: _Batch,
+        loaded: _Loaded,
+        items: list[Any],
+        measured: list[tuple[int, float]],
     ) -> list[tuple[bool, Any]]:
         results: list[tuple[bool, Any]] = []
         for item in items:
             try:
-                results.append((True, (await self._call(loaded, [item], measured))[0]))
+                results.append((True, (await self._call(batch, loaded, [item], measured))[0]))
             except Exception as error:
                 results.append((False, _sendable(error)))
         return results
@@ -380,6 +506,7 @@ class Worker:
             kind=self._kind,
             profiles={name: v.profile.profile.table for name, v in self._variants.items()},
             batches=[*self._batches, *self._recent],
+            preempt_delay_s=self._preempt_delay_s,
         )
 
     async def _beat(self) -> None:
@@ -413,23 +540,31 @@ class Worker:
             self._thread.shutdown(wait=False)
 
 
-def _no_exit(call: Callable[[Any], Any], items: list[Any]) -> Any:
+def _no_exit(
+    call: Callable[[Any], Any], items: list[Any], scope: AbstractContextManager[None]
+) -> Any:
     """`call(items)`; what an event loop cannot carry (or would end it) becomes a plain error."""
     try:
-        return call(items)
+        with scope:
+            return call(items)
     except (StopIteration, SystemExit, KeyboardInterrupt, asyncio.CancelledError) as error:
         raise RuntimeError(f"{type(error).__name__}: {error}") from error
 
 
-async def _only_exceptions(call: Callable[[Any], Any], items: list[Any]) -> Any:
+async def _only_exceptions(
+    call: Callable[[Any], Any], items: list[Any], scope: AbstractContextManager[None]
+) -> Any:
     # A task of its own: that it was cancelled, or exits, does not concern the worker's loop.
-    done, _ = await asyncio.wait([asyncio.ensure_future(_guarded(call, items))])
+    done, _ = await asyncio.wait([asyncio.ensure_future(_guarded(call, items, scope))])
     return done.pop().result()
 
 
-async def _guarded(call: Callable[[Any], Any], items: list[Any]) -> Any:
+async def _guarded(
+    call: Callable[[Any], Any], items: list[Any], scope: AbstractContextManager[None]
+) -> Any:
     try:
-        return await call(items)
+        with scope:
+            return await call(items)
     except (SystemExit, KeyboardInterrupt, asyncio.CancelledError) as error:
         raise RuntimeError(f"{type(error).__name__}: {error}") from error
 

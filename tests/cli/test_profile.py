@@ -6,6 +6,8 @@ import time
 import pytest
 from typer.testing import CliRunner
 
+import ray_slo
+from ray_slo import Variant
 from ray_slo.cli import app
 from ray_slo.core.profiles import load_profiles
 from ray_slo.models.profiling import (
@@ -29,6 +31,27 @@ class Toy:
 
     def __call__(self, items: list[int]) -> list[int]:
         time.sleep((self.base_ms + len(items)) / 1e3)
+        return items
+
+    @staticmethod
+    def example_input() -> int:
+        return 1
+
+
+def network(factor: float) -> float:
+    return factor
+
+
+@ray_slo.deployment(
+    latency_slo_ms=500,
+    variants=[
+        Variant("quick", accuracy=50, load=network, args=(1.0,)),
+        Variant("deep", accuracy=60, load="tests.cli.test_profile:network", args=(5.0,)),
+    ],
+)
+class Choosy:
+    def __call__(self, factor: float, items: list[int]) -> list[int]:
+        time.sleep(factor * (4 + len(items)) / 1e3)
         return items
 
     @staticmethod
@@ -199,3 +222,31 @@ def test_command_errors() -> None:
     assert "out of order" in broken.output
     assert run.invoke(app, ["profile", TOY, "--quantile", "2"]).exit_code == 2
     assert "KEY=VALUE" in run.invoke(app, ["profile", TOY, "--arg", "x"]).output
+
+
+def measure(*args: str) -> dict[str, list[float]]:
+    result = run.invoke(app, ["profile", *args, "--seconds", "0.4", "--max-batch", "2", "--json"])
+    assert result.exit_code == 0, result.output
+    return {v: p["latency_ms"] for v, p in json.loads(result.stdout)["profiles"].items()}
+
+
+def test_every_variant_of_a_deployment_or_a_config_is_measured(tmp_path) -> None:
+    choosy = "tests.cli.test_profile:Choosy"
+    found = measure(choosy)
+    assert set(found) == {"quick", "deep"}
+    assert found["quick"][0] >= 5 and found["deep"][0] >= 25
+    assert set(measure(choosy, "--variant", "deep")) == {"deep"}
+    wrong = run.invoke(app, ["profile", choosy, "--variant", "depe"])
+    assert wrong.exit_code == 2
+    assert "has no depe; it has deep, quick" in wrong.output
+    config = tmp_path / "app.yaml"
+    network = {"load": "tests.cli.test_profile:network", "accuracy": 50}
+    variants = {"a": {**network, "args": [1]}, "b": {**network, "kwargs": {"factor": 4}}}
+    models = {
+        "chosen": {"callable": choosy, "latency_slo_ms": 500, "variants": variants},
+        "plain": {"callable": TOY, "kwargs": {"base_ms": 30}, "latency_slo_ms": 500},
+    }
+    config.write_text(json.dumps({"applications": [{"args": {"models": models}}]}))
+    found = measure(str(config))
+    assert set(found) == {"a", "b", "plain"}
+    assert found["b"][0] >= 20 and found["plain"][0] >= 30
