@@ -472,8 +472,11 @@ class Ramsis:
         slack_s = lane.queue.head.deadline - now - self._margin_s + TOLERANCE_S
         variant, size = served.fastest, waiting
         if table := self._table(lane.group, served, now):
-            name, size = table.lookup(waiting, slack_s)
-            if not name and self._late == "drop":
+            # The full-queue state stands for requests that are late (§4.2.3). Where those are
+            # dropped, a queue that is merely long is not: its first N are looked up.
+            known = waiting if self.serves_late else min(waiting, table.max_queue)
+            name, size = table.lookup(known, slack_s)
+            if not name and not self.serves_late:
                 return None, min(size, waiting)
             variant = served.index.get(name, served.fastest)
         size = max(min(size, waiting, served.profiles[variant].max_batch_size), 1)

@@ -11,6 +11,7 @@ class OfProblem:
     """What a table says about itself."""
 
     problem: Problem
+    max_queue = 8
 
     @property
     def names(self) -> tuple[str, ...]:

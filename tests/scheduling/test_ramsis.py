@@ -302,6 +302,23 @@ def test_late_requests(late):
         assert not host.dropped
 
 
+def test_a_long_queue_is_not_shed_while_it_can_be_served():
+    """ℓ(8) = 160 ms and an SLO of 1 s: 16 can wait, though tables tell only 8 apart."""
+    here = cluster(1, model(slo_s=1.0))
+    host = Host(lambda: Ramsis(load_rps=20.0), here, strict=False)
+    host.run(requests(*[0.0] * 16, slo=1.0))
+    assert not host.dropped
+    assert sum(len(ids) for _, ids in dispatched(host)) == 16
+
+
+def test_a_table_that_drops_sheds_the_most_urgent():
+    here = cluster(1, model(slo_s=0.2))
+    host = Host(lambda: Ramsis(solver=solve, load_rps=20.0), here, strict=False)
+    host.arrive(requests(*[0.0] * 9, slo=0.2))
+    assert sorted(host.dropped.items()) == [(i, (0.0, DropReason.SHED)) for i in (0, 1)]
+    assert dispatched(host) == [("fast", [2, 3, 4, 5, 6, 7, 8])]
+
+
 def test_requests_move_when_workers_come_and_go():
     host = Host(lambda: Ramsis(solver=solve, load_rps=5.0), cluster(2), strict=False)
     host.arrive(requests(0.0, 0.0, 0.0, 0.0))
