@@ -189,7 +189,7 @@ class _Process:
         )
         outcomes = k.num_outcomes
         of_outcomes, of_states = node_values[:outcomes], node_values[outcomes:]
-        occupancy = share[:outcomes] @ k.after
+        occupancy = np.asarray(share[:outcomes] @ k.after)
         occupancy[states] += share[outcomes:]
         return _Evaluation(
             ratio,
