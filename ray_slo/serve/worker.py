@@ -328,7 +328,7 @@ class Worker:
         waiter: asyncio.Future[PieceResult] = self._loop.create_future()
         batch.pieces[piece.piece] = piece.items
         batch.waiters[piece.piece] = waiter
-        if len(batch.pieces) == batch.num_pieces:
+        if len(batch.pieces) == batch.num_pieces or batch.stop_asked_at is not None:
             self._close_batch(batch)
         return await waiter
 
@@ -344,6 +344,7 @@ class Worker:
         batch = self._batches.get(batch_id)
         if batch is not None:
             batch.stop(now)
+            self._close_batch(batch)  # wait no longer for other pieces
         elif batch_id not in self._recent:  # it overtook the payloads
             self._stops[batch_id] = now
             if len(self._stops) > 64:

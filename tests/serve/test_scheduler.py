@@ -66,14 +66,17 @@ class Box:
         return self.messages.pop(client, [])
 
 
+VARIANTS = {
+    "quick": {"load": "builtins:dict", "accuracy": 70},
+    "deep": {"load": "builtins:dict", "accuracy": 90},
+}
+
+
 @contextlib.asynccontextmanager
-async def running(policy=Fifo, **options):
-    spec = parse_spec(
-        {
-            "models": {"m": {"callable": Fifo, "latency_slo_ms": 1000, "max_batch_size": 8}},
-            "policy": policy,
-        }
-    )
+async def running(policy=Fifo, variants=None, **options):
+    model = {"callable": Fifo, "latency_slo_ms": 1000, "max_batch_size": 8}
+    models = {"m": {**model, "variants": variants or {}}}
+    spec = parse_spec({"models": models, "policy": policy})
     box = Box()
     scheduler = Scheduler(spec, box, **options)
     try:
@@ -88,8 +91,8 @@ def beat(worker="w0", batches=(), kind="default", variants=("m",)):
 
 
 def report(grant, status=BatchStatus.FINISHED, measured=(), worker="w0"):
-    size = grant.batch_size
-    return BatchReport(grant.batch_id, worker, "m", status, size, 0.02, 0.02, list(measured))
+    size, variant = grant.batch_size, grant.variant
+    return BatchReport(grant.batch_id, worker, variant, status, size, 0.02, 0.02, list(measured))
 
 
 def submits(*ids, size=1):
@@ -99,6 +102,14 @@ def submits(*ids, size=1):
 async def settle():
     for _ in range(5):
         await asyncio.sleep(0)
+
+
+async def until(condition):
+    for _ in range(1000):
+        if found := condition():
+            return found
+        await asyncio.sleep(0.02)
+    raise AssertionError("it never came")
 
 
 def in_loop(test):
@@ -346,3 +357,126 @@ async def test_deferred_request_survives_a_loop_that_wakes_late():
             time.sleep(0.005)  # noqa: ASYNC251 (something holds the loop)
             await asyncio.sleep(0)
         assert isinstance(messages[0], Grant)
+
+
+def later(scheduler, monkeypatch, seconds):
+    monkeypatch.setattr(scheduler, "_clock", lambda clock=scheduler._clock: clock() + seconds)
+
+
+@in_loop
+async def test_policy_sees_the_variants_of_a_model_and_learns_them_one_by_one():
+    async with running("deferred", VARIANTS) as (scheduler, box):
+        scheduler.heartbeat(beat(variants=("quick", "deep", "of-an-older-release")))
+        scheduler.submit("a", submits(1))
+        grants = await until(box.take)
+        assert (grants[0].model, grants[0].variant) == ("m", "quick")  # the first one named
+        scheduler.report(report(grants[0], measured=[(1, 0.05)]))
+        (model,) = scheduler._cluster().models.values()
+        assert [(v.name, v.accuracy) for v in model.variants] == [("quick", 70), ("deep", 90)]
+        quick, deep = (v.profiles["default"] for v in model.variants)
+        assert (quick.latency(1), deep.latency(1)) == (0.05, 0.011)
+        (worker,) = scheduler.status()["workers"].values()
+        assert worker["variants"] == ["deep", "quick"]
+
+
+@in_loop
+async def test_what_was_seen_of_an_avoided_variant_is_forgotten(monkeypatch):
+    async with running("deferred", VARIANTS) as (scheduler, _):
+        scheduler.heartbeat(beat(variants=("quick", "deep")))
+
+        def ran(variant, seconds):
+            grant = Grant("x", "w0", "default", "m", variant, (1,), 0, 1, 1, 0.0, 0.1, 0.0)
+            scheduler.report(report(grant, measured=[(1, seconds)]))
+
+        def latency_ms(variant):
+            scheduler._forget_unused()
+            return scheduler.status()["profiles"][f"{variant}@default"]["latency_1_ms"]
+
+        ran("deep", 0.5)  # a disturbance
+        later(scheduler, monkeypatch, 30)
+        ran("quick", 0.02)
+        assert latency_ms("deep") == pytest.approx(500)
+        later(scheduler, monkeypatch, 31)
+        assert latency_ms("deep") == pytest.approx(500)  # nothing ran since: nothing to doubt
+        ran("quick", 0.02)
+        assert latency_ms("deep") == pytest.approx(11)
+        assert latency_ms("quick") == pytest.approx(20)
+
+
+@in_loop
+async def test_only_the_quickest_variant_is_tried_when_all_look_too_slow():
+    async with running("deferred", VARIANTS) as (scheduler, box):
+        slow = beat(variants=("quick", "deep"))
+        slow.profiles = {"quick": [1.5] * 8, "deep": [3.0] * 8}
+        scheduler.heartbeat(slow)
+        scheduler.submit("a", submits(1))
+        await settle()
+        (refusal,) = box.take()
+        assert refusal.reason == "would_miss"
+        profiles = scheduler.status()["profiles"]
+        assert profiles["quick@default"]["latency_1_ms"] == pytest.approx(500, rel=0.01)
+        assert profiles["deep@default"]["latency_1_ms"] == pytest.approx(3000)
+
+
+@in_loop
+async def test_small_changes_are_no_news_to_the_policy():
+    async with running(Fifo) as (scheduler, _):
+        scheduler.heartbeat(beat())
+        await settle()
+        policy = scheduler._host.policy
+        told = policy.cluster
+        grant = Grant("x", "w0", "default", "m", "m", (1,), 0, 1, 1, 0.0, 0.1, 0.0)
+        scheduler.report(report(grant, measured=[(1, 0.0111)]))
+        await asyncio.sleep(0.4)
+        assert policy.cluster is told
+        scheduler.report(report(grant, measured=[(1, 0.022)] * 9))
+        await asyncio.sleep(0.4)
+        assert policy.cluster is not told
+
+
+class Wants(Fifo):
+    """Wants two tables, one of which cannot be had."""
+
+    def __init__(self):
+        super().__init__()
+        self.missing, self.tables = ["impossible", "table"], []
+
+    def wanted(self):
+        return self.missing
+
+    def tables_solved(self, now, tables):
+        self.tables += tables
+        self.missing = [m for m in self.missing if m not in tables]
+
+
+@in_loop
+async def test_tables_that_a_policy_wants_are_solved_aside_once_each():
+    asked = []
+
+    async def aside(_solver, problem):
+        asked.append(problem)
+        if problem == "impossible":
+            raise ValueError("no table for that")
+        return problem
+
+    async with running(Wants, aside=aside) as (scheduler, _):
+        await until(lambda: scheduler._host.policy.tables)
+        await asyncio.sleep(0.6)
+        assert scheduler._host.policy.tables == ["table"]
+        assert asked == ["impossible", "table"]
+
+
+@in_loop
+async def test_ramsis_has_its_tables_solved_in_the_background():
+    async with running("ramsis", VARIANTS) as (scheduler, box):
+        both = beat(variants=("quick", "deep"))
+        both.profiles = {"quick": [0.01] * 8, "deep": [0.08 * b for b in range(1, 9)]}
+        scheduler.heartbeat(both)
+        seen, sent = set(), 0
+        while "deep" not in seen:  # the fastest until there is a table, then what the table says
+            scheduler.submit("a", submits(sent := sent + 1))
+            await asyncio.sleep(0.2)
+            for grant in box.take():
+                seen.add(grant.variant)
+                scheduler.report(report(grant))
+        assert seen == {"quick", "deep"}

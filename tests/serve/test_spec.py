@@ -31,8 +31,24 @@ class TakesNothing:
         return []
 
 
+class Chooses:
+    def __call__(self, network, items):
+        return items
+
+
+def load():
+    return None
+
+
 def args(**changes):
     return {"models": {"m": {"callable": Model, "latency_slo_ms": 100}}, **changes}
+
+
+DEEP = {"load": "tests.serve.test_spec:load", "accuracy": 80}
+
+
+def variants(**changes):
+    return model(callable=Chooses, variants={"deep": {**DEEP, **changes}})
 
 
 def model(**changes):
@@ -76,6 +92,18 @@ Model_ = {"callable": Model, "latency_slo_ms": 100}
         (args(workers={"cpu": {"num_replicas": 0}}), "workers.cpu.num_replicas: Input should be"),
         (model(accuracy=101), "models.m.accuracy: Input should be less than or equal to 100"),
         (args(version=3), "version: unknown key"),
+        (
+            variants(acuracy=3),
+            "models.m.variants.deep.acuracy: unknown key (did you mean 'accuracy'?); valid keys "
+            "are accuracy, args, kwargs, load, profile",
+        ),
+        (variants(accuracy=101), "models.m.variants.deep.accuracy: Input should be less than"),
+        (model(variants={"deep": {"load": "x:y"}}), "models.m.variants.deep.accuracy: required"),
+        (model(variants={"deep": {"accuracy": 1}}), "models.m.variants.deep.load: required"),
+        (model(variants={"a b": DEEP}), "variant name 'a b': use ASCII letters, digits"),
+        (model(variants=["deep"]), "a list of variants holds ray_slo.Variant(name, accuracy=…"),
+        (model(variants={"deep": DEEP}, accuracy=5), "each variant has an accuracy of its own"),
+        (args(policy={"kwargs": {"x": 1}}), "policy 'deferred' has no argument x"),
     ],
 )
 def test_mistakes_name_field_value_and_choices(wrong, says):
@@ -168,17 +196,87 @@ def test_whatever_comes_nothing_but_a_value_error(data):
         assert str(error)
 
 
-def test_a_policy_that_preempts_is_refused_live():
-    for policy in ({"name": "flex"}, {"name": "deferred_flex"}):
-        with pytest.raises(ValueError, match=r"policy.*preempts running batches"):
-            parse_spec(
-                {
-                    "models": {"m": {"callable": "builtins:dict", "latency_slo_ms": 9}},
-                    "policy": policy,
-                }
-            )
-    calm = {"name": "flex", "kwargs": {"preemption": False}}
-    spec = parse_spec(
-        {"models": {"m": {"callable": "builtins:dict", "latency_slo_ms": 9}}, "policy": calm}
+@pytest.mark.parametrize(
+    ("policy", "preempts"),
+    [
+        ("flex", True),
+        ({"name": "flex", "kwargs": {"preemption": False}}, False),
+        ("deferred_flex", True),
+        ("deferred", False),
+    ],
+)
+def test_policies_that_preempt_are_known(policy, preempts):
+    model = {"callable": "builtins:dict", "latency_slo_ms": 9, "exit_points": 4}
+    assert parse_spec({"models": {"m": model}, "policy": policy}).policy.preempts is preempts
+
+
+def test_variants_by_list_or_by_name_are_the_same():
+    listed = [ray_slo.Variant("deep", accuracy=80, load="tests.serve.test_spec:load")]
+    (one,) = parse_spec(model(callable=Chooses, variants=listed)).models["m"].variants.values()
+    (other,) = parse_spec(variants()).models["m"].variants.values()
+    assert one == other
+    assert one.loader()() is None
+    with pytest.raises(ValueError, match="two variants are named 'deep'"):
+        parse_spec(model(callable=Chooses, variants=listed * 2))
+
+
+def test_variant_names_are_unique_in_an_application():
+    both = {"callable": Chooses, "latency_slo_ms": 9, "variants": {"deep": DEEP, "m": DEEP}}
+    found = parse_spec(args(models={"a": both, "m": Model_, "b": both})).variants()
+    assert set(found) == {"a/deep", "b/deep", "a/m", "b/m", "m/m"}
+    assert (found["b/deep"].model, found["b/deep"].name, found["b/deep"].accuracy) == (
+        *("b", "deep", 80),
     )
-    assert spec.policy.name == "flex"
+    assert set(parse_spec(args(models={"a": both})).variants()) == {"deep", "m"}
+    assert parse_spec(args()).variants()["m"].spec is None
+
+
+def test_variants_have_a_policy_of_their_own_by_default():
+    assert parse_spec(args()).policy.name == "deferred"
+    assert parse_spec(variants()).policy.name == "price"
+    assert parse_spec({**variants(), "policy": "ramsis"}).policy.name == "ramsis"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"accuracy": 120, "load": load}, "Variant 'v': accuracy: Input should be less than or"),
+        ({"accuracy": 10, "load": 7}, "Variant 'v': load.str: Input should be a valid string"),
+    ],
+)
+def test_mistakes_in_a_variant(wrong, says):
+    with pytest.raises(ValueError) as error:
+        ray_slo.Variant("v", **wrong)
+    assert says in str(error.value)
+
+
+def test_batch_method_must_fit_the_variants():
+    one = [ray_slo.Variant("v", accuracy=1, load=load)]
+    with pytest.raises(
+        ValueError, match=r"with variants it must be __call__\(self, network, items"
+    ):
+        ray_slo.deployment(latency_slo_ms=5, variants=one)(Model)
+    with pytest.raises(ValueError, match=r"takes \(network, items\); without variants it must be"):
+        ray_slo.deployment(latency_slo_ms=5)(Chooses)
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [("tests.serve.test_spec:lod", "cannot import"), ("tests.serve.test_spec:DEEP", "is a dict")],
+)
+def test_loader_that_cannot_work_is_said_before_anything_is_deployed(name, says):
+    with pytest.raises(ValueError, match=rf"models\.m\.variants\.deep\.load: .*{says}"):
+        build_app_from_spec(parse_spec(variants(load=name)))
+
+
+def test_variants_for_the_scheduler_have_no_user_code():
+    bare = parse_spec(variants(args=[1], kwargs={"a": 2})).without_code().models["m"]
+    assert bare.variants["deep"].load == ""
+    assert (bare.variants["deep"].args, bare.variants["deep"].kwargs) == ((), {})
+    assert bare.variants["deep"].accuracy == 80
+
+
+def test_variants_change_the_version():
+    versions = [version(**variants(**c)) for c in ({}, {}, {"accuracy": 81}, {"args": [1]})]
+    assert versions[0] == versions[1]
+    assert len(set(versions)) == 3
