@@ -292,7 +292,7 @@ class Ramsis:
         ValueError: an argument out of its range, or tables for none of the cluster's models.
     """
 
-    serves_late: bool
+    serves_late: bool = False  # with late="serve" an object says otherwise
 
     def __init__(
         self,
