@@ -4,16 +4,18 @@ The fluid limit (`planning/fluid.py`) gives one price of a worker-second per loa
 arrivals the price must move with the queue: dear when it is long, cheap when it is short. How far
 is no parameter but the solution of a small dynamic problem, in the queue's length alone:
 
-* K workers that share a queue are one server K times as quick: a batch of b requests that takes a
-  worker ℓ seconds takes the server ℓ/K, in which about λℓ/K requests arrive;
-* with q requests waiting the oldest has waited for q/λ, so a batch may take at most SLO − q/λ and
-  hold at most q requests. Or one waits for the next request, or gives the oldest up;
+* K workers that share a queue are one server K times as quick: a batch that takes a worker ℓ
+  seconds takes the server ℓ/K, in which λℓ/K requests arrive on average;
+* with q requests waiting, the oldest has waited for about q/λ, and its batch has the rest of the
+  SLO. When it has none left, it must be given up;
+* a batch may be larger than the queue: its worker waits for the missing requests, and only it. They
+  are owed to it, so the next worker finds a negative queue. Idle workers are what is owed;
 * a batch earns b times its variant's accuracy, a request given up costs `violation_cost`.
 
 This is a semi-Markov decision process of about λ·SLO states. Policy iteration solves it for the
 average reward g per second and the value h(q) of a queue. What is to be used of it is not its
-policy but its values: a host that sees the true slack of its oldest request takes the column with
-the largest
+policy but its values: a host that sees the true slack of its oldest request takes the column
+(variant, b) with the largest
 
     b·accuracy − g·ℓ/K + E h(q − b + arrivals in ℓ/K),
 
@@ -21,14 +23,13 @@ so a worker-second costs (g − λ·h′(q))/K and a place in the queue is worth
 fluid problem, as functions of the queue. Where the fluid optimum mixes two columns, the queue
 breaks the tie: above some length one, below it the other.
 
-Worked example: one worker, SLO 1 s, one variant that takes 0.5 s for one request or two, one
-request per second. Waiting for a second one could save half the work, but the worker is quick
-enough without, so a request goes alone and at once:
+Worked example: one worker, SLO 2 s, one request per second on average; a variant of accuracy 80
+takes 0.9 s, one of 60 takes 0.1 s. Up to two requests in the queue get the better one:
 
-    >>> columns = Columns([1, 2], [80.0, 80.0], [0.5, 0.5], [0.5, 0.5])
-    >>> value = solve(columns, rate=1.0, deadline_s=1.0)
-    >>> bool(value.columns(columns, 1)[0] > value.wait(1))
-    True
+    >>> columns = Columns([1, 1], [80.0, 60.0], [0.9, 0.1], [0.9, 0.1], 1.0)
+    >>> value = solve(columns, rate=1.0, deadline_s=2.0)
+    >>> [[80, 60][value.columns(columns, queue).argmax()] for queue in (1, 2, 3)]
+    [80, 80, 60]
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ HOLDING_COST = 0.1
 quicker. Too little to ever outweigh accuracy."""
 
 _NODE_GROWTH = 0.08  # h is held at lengths so far apart, relatively, and is linear in between
+_MAX_OWED = 32  # requests that idle workers wait for; with more, time costs nothing anyway
 _MAX_ITERATIONS = 50
 
 
@@ -55,12 +57,13 @@ class Columns:
     Args:
         size: requests in the batch.
         accuracy: percent.
-        time_s: from the start of the batch until it is answered.
-        work_s: time of the whole pool that it takes: ℓ(b) / K for K equal workers.
+        time_s: from the start of the batch until it is answered, with what is kept in hand.
+        latency_s: that the worker is busy.
+        weight: of the worker in the pool: 1 / K for K equal ones.
         cost: points that the batch costs besides.
     """
 
-    _ORDER = ("size", "accuracy", "time_s", "work_s", "cost")
+    _ORDER = ("size", "accuracy", "time_s", "latency_s", "weight", "cost")
     __slots__ = _ORDER
 
     def __init__(
@@ -68,13 +71,15 @@ class Columns:
         size: Sequence[int] | Array,
         accuracy: Sequence[float] | Array,
         time_s: Sequence[float] | Array,
-        work_s: Sequence[float] | Array,
-        cost: Sequence[float] | Array | float = 0.0,
+        latency_s: Sequence[float] | Array,
+        weight: Array | float,
+        cost: Array | float = 0.0,
     ) -> None:
         self.size = np.asarray(size, dtype=np.int64)
         self.accuracy = np.asarray(accuracy, dtype=float)
         self.time_s = np.asarray(time_s, dtype=float)
-        self.work_s = np.asarray(work_s, dtype=float)
+        self.latency_s = np.asarray(latency_s, dtype=float)
+        self.weight = np.broadcast_to(np.asarray(weight, dtype=float), self.size.shape)
         self.cost = np.broadcast_to(np.asarray(cost, dtype=float), self.size.shape)
         if not len(self.size):
             raise ValueError("columns: there must be at least one")
@@ -94,61 +99,76 @@ class QueueValue:
     Attributes:
         rate: requests per second.
         gain: g, mean reward per second.
-        h: value of a queue of 0 … limit requests, in points of accuracy, relative to an empty one.
+        h: value of a queue of −owed … limit requests, points of accuracy, relative to an empty one.
+        owed: how many requests idle workers may wait for at most.
         iterations: of the policy iteration.
     """
 
     def __init__(
-        self, rate: float, deadline_s: float, dispersion: float, violation_cost: float, limit: int
+        self,
+        rate: float,
+        deadline_s: float,
+        dispersion: float,
+        violation_cost: float,
+        limit: int,
+        owed: int,
     ) -> None:
         self.rate = rate
         self.gain = 0.0
         self.iterations = 0
-        self.h = np.zeros(limit + 1)
+        self.owed = owed
+        self.h = np.zeros(owed + limit + 1)
         self._dispersion = dispersion
         self._cost = violation_cost
         self._held = HOLDING_COST / deadline_s
 
     def columns(self, columns: Columns, queue: int, counts: Array | None = None) -> Array:
-        """Value of every column with `queue` waiting; −inf where the batch is larger than that.
+        """Value of every column with `queue` waiting, or −`queue` owed to other idle workers.
 
-        Slack is the caller's to look after.
+        A column of more than `queue` requests waits for the rest. Slack is the caller's to look
+        after.
 
         Args:
             counts: `arrivals` during the columns, if they are at hand.
         """
         if counts is None:
             counts = self.arrivals(columns)
-        left = np.maximum(queue - columns.size, 0)
-        h = self._at(left[:, None] + np.arange(counts.shape[1]))
-        value = (h * counts).sum(axis=1) + self.earned(columns)
-        value -= (self.gain + self._held * left) * columns.work_s
-        value[columns.size > queue] = -np.inf
-        return np.asarray(value)
-
-    def wait(self, queue: int) -> float:
-        """Value of waiting for the next request."""
-        return float(self._at(np.array(queue + 1)) - (self.gain + self._held * queue) / self.rate)
+        queue = max(queue, columns.size.max() - self.owed)
+        after, reward = self._run(columns, np.array([queue]))
+        low = np.floor(after[0]).astype(np.int64)
+        h = self.at(low[:, None] + np.arange(counts.shape[1] + 1))
+        share = after[0] - low
+        expected = ((1 - share)[:, None] * h[:, :-1] + share[:, None] * h[:, 1:]) * counts
+        return np.asarray(expected.sum(axis=1) + reward[0])
 
     def shed(self, queue: int) -> float:
         """Value of giving the oldest request up."""
-        return float(self._at(np.array(queue - 1)) - self._cost)
+        return float(self.at(np.array(queue - 1)) - self._cost)
+
+    def at(self, queue: Array) -> Array:
+        """h, beyond the limit with those given up who are beyond it."""
+        limit = len(self.h) - 1 - self.owed
+        return np.asarray(
+            self.h[np.clip(queue, -self.owed, limit) + self.owed]
+            - self._cost * np.maximum(queue - limit, 0)
+        )
 
     def arrivals(self, columns: Columns) -> Array:
         """Probabilities of 0, 1, … arrivals during each column, shape (columns, counts)."""
-        return arrivals(self.rate * columns.work_s, self._dispersion)
+        return arrivals(self.rate * columns.latency_s * columns.weight, self._dispersion)
 
-    def earned(self, columns: Columns) -> Array:
-        """Reward of a column with nothing left in the queue."""
-        held = columns.size * columns.time_s + 0.5 * self.rate * columns.work_s**2
-        return np.asarray(columns.size * columns.accuracy - columns.cost - self._held * held)
+    def _run(self, columns: Columns, queue: Array) -> tuple[Array, Array]:
+        """(queue left but for arrivals during the batch, reward less g·t), shape (queue, columns).
 
-    def _at(self, queue: Array) -> Array:
-        """h, beyond the limit with those given up who are beyond it."""
-        limit = len(self.h) - 1
-        return np.asarray(
-            self.h[np.minimum(queue, limit)] - self._cost * np.maximum(queue - limit, 0)
-        )
+        While the worker waits for the rest of its batch, the others go on.
+        """
+        missing = np.maximum(columns.size - queue[:, None], 0)
+        after = queue[:, None] - columns.size + missing * columns.weight
+        left = np.maximum(queue[:, None] - columns.size, 0)
+        work_s = columns.weight * (columns.latency_s + missing / self.rate)
+        held = columns.size * columns.time_s + (left + 0.5 * self.rate * work_s) * work_s
+        reward = columns.size * columns.accuracy - columns.cost - self._held * held
+        return after, reward - self.gain * work_s
 
 
 def solve(
@@ -179,76 +199,89 @@ def solve(
         if not (math.isfinite(amount) and amount >= least and amount > 0):
             raise ValueError(f"{name} must be finite, positive and at least {least}, got {amount}")
     largest = int(columns.size.max())
+    work_s = columns.weight * columns.latency_s
     # At twice the load that can be served, decisions are those of any higher load.
-    rate = min(rate, 2 * float((columns.size / columns.work_s).max()))
-    limit = max(2, math.ceil(rate * deadline_s))
-    value = QueueValue(rate, deadline_s, dispersion, violation_cost, limit)
+    rate = min(rate, 2 * float((columns.size / work_s).max()))
+    # A queue of q has been waiting for q/λ; short ones may have come in a clump.
+    mean = rate * deadline_s
+    limit = 1 + math.ceil(mean + math.sqrt(dispersion * mean))
+    owed = largest + min(math.ceil(1 / columns.weight.min()), _MAX_OWED)
+    value = QueueValue(rate, deadline_s, dispersion, violation_cost, limit, owed)
     counts = value.arrivals(columns)
-    earned = value.earned(columns)
-    steps, count = np.arange(counts.shape[1]), len(columns)
-    nodes = _nodes(limit, min(largest, 12))
-    n, states = len(nodes), np.arange(len(nodes))
-    # A queue of q lies between nodes `below[q]` and the next, `share[q]` of the way.
-    lengths = np.arange(limit + 1)
+    count = len(columns)
+    nodes = np.concatenate([np.arange(-owed, 0), _nodes(limit, min(largest, 12))])
+    n, states, origin = len(nodes), np.arange(len(nodes)), owed
+    # A queue of q lies between nodes `below[q + owed]` and the next, `share[…]` of the way.
+    lengths = np.arange(-owed, limit + 1)
     below = np.minimum(np.searchsorted(nodes, lengths, side="right") - 1, n - 2)
     share = (lengths - nodes[below]) / (nodes[below + 1] - nodes[below])
     # E h(q + arrivals) for every column and q at once, as a correlation.
-    width = limit + 1 + len(steps)
+    steps = np.arange(counts.shape[1] + 1)
+    width = len(lengths) + len(steps)
     spectrum = np.conj(np.fft.rfft(counts, width))
 
-    def transitions(rows: Array, queue: Array, probability: Array) -> Array:
-        """Matrix over the nodes; `queue` and `probability` have shape (len(rows), …)."""
-        queue = np.minimum(queue, limit)
-        start = rows[:, None] * n + below[queue]
-        p = np.bincount(start.ravel(), (probability * (1 - share[queue])).ravel(), n * n)
-        p += np.bincount(start.ravel() + 1, (probability * share[queue]).ravel(), n * n + 1)[:-1]
+    def transitions(queue: Array, probability: Array) -> Array:
+        """Matrix over the nodes; `queue` and `probability` have shape (nodes, …)."""
+        at = np.minimum(queue, limit) + owed
+        start = (states[:, None] * n + below[at]).ravel()
+        p = np.bincount(start, (probability * (1 - share[at])).ravel(), n * n)
+        p += np.bincount(start + 1, (probability * share[at]).ravel(), n * n + 1)[:-1]
         return p.reshape(n, n)
 
-    waited = np.maximum(nodes - 1, 0) / rate
-    allowed = columns.size <= nodes[:, None]
-    allowed &= columns.time_s <= deadline_s - waited[:, None] + 1e-12
-    left = np.maximum(nodes[:, None] - columns.size, 0)
-    sheddable = (nodes > largest) | ~allowed.any(axis=1)
-    sheddable[0] = False
+    waited = deadline_s * (np.maximum(nodes[:, None], columns.size) - 1) / limit
+    allowed = columns.time_s <= deadline_s - waited + 1e-12
+    allowed |= (columns.size == 1) & (columns.time_s <= deadline_s) & (nodes[:, None] <= 1)
+    allowed &= nodes[:, None] - columns.size >= -owed
+    after, _ = value._run(columns, nodes)
+    low = np.maximum(np.floor(after).astype(np.int64), -owed)
+    part = after - low
+    sheddable = (nodes > largest) | (~allowed.any(axis=1) & (nodes > 0))
+    idles = ~allowed.any(axis=1) & (nodes <= 0)
 
     # To begin with, the most efficient batch; where the slack allows none any more, give up.
-    throughput = np.where(allowed, columns.size / columns.work_s, 0.0)
+    throughput = np.where(allowed, columns.size / work_s, 0.0)
     policy = throughput.argmax(axis=1)
-    inefficient = throughput.max(axis=1) < 0.9 * throughput.max()
-    policy[sheddable & inefficient] = count + 1
-    policy[0] = count
+    policy[sheddable & (throughput.max(axis=1) < 0.9 * throughput.max())] = count
+    policy[idles] = count + 1
     for iteration in range(1, _MAX_ITERATIONS + 1):
         value.iterations = iteration
         # Evaluate: h = r − g·t + P·h with h(0) = 0.
+        value.gain = 0.0
+        _, reward = value._run(columns, nodes)
         r, t = np.full(n, -violation_cost), np.zeros(n)
         to, chance = np.tile(nodes[:, None] - 1, (1, len(steps))), np.zeros((n, len(steps)))
         chance[:, 0] = 1.0
-        waits = policy == count
-        to[waits] += 2
-        t[waits] = 1 / rate
-        r[waits] = -value._held * nodes[waits] / rate
         run = np.flatnonzero(policy < count)
         chosen = policy[run]
-        to[run] = left[run, chosen][:, None] + steps
-        chance[run] = counts[chosen]
-        t[run] = columns.work_s[chosen]
-        r[run] = earned[chosen] - value._held * left[run, chosen] * t[run]
+        to[run] = low[run, chosen][:, None] + steps
+        up = part[run, chosen][:, None]
+        chance[run, :-1] = (1 - up) * counts[chosen]
+        chance[run, -1] = 0.0
+        chance[run, 1:] += up * counts[chosen]
+        missing = np.maximum(columns.size[chosen] - nodes[run], 0)
+        t[run] = columns.weight[chosen] * (columns.latency_s[chosen] + missing / rate)
+        r[run] = reward[run, chosen]
+        waits = policy == count + 1
+        to[waits] += 2
+        r[waits], t[waits] = 0.0, 1 / rate
         r -= violation_cost * (chance * np.maximum(to - limit, 0)).sum(axis=1)
         # Now and then the queue empties by a miracle, lest the chain fall apart.
-        system = np.eye(n) - (1 - 1e-9) * transitions(states, to, chance)
-        system[:, 0] = t
+        system = np.eye(n) - (1 - 1e-9) * transitions(to, chance)
+        system[:, origin] = t
         solution = np.linalg.solve(system, r)
-        value.gain, solution[0] = float(solution[0]), 0.0
+        value.gain, solution[origin] = float(solution[origin]), 0.0
         value.h = np.interp(lengths, nodes, solution)
         # Improve.
-        ahead = np.fft.rfft(value._at(np.arange(width)), width)
-        expected = np.fft.irfft(ahead * spectrum, width)[:, : limit + 1]
+        ahead = np.fft.rfft(value.at(np.arange(-owed, width - owed)), width)
+        expected = np.fft.irfft(ahead * spectrum, width)
+        _, reward = value._run(columns, nodes)
+        columns_of = np.arange(count)
         options = np.full((n, count + 2), -np.inf)
-        run_now = expected[np.arange(count), left] + earned
-        run_now -= (value.gain + value._held * left) * columns.work_s
-        options[:, :count] = np.where(allowed, run_now, -np.inf)
-        options[:, count] = value._at(nodes + 1) - (value.gain + value._held * nodes) / rate
-        options[sheddable, count + 1] = value._at(nodes[sheddable] - 1) - violation_cost
+        best = (1 - part) * expected[columns_of, low + owed]
+        best += part * expected[columns_of, low + owed + 1] + reward
+        options[:, :count] = np.where(allowed, best, -np.inf)
+        options[sheddable, count] = value.at(nodes[sheddable] - 1) - violation_cost
+        options[idles, count + 1] = value.at(nodes[idles] + 1) - value.gain / rate
         better, now = options.argmax(axis=1), options[states, policy]
         keep = options[states, better] <= now + 1e-7 * (1 + np.abs(now))
         better[keep] = policy[keep]

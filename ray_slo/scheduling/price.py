@@ -66,6 +66,7 @@ _SAME = 0.05  # profiles that differ by less have the same prices
 _MAX_SIZES = 24  # batch sizes per variant; of more, some in between are left out
 _LEAST_WORKERS = 2.0  # a model is valued with, however small its part of the load
 
+_IDLE_MAX = 32  # of so many idle workers, the others make no difference
 _REMEMBERED = 256  # loads that prices were solved for
 _SHARE_EVERY = 16  # ticks, that is four SLOs
 _SPEED_COUNTS = 0.02  # beside the fluid price
@@ -99,13 +100,17 @@ class _PriceLane(Lane):
         "accuracy_of",
         "columns",
         "counts",
+        "largest_run",
         "latency_s",
         "limits",
         "quickest",
         "rows",
         "runs",
+        "share",
         "throughput",
+        "top",
         "value",
+        "wanted",
     )
 
     def __init__(
@@ -133,37 +138,72 @@ class _PriceLane(Lane):
         self.columns: Columns | None = None
         self.counts = np.empty(0)
         self.value: QueueValue | None = None
-        self.rows: dict[int, tuple[list[int], list[int]]] = {}
+        self.largest_run = max(b for _, _, b in self.runs)
+        self.top = 2**31
+        self.share = 1.0
+        self.rows: dict[tuple[int, int], _Row] = {}
+        self.wanted: dict[int, int] = {}
 
     def set_limits(self, margin: float, margin_s: float) -> None:
         self.limits = (self.latency_s * margin + margin_s).tolist()
+        self.rows = {}
 
     def fit(self, deadline: float, now: float, free_at: float, length: int) -> int:
         """The largest batch of at most `length` that meets `deadline` by its bare profile."""
         return self._fit(deadline, now, free_at, length)
 
-    def row(self, queue: int) -> tuple[list[int], list[int]]:
-        """(what to do, what to run at once) with `queue` waiting, by how many runs are possible.
+    def row(self, queue: int, idle: int) -> _Row:
+        """What to do with `queue` waiting, when so many other workers idle."""
+        queue = min(queue, self.top)
+        key = queue, min(idle, _IDLE_MAX) if queue <= self.largest_run else 0
+        if (row := self.rows.get(key)) is None:
+            row = self.rows[key] = self._row(*key)
+        return row
 
-        The first may be to wait or to shed; −1 in the second: nothing is possible.
-        """
-        if (row := self.rows.get(queue)) is not None:
-            return row
+    def _row(self, queue: int, idle: int) -> _Row:
         assert self.value is not None
         assert self.columns is not None
-        values = self.value.columns(self.columns, queue, self.counts).tolist()
-        wait, shed = self.value.wait(queue), self.value.shed(queue)
-        best, best_value = -1, -math.inf
-        act, run = [_SHED if shed > wait else _WAIT], [-1]
-        for i, value in enumerate(values):
-            if value > best_value:
-                best, best_value = i, value
-            # A hair's breadth is no reason to wait: sums of floats.
-            other = max(wait, shed) - 1e-6 * (1 + abs(best_value))
-            act.append(best if best_value >= other else act[0])
-            run.append(best)
-        self.rows[queue] = act, run
-        return act, run
+        # Other idle workers wait too: what comes next is theirs.
+        virtual = queue
+        for _ in range(idle):
+            virtual -= self._wanted(virtual)
+        values = self.value.columns(self.columns, virtual, self.counts)
+        missing = np.maximum(self.columns.size - queue, 0)
+        limits = np.array(self.limits) + missing / self.value.rate
+        shed = self.value.shed(virtual) if queue > self.largest_run else -math.inf
+        row = _Row([], [_SHED if shed > -math.inf else _WAIT], [-1])
+        best = run = -1
+        for i in np.argsort(limits, kind="stable").tolist():
+            if best < 0 or values[i] > values[best]:
+                best = i
+            if not missing[i] and (run < 0 or values[i] > values[run]):
+                run = i
+            row.limits.append(float(limits[i]))
+            row.acts.append(_SHED if shed > values[best] else _WAIT if missing[best] else best)
+            row.runs.append(run)
+        return row
+
+    def _wanted(self, queue: int) -> int:
+        """Size of the best batch with `queue` waiting, were there slack for any."""
+        if (size := self.wanted.get(queue)) is None:
+            assert self.value is not None
+            assert self.columns is not None
+            values = self.value.columns(self.columns, queue, self.counts)
+            size = self.wanted[queue] = int(self.columns.size[int(np.argmax(values))])
+        return size
+
+    def reprice(self, columns: Columns) -> None:
+        self.columns = columns
+        self.rows, self.wanted = {}, {}
+
+
+class _Row(NamedTuple):
+    """What to do, by how many of `limits` the slack exceeds: a run, or to wait or shed; and what to
+    run if it is to be now (−1: nothing can)."""
+
+    limits: list[float]
+    acts: list[int]
+    runs: list[int]
 
 
 def _front(offers: Sequence[_Offer], slo_s: float, largest: int) -> list[tuple[_Offer, int]]:
@@ -405,12 +445,16 @@ class Price(BatchingPolicy):
         self._priced[model] = key
         lanes = _lanes(model)
         for lane in lanes:
-            lane.columns = Columns(
-                [size for _, _, size in lane.runs],
-                lane.accuracy,
-                np.array(lane.limits) + self._delay(1),
-                lane.latency_s * precision.pace * weights[lane.pool],
-                lane.latency_s * prices[lane.pool],
+            lane.share = min(1.0, 1 / (weights[lane.pool] * lane.pool.size))
+            lane.reprice(
+                Columns(
+                    [size for _, _, size in lane.runs],
+                    lane.accuracy,
+                    np.array(lane.limits) + self._delay(1),
+                    lane.latency_s * precision.pace,
+                    weights[lane.pool],
+                    lane.latency_s * prices[lane.pool],
+                )
             )
         if (value := self._values.get(key)) is None:
             if len(self._values) >= _REMEMBERED:
@@ -424,7 +468,8 @@ class Price(BatchingPolicy):
             )
         for lane in lanes:
             assert lane.columns is not None
-            lane.value, lane.counts, lane.rows = value, value.arrivals(lane.columns), {}
+            lane.value, lane.counts = value, value.arrivals(lane.columns)
+            lane.top = len(value.h) - value.owed + 2 * lane.largest_run
 
     # Decisions -------------------------------------------------------------------------------
 
@@ -469,12 +514,13 @@ class Price(BatchingPolicy):
         queue = lane.model.queue
         length = len(queue)
         start_at = max(now + self._delay(min(length, lane.max_batch_size)), free_at)
+        idle = int(max(len(lane.pool.idle) - 1, 0) * lane.share)
         first = 0
         while first < length:
             slack = queue[first].deadline - start_at + TOLERANCE_S
-            possible = bisect_right(lane.limits, min(slack, within_s))
-            acts, runs = lane.row(length - first)
-            act, run = acts[possible], runs[possible]
+            row = lane.row(length - first, idle)
+            possible = bisect_right(row.limits, min(slack, within_s))
+            act, run = row.acts[possible], row.runs[possible]
             if act == _SHED:
                 first += 1
                 continue
@@ -549,9 +595,9 @@ class _Choice(NamedTuple):
         """Points per second of a worker's time that it is worth."""
         lane = self.lane
         assert lane.value is not None
-        queue, h = len(lane.model.queue) - self.first, lane.value.h
-        left, top = queue - self.size, len(h) - 1
-        gained = float(h[min(left, top)] - h[min(queue, top)])
+        queue = len(lane.model.queue) - self.first
+        after, before = lane.value.at(np.array([queue - self.size, queue]))
+        gained = float(after - before)
         return (self.size * lane.accuracy_of[self.variant] + gained) / self.latency_s
 
 
