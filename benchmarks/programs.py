@@ -180,6 +180,16 @@ PROGRAMS: dict[str, tuple[str, str, str]] = {
         "ray-slo, RAMSIS §7.2",
         "price and RAMSIS where latencies vary, profiles err or arrivals come in bursts",
     ),
+    "kairos-matching": (
+        "benchmarks.kairos_matching",
+        "Kairos §5.1, §6",
+        "time of a matching, scipy alone and end to end in the policy",
+    ),
+    "kairos-bounds": (
+        "benchmarks.kairos_bounds",
+        "Kairos §5.2",
+        "time to score all configurations; Equation 15 beside dual bounds",
+    ),
     "preemption-gain": (
         "benchmarks.preemption_gain",
         "ray-slo",

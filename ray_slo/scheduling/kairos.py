@@ -100,8 +100,8 @@ class LearnedLatency:
         centre = np.average(measured, weights=weight)
         level = np.average(mean, weights=weight)
         offset = measured - centre
-        slope = max((weight * offset) @ (mean - level) / ((weight * offset) @ offset), 0.0)
-        self._line = np.maximum(level + slope * (self._sizes - centre), self._floor)
+        slope = float((weight * offset) @ (mean - level) / ((weight * offset) @ offset))
+        self._line = np.maximum(level + max(slope, 0.0) * (self._sizes - centre), self._floor)
 
     def _fill(self, at: slice) -> None:
         count = self._count[at]
@@ -411,13 +411,12 @@ class Kairos:
             if len(rows) == 1:
                 pairs = [(int(rows[0]), int(cost[0].argmin()))]
             else:
-                i, j = linear_sum_assignment(cost)
-                pairs = list(zip(rows[i].tolist(), j.tolist(), strict=True))
+                chosen, columns = linear_sum_assignment(cost)
+                pairs = list(zip(rows[chosen].tolist(), columns.tolist(), strict=True))
         sent = [(i, j) for i, j in pairs if ready[j] and in_time[i, j]]
         if self.serves_late and len(rows) < n:
-            taken = {j for _, j in pairs}
-            idle = [j for j in np.flatnonzero(ready).tolist() if j not in taken]
-            if idle:
+            idle = np.setdiff1d(np.flatnonzero(ready), [j for _, j in pairs])
+            if len(idle):
                 sent += self._serve_late(now, np.setdiff1d(np.arange(n), rows), idle, total)
         for i, j in sent:
             self._send(now, w.requests[i], int(w.model[i]), j, float(total[i, j]), actions)
@@ -427,7 +426,7 @@ class Kairos:
             self._wake_at = min(self._next_ready(now), self._next_surprise(now))
 
     def _serve_late(
-        self, now: float, rows: NDArray[np.int64], idle: list[int], total: Floats
+        self, now: float, rows: NDArray[np.int64], idle: NDArray[np.int64], total: Floats
     ) -> list[tuple[int, int]]:
         """Requests that will be late, on idle workers that nobody wants."""
         w = self._waiting
@@ -436,7 +435,7 @@ class Kairos:
         weight = self._weight[w.model[rows]][:, self._kind[idle]]
         cost = np.nan_to_num(total[np.ix_(rows, idle)] * weight, posinf=1e12)
         i, j = linear_sum_assignment(cost)
-        columns = np.array(idle)[j]
+        columns = idle[j]
         fine = np.isfinite(total[rows[i], columns])
         return list(zip(rows[i][fine].tolist(), columns[fine].tolist(), strict=True))
 

@@ -159,6 +159,10 @@ def test_search_finds_the_optimum_in_few_evaluations():
     parallel = search(problem, evaluate, parallel=4)
     assert parallel.throughput == found.throughput
     assert len(search(problem, evaluate, max_evaluations=2).evaluated) == 2
+    # Every configuration attains 90 % of its bound: with a margin, one evaluation is enough.
+    trusting = search(problem, evaluate, margin=1e-6)
+    assert trusting.counts == found.counts
+    assert len(trusting.evaluated) == 1
 
 
 def test_sub_configurations_are_pruned():

@@ -1,0 +1,225 @@
+"""What the Kairos programs share: models, pools, size distributions, throughput of a pool, ORACLE.
+
+Latencies are `zoos/kairos_ec2.csv`: a synthetic set with the paper's structure (see the README
+there), so ratios between pools are the set's as much as the systems'. Sizes follow a log-normal
+whose mean, 144, is near the 165 of DeepRecSys' default, or a Gaussian; up to 1000.
+
+*Allowable throughput*: the largest Poisson rate at which at most 1 % of the requests are late or
+dropped (99th percentile within the SLO).
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from heapq import heapify, heapreplace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ray_slo.core import Cluster, LatencyProfile, Model, Variant, Worker
+from ray_slo.planning import kairos
+from ray_slo.planning.catalogue import CATALOGUE, InstanceType
+from ray_slo.planning.kairos import Configuration
+from ray_slo.scheduling import make_policy
+from ray_slo.simulation import Gaussian, LogNormal, Workload, goodput_search
+
+MODELS = ("NCF", "RM2", "WND", "MT-WND", "DIEN")
+TYPES: tuple[InstanceType, ...] = tuple(CATALOGUE.values())
+BASE = "g4dn.xlarge"
+BUDGET = 2.5
+LOG_NORMAL = LogNormal(median=90, sigma=1.1)
+GAUSSIAN = Gaussian(mean=250, std=100)
+Distribution = LogNormal | Gaussian
+
+Policy = tuple[str, dict[str, Any]]
+KAIROS: Policy = ("kairos", {})
+RIBBON: Policy = ("benchmarks.peers.ribbon:Ribbon", {"base": BASE})
+CLKWRK: Policy = ("benchmarks.peers.clkwrk:Clkwrk", {})
+
+
+def drs(threshold: int) -> Policy:
+    return "benchmarks.peers.deeprecsys:DeepRecSys", {"base": BASE, "threshold": threshold}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model, what it is asked, and what may be spent on it."""
+
+    model: str
+    sizes: Distribution = LOG_NORMAL
+    budget: float = BUDGET
+    slo_factor: float = 1.0
+
+    @property
+    def slo_s(self) -> float:
+        return zoo()[self.model][0] * self.slo_factor
+
+    def profiles(self) -> dict[str, LatencyProfile]:
+        return zoo()[self.model][1]
+
+    def problem(self, **kwargs: Any) -> kairos.Problem:
+        """As a planner sees it, with 2000 quantiles for the recent sizes."""
+        quantiles = (np.arange(2000) + 0.5) / 2000
+        return kairos.Problem(
+            TYPES,
+            self.profiles(),
+            self.slo_s,
+            self.sizes.quantiles(quantiles),
+            self.budget,
+            **kwargs,
+        )
+
+    def cluster(self, counts: Configuration) -> Cluster:
+        """The pool: base instances first."""
+        model = Model(self.model, self.slo_s, (Variant(self.model, self.profiles()),))
+        loaded = frozenset({self.model})
+        workers = [
+            Worker(f"{t.name}-{i}", t.name, loaded)
+            for t in TYPES
+            for i in range(counts.get(t.name, 0))
+        ]
+        return Cluster.of([model], workers)
+
+    def workload(self, rate: float) -> Workload:
+        return Workload.poisson(rate, sizes=self.sizes)
+
+
+@cache
+def zoo() -> Mapping[str, tuple[float, dict[str, LatencyProfile]]]:
+    """(SLO in seconds, profile by instance type) by model."""
+    read: dict[str, tuple[float, dict[str, LatencyProfile]]] = {}
+    path = Path(__file__).parent / "zoos" / "kairos_ec2.csv"
+    with path.open(encoding="utf-8", newline="") as file:
+        for row in csv.DictReader(file):
+            alpha, beta = float(row["alpha_ms"]) / 1e3, float(row["beta_ms"]) / 1e3
+            _, profiles = read.setdefault(row["model"], (float(row["slo_ms"]) / 1e3, {}))
+            profiles[row["instance"]] = LatencyProfile.linear(alpha, beta, 1000)
+    return read
+
+
+def cost(counts: Configuration) -> float:
+    return sum(CATALOGUE[name].price_per_hour * n for name, n in counts.items())
+
+
+def bound(case: Case, counts: Configuration) -> float:
+    """Fluid upper bound on the throughput of a pool, requests per second."""
+    row = np.array([[counts.get(t.name, 0) for t in TYPES]])
+    return float(kairos.fluid_bounds(case.problem(), row)[0])
+
+
+def throughput(
+    case: Case,
+    counts: Configuration,
+    policy: Policy = KAIROS,
+    *,
+    requests: int = 4000,
+    seed: int = 0,
+    tolerance: float = 0.01,
+    start: float = 0.8,
+    **simulate_kwargs: Any,
+) -> float:
+    """Allowable throughput of a pool, requests per second; 0 where some sizes are not served.
+
+    Args:
+        requests: about as many arrive in a run.
+        start: first rate tried, as a share of the fluid bound.
+    """
+    most = bound(case, counts)
+    if most <= 0:
+        return 0.0
+    cluster = case.cluster(counts)
+    duration = requests / most
+    found = goodput_search(
+        lambda: make_policy(*policy),
+        cluster,
+        case.workload,
+        duration_s=duration,
+        warmup_s=0.05 * duration,
+        start_rate=start * most,
+        growth=1.2,
+        tolerance=tolerance,
+        max_probes=25,
+        seed=seed,
+        **simulate_kwargs,
+    )
+    return found.rate
+
+
+def sustains(
+    case: Case, counts: Configuration, rate: float, policy: Policy = KAIROS, **kwargs: Any
+) -> bool:
+    """Whether a pool passes one run at `rate`."""
+    requests, seed = kwargs.pop("requests", 4000), kwargs.pop("seed", 0)
+    from ray_slo.simulation import simulate
+
+    duration = requests / rate
+    report = simulate(
+        make_policy(*policy),
+        case.cluster(counts),
+        case.workload(rate),
+        duration_s=duration,
+        warmup_s=0.05 * duration,
+        seed=seed,
+        **kwargs,
+    )
+    return report.bad_rate() <= 0.01
+
+
+def homogeneous(case: Case, **kwargs: Any) -> tuple[float, int]:
+    """Throughput of the base instances that the budget pays for, scaled up to all of it (§8.1),
+    and how many they are. First come, first served is as good as anything on equal instances, but
+    Kairos' policy is given to it as well, for its early drops."""
+    price = CATALOGUE[BASE].price_per_hour
+    count = int(case.budget / price)
+    pool = {BASE: count}
+    best = max(throughput(case, pool, p, **kwargs) for p in (KAIROS, RIBBON))
+    return best * case.budget / (count * price), count
+
+
+def oracle(case: Case, counts: Configuration, requests: int = 2000) -> float:
+    """ORACLE's throughput (§7): all requests are there from the start; a free base instance takes
+    the largest that is left, an auxiliary one the smallest, if in time. Requests per second."""
+    sizes = np.sort(case.sizes.quantiles((np.arange(requests) + 0.5) / requests)).tolist()
+    profiles, slo = case.profiles(), case.slo_s
+    free = [(0.0, i, t.name) for t in TYPES for i in range(counts.get(t.name, 0))]
+    heapify(free)
+    low, high, end = 0, requests - 1, 0.0
+    while low <= high and free:
+        now, i, kind = free[0]
+        size = sizes[high] if kind == BASE else sizes[low]
+        time = profiles[kind].latency(size)
+        if time > slo:  # an auxiliary instance has nothing left to do
+            free[0] = free[-1]
+            free.pop()
+            heapify(free)
+            continue
+        high, low = (high - 1, low) if kind == BASE else (high, low + 1)
+        end = max(end, now + time)
+        heapreplace(free, (now + time, i, kind))
+    return requests / end if low > high else 0.0
+
+
+def best_oracle(case: Case, requests: int = 2000) -> tuple[float, Configuration]:
+    """The best ORACLE throughput of any configuration under the budget, and which."""
+    problem = case.problem(xi=1.0)
+    counts = kairos.configurations([t.price_per_hour for t in TYPES], case.budget)
+    bounds = kairos.fluid_bounds(problem, counts)
+    best, chosen = 0.0, {}
+    for i in np.argsort(-bounds).tolist():
+        # Beyond the bound there is only what a finite sequence rounds.
+        if bounds[i] * 1.02 <= best:
+            break
+        named = {t.name: int(n) for t, n in zip(TYPES, counts[i], strict=True) if n}
+        value = oracle(case, named, requests)
+        if value > best:
+            best, chosen = value, named
+    return best, chosen
+
+
+def text(counts: Configuration) -> str:
+    """(g4dn, c5n, r5n, t3), as the paper writes a configuration."""
+    return "(" + ", ".join(str(counts.get(t.name, 0)) for t in TYPES) + ")"
