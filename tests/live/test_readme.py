@@ -9,6 +9,7 @@ import pytest
 import yaml
 from ray import serve
 
+import ray_slo
 from ray_slo.serve import build_app
 
 ROOT = Path(__file__).parents[2]
@@ -20,8 +21,13 @@ CONFIGS = sorted((ROOT / "configs").glob("digits-*.yaml"))
 pytestmark = pytest.mark.live
 
 
+def names():
+    """What a reader has imported by then."""
+    return {"__name__": "readme", "ray_slo": ray_slo, "serve": serve}
+
+
 def test_there_is_something_to_run():
-    assert len(PYTHON) == 2 and len(EXAMPLES) >= 2 and len(CONFIGS) >= 3
+    assert len(PYTHON) == 3 and len(EXAMPLES) >= 3 and len(CONFIGS) >= 5
 
 
 @pytest.mark.parametrize("number", range(len(PYTHON)))
@@ -29,7 +35,7 @@ def test_readme_python_runs(ray_cluster, number):
     before = set(serve.status().applications)
     try:
         # A module that cannot be imported: its classes travel by value, as those of a script do.
-        exec(compile(PYTHON[number], f"README.md[{number}]", "exec"), {"__name__": "readme"})
+        exec(compile(PYTHON[number], f"README.md[{number}]", "exec"), names())
     finally:
         for name in set(serve.status().applications) - before:
             serve.delete(name)
