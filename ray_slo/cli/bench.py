@@ -54,7 +54,10 @@ def bench(
         "label"
     ),
     response_metadata: Annotated[
-        bool, typer.Option(help="Ask a ray-slo handle for variant, batch size and times.")
+        bool,
+        typer.Option(
+            help="Ask the handle for variant, batch size and times; a ray-slo ingress always is."
+        ),
     ] = False,
     record: Annotated[
         Path | None, typer.Option(help="Write the workload here (.npz), to replay it later.")
@@ -216,9 +219,12 @@ def _through_handle(
     import asyncio
 
     from ray_slo.serve.handles import connected_handle
+    from ray_slo.serve.inspect import is_frontend
     from ray_slo.serve.loadgen import run_handle
 
     with connected_handle(name, address) as handle:
+        if is_frontend(name):
+            options["call_kwargs"]["response_metadata"] = True
         return asyncio.run(run_handle(handle, workload, payloads, **options))
 
 

@@ -52,7 +52,7 @@ def _print(console: Any, name: str, state: dict[str, Any]) -> None:
         f"median prediction error {state.get('prediction_error_ms', 0):+.1f} ms"
     )
     models = Table("model", title_justify="left")
-    for column in ("SLO ms", "queued", "goodput /s"):
+    for column in ("SLO ms", "queued", "goodput /s", "accuracy %"):
         models.add_column(column, justify="right")
     for model, spec in state["models"].items():
         models.add_row(
@@ -60,6 +60,7 @@ def _print(console: Any, name: str, state: dict[str, Any]) -> None:
             f"{spec['latency_slo_ms']:g}",
             str(state.get("queued", {}).get(model, "?")),
             f"{state['goodput'].get(model, 0.0):.1f}",
+            f"{known:.2f}" if (known := state.get("accuracy", {}).get(model)) else "",
         )
     profiles = Table("variant @ hardware")
     for column in ("ℓ(1) ms", "ℓ(max) ms", "max batch", "batches seen"):

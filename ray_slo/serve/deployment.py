@@ -279,7 +279,7 @@ def _fingerprint(spec: AppSpec) -> str:
         for k, v in spec.__dict__.items()
         if k not in {"models", "workers", "policy", "num_frontends"}
     }
-    code = [cls for model in spec.models.values() for cls in model.load().__mro__]
+    code: list[Any] = [cls for model in spec.models.values() for cls in model.load().__mro__]
     code += [v.loader() for model in spec.models.values() for v in model.variants.values()]
     edited = [
         Path(file).stat().st_mtime_ns

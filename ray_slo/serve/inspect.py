@@ -19,6 +19,13 @@ def frontends() -> dict[str, str]:
     return found
 
 
+def is_frontend(name: str) -> bool:
+    """Whether "APP" (its ingress) or "APP/DEPLOYMENT" is a frontend of ray-slo."""
+    app, _, deployment = name.partition("/")
+    ingress = frontends().get(app)
+    return ingress is not None and deployment in ("", ingress)
+
+
 def read_status(address: str, application: str | None) -> dict[str, dict[str, Any]]:
     """Status by application.
 

@@ -6,6 +6,7 @@ Unknown keys and bad values are refused at parse time with the field, the value 
 from __future__ import annotations
 
 import inspect
+import math
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -93,7 +94,7 @@ class Variant(VariantSpec):
     ) -> None:
         fields = {"load": load, "args": args, "kwargs": kwargs or {}, "profile": profile}
         try:
-            super().__init__(name=name, accuracy=accuracy, **fields)
+            BaseModel.__init__(self, name=name, accuracy=accuracy, **fields)
         except ValidationError as error:
             raise ValueError(
                 "\n".join(f"Variant {name!r}: {_explain(e)}" for e in error.errors())
@@ -210,6 +211,49 @@ class PolicySpec(_Strict):
         return bool(getattr(make_policy(self.name, self.kwargs), "preempts", False))
 
 
+class GroupSpec(_Strict):
+    """A serving group: workers of its own, with a scheduler of their own.
+
+    Attributes:
+        workers: by hardware kind.
+        models: what it serves at first.
+    """
+
+    workers: dict[str, WorkerSpec] = Field(default_factory=lambda: {"default": WorkerSpec()})
+    models: list[str] = Field(default_factory=list)
+
+
+class PlannerSpec(_Strict):
+    """Who decides which models (and, without `groups`, which workers) make a group.
+
+    Attributes:
+        name: "herd" (largest burst tolerance, sizes the groups itself) or "partition" (even loads
+            on a fixed number of groups).
+        interval_s: it plans at deployment, and again after every interval, for the demand that was
+            measured in it.
+        rates: requests per second expected of models, until there is a measured interval; 1 where
+            not given.
+        memory_mb: of models on a worker; 0 where not given.
+        min_gain: a plan that is better by no more than this share is not worth the moves.
+        kwargs: further arguments of the planner's `Problem` (`ray_slo.planning`), e.g.
+            {"group_worker_limit": 4} of herd or {"sub_clusters": 2} of partition.
+    """
+
+    name: Literal["herd", "partition"]
+    interval_s: float = Field(default=60.0, gt=0)
+    rates: dict[str, float] = Field(default_factory=dict)
+    memory_mb: dict[str, float] = Field(default_factory=dict)
+    min_gain: float = Field(default=0.1, ge=0)
+    kwargs: dict[str, Any] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _kwargs_fit(self) -> PlannerSpec:
+        from ray_slo.serve.groups import check_kwargs
+
+        check_kwargs(self.name, self.kwargs)
+        return self
+
+
 @dataclass(frozen=True)
 class VariantRef:
     """A network and the model that it answers for.
@@ -233,7 +277,11 @@ class AppSpec(_Strict):
         models: by name; the name is what a client asks for (`/name` over HTTP, `model=` on a
             handle; neither is needed when there is one).
         workers: by hardware kind.
-        policy: who decides; see `PolicySpec`.
+        groups: serving groups by name, each with workers and models of its own, instead of
+            `workers`.
+        planner: decides which models are served by which group; without `groups`, it makes groups
+            of the `workers`, too.
+        policy: who decides; see `PolicySpec`. Each group has one of its own.
         scheduler: "embedded" in the only frontend (no control round trips), "actor" (a named
             actor that survives frontends and serves several), or "auto": embedded for one
             frontend, else an actor.
@@ -254,6 +302,8 @@ class AppSpec(_Strict):
 
     models: dict[str, ModelSpec] = Field(min_length=1)
     workers: dict[str, WorkerSpec] = Field(default_factory=lambda: {"default": WorkerSpec()})
+    groups: dict[str, GroupSpec] = Field(default_factory=dict)
+    planner: PlannerSpec | None = None
     policy: PolicySpec = Field(default_factory=PolicySpec)
     scheduler: Literal["auto", "actor", "embedded"] = "auto"
     num_frontends: int = Field(default=1, ge=1)
@@ -307,6 +357,123 @@ class AppSpec(_Strict):
                 f"{self.num_frontends}; choose 'actor' or 'auto'"
             )
         return self
+
+    @field_validator("groups")
+    @classmethod
+    def _group_names(cls, value: dict[str, GroupSpec]) -> dict[str, GroupSpec]:
+        for name, group in value.items():
+            _check_name("group", name)
+            if not group.workers:
+                raise ValueError(f"{name}: name at least one kind of worker")
+        return value
+
+    @model_validator(mode="after")
+    def _groups_fit(self) -> AppSpec:
+        if self.grouped and self.scheduler == "embedded":
+            raise ValueError(
+                "scheduler 'embedded' is one scheduler in the only frontend, but every group has "
+                "its own; choose 'actor' or 'auto'"
+            )
+        if self.groups:
+            self._check_groups()
+        if self.planner is not None:
+            self._check_planner(self.planner)
+        if self.groups:
+            kinds = {_kind(g, k): w for g, s in self.groups.items() for k, w in s.workers.items()}
+            if len(kinds) < sum(len(group.workers) for group in self.groups.values()):
+                raise ValueError(
+                    f"groups: {', '.join(self.groups)} have workers of the same name; "
+                    "rename one group"
+                )
+            self.workers = kinds
+        return self
+
+    def _check_groups(self) -> None:
+        if "workers" in self.model_fields_set:
+            raise ValueError(
+                "workers: with groups, every group names its own (groups.NAME.workers); "
+                "leave these out"
+            )
+        listed: dict[str, str] = {}
+        for name, group in self.groups.items():
+            for model in group.models:
+                if model not in self.models:
+                    raise ValueError(
+                        f"groups.{name}.models: no model {model!r}; "
+                        f"the models are {', '.join(sorted(self.models))}"
+                    )
+                if model in listed:
+                    raise ValueError(
+                        f"groups.{name}.models: {model!r} is in {listed[model]!r}, too; "
+                        "a model has one group"
+                    )
+                listed[model] = name
+        if self.planner is None and (missing := sorted(set(self.models) - set(listed))):
+            raise ValueError(
+                f"groups: no group lists {missing[0]!r}, and there is no planner to place it; "
+                f"add it to the models of one of {', '.join(self.groups)}"
+            )
+
+    def _check_planner(self, planner: PlannerSpec) -> None:
+        for what, given in (("rates", planner.rates), ("memory_mb", planner.memory_mb)):
+            for model, value in given.items():
+                if model not in self.models:
+                    raise ValueError(
+                        f"planner.{what}: no model {model!r}; "
+                        f"the models are {', '.join(sorted(self.models))}"
+                    )
+                if not 0 <= value < math.inf:
+                    raise ValueError(
+                        f"planner.{what}.{model} must be at least 0 and finite, got {value}"
+                    )
+        if self.groups and planner.name == "herd":
+            raise ValueError(
+                "planner.name: 'herd' decides how many workers a group has; leave groups out and "
+                "name the workers, or choose 'partition'"
+            )
+        if not self.groups and len(self.workers) > 1:
+            raise ValueError(
+                f"workers: a planner makes groups of workers that are alike, but there are "
+                f"{', '.join(self.workers)}; name one kind, or name groups"
+            )
+        parts = planner.kwargs.get("sub_clusters")
+        if planner.name == "partition" and self.groups and parts not in (None, len(self.groups)):
+            raise ValueError(
+                f"planner.kwargs.sub_clusters is {parts}, but there are {len(self.groups)} groups; "
+                "leave it out"
+            )
+        if planner.name == "partition" and not self.groups:
+            most = sum(worker.num_replicas for worker in self.workers.values())
+            if not isinstance(parts, int) or not 1 <= parts <= most:
+                raise ValueError(
+                    f"planner.kwargs.sub_clusters: say how many groups 'partition' should make, "
+                    f"from 1 to {most} (workers), got {parts!r}"
+                )
+        if "memory_mb" not in planner.kwargs and planner.name == "herd" and planner.memory_mb:
+            raise ValueError(
+                "planner.kwargs.memory_mb: with memory_mb of models, say what a worker has"
+            )
+        from ray_slo.serve import groups
+
+        try:
+            demand = groups.Demand(dict.fromkeys(self.models, 1.0), dict.fromkeys(self.models, 1.0))
+            names = list(self.groups) or ["g"] * int(parts or 1)
+            groups.make_problem(
+                planner.name, planner.kwargs, demand, planner.memory_mb, 1, names, {}
+            )
+        except (ValueError, TypeError) as error:
+            raise ValueError(f"planner.kwargs: {error}") from None
+
+    @property
+    def grouped(self) -> bool:
+        """Whether there are serving groups."""
+        return bool(self.groups) or self.planner is not None
+
+    def group_of_kind(self, kind: str) -> str | None:
+        """The group that a kind of worker belongs to; None where a planner decides."""
+        return next(
+            (g for g, s in self.groups.items() for k in s.workers if _kind(g, k) == kind), None
+        )
 
     def without_code(self) -> AppSpec:
         """The same for the scheduler, which needs neither the user's classes nor arguments."""
@@ -366,8 +533,13 @@ class AppSpec(_Strict):
     def embedded(self) -> bool:
         """Whether the scheduler lives in the frontend."""
         return self.scheduler == "embedded" or (
-            self.scheduler == "auto" and self.num_frontends == 1
+            self.scheduler == "auto" and self.num_frontends == 1 and not self.grouped
         )
+
+
+def _kind(group: str, kind: str) -> str:
+    """Name of a kind of worker of a group, unique in the application."""
+    return group if kind == "default" else f"{group}-{kind}"
 
 
 def worker_deployment(frontend: str, kind: str) -> str:
@@ -451,6 +623,8 @@ def parse_spec(data: dict[str, Any]) -> AppSpec:
 _CHILDREN: dict[str, type[BaseModel]] = {
     "models": ModelSpec,
     "workers": WorkerSpec,
+    "groups": GroupSpec,
+    "planner": PlannerSpec,
     "policy": PolicySpec,
 }
 
@@ -461,6 +635,8 @@ def _explain(error: Any) -> str:
         owner = _CHILDREN[error["loc"][0]] if len(error["loc"]) > 1 else AppSpec
         if len(error["loc"]) > 3 and error["loc"][2] == "variants":
             owner = VariantSpec
+        if len(error["loc"]) > 3 and error["loc"][::2][:2] == ("groups", "workers"):
+            owner = WorkerSpec
         valid = sorted(owner.model_fields)
         near = get_close_matches(str(error["loc"][-1]), valid, n=1)
         hint = f" (did you mean {near[0]!r}?)" if near else ""

@@ -197,7 +197,8 @@ class Worker:
             start = time.monotonic()
             # What a quick variant leaves of its share goes to the others.
             share_s = max(left_s, 0.0) / (len(keys) - i)
-            prior, *fastest[key] = await self._first_profile(self._variants[key], model, share_s)
+            prior, least_s, says = await self._first_profile(self._variants[key], model, share_s)
+            fastest[key] = (least_s, says)
             left_s -= time.monotonic() - start
             self._variants[key].profile = OnlineProfile(prior, quantile=model.profile_quantile)
         too_slow = {k: f for k, f in fastest.items() if f[0] > model.latency_slo_ms / 1e3}

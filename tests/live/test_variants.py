@@ -11,6 +11,7 @@ from ray import serve
 import ray_slo
 from ray_slo import Variant
 from ray_slo.serve import build_app
+from ray_slo.serve.inspect import is_frontend
 
 pytestmark = pytest.mark.live
 
@@ -46,6 +47,8 @@ def test_policy_chooses_and_answers_say_which(ray_cluster):
         assert seen["profiles"]["deep@default"]["samples"] == 2  # learned by variant
         assert [w["variants"] for w in seen["workers"].values()] == [["deep", "quick"]]
         assert 70 <= seen["accuracy"]["named"] <= 90
+        found = [is_frontend(n) for n in ("named", "named/named", "named/named-worker", "none")]
+        assert found == [True, True, False, False]
 
 
 def test_yaml_models_with_variants_of_one_name(ray_cluster):
