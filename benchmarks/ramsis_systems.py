@@ -124,7 +124,9 @@ def constant(rate: float, shape: float = 1.0) -> Workload:
     )
 
 
-def twitter(first: int = 0, last: int | None = None, *, interval_s: float = 10.0) -> Workload:
+def twitter(
+    first: int = 0, last: int | None = None, *, interval_s: float = 10.0, scale: float = 1.0
+) -> Workload:
     """The Twitter trace: Poisson at the published rates, 1617 to 3905 requests/s, 10 s each.
 
     27 intervals are published. The paper speaks of five minutes and 554,395 requests; these rates
@@ -133,9 +135,10 @@ def twitter(first: int = 0, last: int | None = None, *, interval_s: float = 10.0
     Args:
         first, last: a part of the trace, by interval.
         interval_s: another length of the intervals, at the same rates.
+        scale: of the rates.
     """
     with published("ramsis/twitter_trace_raw.csv").open(encoding="utf-8", newline="") as file:
-        rates = [float(row["qps"]) for row in csv.DictReader(file)]
+        rates = [scale * float(row["qps"]) for row in csv.DictReader(file)]
     return Workload(arrivals=Trace(rates=rates[first:last], interval_s=interval_s))
 
 
