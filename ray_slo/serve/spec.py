@@ -294,7 +294,8 @@ class AppSpec(_Strict):
         response_margin_ms: kept free at the end of a request's budget for the way back to the
             client, on top of what is measured between frontend and worker.
         max_body_bytes: largest HTTP body that is read.
-        profile_seconds: time that a worker may spend measuring itself at start.
+        profile_seconds: time that a worker may spend measuring a model, with all its variants, at
+            start.
         access_log: a line per request in the frontend's log, as Serve does by default. It costs
             about as much as the scheduling; `serve_slo_*` metrics count requests anyway.
         name: of the frontend's deployment.
