@@ -121,9 +121,10 @@ def _targets(name: str, kwargs: dict[str, Any], chosen: list[str] | None) -> dic
     if name.endswith((".yaml", ".yml")):
         found = _config_targets(Path(name), kwargs)
     else:
-        model = getattr(import_attr(name), "model", None)
-        variants = getattr(model, "variants", None) or {}
-        found = {v: Target(name, kwargs, variant=spec) for v, spec in variants.items()}
+        # `Deployment.model.variants`; a plain class may have a `model` of its own.
+        variants = getattr(getattr(import_attr(name), "model", None), "variants", None)
+        named = variants if isinstance(variants, dict) else {}
+        found = {v: Target(name, kwargs, variant=spec) for v, spec in named.items()}
         if not found:
             chosen = chosen or [str(kwargs.get("variant", ""))]
             return {v or name.rpartition(":")[2]: Target(name, kwargs | _named(v)) for v in chosen}
