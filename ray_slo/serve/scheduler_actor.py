@@ -146,16 +146,22 @@ class SchedulerActor:
                             self._scheduler.client_gone(client)
                 silent_s = now - self._last_contact
                 nobody = silent_s > (_CLIENT_GONE_S if self._mailboxes else _WATCH_S)
-                if nobody and await loop.run_in_executor(None, self._application_is_gone):
+                if nobody and await loop.run_in_executor(None, application_is_gone, self._app_key):
                     logger.info("application %s is gone; leaving", self._app_key)
                     ray.kill(ray.get_runtime_context().current_actor, no_restart=True)
             except Exception:
                 logger.exception("watch failed; going on")
 
-    def _application_is_gone(self) -> bool:
-        app, _, frontend = self._app_key.partition("#")
-        state = serve.status().applications.get(app)
-        return state is None or frontend not in state.deployments
+
+def application_is_gone(app_key: str) -> bool:
+    """Whether Serve no longer runs it. Blocks.
+
+    Args:
+        app_key: "application#frontend", or "application#frontend#group" of a serving group.
+    """
+    app, frontend, *_ = app_key.split("#")
+    state = serve.status().applications.get(app)
+    return state is None or frontend not in state.deployments
 
 
 def get_or_create_scheduler(spec: AppSpec, app_key: str) -> Any:
