@@ -190,6 +190,16 @@ PROGRAMS: dict[str, tuple[str, str, str]] = {
         "Kairos §5.2",
         "time to score all configurations; Equation 15 beside dual bounds",
     ),
+    "kairos-fig8": (
+        "benchmarks.kairos_fig8",
+        "Kairos Figure 8",
+        "throughput of the chosen pool over the best homogeneous one, five models",
+    ),
+    "kairos-fig9": (
+        "benchmarks.kairos_fig9",
+        "Kairos Figure 9",
+        "every scheme at its best configuration, and ORACLE",
+    ),
     "preemption-gain": (
         "benchmarks.preemption_gain",
         "ray-slo",
@@ -199,6 +209,11 @@ PROGRAMS: dict[str, tuple[str, str, str]] = {
         "benchmarks.ramsis_table2",
         "RAMSIS Table 2",
         "CPU time to solve one table, by discretisation, batching and number of models",
+    ),
+    "live-preemption": (
+        "benchmarks.live_preemption",
+        "SHEPHERD §7.2, Figure 11",
+        "live on Ray Serve: two streams on one worker, FLEX with and without preemption",
     ),
     "live-variants": (
         "benchmarks.live_variants",

@@ -55,6 +55,7 @@ _PROBE_AFTER_S = 1.0  # a model that looks too slow for its SLO is tried again a
 _JITTER = 0.05  # of the shortest SLO: how much earlier than it must a live deferred batch goes
 _PATIENCE = (0.1, 5.0)  # with a preempted batch: seconds, or so many times the expected delay
 _PREEMPTIONS_KEPT = 100
+_MARGIN = 0.02  # of the shortest SLO: how much earlier than it must a live batch of flex ends
 _LOST_AFTER_S = 3.0  # a granted batch that its worker does not know of, and never reported
 
 
@@ -333,11 +334,13 @@ class Scheduler:
 
     def _new_host(self) -> PolicyHost:
         name, kwargs = self._spec.policy.name, dict(self._spec.policy.kwargs)
+        shortest_ms = min(m.latency_slo_ms for m in self._spec.models.values())
         if name == "deferred":
             # An event loop wakes late. Where frontrun and the last moment are a millisecond apart,
             # that would make a request that waited for its batch miss.
-            shortest_ms = min(m.latency_slo_ms for m in self._spec.models.values())
             kwargs.setdefault("jitter_ms", _JITTER * shortest_ms)
+        if name == "flex":  # its batches are as large as deadlines allow, and late as a whole
+            kwargs.setdefault("margin_ms", _MARGIN * shortest_ms)
         if name == "ramsis":
             kwargs.setdefault("solver", None)  # see `_solve_wanted`
         # A ready-made policy object is kept as it was made, for a restart.
