@@ -11,7 +11,7 @@ dropped (99th percentile within the SLO).
 from __future__ import annotations
 
 import csv
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from heapq import heapify, heapreplace
@@ -20,12 +20,13 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.peers.deeprecsys import climb
 from ray_slo.core import Cluster, LatencyProfile, Model, Variant, Worker
 from ray_slo.planning import kairos
 from ray_slo.planning.catalogue import CATALOGUE, InstanceType
 from ray_slo.planning.kairos import Configuration
 from ray_slo.scheduling import make_policy
-from ray_slo.simulation import Gaussian, LogNormal, Workload, goodput_search
+from ray_slo.simulation import Gaussian, LogNormal, Workload, goodput_search, simulate
 
 MODELS = ("NCF", "RM2", "WND", "MT-WND", "DIEN")
 TYPES: tuple[InstanceType, ...] = tuple(CATALOGUE.values())
@@ -154,8 +155,6 @@ def sustains(
 ) -> bool:
     """Whether a pool passes one run at `rate`."""
     requests, seed = kwargs.pop("requests", 4000), kwargs.pop("seed", 0)
-    from ray_slo.simulation import simulate
-
     duration = requests / rate
     report = simulate(
         make_policy(*policy),
@@ -218,6 +217,56 @@ def best_oracle(case: Case, requests: int = 2000) -> tuple[float, Configuration]
         if value > best:
             best, chosen = value, named
     return best, chosen
+
+
+def space(case: Case) -> tuple[list[Configuration], np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """Configurations under the budget with a base instance, by falling fluid bound: as mappings,
+    as rows of counts, and their bounds."""
+    counts = kairos.configurations([t.price_per_hour for t in TYPES], case.budget)
+    bounds = kairos.fluid_bounds(case.problem(), counts)
+    order = np.argsort(-bounds, kind="stable")
+    order = order[bounds[order] > 0]
+    named = [
+        {t.name: int(n) for t, n in zip(TYPES, row, strict=True) if n} for row in counts[order]
+    ]
+    return named, counts[order], bounds[order]
+
+
+def maximal(case: Case) -> list[Configuration]:
+    """Those of `space` to which the budget lets nothing be added: fewer instances serve less."""
+    cheapest = min(t.price_per_hour for t in TYPES)
+    return [c for c in space(case)[0] if cost(c) + cheapest > case.budget]
+
+
+def best_of(
+    case: Case, candidates: Sequence[Configuration], policy: Policy, **kwargs: Any
+) -> tuple[float, Configuration]:
+    """The best throughput of `policy` on any of `candidates`, and on which. A candidate is searched
+    only if it passes a run at 1 % above the best so far."""
+    best, chosen = 0.0, candidates[0]
+    limits = {k: v for k, v in kwargs.items() if k in ("requests", "seed")}
+    for counts in candidates:
+        if best and not sustains(case, counts, 1.01 * best, policy, **limits):
+            continue
+        value = throughput(case, counts, policy, **kwargs)
+        if value > best:
+            best, chosen = value, counts
+    return best, chosen
+
+
+def drs_best(
+    case: Case, candidates: Sequence[Configuration], **kwargs: Any
+) -> tuple[float, Configuration, int]:
+    """DeepRecSys at its best: a coarse choice of thresholds everywhere, then hill climbing."""
+    slo, profiles = case.slo_s, case.profiles()
+    reaches = [profiles[t.name].max_batch_within(slo) for t in TYPES[1:]]
+    starts = sorted({*reaches, min(reaches) // 2, min(reaches) * 3 // 4})
+    tried = [(*best_of(case, candidates, drs(t), **kwargs), t) for t in starts]
+    value, chosen, threshold = max(tried, key=lambda found: found[0])
+    threshold, value, _ = climb(
+        lambda t: throughput(case, chosen, drs(t), **kwargs), 1000, threshold, 32
+    )
+    return value, chosen, threshold
 
 
 def text(counts: Configuration) -> str:
