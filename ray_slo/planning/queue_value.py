@@ -241,7 +241,8 @@ def solve(
     # To begin with, the most efficient batch; where the slack allows none any more, give up.
     throughput = np.where(allowed, columns.size / work_s, 0.0)
     policy = throughput.argmax(axis=1)
-    policy[sheddable & (throughput.max(axis=1) < 0.9 * throughput.max())] = count
+    inefficient = throughput.max(axis=1) < 0.9 * throughput.max()
+    policy[sheddable & (inefficient | ~allowed.any(axis=1))] = count
     policy[idles] = count + 1
     for iteration in range(1, _MAX_ITERATIONS + 1):
         value.iterations = iteration

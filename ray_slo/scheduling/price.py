@@ -275,6 +275,7 @@ class Price(BatchingPolicy):
         self._tables: _Tables = {}
         self._values: dict[tuple[int, ...], QueueValue] = {}  # solved so far
         self._priced: dict[ModelState, tuple[int, ...]] = {}  # the one in force
+        self._watched: list[ModelState] = []  # whose load is not known yet
         self._levels = (0, 0)
         self._shared: _Shares = {}  # by several models
         self._share_at = -math.inf
@@ -300,6 +301,8 @@ class Price(BatchingPolicy):
         if sizes != self._sizes or not _alike(tables, self._tables):
             self._sizes, self._tables, self._values = sizes, tables, {}
         self._priced = {}  # the lanes are new
+        self._set_prices(now)
+        self._watched = [m for m, demand in self._demand.items() if not demand.mean]
 
     def batch_finished(self, now: float, worker: WorkerId, outcome: BatchOutcome) -> None:
         state = self._workers.get(worker)
@@ -346,14 +349,15 @@ class Price(BatchingPolicy):
                 demand = self._demand.setdefault(model, _Demand())
                 demand.count(model.arrived, ticks)
                 model.arrived = 0
-            self._set_prices(now)
-        elif any(
-            model.lanes and (model not in self._priced or model.arrived >= demand.look_at)
-            for model, demand in self._demand.items()
+        elif not self._watched or not any(
+            model.arrived >= self._demand[model].look_at for model in self._watched
         ):
-            self._set_prices(now)
-            for model, demand in self._demand.items():
-                demand.look_at = 2 * max(model.arrived, 2) if not demand.mean else math.inf
+            return
+        self._set_prices(now)
+        # Of a model without a measured load every doubling of what has arrived is news.
+        self._watched = [m for m, demand in self._demand.items() if not demand.mean]
+        for model in self._watched:
+            self._demand[model].look_at = max(2 * model.arrived, 4)
 
     def _set_prices(self, now: float) -> None:
         """Every lane's value for the measured load."""
@@ -613,7 +617,7 @@ class _Demand:
         self.mean = 0.0
         self.level = -(2**31)
         self.burst = 0
-        self.look_at = 0.0
+        self.look_at = 4
         self._log_dispersion = 0.0
         self._counts: deque[int] = deque(maxlen=_TICKS)
 

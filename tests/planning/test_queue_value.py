@@ -1,0 +1,98 @@
+import doctest
+import math
+
+import numpy as np
+import pytest
+
+from ray_slo.core import LatencyProfile, Model, Variant
+from ray_slo.planning import fluid, queue_value
+from ray_slo.planning.queue_value import Columns, arrivals, solve
+
+
+def columns(workers, slo_s, *variants):
+    """(accuracy, seconds of a batch of one, seconds of each one more), batches up to 8."""
+    every = [
+        (b, accuracy, first + more * (b - 1))
+        for accuracy, first, more in variants
+        for b in range(1, 9)
+        if first + more * (b - 1) <= slo_s
+    ]
+    size, accuracy, latency = zip(*every, strict=True)
+    return Columns(size, accuracy, latency, latency, 1 / workers)
+
+
+VARIANTS = ((60.0, 0.010, 0.004), (75.0, 0.030, 0.015), (85.0, 0.080, 0.060))
+
+
+def test_the_worked_example():
+    assert doctest.testmod(queue_value).failed == 0
+
+
+@pytest.mark.parametrize("dispersion", [1.0, 3.0])
+def test_counts_have_the_mean_and_variance_asked_for(dispersion):
+    mean = np.array([0.2, 4.0, 40.0])
+    p = arrivals(mean, dispersion)
+    k = np.arange(p.shape[1])
+    assert p.sum(axis=1) == pytest.approx(1.0)
+    assert p @ k == pytest.approx(mean, rel=1e-3)
+    assert p @ k**2 - (p @ k) ** 2 == pytest.approx(dispersion * mean, rel=2e-2)
+
+
+@pytest.mark.parametrize("rate", [100.0, 400.0, 900.0])
+def test_the_gain_is_a_little_below_the_fluid_limit(rate):
+    slo_s, workers = 0.15, 10
+    profiles = [
+        Variant(f"v{i}", {"d": LatencyProfile([first + more * b for b in range(8)])}, accuracy)
+        for i, (accuracy, first, more) in enumerate(VARIANTS)
+    ]
+    limit = fluid.solve(
+        fluid.Problem([Model("m", slo_s, tuple(profiles))], {"m": rate}, {"d": workers})
+    )
+    value = solve(columns(workers, slo_s, *VARIANTS), rate, slo_s)
+    assert limit.accuracy - 4 < value.gain / rate < limit.accuracy
+
+
+def test_the_longer_the_queue_the_quicker_the_batch():
+    slo_s = 0.15
+    offered = columns(10, slo_s, *VARIANTS)
+    value = solve(offered, 400.0, slo_s)
+    pace = [
+        offered.size[best] / offered.latency_s[best]
+        for best in (value.columns(offered, queue).argmax() for queue in (1, 8, 40))
+    ]
+    assert pace == sorted(pace)
+    assert pace[0] < pace[-1]
+
+
+def test_in_overload_what_is_served_is_what_workers_can():
+    slo_s = 0.15
+    offered = columns(2, slo_s, *VARIANTS)
+    most = 2 * (offered.size / offered.latency_s).max()
+    value = solve(offered, 1.5 * most, slo_s, violation_cost=1000.0)
+    served = most / (1.5 * most)
+    assert value.gain / value.rate == pytest.approx(60 * served - 1000 * (1 - served), rel=0.02)
+    # Any higher load is the same.
+    assert solve(offered, 100 * most, slo_s).rate == pytest.approx(2 * most)
+
+
+def test_bursts_cost_accuracy():
+    slo_s = 0.15
+    offered = columns(10, slo_s, *VARIANTS)
+    poisson, bursty = (solve(offered, 900.0, slo_s, dispersion=d).gain for d in (1.0, 8.0))
+    assert bursty < poisson
+
+
+@pytest.mark.parametrize(
+    ("field", "kwargs"),
+    [
+        ("rate", {"rate": 0.0}),
+        ("deadline_s", {"deadline_s": math.inf}),
+        ("dispersion", {"dispersion": 0.5}),
+    ],
+)
+def test_mistakes_are_named(field, kwargs):
+    arguments = {"rate": 1.0, "deadline_s": 1.0, **kwargs}
+    with pytest.raises(ValueError, match=field):
+        solve(columns(1, 0.15, *VARIANTS), **arguments)
+    with pytest.raises(ValueError, match="at least one"):
+        Columns([], [], [], [], 1.0)
