@@ -74,9 +74,12 @@ class Case:
             **kwargs,
         )
 
-    def cluster(self, counts: Configuration) -> Cluster:
-        """The pool: base instances first."""
-        model = Model(self.model, self.slo_s, (Variant(self.model, self.profiles()),))
+    def cluster(self, counts: Configuration, guess: float = 1.0) -> Cluster:
+        """The pool: base instances first; with latencies that are off by a factor `guess`."""
+        profiles = self.profiles()
+        if guess != 1:
+            profiles = {name: p.scaled(guess) for name, p in profiles.items()}
+        model = Model(self.model, self.slo_s, (Variant(self.model, profiles),))
         loaded = frozenset({self.model})
         workers = [
             Worker(f"{t.name}-{i}", t.name, loaded)
@@ -121,6 +124,7 @@ def throughput(
     seed: int = 0,
     tolerance: float = 0.01,
     start: float = 0.8,
+    guess: float = 1.0,
     **simulate_kwargs: Any,
 ) -> float:
     """Allowable throughput of a pool, requests per second; 0 where some sizes are not served.
@@ -128,15 +132,15 @@ def throughput(
     Args:
         requests: about as many arrive in a run.
         start: first rate tried, as a share of the fluid bound.
+        guess: factor by which the latencies that the policy is told are wrong.
     """
     most = bound(case, counts)
     if most <= 0:
         return 0.0
-    cluster = case.cluster(counts)
     duration = requests / most
     found = goodput_search(
         lambda: make_policy(*policy),
-        cluster,
+        case.cluster(counts, guess),
         case.workload,
         duration_s=duration,
         warmup_s=0.05 * duration,
@@ -145,6 +149,7 @@ def throughput(
         tolerance=tolerance,
         max_probes=25,
         seed=seed,
+        truth=case.cluster(counts),
         **simulate_kwargs,
     )
     return found.rate

@@ -200,6 +200,56 @@ PROGRAMS: dict[str, tuple[str, str, str]] = {
         "Kairos Figure 9",
         "every scheme at its best configuration, and ORACLE",
     ),
+    "kairos-fig1": (
+        "benchmarks.kairos_fig1",
+        "Kairos Figure 1",
+        "mixed pools beside the best homogeneous one, under first come, first served",
+    ),
+    "kairos-fig2": (
+        "benchmarks.kairos_fig2",
+        "Kairos Figure 2",
+        "exploring configurations by simulated annealing: how many are worse than homogeneous",
+    ),
+    "kairos-fig3": (
+        "benchmarks.kairos_fig3",
+        "Kairos Figure 3",
+        "four pools under every query distribution, and ORACLE",
+    ),
+    "kairos-fig13": (
+        "benchmarks.kairos_fig13",
+        "Kairos Figure 13",
+        "upper bounds beside the throughput reached, of the highest bounds",
+    ),
+    "kairos-fig14": (
+        "benchmarks.kairos_fig14",
+        "Kairos Figure 14",
+        "the same pools under every query distribution",
+    ),
+    "kairos-fig15": (
+        "benchmarks.kairos_fig15",
+        "Kairos Figure 15",
+        "four times the budget; SLOs 20 % longer",
+    ),
+    "kairos-fig16": (
+        "benchmarks.kairos_fig16",
+        "Kairos Figure 16",
+        "Gaussian sizes; noisy latencies, learned online",
+    ),
+    "kairos-fig10": (
+        "benchmarks.kairos_fig10",
+        "Kairos Figure 10",
+        "evaluations that every scheme needs to find its best configuration",
+    ),
+    "kairos-fig11": (
+        "benchmarks.kairos_fig11",
+        "Kairos Figure 11",
+        "Kairos+ beside random, genetic, annealing and Bayesian search",
+    ),
+    "kairos-fig12": (
+        "benchmarks.kairos_fig12",
+        "Kairos Figure 12",
+        "the size distribution changes: throughput over the first 20 evaluations",
+    ),
     "preemption-gain": (
         "benchmarks.preemption_gain",
         "ray-slo",
