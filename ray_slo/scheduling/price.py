@@ -6,31 +6,35 @@ requests that wait are worth to it and takes the (variant, batch size) of the la
     b·accuracy − price(q) · ℓ(b) − b · worth(q)
 
 where the price of a worker-second and the worth of a place in the queue follow from the load and
-the queue's length q alone (`planning/queue_value.py`), or it waits, if one request more would be
-worth more, at most until the last moment for what it could run now. A short queue makes time
-cheap: accurate variants, small batches. A long one makes it dear. There is nothing to set: prices
-follow from the profiles, the SLO, the number of workers and the measured load. Against per-worker
-queues and tables (RAMSIS) it gains because no worker idles while another one's queue is long.
+the queue's length q alone (`planning/queue_value.py`). If that is a larger batch than the queue, it
+waits for the rest, at most until the last moment for the best that it could run at once. A short
+queue makes time cheap: accurate variants, small batches. A long one makes it dear. There is nothing
+to set: prices follow from the profiles, the SLO, the number of workers and the measured load.
 
-Worked example: 60 workers, SLO 150 ms, the nine ImageNet models of RAMSIS §7, 2000 requests/s. The
-fluid optimum mixes batches of 4 of efficientnet_b0 (77.7 %, 143 ms) with batches of 8 of
-mobilenet_v3_large (73.0 %, 147 ms): 75.9 %. Here a queue of 4 to 7 is sent as the former, one of 8
-and more as the latter; arrivals do the mixing. `python -m benchmarks ramsis-price` shows 75.6 %.
+Worked example: 60 workers, SLO 150 ms, the nine ImageNet models of RAMSIS §7, 2000 requests/s. In
+the fluid limit efficientnet_b0 serves 61 % in batches of 4, mobilenet_v3_large the others in
+batches of 8: 75.9 %. These batches take nearly the whole SLO, so their requests must come within
+a few milliseconds. What is possible depends on how many wait for how long, and what pays on that
+and the price: 55 % are served by mobilenet in sevens, 23 % by efficientnet_b2 in pairs, 18 % by
+efficientnet_b0 in fours. `python -m benchmarks ramsis-price` shows 75.6 %; per-worker queues with
+tables for this load reach 75.0 %.
 
 What it learns on the way:
 
-* the *load*, per model: arrivals of the last 32 SLOs; if those of the last 2 contradict them, of
-  these. Their dispersion (1 for Poisson) makes the price rise earlier where arrivals are bursty;
+* the *load*, per model: arrivals of the last 32 SLOs; if the latest contradict them, of these.
+  Their dispersion (1 for Poisson) makes the price rise earlier where arrivals are bursty;
 * how exact the *profiles* are: variants and batches are chosen with the latency times the 99th
   percentile of measured over predicted time (at least 1); the pace of work counts with the mean.
   A request that only an optimist could serve in time is still tried, on the quickest variant.
 
-Several models share the workers at the fluid limit's prices: each is valued with the workers that
-it gets there, and a free worker goes to the model that pays most per second. Unlike workers count
-by their fluid price.
+Several models share the workers as in the fluid limit (`planning/fluid.py`): each is valued with
+the workers that it gets there, a free worker goes to the model that pays most per second, and only
+for so long that the heads of the other queues stay in time. Unlike workers count by their price in
+the fluid limit.
 
-Prices are solved for (1–10 ms) when a load is met for the first time or a profile or the number of
-workers has changed; from then on a decision is two table lookups, whatever the queue's length.
+Prices are solved for (a few ms for one model) when a load is met for the first time, or when a
+profile or the number of workers has changed. From then on a decision is a table lookup, whatever
+the queue's length; where several models wait, it is O(models + workers).
 """
 
 from __future__ import annotations
@@ -61,7 +65,8 @@ _PER_OCTAVE = 16  # loads are rounded to this grid, and so are speeds
 _WAKE_EARLY = 0.01  # of the SLO, before a batch that waited would become impossible
 _MARGIN_QUANTILE = 0.99
 _MARGIN_SAMPLES = 512
-_MARGIN_MAX = 2.0  # a hanging batch says nothing of the others
+_SHORT = 0.1  # of the SLO: of shorter batches it does not matter how inexact they are
+_MARGIN_MAX = 2.0
 _SAME = 0.05  # profiles that differ by less have the same prices
 _MAX_SIZES = 24  # batch sizes per variant; of more, some in between are left out
 _LEAST_WORKERS = 2.0  # a model is valued with, however small its part of the load
@@ -276,6 +281,7 @@ class Price(BatchingPolicy):
         self._values: dict[tuple[int, ...], QueueValue] = {}  # solved so far
         self._priced: dict[ModelState, tuple[int, ...]] = {}  # the one in force
         self._watched: list[ModelState] = []  # whose load is not known yet
+        self._short_s = 0.0
         self._levels = (0, 0)
         self._shared: _Shares = {}  # by several models
         self._share_at = -math.inf
@@ -288,6 +294,7 @@ class Price(BatchingPolicy):
         super().cluster_changed(now, cluster)
         slos = [model.latency_slo_s for model in cluster.models.values()]
         tick_s = min(slos, default=math.inf) / _TICKS_PER_SLO
+        self._short_s = _SHORT * min(slos, default=0.0)
         if tick_s != self._tick_s:
             self._demand = {}
             self._tick_s, self._next_tick_at = tick_s, now + tick_s
@@ -310,7 +317,7 @@ class Price(BatchingPolicy):
             for flight in state.flights:
                 if flight.batch_id == outcome.batch_id:
                     took_s = outcome.finished_at - outcome.started_at
-                    if self._precision.add(took_s / flight.latency_s):
+                    if self._precision.add(took_s, flight.latency_s, self._short_s):
                         self._set_limits()
         super().batch_finished(now, worker, outcome)
 
@@ -664,27 +671,34 @@ class _Precision:
 
     Attributes:
         margin: what predictions are to be multiplied by so that almost all hold; at least 1.
-        pace: the mean of the ratio.
+        pace: time taken over time predicted, of all together.
         levels: both, on a grid.
     """
 
     def __init__(self) -> None:
         self.margin = self.pace = 1.0
         self.levels = (0, 0)
-        self._ratios: deque[float] = deque(maxlen=_MARGIN_SAMPLES)
+        self._samples: deque[tuple[float, float, float]] = deque(maxlen=_MARGIN_SAMPLES)
         self._fresh = 0
 
-    def add(self, ratio: float) -> bool:
-        """Whether the margin has changed."""
-        self._ratios.append(ratio)
+    def add(self, took_s: float, predicted_s: float, short_s: float) -> bool:
+        """Whether the margin has changed.
+
+        Args:
+            short_s: the error of a shorter batch counts relative to this.
+        """
+        error = (took_s - predicted_s) / max(predicted_s, short_s)
+        self._samples.append((1 + error, took_s, predicted_s))
         self._fresh += 1
         if self._fresh < 32:
             return False
         self._fresh = 0
-        ratios = np.array(self._ratios)
-        quantile = min(_MARGIN_QUANTILE, len(ratios) / (len(ratios) + 1))
-        margin = min(max(float(np.quantile(ratios, quantile)), 1.0), _MARGIN_MAX)
-        pace = min(max(float(ratios.mean()), 0.25), _MARGIN_MAX)
+        ratio, took, predicted = np.array(self._samples).T
+        quantile = min(_MARGIN_QUANTILE, len(ratio) / (len(ratio) + 1))
+        margin = min(max(float(np.quantile(ratio, quantile)), 1.0), _MARGIN_MAX)
+        # A batch that hangs says nothing of the others.
+        took = np.minimum(took, _MARGIN_MAX * np.maximum(predicted, short_s))
+        pace = min(max(float(took.sum() / predicted.sum()), 0.25), _MARGIN_MAX)
         before = self.levels
         # Of the margin the grid is finer, and upwards: it is what keeps batches in time.
         self.levels = math.ceil(4 * _PER_OCTAVE * math.log2(margin) - 1e-6), _level(pace)

@@ -178,13 +178,20 @@ def test_demand_forgets_what_it_contradicts():
 def test_margin_follows_what_is_measured():
     precision = _Precision()
     for i in range(320):
-        precision.add(0.8 + 0.4 * (i % 100) / 100)
+        precision.add(0.1 * (0.8 + 0.4 * (i % 100) / 100), 0.1, 0.015)
     assert precision.margin == pytest.approx(1.19, abs=0.03)
     assert precision.pace == pytest.approx(1.0, abs=0.05)
     for _ in range(512):
-        precision.add(0.5)
+        precision.add(0.05, 0.1, 0.015)
     assert precision.margin == 1.0
     assert precision.pace == pytest.approx(0.5, abs=0.02)
+
+
+def test_short_batches_may_be_inexact():
+    precision = _Precision()
+    for i in range(320):
+        precision.add(0.003 if i % 4 else 0.04, 0.001 if i % 4 else 0.04, 0.015)
+    assert precision.margin < 1.15
 
 
 @pytest.mark.parametrize(
