@@ -23,7 +23,7 @@ from ray_slo.core import Cluster
 from ray_slo.scheduling import make_policy
 from ray_slo.simulation import Workload, goodput_search, simulate
 
-TARGETS = (1, 2, 3, 4, 6, 8, 10, 12, 14, 16, 20)
+TARGETS = (1, 2, 4, 6, 8, 12, 16)
 OVERLOADS = (1.5, 3.0)
 
 
@@ -82,7 +82,7 @@ def measure(case: Case, target: int | None, quick: bool, seed: int) -> dict[str,
     warmup_s = 1.0 if quick else 2.0
     window = {
         "warmup_s": warmup_s,
-        "duration_s": warmup_s + max(5_000 if quick else 40_000, 500 * case.copies) / capacity,
+        "duration_s": warmup_s + max(5_000 if quick else 20_000, 500 * case.copies) / capacity,
         "seed": seed,
     }
     found = {
@@ -92,7 +92,7 @@ def measure(case: Case, target: int | None, quick: bool, seed: int) -> dict[str,
             Workload.poisson(capacity),
             start_rate=0.85 * capacity,
             growth=1.15,
-            tolerance=0.02 if quick else 0.005,
+            tolerance=0.02 if quick else 0.01,
             **window,
         ).rate
     }
@@ -108,7 +108,7 @@ def run(quick: bool, seed: int) -> list[Row]:
     rows: list[Row] = []
     for case in cases()[:1] if quick else cases():
         targets = (4, 12, 16) if quick else TARGETS
-        seeds = [seed] if quick else [seed, seed + 1, seed + 2]
+        seeds = [seed] if quick else [seed, seed + 1]
         ratios: dict[str, list[dict[str, float]]] = {}
         for one in seeds:
             found = {f"always {t}": measure(case, t, quick, one) for t in targets}
