@@ -1,0 +1,83 @@
+"""Preemption: a burst of small requests stops a long batch, which is run again afterwards.
+
+Run: python examples/preemption.py
+"""
+
+from __future__ import annotations
+
+import time
+
+import ray
+from ray import serve
+
+import ray_slo
+from ray_slo.errors import RefusedEarly
+from ray_slo.serve import build_app
+
+
+class Report:
+    """A long job in steps. Between two of them it can be stopped."""
+
+    def __call__(self, titles: list[str]) -> list[str]:
+        for _ in range(200):
+            ray_slo.checkpoint()  # a torch network needs no such line: see `exit_points`
+            time.sleep(0.01)
+        return [f"report on {title}" for title in titles]
+
+    @staticmethod
+    def example_input() -> str:
+        return "nothing"
+
+
+class Shout:
+    def __call__(self, words: list[str]) -> list[str]:
+        time.sleep(0.02 + 0.001 * len(words))
+        return [word.upper() for word in words]
+
+    @staticmethod
+    def example_input() -> str:
+        return "hello"
+
+
+def main() -> None:
+    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
+    try:
+        serve.start(http_options={"host": "127.0.0.1", "port": 8124})
+        spec = {
+            "models": {
+                # It takes 2 s, so there is time to run it twice.
+                "report": {"callable": Report, "latency_slo_ms": 10_000, "max_batch_size": 1},
+                # Behind a report there would be no time for these.
+                "shout": {"callable": Shout, "latency_slo_ms": 1200, "max_batch_size": 16},
+            },
+            "workers": {"cpu": {"ray_actor_options": {"num_cpus": 0.5}}},
+            "policy": "flex",  # stops a batch for one at least 3.03 times as large
+        }
+        handle = serve.run(build_app(spec), name="preemption")
+        report = handle.remote("rivers", model="report")
+        time.sleep(0.3)
+        burst = [handle.remote("hello", model="shout") for _ in range(8)]
+        print([word.result() for word in burst])
+        print(report.result())
+        (stopped,) = handle.slo_status.remote().result()["preemptions"]
+        print({k: stopped[k] for k in ("victim", "by", "gain", "outcome", "delay_ms")})
+        assert stopped["outcome"] == "preempted"
+
+        # Time for one report, but not for one and a half: stopped, it is refused, and says why.
+        late = handle.remote("lakes", model="report", latency_slo_ms=2800)
+        time.sleep(0.8)
+        print([handle.remote("hi", model="shout") for _ in range(8)][-1].result())
+        try:
+            late.result()
+        except RefusedEarly as error:
+            print(f"refused, as it was {error.reason}: {error.text}")
+            assert error.reason == "preempted"
+        else:
+            raise AssertionError("it should have been refused")
+    finally:
+        serve.shutdown()
+        ray.shutdown()
+
+
+if __name__ == "__main__":
+    main()
