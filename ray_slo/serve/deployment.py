@@ -277,8 +277,9 @@ def _fingerprint(spec: AppSpec) -> str:
     rest = {
         k: v
         for k, v in spec.__dict__.items()
-        if k not in {"models", "workers", "policy", "num_frontends"}
+        if k not in {"models", "workers", "groups", "policy", "num_frontends"}
     }
+    rest["groups"] = {name: group.models for name, group in spec.groups.items()}
     code: list[Any] = [cls for model in spec.models.values() for cls in model.load().__mro__]
     code += [v.loader() for model in spec.models.values() for v in model.variants.values()]
     edited = [

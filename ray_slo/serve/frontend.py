@@ -14,7 +14,7 @@ import json
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -35,6 +35,7 @@ from ray_slo.serve.errors import (
     WorkerLost,
     http_response,
 )
+from ray_slo.serve.group_channel import GroupedChannel
 from ray_slo.serve.messages import (
     Grant,
     Heartbeat,
@@ -153,13 +154,16 @@ class Frontend:
         self._overhead = Quantile(0.95)
         self._metrics = FrontendMetrics()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._channel: Channel = (
-            EmbeddedChannel(spec, self._on_messages)
-            if spec.embedded
-            else ActorChannel(
-                spec, app_key, context.replica_id.unique_id, self._on_messages, self._resubmit_all
+        self._channel: Channel
+        client = context.replica_id.unique_id
+        if spec.grouped:
+            self._channel = GroupedChannel(spec, app_key, client, self._on_messages, self._resubmit)
+        elif spec.embedded:
+            self._channel = EmbeddedChannel(spec, self._on_messages)
+        else:
+            self._channel = ActorChannel(
+                spec, app_key, client, self._on_messages, self._resubmit_all
             )
-        )
         # Not ready before there is somebody to do the work: Serve then routes nothing here.
         await self._meet_workers()
         self._spawn(self._refresh_metrics())
@@ -254,6 +258,28 @@ class Frontend:
     async def slo_heartbeat(self, beat: Heartbeat) -> None:
         """From workers, when the scheduler lives here."""
         await self._channel.heartbeat(beat)
+
+    async def slo_move(self, model: str, group: str) -> None:
+        """Serve a model in another group from now on, without a failed request.
+
+        Returns when that is decided; `slo_status()["plan"]["state"]` is "settled" when it is done.
+
+        Raises:
+            ConfigError, UnknownModel: no groups, no such group, no such model.
+        """
+        if not isinstance(self._channel, GroupedChannel):
+            raise ConfigError("the application has no serving groups; name some under `groups`")
+        await self._channel.move(model, group)
+
+    async def slo_replan(self) -> None:
+        """Have the groups planned now; returns when that is done.
+
+        Raises:
+            ConfigError: there is no planner.
+        """
+        if not isinstance(self._channel, GroupedChannel):
+            raise ConfigError("the application has no serving groups; name some under `groups`")
+        await self._channel.replan()
 
     async def slo_status(self) -> dict[str, Any]:
         """What `ray-slo status` shows."""
@@ -486,8 +512,12 @@ class Frontend:
 
     def _resubmit_all(self) -> None:
         """The scheduler is new: tell it of everything that waits."""
-        for pending in list(self._pending.values()):
-            if pending.grant is None and not pending.future.done():
+        self._resubmit(list(self._pending))
+
+    def _resubmit(self, request_ids: Iterable[int]) -> None:
+        for request_id in request_ids:
+            pending = self._pending.get(request_id)
+            if pending is not None and pending.grant is None and not pending.future.done():
                 self._submit(pending)
 
     # -- what the scheduler says -----------------------------------------------------------

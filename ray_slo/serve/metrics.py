@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ray.serve import metrics
@@ -123,6 +123,39 @@ class FrontendMetrics:
             self._goodput.set(rate, {"model": model})
         for model, accuracy in self.accuracy().items():
             self._accuracy.set(accuracy, {"model": model})
+
+
+class GroupMetrics:
+    """What a frontend sent to which serving group."""
+
+    def __init__(self) -> None:
+        self._requests = _counter(
+            "group_requests_total",
+            "Requests of a serving group: submitted to its scheduler, granted or refused by it.",
+            *("group", "model", "event"),
+        )
+        self._serves = _gauge(
+            "group_serves", "1 where the model's requests go to the group.", "group", "model"
+        )
+        self._plan_age = _gauge(
+            "plan_age_s", "Seconds since the planner last decided; grows while it is gone."
+        )
+
+    def count(self, group: str, model: str, event: str, number: int) -> None:
+        """So many requests were "submitted", "granted" or "refused"."""
+        if number:
+            self._requests.inc(number, {"group": group, "model": model, "event": event})
+
+    def routed(self, before: Mapping[str, str], now: Mapping[str, str]) -> None:
+        """Models go to these groups now."""
+        for model, group in before.items():
+            self._serves.set(0, {"group": group, "model": model})
+        for model, group in now.items():
+            self._serves.set(1, {"group": group, "model": model})
+
+    def plan_age(self, seconds: float) -> None:
+        """The plan is so old."""
+        self._plan_age.set(seconds)
 
 
 class WorkerMetrics:

@@ -177,8 +177,8 @@ class PlannerActor:
             new = count - known.counts.get(model, 0)
             self._counted[model] = self._counted.get(model, 0) + new
         known.seen_at, known.applied, known.counts = now, applied, says.counts
-        if self._layout is None:
-            self._routes |= says.routes  # we are new, it is not
+        if epoch != self._epoch:  # we are new, it may not be
+            self._routes = {**says.routes, **self._routes}
         until = now + _POLL_S
         while (applied == self._number or self._layout is None) and time.monotonic() < until:
             await self._news(until)
@@ -381,10 +381,12 @@ class PlannerActor:
     def _first_layout(self, now: float) -> None:
         if self._planning is not None and not self._planning.done():
             return
-        found = {g for _, (s, _) in self._workers.items() if (g := s.group) is not None}
-        if found or self._routes:
-            if now - self._started > _TAKE_OVER_S:
-                self._take_over(now)
+        # Who is there already must have a say: an actor that was restarted knows of nothing.
+        all_here = len(self._workers) >= sum(w.num_replicas for w in self._spec.workers.values())
+        if not self._frontends or not (all_here or now - self._started > _TAKE_OVER_S):
+            return
+        if self._routes or any(says.group is not None for says, _ in self._workers.values()):
+            self._take_over(now)
             return
         listed = {m: g for g, spec in self._spec.groups.items() for m in spec.models}
         planner = self._spec.planner
@@ -404,7 +406,7 @@ class PlannerActor:
                 if says.group is not None:
                     sizes[says.group] = sizes.get(says.group, 0) + 1
             sizes |= {g: 1 for g in self._routes.values() if g not in sizes}
-        for worker in seen.values():
+        for worker in seen.values():  # what is loaded beside may still have requests
             for model in worker.loaded:
                 group = worker.group
                 if group is None or self._routes.get(model, group) == group:
@@ -413,7 +415,8 @@ class PlannerActor:
         models = {**listed, **self._routes}
         groups = sorted(sizes) or self._group_names()
         for model in self._spec.models:
-            models.setdefault(model, groups[0])
+            having = sorted(s.group for s in seen.values() if s.group and model in s.loaded)
+            models.setdefault(model, (having or groups)[0])
         self._tried_at = now
         self._adopt(Layout(models, sizes), "taken over from before the planner was restarted")
 

@@ -219,6 +219,9 @@ class Scheduler:
         until, _ = self._quarantine.get(beat.worker, (0.0, 0.0))
         if until > now:
             return
+        if not beat.profiles:  # it leaves the group; what it runs, it still answers
+            self._forget_worker(beat.worker)
+            return
         # Those of an older release, still draining, are not ours.
         known = {v: t for v, t in beat.profiles.items() if v in self._variants}
         for variant, table in known.items():

@@ -29,6 +29,7 @@ from ray_slo.models.preemption import (
 from ray_slo.models.profiling import doubling_sizes, profile_callable, to_profile
 from ray_slo.serve.channel import WorkerLink
 from ray_slo.serve.errors import BatchResultError, ConfigError
+from ray_slo.serve.group_channel import Membership
 from ray_slo.serve.messages import BatchReport, Heartbeat, Piece, PieceResult
 from ray_slo.serve.metrics import WorkerMetrics
 from ray_slo.serve.spec import AppSpec, ModelSpec, VariantRef, VariantSpec, worker_deployment
@@ -37,6 +38,7 @@ logger = logging.getLogger(__name__)
 
 _HEARTBEAT_S = 1.0
 _ROUNDS = 30  # of measurements at start: what they leave of their time goes to slower variants
+_BETWEEN = 0.1  # of the tightest SLO: how long measuring a new model may hold up the others
 _HUNG_S = (
     60.0  # a batch that runs longer than this and 20 × its profile makes the replica unhealthy
 )
@@ -101,37 +103,114 @@ class Worker:
         self._preempt_delay_s = 0.0  # the longest that a preemption profile expects
         self._loop = asyncio.get_running_loop()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="ray-slo-worker")
+        self._builder = self._thread  # of the user's objects
         context = serve.get_replica_context()
         self.id: str = context.replica_id.unique_id
         # Serve numbers deployments of one name in an application; ours come in step.
         frontend += context.deployment.removeprefix(worker_deployment(frontend, kind))
         self._models: dict[str, Any] = {}  # the user's objects
+        self._user_configs = {name: model.user_config for name, model in spec.models.items()}
         self._configured: dict[str, Any] = {}  # the user_config in force, by model
         self._variants: dict[str, _Loaded] = {}
-        for name, model in spec.models.items():
-            await self._load_model(name, model)
+        self._offered: set[str] = set()  # models that schedulers may send batches of
+        self._announced: frozenset[str] = frozenset()  # models that the scheduler knows of
         self._batches: dict[str, _Batch] = {}
         self._recent: dict[str, None] = {}  # ids of ended batches, for pieces that come too late
         self._stops: dict[str, float] = {}  # when batches were preempted of which no piece is here
         self._to_run: asyncio.Queue[_Batch] = asyncio.Queue()
         self._running_since: tuple[float, float] | None = None  # (loop time, expected seconds)
         self._metrics = WorkerMetrics()
-        self._link = WorkerLink(spec, f"{context.app_name}#{frontend}")
+        app_key = f"{context.app_name}#{frontend}"
+        self._link: WorkerLink | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        membership = None
+        if spec.grouped:
+            membership = Membership(spec, app_key, spec.group_of_kind(kind), self)
+            await membership.begin()
+        else:
+            for name in spec.models:
+                await self.load(name)
+            self._link = WorkerLink(spec, app_key)
         self._tasks = [
             self._loop.create_task(self._run_batches()),
             self._loop.create_task(self._beat()),
         ]
+        if membership is not None:
+            # From now on another thread builds, so that batches need not wait for it.
+            self._builder = ThreadPoolExecutor(1, thread_name_prefix="ray-slo-builder")
+            self._tasks.append(self._loop.create_task(membership.follow()))
 
     # -- models ----------------------------------------------------------------------------
+
+    @property
+    def announced(self) -> frozenset[str]:
+        """Models that the group's scheduler knows this worker has."""
+        return self._announced
+
+    async def load(self, model: str) -> None:
+        """Load and measure a model, and offer it to the scheduler; others are served meanwhile.
+
+        Raises:
+            Exception: whatever its constructor or a loader raised; nothing of it stays.
+            ConfigError: it cannot meet its SLO.
+        """
+        try:
+            await self._load_model(model, self._spec.models[model])
+        except BaseException:
+            self._forget(model)
+            raise
+        self._offered.add(model)
+        await self._announce()
+
+    async def unload(self, models: set[str]) -> None:
+        """Take no more batches of these models, finish those that are here, and let them go."""
+        self._offered -= models
+        await self._announce()
+        keys = {key for key, loaded in self._variants.items() if loaded.ref.model in models}
+        while here := [b for b in self._batches.values() if b.variant in keys]:
+            await asyncio.wait([waiter for batch in here for waiter in batch.waiters.values()])
+        for model in models:
+            self._forget(model)
+
+    def _forget(self, model: str) -> None:
+        for key in [k for k, loaded in self._variants.items() if loaded.ref.model == model]:
+            del self._variants[key]
+        self._models.pop(model, None)
+        self._configured.pop(model, None)
+
+    async def join(self, link: WorkerLink) -> None:
+        """Serve in another group. What the old one's scheduler has sent is still answered."""
+        old, self._link, self._announced = self._link, link, frozenset()
+        if old is not None:
+            try:
+                await old.heartbeat(Heartbeat(self.id, self._kind, {}, []))
+            except Exception as error:  # it will notice our silence
+                logger.info("could not take leave: %r", error)
+        await self._announce()
+
+    async def _announce(self) -> None:
+        """Tell the scheduler now; if it cannot be reached, the next heartbeat does."""
+        try:
+            await self._send_heartbeat()
+        except Exception as error:
+            logger.info("heartbeat failed: %r", error)
+
+    async def _send_heartbeat(self) -> None:
+        link, offered = self._link, frozenset(self._offered)
+        if link is None or not (offered or self._announced):
+            return  # nobody to tell, or nothing
+        await link.heartbeat(self._heartbeat())
+        if link is self._link:
+            self._announced = offered
 
     async def _load_model(self, name: str, model: ModelSpec) -> None:
         cls = model.load()
         instance = await self._loop.run_in_executor(
-            self._thread, lambda: cls(*model.args, **model.kwargs)
+            self._builder, lambda: cls(*model.args, **model.kwargs)
         )
         self._models[name] = instance
-        if model.user_config is not None:
-            await self._reconfigure_one(name, model.user_config)
+        if (config := self._user_configs[name]) is not None:
+            await self._reconfigure_one(name, config)
         refs = {key: ref for key, ref in self._spec.variants().items() if ref.model == name}
         for key, ref in refs.items():
             network, call = instance, instance
@@ -149,7 +228,7 @@ class Worker:
         try:
             load = spec.loader()
             return await self._loop.run_in_executor(
-                self._thread, lambda: load(*spec.args, **spec.kwargs)
+                self._builder, lambda: load(*spec.args, **spec.kwargs)
             )
         except Exception as error:
             raise ConfigError(
@@ -164,7 +243,7 @@ class Worker:
         if points:
             try:
                 module = module_of(network)
-                await self._loop.run_in_executor(self._thread, Preemptible, module, points)
+                await self._loop.run_in_executor(self._builder, Preemptible, module, points)
             except (TypeError, ValueError) as error:
                 raise ConfigError(f"models.{ref.model}.exit_points: {error}") from error
         if points and known is not None:
@@ -274,12 +353,37 @@ class Worker:
             with self._scope():
                 return loaded.call(items)
 
+        if self._tasks:
+            return await self._measure_between(run, example, sizes)
         return await self._loop.run_in_executor(
             self._thread,
             lambda: profile_callable(
                 run, example, sizes, budget_s=budget_s, bound_s=slo_s, repeats=_ROUNDS
             ),
         )
+
+    async def _measure_between(
+        self, run: Callable[[list[Any]], Any], example: Any, sizes: list[int]
+    ) -> dict[int, list[float]]:
+        """While other models are served: one call at a time between their batches, and none that
+        takes more than a small share of their SLOs, but for a batch of one."""
+
+        def timed(size: int) -> float:
+            start = time.perf_counter()
+            run([example] * size)
+            return time.perf_counter() - start
+
+        slos_ms = [self._spec.models[model].latency_slo_ms for model in self._offered]
+        bound_s = _BETWEEN * min(slos_ms, default=math.inf) / 1e3
+        await self._loop.run_in_executor(self._thread, timed, 1)  # warm up
+        measured: dict[int, list[float]] = {}
+        for size in sizes:
+            measured[size] = [
+                await self._loop.run_in_executor(self._thread, timed, size) for _ in range(3)
+            ]
+            if 2 * min(measured[size]) > bound_s:
+                break
+        return measured
 
     async def _reconfigure_one(self, name: str, config: Any) -> None:
         method: Callable[[Any], Any] | None = getattr(self._models[name], "reconfigure", None)
@@ -297,11 +401,14 @@ class Worker:
     async def reconfigure(self, user_config: dict[str, Any]) -> None:
         """Serve's hook: `user_config` maps a model's name to its own configuration."""
         for name, config in user_config.items():
-            if name not in self._models:
+            if name not in self._spec.models:
                 raise ConfigError(
                     f"user_config names model {name!r}; the models are "
-                    f"{', '.join(sorted(self._models))}"
+                    f"{', '.join(sorted(self._spec.models))}"
                 )
+            self._user_configs[name] = config
+            if name not in self._models:  # of another group
+                continue
             if name not in self._configured or self._configured[name] != config:
                 await self._reconfigure_one(name, config)
 
@@ -318,6 +425,9 @@ class Worker:
         if batch is None:
             if piece.batch_id in self._recent:
                 return PieceResult(None, 0, 0.0, 0.0, 0.0)
+            if piece.variant not in self._variants:  # unloaded while the batch was on its way
+                self._report_lost(piece)
+                return PieceResult(None, 0, 0.0, 0.0, 0.0)
             batch = _Batch(piece.batch_id, piece.variant, piece.num_pieces, now)
             self._batches[piece.batch_id] = batch
             if piece.batch_id in self._stops:
@@ -332,6 +442,13 @@ class Worker:
         if len(batch.pieces) == batch.num_pieces or batch.stop_asked_at is not None:
             self._close_batch(batch)
         return await waiter
+
+    def _report_lost(self, piece: Piece) -> None:
+        if self._link is not None:
+            lost = BatchStatus.LOST
+            self._link.report(
+                BatchReport(piece.batch_id, self.id, piece.variant, lost, 0, 0.0, 0.0)
+            )
 
     async def preempt(self, batch_id: str, worker: str) -> None:
         """Stop a batch at its next exit point, or before it starts.
@@ -401,7 +518,7 @@ class Worker:
             exec_s=end - start,
             measured=measured,
         )
-        embedded = self._link.report(report)
+        embedded = self._link is not None and self._link.report(report)
         preempted = status is BatchStatus.PREEMPTED
         if not preempted:
             self._metrics.batch(loaded.ref, size, end - start)
@@ -506,7 +623,11 @@ class Worker:
         return Heartbeat(
             worker=self.id,
             kind=self._kind,
-            profiles={name: v.profile.profile.table for name, v in self._variants.items()},
+            profiles={
+                name: v.profile.profile.table
+                for name, v in self._variants.items()
+                if v.ref.model in self._offered
+            },
             batches=[*self._batches, *self._recent],
             preempt_delay_s=self._preempt_delay_s,
         )
@@ -514,7 +635,7 @@ class Worker:
     async def _beat(self) -> None:
         while True:
             try:
-                await self._link.heartbeat(self._heartbeat())
+                await self._send_heartbeat()
                 await asyncio.sleep(_HEARTBEAT_S)
             except asyncio.CancelledError:
                 raise
@@ -540,6 +661,7 @@ class Worker:
             task.cancel()
         if hasattr(self, "_thread"):
             self._thread.shutdown(wait=False)
+            self._builder.shutdown(wait=False)
 
 
 def _no_exit(

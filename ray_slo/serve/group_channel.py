@@ -1,0 +1,386 @@
+"""Both ends of a grouped application: how a frontend reaches the schedulers of several groups, and
+how a worker takes its place in one.
+
+Both ask the planner by long polls what they should do and tell it what they have done. While it
+cannot be reached, they go on with what it said last.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+import math
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
+
+from ray_slo.core import DropReason
+from ray_slo.serve.channel import ActorChannel, WorkerLink
+from ray_slo.serve.groups import Wanted
+from ray_slo.serve.messages import BatchReport, Grant, Heartbeat, Message, Refusal, Submit
+from ray_slo.serve.metrics import GroupMetrics
+from ray_slo.serve.planner_actor import (
+    FrontendSays,
+    Routes,
+    WorkerSays,
+    get_or_create_planner,
+)
+from ray_slo.serve.spec import AppSpec
+
+logger = logging.getLogger(__name__)
+
+_AGAIN_S = 0.3  # after the planner could not be reached
+_RETRY_LOAD_S = 20.0
+_ANSWER_S = 10.0  # of the planner: more than its long polls take
+
+
+class GroupedChannel:
+    """A frontend's side of all schedulers: a request goes to the group that serves its model.
+
+    Args:
+        on_messages: grants and refusals of any group.
+        resubmit: submit these again, if they still wait.
+    """
+
+    def __init__(
+        self,
+        spec: AppSpec,
+        app_key: str,
+        client: str,
+        on_messages: Callable[[list[Message]], None],
+        resubmit: Callable[[Iterable[int]], None],
+    ) -> None:
+        self._spec = spec
+        self._app_key = app_key
+        self._client = client
+        self._on_messages = on_messages
+        self._resubmit = resubmit
+        self._loop = asyncio.get_running_loop()
+        self._planner: Any = None
+        self._channels: dict[str, ActorChannel] = {}
+        self._routes: dict[str, str] = {}
+        self._applied = ("", -1)
+        self._counts = dict.fromkeys(spec.models, 0)
+        self._newest = -1  # id of a request: what comes again is not counted again
+        self._queued: dict[int, tuple[str, str]] = {}  # (model, group) by request
+        self._group_of_worker: dict[str, str] = {}
+        self._metrics = GroupMetrics()
+        self._ready = asyncio.Event()
+        self._follower = self._loop.create_task(self._follow())
+
+    # -- a channel -------------------------------------------------------------------------
+
+    def submit(self, request: Submit) -> None:
+        if request.request_id > self._newest:
+            self._newest = request.request_id
+            self._counts[request.model] += 1
+        group = self._routes.get(request.model)
+        if group is None:
+            refusal = Refusal((request.request_id,), DropReason.NO_WORKER.value, math.nan)
+            self._loop.call_soon(self._on_messages, [refusal])
+            return
+        self._queued[request.request_id] = (request.model, group)
+        self._metrics.count(group, request.model, "submitted", 1)
+        self._channels[group].submit(request)
+
+    def cancel(self, request_id: int) -> None:
+        _, group = self._queued.pop(request_id, ("", ""))
+        if group:
+            self._channels[group].cancel(request_id)
+
+    def worker_lost(self, worker: str) -> None:
+        if (group := self._group_of_worker.get(worker)) is not None:
+            self._channels[group].worker_lost(worker)
+
+    def batch_withdrawn(self, batch_id: str) -> None:
+        for channel in self._channels.values():  # all but one have not heard of it
+            channel.batch_withdrawn(batch_id)
+
+    def report(self, report: BatchReport | None) -> None:
+        """Workers report to their group's scheduler themselves."""
+
+    async def heartbeat(self, beat: Heartbeat) -> None:
+        """Workers beat to their group's scheduler themselves."""
+
+    async def join(self, beat: Heartbeat) -> None:
+        """Wait until every model has a group that serves it."""
+        await self._ready.wait()
+
+    def is_deserted(self) -> bool:
+        """Workers find their scheduler themselves."""
+        return False
+
+    async def status(self) -> dict[str, Any]:
+        """All groups together in the form of one, and each in `groups`."""
+        channels = dict(self._channels)
+        found = dict(
+            zip(
+                channels,
+                await asyncio.gather(*(_status(c.status()) for c in channels.values())),
+                strict=True,
+            )
+        )
+        plan = await _status(self._planner_status())
+        if "plan_age_s" in plan and plan["plan_age_s"] is not None:
+            self._metrics.plan_age(plan["plan_age_s"])
+        placed: dict[str, Any] = plan.pop("groups", {})
+        for group in {*found, *self._routes.values()} - placed.keys():
+            models = sorted(m for m, g in self._routes.items() if g == group)
+            placed[group] = {"models": models}
+        groups = {name: {**placed[name], **found.get(name, {})} for name in sorted(placed)}
+        total: dict[str, Any] = {"scheduler": "actor per group"}
+        for status in found.values():
+            for key, value in status.items():
+                if key in ("queued", "counts"):
+                    sums = total.setdefault(key, {})
+                    for name, count in value.items():
+                        sums[name] = sums.get(name, 0) + count
+                elif isinstance(value, dict):
+                    total.setdefault(key, {}).update(value)
+                elif key.endswith("_ms"):
+                    total[key] = max(total.get(key, value), value, key=abs)
+                elif key == "policy":
+                    total[key] = value
+        return {**total, "routes": dict(self._routes), "groups": groups, "plan": plan}
+
+    async def _planner_status(self) -> dict[str, Any]:
+        status: dict[str, Any] = await self._planner.status.remote()
+        return status
+
+    def close(self) -> None:
+        self._follower.cancel()
+        for channel in self._channels.values():
+            channel.close()
+
+    # -- for people ------------------------------------------------------------------------
+
+    async def move(self, model: str, group: str) -> None:
+        """See `PlannerActor.move`."""
+        await self._planner.move.remote(model, group)
+
+    async def replan(self) -> None:
+        """See `PlannerActor.replan`."""
+        await self._planner.replan.remote()
+
+    # -- inside ----------------------------------------------------------------------------
+
+    async def _follow(self) -> None:
+        while True:
+            try:
+                if self._planner is None:
+                    planner = await self._loop.run_in_executor(
+                        None, get_or_create_planner, self._spec, self._app_key
+                    )
+                    await _in_time(planner.configure.remote(self._spec.without_code()))
+                    self._planner = planner
+                says = FrontendSays(
+                    self._client,
+                    self._applied,
+                    dict(self._routes),
+                    dict(self._counts),
+                    self._spec.fingerprint,
+                )
+                answer = await _in_time(self._planner.frontend.remote(says))
+                if answer is not None:
+                    self._apply(answer)
+            except asyncio.CancelledError:
+                raise
+            except Exception as error:
+                logger.warning("planner unreachable (%r); the last plan holds", error)
+                self._planner = None
+                await asyncio.sleep(_AGAIN_S)
+
+    def _apply(self, answer: Routes) -> None:
+        for group in answer.groups:
+            if group not in self._channels:
+                self._channels[group] = ActorChannel(
+                    self._spec,
+                    f"{self._app_key}#{group}",
+                    self._client,
+                    functools.partial(self._on_group_messages, group),
+                    functools.partial(self._on_reset, group),
+                )
+        if answer.routes != self._routes:
+            self._metrics.routed(self._routes, answer.routes)
+        self._routes = answer.routes
+        self._applied = answer.token
+        if answer.complete:
+            self._ready.set()
+
+    def _on_reset(self, group: str) -> None:
+        self._resubmit([i for i, (_, g) in self._queued.items() if g == group])
+
+    def _on_group_messages(self, group: str, messages: list[Message]) -> None:
+        kept: list[Message] = []
+        again: list[int] = []
+        for message in messages:
+            if isinstance(message, Grant):
+                self._group_of_worker[message.worker] = group
+                self._metrics.count(group, message.model, "granted", len(message.request_ids))
+            elif isinstance(message, Refusal):
+                moved = message.reason == DropReason.NO_WORKER.value
+                ids = []
+                for i in message.request_ids:
+                    model, _ = self._queued.get(i, ("", ""))
+                    # Its model has left the group that it was sent to.
+                    if moved and self._routes.get(model, group) != group:
+                        again.append(i)
+                    else:
+                        ids.append(i)
+                        self._metrics.count(group, model, "refused", 1)
+                message = message._replace(request_ids=tuple(ids))
+            if isinstance(message, Grant | Refusal):
+                for i in message.request_ids:
+                    self._queued.pop(i, None)
+            kept.append(message)
+        self._on_messages(kept)
+        if again:
+            self._resubmit(again)
+
+
+class _Worker(Protocol):
+    """What `Membership` needs of a worker."""
+
+    id: str
+
+    async def load(self, model: str) -> None: ...
+    async def unload(self, models: set[str]) -> None: ...
+    async def join(self, link: WorkerLink) -> None: ...
+    @property
+    def announced(self) -> frozenset[str]: ...
+
+
+class Membership:
+    """A worker's place: which group it serves in, and with which models.
+
+    Args:
+        home: the group that its kind belongs to; None in a pool.
+    """
+
+    def __init__(self, spec: AppSpec, app_key: str, home: str | None, worker: _Worker) -> None:
+        self._spec = spec
+        self._app_key = app_key
+        self._home = home
+        self._worker = worker
+        self._loop = asyncio.get_running_loop()
+        self._planner: Any = None
+        self._group: str | None = None
+        self._had: str | None = None
+        self._failed: dict[str, tuple[str, float]] = {}  # (why, when to try again)
+        self._loaded: set[str] = set()
+
+    async def begin(self) -> None:
+        """Load the first models; returns when that is done.
+
+        Raises:
+            Exception: a model cannot be loaded or cannot meet its SLO.
+        """
+        wanted = None
+        while wanted is None:
+            wanted = await self._ask()
+        loading = self._loop.create_task(self._load_first(wanted))
+        while not loading.done():
+            asking = self._loop.create_task(self._ask())  # or we are taken for dead
+            await asyncio.wait({loading, asking}, return_when=asyncio.FIRST_COMPLETED)
+            asking.cancel()
+        await loading
+
+    async def _load_first(self, wanted: Wanted) -> None:
+        for model in wanted.models:
+            await self._worker.load(model)
+            self._loaded.add(model)
+        self._group = wanted.group
+        await self._worker.join(self._link(wanted.group))
+
+    async def follow(self) -> None:
+        """Do what the planner wants, for ever."""
+        doing: asyncio.Task[None] | None = None
+        latest: Wanted | None = None
+        try:
+            while True:
+                asking = self._loop.create_task(self._ask())
+                await asyncio.wait(
+                    {asking} if doing is None else {asking, doing},
+                    return_when=asyncio.FIRST_COMPLETED,
+                )
+                if asking.done():
+                    latest = asking.result() or latest
+                asking.cancel()
+                if doing is not None and doing.done():
+                    if (error := doing.exception()) is not None:
+                        logger.error("could not take up what is wanted", exc_info=error)
+                    doing = None
+                elif doing is None and latest is not None:
+                    doing, latest = self._loop.create_task(self._do(latest)), None
+        finally:
+            if doing is not None:
+                doing.cancel()
+
+    async def _ask(self) -> Wanted | None:
+        try:
+            if self._planner is None:
+                planner = await self._loop.run_in_executor(
+                    None, get_or_create_planner, self._spec, self._app_key
+                )
+                await _in_time(planner.configure.remote(self._spec.without_code()))
+                self._planner = planner
+            says = WorkerSays(
+                self._worker.id,
+                self._home,
+                self._group,
+                self._worker.announced,
+                {model: why for model, (why, _) in self._failed.items()},
+                self._spec.fingerprint,
+            )
+            token, wanted = await _in_time(self._planner.worker.remote(says, self._had))
+            self._had = token or self._had
+            return wanted if wanted is None or isinstance(wanted, Wanted) else None
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:
+            logger.info("planner unreachable (%r); going on as before", error)
+            self._planner = None
+            await asyncio.sleep(_AGAIN_S)
+            return None
+
+    async def _do(self, wanted: Wanted) -> None:
+        models = set(wanted.models)
+        now = self._loop.time()
+        self._failed = {m: f for m, f in self._failed.items() if m in models}
+        for model in wanted.models:
+            if model in self._loaded or now < self._failed.get(model, ("", 0.0))[1]:
+                continue
+            try:
+                await self._worker.load(model)
+            except Exception as error:
+                logger.exception("could not load %s", model)
+                why = f"{type(error).__name__}: {error}"
+                self._failed[model] = (why, self._loop.time() + _RETRY_LOAD_S)
+                continue
+            self._failed.pop(model, None)
+            self._loaded.add(model)
+        if wanted.group != self._group:
+            self._group = wanted.group
+            await self._worker.join(self._link(wanted.group))
+        if extra := self._loaded - models:
+            await self._worker.unload(extra)
+            self._loaded -= extra
+
+    def _link(self, group: str) -> WorkerLink:
+        return WorkerLink(self._spec, f"{self._app_key}#{group}")
+
+
+async def _in_time(response: Any) -> Any:
+    return await asyncio.wait_for(_result(response), _ANSWER_S)
+
+
+async def _result(response: Any) -> Any:
+    return await response
+
+
+async def _status(response: Any) -> dict[str, Any]:
+    try:
+        status: dict[str, Any] = await asyncio.wait_for(response, 3.0)
+    except Exception as error:
+        return {"state": "unreachable", "error": f"{type(error).__name__}: {error}"}
+    return status
