@@ -46,9 +46,8 @@ def run(quick: bool, seed: int) -> list[Row]:
     def add(name: str, first: float, values: list[float]) -> None:
         best = np.maximum.accumulate(values)
         label = f"RM2, over homogeneous · {name}"
-        rows.append(Row(label, "0", "×", first / base))
-        for n in marks:
-            rows.append(Row(label, str(n), "×", float(best[min(n, len(best)) - 1]) / base))
+        reached = {0: first} | {n: float(best[min(n, len(best)) - 1]) for n in marks}
+        rows.extend(Row(label, str(n), "×", value / base) for n, value in reached.items())
 
     kept = throughput(after, old.counts, **how)
     add("Kairos", kept, [throughput(after, new.counts, **how)])
