@@ -347,6 +347,7 @@ class Ramsis:
         self._cluster = Cluster({}, {})
         self._groups: dict[str, list[Group]] = {}  # by model; SLOs rising
         self._served: dict[ServedKey, Served] = {}
+        self._before: dict[ServedKey, Served] = {}  # also of kinds that are gone: they come back
         self._workers: dict[WorkerId, _Worker] = {}
         self._dealt: dict[WorkerId, tuple[Kind, list[tuple[str, float]]]] = {}
         self._deal_at = -math.inf
@@ -655,7 +656,8 @@ class Ramsis:
 
     def _refresh(self) -> None:
         """What the workers serve, by the cluster's present profiles."""
-        before, self._served = self._served, {}
+        self._before |= self._served
+        before, self._served = self._before, {}
         for worker in self._cluster.workers.values():
             kind = (worker.hardware, worker.loaded)
             for group in (g for of in self._groups.values() for g in of):

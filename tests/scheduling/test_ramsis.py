@@ -157,6 +157,17 @@ def test_other_workers_are_solved_for_anew():
     assert [(p.num_workers, p.rate) for p in solver.asked] == [(4, 36.0), (2, 36.0)]
 
 
+def test_tables_outlive_an_outage():
+    solver = Solver()
+    host = Host(lambda: Ramsis(solver=solver, load_rps=36.0), cluster(2), strict=False)
+    host.run(requests(0.0))
+    host.change(cluster(0))
+    host.change(cluster(2))
+    host.run(requests(host.now, start=1))
+    assert len(host.timeline()) == 2
+    assert len(solver.asked) == 1
+
+
 @pytest.mark.parametrize(("factor", "problems"), [(1.05, 1), (1.5, 2)])
 def test_a_profile_that_drifts_makes_tables_stale(factor, problems):
     solver = Solver()
