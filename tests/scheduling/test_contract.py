@@ -41,7 +41,7 @@ KWARGS: dict[str, list[dict[str, Any]]] = {
         {"lambda_": 1.01, "preempt_delay_ms": 3.0},
     ],
     "kairos": [{}, {"late": "serve", "pick": "cheapest"}, {"learn": True, "xi": 0.9}],
-    "price": [{}, {"max_batch_size": 3, "margin_ms": 2.0}, {"violation_cost": 10.0}],
+    "price": [{}, {"max_batch_size": 3, "margin_ms": 2.0, "violation_cost": 10.0}],
     "ramsis": [
         {"solver": RULE},
         {"solver": RULE, "balancing": "shortest_queue", "margin_ms": 2.0, "deal_every_s": 0.01},
