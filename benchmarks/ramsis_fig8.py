@@ -37,7 +37,7 @@ def run(quick: bool, seed: int) -> list[Row]:
     few = image_task()
     for variants in (few, interpolated(few)):
         here = cluster(variants, SLO_MS / 1e3, WORKERS)
-        limits = switching_limits(here, quick=quick, loads=loads)
+        limits = switching_limits(here, quick=quick, loads=loads, slos=100.0)
         label = f"{len(variants)} models"
 
         def systems_at(
