@@ -39,7 +39,7 @@ SLO_S = 0.6
 SERVER_SHARE = 0.9  # of the SLO: the rest is the way from and to the client
 MARGIN_S = 0.005  # `response_margin_ms`
 WORKERS = 2
-LOADS = (0.6, 1.0, 1.4)  # of the best network's capacity
+LOADS = (0.35, 0.6, 1.0)  # of the best network's capacity
 MAX_RATE = 100.0
 WARMUP_S = 8.0
 
