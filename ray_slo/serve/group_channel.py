@@ -160,7 +160,7 @@ class GroupedChannel:
 
     async def replan(self) -> None:
         """See `PlannerActor.replan`."""
-        await self._planner.replan.remote()
+        await self._planner.replan.remote(self._says())
 
     # -- inside ----------------------------------------------------------------------------
 
@@ -173,14 +173,7 @@ class GroupedChannel:
                     )
                     await _in_time(planner.configure.remote(self._spec.without_code()))
                     self._planner = planner
-                says = FrontendSays(
-                    self._client,
-                    self._applied,
-                    dict(self._routes),
-                    dict(self._counts),
-                    self._spec.fingerprint,
-                )
-                answer = await _in_time(self._planner.frontend.remote(says))
+                answer = await _in_time(self._planner.frontend.remote(self._says()))
                 if answer is not None:
                     self._apply(answer)
             except asyncio.CancelledError:
@@ -189,6 +182,15 @@ class GroupedChannel:
                 logger.warning("planner unreachable (%r); the last plan holds", error)
                 self._planner = None
                 await asyncio.sleep(_AGAIN_S)
+
+    def _says(self) -> FrontendSays:
+        return FrontendSays(
+            self._client,
+            self._applied,
+            dict(self._routes),
+            dict(self._counts),
+            self._spec.fingerprint,
+        )
 
     def _apply(self, answer: Routes) -> None:
         for group in answer.groups:

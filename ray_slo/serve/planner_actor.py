@@ -170,13 +170,10 @@ class PlannerActor:
             await asyncio.sleep(_POLL_S)
             return None
         now = time.monotonic()
-        known = self._frontends.setdefault(says.client, _Frontend(now, counts=says.counts))
         epoch, number = says.applied
         applied = number if epoch == self._epoch else -1
-        for model, count in says.counts.items():
-            new = count - known.counts.get(model, 0)
-            self._counted[model] = self._counted.get(model, 0) + new
-        known.seen_at, known.applied, known.counts = now, applied, says.counts
+        known = self._count(says)
+        known.seen_at, known.applied = now, applied
         if epoch != self._epoch:  # we are new, it may not be
             self._routes = {**says.routes, **self._routes}
         until = now + _POLL_S
@@ -189,6 +186,15 @@ class PlannerActor:
         groups = {*self._routes.values(), *self._layout.groups}
         token = (self._epoch, self._number)
         return Routes(token, dict(self._routes), tuple(sorted(groups)), complete)
+
+    def _count(self, says: FrontendSays) -> _Frontend:
+        now = time.monotonic()
+        known = self._frontends.setdefault(says.client, _Frontend(now, counts=says.counts))
+        for model, count in says.counts.items():
+            new = max(count - known.counts.get(model, 0), 0)
+            self._counted[model] = self._counted.get(model, 0) + new
+            known.counts = {**known.counts, model: max(count, known.counts.get(model, 0))}
+        return known
 
     async def _news(self, until: float) -> None:
         with contextlib.suppress(asyncio.TimeoutError):
@@ -216,13 +222,15 @@ class PlannerActor:
             f"{model} was moved to {group} by hand",
         )
 
-    async def replan(self) -> None:
+    async def replan(self, says: FrontendSays) -> None:
         """Plan now instead of at the end of the interval; returns when that is done.
 
         Raises:
             ConfigError: there is no planner.
         """
         self._start()
+        if says.version == self._spec.fingerprint:
+            self._count(says)
         if self._spec.planner is None:
             raise ConfigError("the application has no planner; name one, or move models by hand")
         if self._layout is None:
