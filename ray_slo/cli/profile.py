@@ -12,6 +12,7 @@ from ray_slo.cli._output import key_values, number, print_json, table
 
 if TYPE_CHECKING:
     from ray_slo.core.profiles import LatencyProfile
+    from ray_slo.models.preemption import PreemptionProfile
     from ray_slo.models.profiling import Target
 
 
@@ -46,6 +47,17 @@ def profile(
         float | None, typer.Option(help="Measure no larger batches once one takes this long.")
     ] = None,
     threads: Annotated[int, typer.Option(min=1, help="CPU threads, as the worker will have.")] = 1,
+    preemption: Annotated[
+        bool,
+        typer.Option(
+            "--preemption",
+            help="Also measure what exit points cost and bring, and choose their number (torch).",
+        ),
+    ] = False,
+    exit_points: Annotated[
+        list[int] | None,
+        typer.Option(help="Number of exit points to try; repeatable. Default: 0, 1, 2, 4, … 64."),
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="Write the profile file here.")] = None,
     plot: Annotated[
         Path | None, typer.Option(help="Draw the profiles (.svg, .png or .pdf).")
@@ -60,8 +72,15 @@ def profile(
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
     from ray_slo.core.profiles import save_profiles
-    from ray_slo.models.profiling import metadata, profile_class, to_profile
+    from ray_slo.models.profiling import (
+        metadata,
+        profile_class,
+        profile_class_preemption,
+        to_profile,
+    )
 
+    if exit_points and not preemption:
+        raise ValueError("--exit-points is for --preemption")
     if not 0 < quantile < 1:
         raise ValueError(f"--quantile must lie between 0 and 1, got {quantile:g}")
     if not seconds > 0:
@@ -70,6 +89,8 @@ def profile(
     targets = _targets(target, kwargs, variant)
     profiles: dict[str, LatencyProfile] = {}
     samples: dict[str, dict[int, list[float]]] = {}
+    stops: dict[str, PreemptionProfile] = {}
+    item = None if input is None else input.read_bytes()
     columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         for name, chosen in targets.items():
@@ -80,18 +101,38 @@ def profile(
                 budget_s=seconds,
                 bound_s=None if bound_ms is None else bound_ms / 1e3,
                 threads=threads,
-                example=None if input is None else input.read_bytes(),
+                example=item,
                 progress=partial(_advance, progress, task),
             )
             # A batch size beyond the largest measured one would be a guess.
             profiles[name] = to_profile(samples[name], quantile=quantile)
+            if preemption:
+                task = progress.add_task(f"stopping {name}", total=1.0)
+                stops[name] = profile_class_preemption(
+                    chosen,
+                    batch_sizes={1, min(8, profiles[name].max_batch_size)},
+                    candidates=exit_points or None,
+                    budget_s=seconds,
+                    threads=threads,
+                    example=item,
+                    progress=partial(_advance, progress, task),
+                )
     about = metadata(quantile=quantile, threads=threads) | {"target": target}
+    if stops:
+        about["preemption"] = {name: stop.to_json() for name, stop in stops.items()}
+    plots = []
     if out:
         out.parent.mkdir(parents=True, exist_ok=True)
         save_profiles(out, profiles, **about)
     if plot:
         plot.parent.mkdir(parents=True, exist_ok=True)
         plot_profiles(profiles, samples).savefig(plot)
+        plots.append(plot)
+        if stops:
+            from ray_slo.models.preemption import plot_preemption
+
+            plots.append(plot.with_stem(f"{plot.stem}-preemption"))
+            plot_preemption(stops).savefig(plots[1])
     if as_json:
         print_json({**about, "profiles": {n: _figures(p, samples[n]) for n, p in profiles.items()}})
         return
@@ -104,7 +145,10 @@ def profile(
             f"{measured.max_batch_size} does {number(measured.throughput(measured.max_batch_size))}"
             f" items/s, one by one {number(measured.throughput(1))}\n"
         )
-    for path in (out, plot):
+        if name in stops:
+            console.print(_preemption_table(name, stops[name]))
+            console.print(f"  {stops[name].chosen} exit points: {stops[name].reason}\n")
+    for path in (out, *plots):
         if path:
             console.print(f"wrote {path}")
 
@@ -181,6 +225,23 @@ def _table(
     ]
     columns = ("batch", "median ms", f"p{100 * quantile:g} ms", "items/s", "samples")
     return table(name, columns, rows)
+
+
+def _preemption_table(name: str, stop: PreemptionProfile) -> Any:
+    rows = [
+        (
+            str(p.exit_points),
+            str(p.batch_size),
+            number(1e3 * p.batch_s),
+            f"{p.delay_p50_s / p.batch_s:.1%}",
+            f"{p.delay:.1%}",
+            f"{p.slowdown:.1%}",
+            str(p.preemptions),
+        )
+        for p in stop.points
+    ]
+    columns = ("exit points", "batch", "ms", "delay p50", "delay p95", "slowdown", "preemptions")
+    return table(f"{name}, preempted", columns, rows)
 
 
 def _figures(measured: LatencyProfile, samples: dict[int, list[float]]) -> dict[str, Any]:

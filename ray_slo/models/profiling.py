@@ -24,12 +24,15 @@ from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
 from pickle import PicklingError
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ray_slo.core.profiles import LatencyProfile
 from ray_slo.scheduling.registry import import_attr
+
+if TYPE_CHECKING:
+    from ray_slo.models.preemption import PreemptionProfile
 
 THREAD_VARIABLES = (
     "OMP_NUM_THREADS",
@@ -188,12 +191,70 @@ def profile_class(
     Raises:
         ProfilingError: not importable, no example, an error in the class, or the process died.
     """
+    options = {"max_batch_size": max_batch_size, "budget_s": budget_s, "bound_s": bound_s}
+    samples: dict[int, list[float]] = _in_fresh_process(
+        _sweep, target, threads, example, options, progress
+    )
+    return samples
+
+
+def profile_class_preemption(
+    target: Target,
+    *,
+    batch_sizes: Iterable[int] = (1, 8),
+    candidates: Iterable[int] | None = None,
+    budget_s: float = 30.0,
+    threads: int = 1,
+    example: Any = None,
+    progress: Callable[[float], None] | None = None,
+) -> PreemptionProfile:
+    """`profile_preemption` of the network of a class, in a process as that of `profile_class`.
+
+    The network is what the variant's loader returned, or the only torch module among the
+    attributes of the class's instance (or of what the loader returned).
+
+    Args:
+        candidates: numbers of exit points; default: 0, 1, 2, 4, … 64.
+
+    Raises:
+        ProfilingError: as `profile_class`; no such network, or it cannot be stopped inside.
+    """
+    from ray_slo.models.preemption import CANDIDATES
+
+    options = {
+        "batch_sizes": tuple(batch_sizes),
+        "candidates": CANDIDATES if candidates is None else tuple(candidates),
+        "budget_s": budget_s,
+    }
+    measured: PreemptionProfile = _in_fresh_process(
+        _stop, target, threads, example, options, progress
+    )
+    return measured
+
+
+@dataclass(frozen=True)
+class _Built:
+    """A target in its process: the batch method, the network behind it, and an item."""
+
+    batch: Callable[[list[Any]], Any]
+    network: Any
+    item: Any
+
+
+def _in_fresh_process(
+    work: Callable[[_Built, dict[str, Any], Callable[[float], None]], Any],
+    target: Target,
+    threads: int,
+    example: Any,
+    options: dict[str, Any],
+    progress: Callable[[float], None] | None,
+) -> Any:
+    """What `work(built, options, progress)` returns there."""
     context = get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
-    options = {"max_batch_size": max_batch_size, "budget_s": budget_s, "bound_s": bound_s}
     with _environment({name: str(threads) for name in THREAD_VARIABLES}):
         process = context.Process(
-            target=_measure, args=(sender, target, threads, example, options), daemon=True
+            target=_measure, args=(sender, work, target, threads, example, options), daemon=True
         )
         try:
             process.start()
@@ -212,8 +273,7 @@ def profile_class(
             elif kind == "error":
                 raise ProfilingError(f"{target.name}: {value}")
             else:
-                result: dict[int, list[float]] = value
-                return result
+                return value
     except EOFError:
         process.join()
         raise ProfilingError(
@@ -229,17 +289,23 @@ def profile_class(
 
 
 def _measure(
-    pipe: Connection, target: Target, threads: int, example: Any, options: dict[str, Any]
+    pipe: Connection,
+    work: Callable[[_Built, dict[str, Any], Callable[[float], None]], Any],
+    target: Target,
+    threads: int,
+    example: Any,
+    options: dict[str, Any],
 ) -> None:
-    """In the fresh process: build the class, measure, send the samples."""
+    """In the fresh process: build the class, measure, send the result."""
     try:
         if "" not in sys.path:
             sys.path.insert(0, "")  # as `python -m` would: deployments live in the working folder
         cls = import_attr(target.name)
         cls = getattr(cls, "user_class", cls)
-        batch = cls(*target.args, **target.kwargs)
+        batch = network = cls(*target.args, **target.kwargs)
         if (variant := target.variant) is not None:
-            batch = partial(batch, variant.loader()(*variant.args, **variant.kwargs))
+            network = variant.loader()(*variant.args, **variant.kwargs)
+            batch = partial(batch, network)
         _limit_torch(threads)
         if example is not None:
             item = cls.preprocess(example) if hasattr(cls, "preprocess") else example
@@ -250,28 +316,47 @@ def _measure(
                 "it has no static method example_input(); add one that returns a representative "
                 "item, or pass an input"
             )
-        start = time.perf_counter()
-        last = start
+        last = time.perf_counter()
 
-        def progress(_size: int, _duration: float) -> None:
+        def progress(share: float) -> None:
             nonlocal last
-            now = time.perf_counter()
-            if now - last > 0.1:
-                last = now
-                pipe.send(("progress", min((now - start) / options["budget_s"], 1.0)))
+            if time.perf_counter() - last > 0.1:
+                last = time.perf_counter()
+                pipe.send(("progress", share))
 
-        samples = profile_callable(
-            batch,
-            item,
-            doubling_sizes(options["max_batch_size"]),
-            budget_s=options["budget_s"],
-            bound_s=options["bound_s"],
-            repeats=1000,
-            progress=progress,
-        )
-        pipe.send(("samples", samples))
+        pipe.send(("result", work(_Built(batch, network, item), options, progress)))
     except BaseException as error:
         pipe.send(("error", f"{type(error).__name__}: {error}"))
+
+
+def _sweep(
+    built: _Built, options: dict[str, Any], progress: Callable[[float], None]
+) -> dict[int, list[float]]:
+    budget_s = options["budget_s"]
+    start = time.perf_counter()
+    return profile_callable(
+        built.batch,
+        built.item,
+        doubling_sizes(options["max_batch_size"]),
+        budget_s=budget_s,
+        bound_s=options["bound_s"],
+        repeats=1000,
+        progress=lambda *_: progress(min((time.perf_counter() - start) / budget_s, 1.0)),
+    )
+
+
+def _stop(
+    built: _Built, options: dict[str, Any], progress: Callable[[float], None]
+) -> PreemptionProfile:
+    from ray_slo.models.preemption import module_of, profile_preemption
+
+    def items(size: int) -> list[Any]:
+        return [built.item] * size
+
+    with _runner(built.batch) as run:
+        return profile_preemption(
+            module_of(built.network), items, run=run, progress=progress, **options
+        )
 
 
 def _limit_torch(threads: int) -> None:

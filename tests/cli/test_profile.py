@@ -10,6 +10,7 @@ import ray_slo
 from ray_slo import Variant
 from ray_slo.cli import app
 from ray_slo.core.profiles import load_profiles
+from ray_slo.models.preemption import load_preemption
 from ray_slo.models.profiling import (
     ProfilingError,
     Target,
@@ -36,6 +37,25 @@ class Toy:
     @staticmethod
     def example_input() -> int:
         return 1
+
+
+class Layers(Toy):
+    """A torch module of 12 layers, 1 ms each."""
+
+    def __init__(self) -> None:
+        import torch
+
+        class Layer(torch.nn.Module):
+            def forward(self, x: torch.Tensor) -> torch.Tensor:
+                time.sleep(0.001)
+                return x
+
+        self.network = torch.nn.Sequential(*(Layer() for _ in range(12)))
+        self.input = torch.zeros(1)
+
+    def __call__(self, items: list[int]) -> list[int]:
+        self.network(self.input)
+        return items
 
 
 def network(factor: float) -> float:
@@ -214,6 +234,40 @@ def test_command_with_an_input_file_prints_a_table(tmp_path) -> None:
     assert result.exit_code == 0, result.output
     assert "NoExample" in result.stdout
     assert "items/s" in result.stdout
+
+
+def test_preemption_is_measured_saved_and_plotted(tmp_path) -> None:
+    pytest.importorskip("torch")
+    out, plot = tmp_path / "layers.json", tmp_path / "layers.svg"
+    command = ["profile", "tests.cli.test_profile:Layers", "--max-batch", "2", "--seconds", "0.3"]
+    command += ["--preemption", "--exit-points", "0", "--exit-points", "11"]
+    result = run.invoke(app, [*command, "--out", str(out), "--plot", str(plot)])
+    assert result.exit_code == 0, result.output
+    assert "delay p95" in result.stdout
+    saved = load_preemption(out)["Layers"]
+    assert (saved.chosen, len(saved.exit_points)) == (11, 11)
+    assert {(p.exit_points, p.batch_size) for p in saved.points} == {
+        (0, 1),
+        (0, 2),
+        (11, 1),
+        (11, 2),
+    }
+    slow, quick = (min(p.delay for p in saved.points if p.exit_points == n) for n in (0, 11))
+    assert quick < slow
+    assert load_profiles(out)["Layers"].latency(1) >= 0.012
+    assert (tmp_path / "layers-preemption.svg").read_text().lstrip().startswith("<?xml")
+
+
+def test_what_cannot_be_preempted_is_said() -> None:
+    pytest.importorskip("torch")
+    none = run.invoke(app, ["profile", TOY, "--seconds", "0.1", "--preemption"])
+    assert none.exit_code == 2
+    assert "Toy must have exactly one attribute that is a torch.nn.Module" in " ".join(
+        none.output.replace("│", " ").split()
+    )
+    alone = run.invoke(app, ["profile", TOY, "--exit-points", "4"])
+    assert alone.exit_code == 2
+    assert "is for --preemption" in alone.output
 
 
 def test_command_errors() -> None:
