@@ -250,6 +250,11 @@ PROGRAMS: dict[str, tuple[str, str, str]] = {
         "Kairos Figure 12",
         "the size distribution changes: throughput over the first 20 evaluations",
     ),
+    "kairos-batching": (
+        "benchmarks.kairos_batching",
+        "ray-slo",
+        "beyond Kairos: batches across requests inside the matching",
+    ),
     "preemption-gain": (
         "benchmarks.preemption_gain",
         "ray-slo",

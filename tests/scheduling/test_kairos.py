@@ -199,6 +199,19 @@ def test_bad_arguments(kwargs, message):
         Kairos(**kwargs)
 
 
+def test_requests_join_where_it_costs_less_than_alone():
+    # ℓ = 1 + s / 2 strong, 1 + s weak. 1 needs strong; 2 adds 1 there, alone it takes at least 2.
+    h = host(pool("s", beta=1.0), batch=True, xi=1.0)
+    h.arrive([request(1, 8), request(2, 2), request(3, 6)])
+    assert h.timeline() == [(0.0, "strong0", [1, 2])]  # 3 would make it 9 s
+    assert h.sent[0].finish_at == 6.0
+    h.advance(10.0)
+    assert h.dropped == {3: (pytest.approx(4.0, abs=1e-5), DropReason.WOULD_MISS)}
+    h = host(pool("s", beta=0.0), batch=True, xi=1.0)
+    h.arrive([request(1, 4), request(2, 4)])
+    assert h.timeline() == [(0.0, "strong0", [1])]  # nothing is saved by a batch
+
+
 def test_without_workers_it_waits_and_then_gives_up():
     h = host(pool(""))
     h.arrive([request(1, 1)])
