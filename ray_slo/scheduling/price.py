@@ -32,7 +32,7 @@ the workers that it gets there, a free worker goes to the model that pays most p
 for so long that the heads of the other queues stay in time. Unlike workers count by their price in
 the fluid limit.
 
-Prices are solved for (a few ms for one model) when a load is met for the first time, or when a
+Prices are solved for (2 to 30 ms per model) when a load is met for the first time, or when a
 profile or the number of workers has changed. From then on a decision is a table lookup, whatever
 the queue's length; where several models wait, it is O(models + workers).
 """
