@@ -1,8 +1,9 @@
 """Kairos Figure 9: every scheme at its best configuration, over the best homogeneous pool.
 
 Peers get the best of all configurations to which the budget lets nothing be added (DeepRecSys its
-best threshold, too; Ribbon any configuration), Kairos what the planner picks unseen, Kairos+ what its search finds. ORACLE
-knows all requests beforehand (§7). With `--quick`, peers choose among a few.
+best threshold, too; Ribbon any configuration), Kairos what the planner picks unseen, Kairos+ what
+its search finds. ORACLE knows all requests beforehand (§7). With `--quick`, peers choose among a
+few.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def run(quick: bool, seed: int) -> list[Row]:
         base, count = homogeneous(case, **how)
         candidates = [*space(case)[0][:3], {BASE: count}] if quick else maximal(case)
         found: dict[str, tuple[float, str]] = {}
-        # More instances may serve less under Ribbon, which uses them for what they are too slow for.
+        # Under Ribbon more instances may serve less: it uses them for what they are too slow for.
         every = candidates if quick else space(case)[0]
         for name, policy, among in (("Ribbon", RIBBON, every), ("CLKWRK", CLKWRK, candidates)):
             value, chosen = best_of(case, among, policy, **how)
