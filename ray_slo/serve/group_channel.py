@@ -135,6 +135,8 @@ class GroupedChannel:
                     sums = total.setdefault(key, {})
                     for name, count in value.items():
                         sums[name] = sums.get(name, 0) + count
+                elif key == "preemptions":
+                    total.setdefault(key, []).extend(value)
                 elif isinstance(value, dict):
                     total.setdefault(key, {}).update(value)
                 elif key.endswith("_ms"):

@@ -177,12 +177,11 @@ def app(monkeypatch):
     finished.clear()
 
     @contextlib.asynccontextmanager
-    async def running(user_class=Steps, policy=None, wire=None, model=None, **options):
+    async def running(user_class=Steps, policy=None, wire=None, model=None, models=None, **options):
+        one = {"m": {"callable": user_class, "latency_slo_ms": 5000, **(model or {})}}
         spec = parse_spec(
             {
-                "models": {
-                    "m": {"callable": user_class, "latency_slo_ms": 5000, **(model or {})},
-                },
+                "models": models or one,
                 "policy": policy or Impatient,
                 "name": "m",
                 **options,
@@ -316,6 +315,32 @@ async def test_preemptions_at_random_lose_and_duplicate_nothing(app, seed):
         assert not worker._batches
         now = await counts(front)
         assert now["submitted"] == now["granted"] > 60
+
+
+@in_loop
+@pytest.mark.parametrize("policy", ["flex", "deferred_flex"])
+async def test_a_burst_that_cannot_wait_preempts(app, policy, tmp_path):
+    def model(alpha_s, beta_s, slo_ms, **options):
+        file = tmp_path / f"{slo_ms}.json"
+        save_profiles(file, {"x": LatencyProfile.linear(alpha_s, beta_s, 16)})
+        return {"callable": Steps, "latency_slo_ms": slo_ms, "profile": str(file), **options}
+
+    steps = 450  # 0.9 s and more
+    models = {
+        "slow": model(0.0, 1.5, 20_000, max_batch_size=1),
+        "quick": model(0.002, 0.03, 700, max_batch_size=16),
+    }
+    async with app(policy=policy, models=models) as (front, worker):
+        long = asyncio.create_task(front(("long", steps), model="slow"))
+        await until(lambda: worker._running_since)
+        await asyncio.sleep(0.05)
+        burst = [front((i, 5), model="quick") for i in range(10)]
+        assert await asyncio.gather(*burst) == list(range(10))
+        assert finished["long"] == 0
+        assert await long == "long"
+        (record,) = (await front.slo_status())["preemptions"]
+        assert (record["victim"], record["by"], record["outcome"]) == ("slow", "quick", "preempted")
+        assert 5 <= record["gain"] <= 10
 
 
 @in_loop
