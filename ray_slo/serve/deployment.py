@@ -167,7 +167,8 @@ def deployment(
     Args:
         latency_slo_ms: answer within so many milliseconds of arrival. Required.
         variants: networks that can answer; every worker loads (and measures) all of them.
-        policy: "deferred" (the default), "eager", "timeout", "module:Class", or a policy class.
+        policy: "deferred" (the default), "flex" or "deferred_flex" (which preempt), "eager",
+            "timeout", "module:Class", or a policy class.
             With variants: "price" (the default) or "ramsis".
         policy_kwargs: its arguments, e.g. {"objective": "consolidate"}.
         num_replicas: workers, each a Serve replica.
