@@ -270,6 +270,11 @@ PROGRAMS: dict[str, tuple[str, str, str]] = {
         "SHEPHERD §7.2, Figure 11",
         "live on Ray Serve: two streams on one worker, FLEX with and without preemption",
     ),
+    "live-groups": (
+        "benchmarks.live_groups",
+        "ray-slo, SHEPHERD §4",
+        "live on Ray Serve: a model moved between two serving groups under load",
+    ),
     "live-variants": (
         "benchmarks.live_variants",
         "ray-slo, RAMSIS §7",

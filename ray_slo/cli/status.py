@@ -86,4 +86,36 @@ def _print(console: Any, name: str, state: dict[str, Any]) -> None:
         )
     counts = state.get("counts", {})
     console.print(models, profiles, workers)
+    if "plan" in state:
+        _print_groups(console, state)
     console.print(", ".join(f"{k} {v}" for k, v in counts.items()))
+
+
+def _print_groups(console: Any, state: dict[str, Any]) -> None:
+    from rich.table import Table
+
+    groups = Table("group", "models", "on the move")
+    for column in ("workers", "queued", "granted", "refused", "goodput /s"):
+        groups.add_column(column, justify="right")
+    for name, group in state["groups"].items():
+        models, counts = group["models"], group.get("counts", {})
+        moving = [f"+{m}" for m in group.get("wanted_models", models) if m not in models]
+        moving += [f"-{m}" for m in group.get("draining", [])]
+        groups.add_row(
+            name,
+            ", ".join(models),
+            ", ".join(moving),
+            str(len(group.get("workers", ()))),
+            str(sum(group.get("queued", {}).values())),
+            str(counts.get("granted", "?")),
+            str(counts.get("refused", "?")),
+            f"{sum(state['goodput'].get(m, 0.0) for m in models):.1f}",
+        )
+    plan = state["plan"]
+    age_s = plan.get("plan_age_s")
+    age = "none yet" if age_s is None else f"{age_s:.0f} s old"
+    by = plan.get("planner") or "the configuration"
+    console.print(groups)
+    console.print(f"plan by {by}: {plan.get('state', '?')}, {age}. {plan.get('why', '')}")
+    for problem in filter(None, [plan.get("error"), *plan.get("load_errors", {}).values()]):
+        console.print(f"[red]{problem}[/]")

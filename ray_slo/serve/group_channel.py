@@ -66,6 +66,7 @@ class GroupedChannel:
         self._group_of_worker: dict[str, str] = {}
         self._metrics = GroupMetrics()
         self._ready = asyncio.Event()
+        self._decided_at: float | None = None  # when the planner last decided
         self._follower = self._loop.create_task(self._follow())
 
     # -- a channel -------------------------------------------------------------------------
@@ -76,8 +77,9 @@ class GroupedChannel:
             self._counts[request.model] += 1
         group = self._routes.get(request.model)
         if group is None:
-            refusal = Refusal((request.request_id,), DropReason.NO_WORKER.value, math.nan)
-            self._loop.call_soon(self._on_messages, [refusal])
+            reason = DropReason.NO_WORKER.value
+            refusals: list[Message] = [Refusal((request.request_id,), reason, math.nan)]
+            self._loop.call_soon(self._on_messages, refusals)
             return
         self._queued[request.request_id] = (request.model, group)
         self._metrics.count(group, request.model, "submitted", 1)
@@ -121,8 +123,9 @@ class GroupedChannel:
             )
         )
         plan = await _status(self._planner_status())
-        if "plan_age_s" in plan and plan["plan_age_s"] is not None:
-            self._metrics.plan_age(plan["plan_age_s"])
+        if plan.get("state") == "unreachable" and self._decided_at is not None:
+            plan["plan_age_s"] = self._loop.time() - self._decided_at
+            plan["why"] = "the last plan holds"
         placed: dict[str, Any] = plan.pop("groups", {})
         for group in {*found, *self._routes.values()} - placed.keys():
             models = sorted(m for m, g in self._routes.items() if g == group)
@@ -146,8 +149,13 @@ class GroupedChannel:
         return {**total, "routes": dict(self._routes), "groups": groups, "plan": plan}
 
     async def _planner_status(self) -> dict[str, Any]:
-        status: dict[str, Any] = await self._planner.status.remote()
+        status: dict[str, Any] = await self._reached().status.remote()
         return status
+
+    def _reached(self) -> Any:
+        if self._planner is None:
+            raise ConnectionError("the planner cannot be reached; the last plan holds")
+        return self._planner
 
     def close(self) -> None:
         self._follower.cancel()
@@ -157,12 +165,20 @@ class GroupedChannel:
     # -- for people ------------------------------------------------------------------------
 
     async def move(self, model: str, group: str) -> None:
-        """See `PlannerActor.move`."""
-        await self._planner.move.remote(model, group)
+        """See `PlannerActor.move`.
+
+        Raises:
+            ConnectionError: the planner cannot be reached.
+        """
+        await self._reached().move.remote(model, group)
 
     async def replan(self) -> None:
-        """See `PlannerActor.replan`."""
-        await self._planner.replan.remote(self._says())
+        """See `PlannerActor.replan`.
+
+        Raises:
+            ConnectionError: the planner cannot be reached.
+        """
+        await self._reached().replan.remote(self._says())
 
     # -- inside ----------------------------------------------------------------------------
 
@@ -184,6 +200,8 @@ class GroupedChannel:
                 logger.warning("planner unreachable (%r); the last plan holds", error)
                 self._planner = None
                 await asyncio.sleep(_AGAIN_S)
+            if self._decided_at is not None:
+                self._metrics.plan_age(self._loop.time() - self._decided_at)
 
     def _says(self) -> FrontendSays:
         return FrontendSays(
@@ -208,6 +226,7 @@ class GroupedChannel:
             self._metrics.routed(self._routes, answer.routes)
         self._routes = answer.routes
         self._applied = answer.token
+        self._decided_at = self._loop.time() - answer.plan_age_s
         if answer.complete:
             self._ready.set()
 

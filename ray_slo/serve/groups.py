@@ -20,7 +20,7 @@ there and others hold what its old group still serves.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -36,7 +36,10 @@ _OURS = {
     "herd": {"models", "workers"},
     "partition": {"models", "current", "change_cost"},
 }
-_PROBLEMS: dict[str, Callable[..., Any]] = {"herd": herd.Problem, "partition": partition.Problem}
+_PROBLEMS: dict[str, type[herd.Problem | partition.Problem]] = {
+    "herd": herd.Problem,
+    "partition": partition.Problem,
+}
 
 
 @dataclass(frozen=True)

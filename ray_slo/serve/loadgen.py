@@ -217,7 +217,7 @@ async def run_handle(
             response = handle.remote(payloads.items[index], **kwargs)
             answer = await asyncio.wait_for(response, timeout_s)
         except Exception as error:  # whatever the application raises is a result here
-            sample.status = _status_of(error)
+            sample.status = status_of(error)
             sample.error = f"{type(error).__name__}: {error}"[:300]
         else:
             sample.status = "answered"
@@ -231,7 +231,7 @@ async def run_handle(
     )
 
 
-def _status_of(error: BaseException) -> str:
+def status_of(error: BaseException) -> str:
     """ray-slo's errors carry the HTTP status they stand for; the others are told by type."""
     if type(error) in (TimeoutError, asyncio.TimeoutError):  # ours: `Expired` is a subclass
         return "timeout"

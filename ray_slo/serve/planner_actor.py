@@ -80,12 +80,13 @@ class FrontendSays(NamedTuple):
 
 class Routes(NamedTuple):
     """Planner → frontend. `groups`: schedulers to be ready for; `complete`: every model of the
-    layout has a group that serves it."""
+    layout has a group that serves it. `plan_age_s`: since the layout was last decided on."""
 
     token: tuple[str, int]
     routes: dict[str, str]
     groups: tuple[str, ...]
     complete: bool
+    plan_age_s: float
 
 
 @dataclass
@@ -185,7 +186,8 @@ class PlannerActor:
         complete = set(self._layout.models) <= set(self._routes)
         groups = {*self._routes.values(), *self._layout.groups}
         token = (self._epoch, self._number)
-        return Routes(token, dict(self._routes), tuple(sorted(groups)), complete)
+        age_s = time.monotonic() - (self._planned_at or self._started)
+        return Routes(token, dict(self._routes), tuple(sorted(groups)), complete, age_s)
 
     def _count(self, says: FrontendSays) -> _Frontend:
         now = time.monotonic()
@@ -440,7 +442,8 @@ class PlannerActor:
         self._tried_at = now
         counted, self._counted = self._counted, {}
         if since is not None and sum(counted.values()):
-            self._rates = {m: counted.get(m, 0) / (now - since) for m in self._spec.models}
+            interval_s = now - since
+            self._rates = {m: counted.get(m, 0) / interval_s for m in self._spec.models}
         self._planning = asyncio.get_running_loop().create_task(self._plan())
 
     async def _plan(self) -> None:

@@ -1,8 +1,10 @@
 """Serving groups, the pure part: layouts, steps towards them, plans made into layouts, the spec."""
 
 import itertools
+from pathlib import Path
 
 import pytest
+import yaml
 
 from ray_slo.core import LatencyProfile
 from ray_slo.planning import Infeasible, herd, partition
@@ -271,3 +273,15 @@ def test_groups_name_their_workers():
 def test_mistakes_name_the_field_the_value_and_the_choices(change, says):
     with pytest.raises(ValueError, match=says):
         parse_spec({"models": TWO, **change})
+
+
+@pytest.mark.parametrize(
+    "path",
+    sorted((Path(__file__).parents[2] / "configs").glob("groups-*.yaml")),
+    ids=lambda p: p.stem,
+)
+def test_shipped_configs_parse(path):
+    config = yaml.safe_load(path.read_text())
+    spec = parse_spec(config["applications"][0]["args"])
+    assert spec.grouped
+    assert spec.planner is not None

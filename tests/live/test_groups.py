@@ -1,0 +1,176 @@
+"""Serving groups: each with its scheduler and workers; models move between them under load."""
+
+import threading
+import time
+
+import pytest
+import ray
+from ray import serve
+
+from ray_slo.errors import ConfigError
+from ray_slo.serve import build_app
+from ray_slo.serve.planner_actor import find_planner
+
+pytestmark = pytest.mark.live
+
+TINY = {"ray_actor_options": {"num_cpus": 0.1}}
+POWERS = {"square": 2, "cube": 3, "fourth": 4}
+MODELS = {
+    name: {"callable": "apps:Tasks", "kwargs": {"power": power}, "latency_slo_ms": 8000}
+    for name, power in POWERS.items()
+}
+EXPLICIT = {
+    "models": MODELS,
+    "groups": {
+        "a": {"workers": {"default": TINY}, "models": ["square", "cube"]},
+        "b": {"workers": {"default": TINY}, "models": ["fourth"]},
+    },
+    "profile_seconds": 0.2,
+    "name": "grouped",
+}
+POOL = {
+    "models": MODELS,
+    "workers": {"default": {"num_replicas": 2, **TINY}},
+    "planner": {
+        "name": "herd",
+        "interval_s": 3600,
+        "min_gain": 0.02,
+        "memory_mb": {"square": 10, "cube": 10, "fourth": 10},
+        "kwargs": {"memory_mb": 20},
+        "rates": {"fourth": 100},
+    },
+    "profile_seconds": 0.2,
+    "name": "pool",
+}
+
+
+def status(handle):
+    return handle.slo_status.remote().result(timeout_s=20)
+
+
+def eventually(condition, within_s=40):
+    until = time.monotonic() + within_s
+    while time.monotonic() < until:
+        if condition():
+            return True
+        time.sleep(0.2)
+    return False
+
+
+def is_settled(handle):
+    return status(handle)["plan"].get("state") == "settled"
+
+
+class Load:
+    """Sends numbers to every model, all the time, and keeps what came back."""
+
+    def __init__(self, handle, gap_s=0.02):
+        self.handle, self.gap_s = handle, gap_s
+        self.sent, self.wrong = 0, []
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+
+    def _run(self):
+        waiting = []
+        while not self._stop.is_set():
+            for model, power in POWERS.items():
+                value = self.sent % 7
+                waiting.append((self.handle.remote(value, model=model), float(value**power)))
+                self.sent += 1
+            time.sleep(self.gap_s * len(POWERS))
+        for response, value in waiting:
+            try:
+                if (got := response.result(timeout_s=30)) != {"value": value}:
+                    self.wrong.append(got)
+            except Exception as error:
+                self.wrong.append(error)
+
+    def __enter__(self):
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exc):
+        self._stop.set()
+        self._thread.join()
+
+
+@pytest.fixture(scope="module")
+def explicit(ray_cluster):
+    with ray_cluster.running(build_app(EXPLICIT), "grouped", "/grouped") as handle:
+        yield handle
+
+
+def served_by(handle):
+    return {name: group["models"] for name, group in status(handle)["groups"].items()}
+
+
+def loaded(handle):
+    workers = {w: set(s["variants"]) for w, s in status(handle)["workers"].items()}
+    return {
+        g: set().union(*(workers.get(w, set()) for w in s["workers"]))
+        for g, s in status(handle)["groups"].items()
+    }
+
+
+def test_two_groups_serve_their_models(explicit):
+    for model, power in POWERS.items():
+        assert explicit.remote(3, model=model).result() == {"value": float(3**power)}
+    assert served_by(explicit) == {"a": ["cube", "square"], "b": ["fourth"]}
+    assert loaded(explicit) == {"a": {"square", "cube"}, "b": {"fourth"}}
+    seen = status(explicit)
+    assert [g["policy"] for g in seen["groups"].values()] == ["deferred"] * 2
+    assert seen["counts"]["granted"] == sum(g["counts"]["granted"] for g in seen["groups"].values())
+    names = set(serve.status().applications["grouped"].deployments)
+    assert names == {"grouped", "grouped-a-worker", "grouped-b-worker"}
+
+
+def test_a_model_moves_under_load_and_no_request_fails(explicit):
+    assert eventually(lambda: is_settled(explicit))
+    with Load(explicit) as load:
+        time.sleep(0.5)
+        explicit.slo_move.remote("cube", "b").result(timeout_s=20)
+        assert eventually(lambda: is_settled(explicit))
+        time.sleep(0.5)
+    assert load.sent > 50
+    assert load.wrong == []
+    assert served_by(explicit) == {"a": ["square"], "b": ["cube", "fourth"]}
+    assert eventually(lambda: loaded(explicit) == {"a": {"square"}, "b": {"cube", "fourth"}})
+    assert status(explicit)["plan"]["moves"] == 1
+
+
+def test_a_dead_planner_stops_nothing_and_its_successor_takes_over(explicit):
+    before = served_by(explicit)
+    with Load(explicit) as load:
+        ray.kill(find_planner("grouped#grouped"), no_restart=False)
+        time.sleep(1.0)
+        assert explicit.remote(2, model="cube").result() == {"value": 8.0}
+        assert eventually(lambda: "taken over" in status(explicit)["plan"].get("why", ""))
+        assert eventually(lambda: is_settled(explicit))
+    assert load.wrong == []
+    assert served_by(explicit) == before
+
+
+def test_moves_that_cannot_be_are_refused(explicit):
+    with pytest.raises(ConfigError, match="no group 'c'; the groups are a, b"):
+        explicit.slo_move.remote("cube", "c").result()
+    with pytest.raises(ConfigError, match="has no planner"):
+        explicit.slo_replan.remote().result()
+
+
+def test_herd_makes_groups_of_a_pool_and_changes_them_with_the_demand(ray_cluster):
+    with ray_cluster.running(build_app(POOL), "pool", "/pool") as handle:
+        # Memory holds two of three models; the busy one has a worker of its own.
+        assert sorted(served_by(handle).values()) == [["cube", "square"], ["fourth"]]
+        assert eventually(lambda: is_settled(handle))
+        with Load(handle, 0.03) as load:
+            until = time.monotonic() + 2
+            while time.monotonic() < until:  # most of the demand is for "square"
+                [r.result() for r in [handle.remote(1, model="square") for _ in range(8)]]
+            handle.slo_replan.remote().result(timeout_s=60)
+            assert eventually(lambda: is_settled(handle))
+        assert load.wrong == []
+        plan = status(handle)["plan"]
+        assert sorted(served_by(handle).values()) == [["cube", "fourth"], ["square"]], repr(plan)
+        assert plan["error"] is None
+        assert plan["plan_age_s"] < 60
+        assert plan["rates"]["square"] > plan["rates"]["cube"]
