@@ -40,7 +40,7 @@ class Seen:
 def run(quick: bool, seed: int) -> list[Row]:
     from ray_slo.demo.systems import APP, local_serve, running
 
-    still_s, moves, pause_s = (4.0, 1, 2.0) if quick else (20.0, 6, 4.0)
+    still_s, moves, pause_s = (2.0, 1, 1.0) if quick else (20.0, 6, 4.0)
     with local_serve(), running(application()):
         from ray import serve
 

@@ -299,7 +299,9 @@ def _names(planned: Sequence[Sequence[str]], current: Layout | None) -> list[str
     names = [""] * len(planned)
     if current is not None and taken:
         common = [[-len(current.of(name) & set(models)) for name in taken] for models in planned]
-        for row, column in zip(*linear_sum_assignment(np.array(common)), strict=True):
+        for row, column in zip(
+            *linear_sum_assignment(np.array(common).reshape(-1, len(taken))), strict=True
+        ):
             names[row] = taken[column]
     unused = (f"g{i}" for i in range(1, len(planned) + len(taken) + 1) if f"g{i}" not in taken)
     return [name or next(unused) for name in names]

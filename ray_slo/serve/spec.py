@@ -454,6 +454,13 @@ class AppSpec(_Strict):
             raise ValueError(
                 "planner.kwargs.memory_mb: with memory_mb of models, say what a worker has"
             )
+        room = planner.kwargs.get("memory_mb", math.inf)
+        for model, memory_mb in planner.memory_mb.items():
+            if planner.name == "herd" and memory_mb > room:
+                raise ValueError(
+                    f"planner.memory_mb.{model} is {memory_mb:g}, more than a worker has "
+                    f"(planner.kwargs.memory_mb is {room:g})"
+                )
         from ray_slo.serve import groups
 
         try:

@@ -259,6 +259,10 @@ def test_groups_name_their_workers():
             "group_worker_limit must be at least 1, got 0",
         ),
         ({"planner": {"name": "herd", "memory_mb": {"m": 5}}}, "say what a worker has"),
+        (
+            {"planner": {"name": "herd", "memory_mb": {"m": 5}, "kwargs": {"memory_mb": 4}}},
+            r"planner\.memory_mb\.m is 5, more than a worker has .* is 4",
+        ),
         ({"planner": {"name": "herd", "rates": {"x": 5}}}, r"planner\.rates: no model 'x'"),
         ({"planner": {"name": "herd", "rates": {"m": -5}}}, r"planner\.rates\.m must be at least"),
         ({"planner": {"name": "partition"}}, r"sub_clusters: say how many .* from 1 to 1"),
