@@ -116,6 +116,8 @@ def _print_groups(console: Any, state: dict[str, Any]) -> None:
     age = "none yet" if age_s is None else f"{age_s:.0f} s old"
     by = plan.get("planner") or "the configuration"
     console.print(groups)
-    console.print(f"plan by {by}: {plan.get('state', '?')}, {age}. {plan.get('why', '')}")
-    for problem in filter(None, [plan.get("error"), *plan.get("load_errors", {}).values()]):
-        console.print(f"[red]{problem}[/]")
+    why = f"plan by {by}: {plan.get('state', '?')}, {age}. {plan.get('why', '')}"
+    console.print(why, markup=False)
+    failed = [f"{what}: {error}" for what, error in plan.get("load_errors", {}).items()]
+    for problem in filter(None, [plan.get("error"), *failed]):
+        console.print(problem, markup=False, style="red")

@@ -441,7 +441,7 @@ class PlannerActor:
         since = self._tried_at
         self._tried_at = now
         counted, self._counted = self._counted, {}
-        if since is not None and sum(counted.values()):
+        if since is not None and any(counted.values()):
             interval_s = now - since
             self._rates = {m: counted.get(m, 0) / interval_s for m in self._spec.models}
         self._planning = asyncio.get_running_loop().create_task(self._plan())

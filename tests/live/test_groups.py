@@ -25,6 +25,7 @@ EXPLICIT = {
         "a": {"workers": {"default": TINY}, "models": ["square", "cube"]},
         "b": {"workers": {"default": TINY}, "models": ["fourth"]},
     },
+    "num_frontends": 2,
     "profile_seconds": 0.2,
     "name": "grouped",
 }
