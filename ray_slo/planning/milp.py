@@ -110,6 +110,7 @@ class Milp:
             (np.concatenate(value).astype(float), (np.concatenate(row), np.concatenate(column))),
             shape=(rows, self.size),
         )
+        matrix.eliminate_zeros()
         low, high = (
             np.broadcast_to(np.asarray(limit, float), rows_shape).ravel()
             for limit in (lower, upper)
@@ -128,6 +129,7 @@ class Milp:
         relative_gap: float = 1e-9,
         seed: int = 0,
         without: Collection[str] = (),
+        start: tuple[Indices, Floats] | None = None,
     ) -> Solution:
         """Solve, leaving out the blocks named in `without`.
 
@@ -143,7 +145,7 @@ class Milp:
         program = self._program(without)
         if backend != "highs":
             try:
-                return _gurobi(program, time_limit_s, relative_gap, seed)
+                return _gurobi(program, time_limit_s, relative_gap, seed, start)
             except (ImportError, ValueError):
                 if backend == "gurobi":
                     raise
@@ -232,7 +234,11 @@ def _highs(program: _Program, time_limit_s: float, relative_gap: float) -> Solut
 
 
 def _gurobi(
-    program: _Program, time_limit_s: float, relative_gap: float, seed: int
+    program: _Program,
+    time_limit_s: float,
+    relative_gap: float,
+    seed: int,
+    start: tuple[Indices, Floats] | None,
 ) -> Solution:  # pragma: no cover - where gurobipy is installed
     try:
         gp: Any = import_module("gurobipy")
@@ -255,6 +261,8 @@ def _gurobi(
                 x = model.addMVar(
                     program.cost.size, program.lower, program.upper, sign * program.cost, kinds
                 )
+                if start is not None:
+                    x[start[0]].Start = start[1]
                 equal = program.row_lower == program.row_upper
                 for rows, sense, side in (
                     (equal, "=", program.row_lower),

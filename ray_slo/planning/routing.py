@@ -1,0 +1,192 @@
+"""MostAccurateFirst: who sends how much to whom in a pipeline (Loki §5.1, Algorithm 1).
+
+Tasks are taken parents first. Each worker's outgoing requests go to the most accurate workers of
+the child task that have capacity left, then to less accurate ones; what is left over at the end
+makes the backup tables that opportunistic rerouting chooses from (§5.2).
+
+Worked example: one detector makes 4 requests per frame; a large recogniser takes 100 per second, a
+small one 200. At 60 frames per second 100 of 240 requests go to the large one.
+
+    >>> workers = [
+    ...     Worker("d", "detect", 90.0, capacity=100, execution_s=0.02, factors={"name": 4.0}),
+    ...     Worker("l", "name", 90.0, capacity=100, execution_s=0.02),
+    ...     Worker("s", "name", 80.0, capacity=200, execution_s=0.01),
+    ... ]
+    >>> r = most_accurate_first({"detect": None, "name": "detect"}, workers, demand=60)
+    >>> [(e.worker, round(e.probability, 3)) for e in r.tables["d"]["name"]]
+    [('l', 0.417), ('s', 0.583)]
+    >>> r.frontend[0].worker, [(b.worker, b.leftover) for b in r.backup["name"]]
+    ('d', [('s', 60.0)])
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from ray_slo.planning.loki import Plan, Problem
+
+_EPS = 1e-9
+
+
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """A worker as the plan has it.
+
+    Args:
+        id: unique among the workers.
+        task: that it serves.
+        accuracy: of its variant alone, percent.
+        capacity: requests per second at its configured batch size.
+        execution_s: of a batch of that size: its task's latency budget, and the y of §5.2.
+        factors: requests made for each child task per request (multiplicative factor times branch
+            ratio, as planned or as learned); 1 for a child that is not named.
+    """
+
+    id: Hashable
+    task: str
+    accuracy: float
+    capacity: float
+    execution_s: float
+    factors: Mapping[str, float] = field(default_factory=dict)
+
+
+class Entry(NamedTuple):
+    """A request goes to `worker` with `probability`. Those of a table sum to less than 1 where the
+    child's workers are all saturated: the rest finds no capacity."""
+
+    worker: Hashable
+    probability: float
+
+
+class Backup(NamedTuple):
+    """A worker with capacity left, requests per second."""
+
+    worker: Hashable
+    accuracy: float
+    execution_s: float
+    leftover: float
+
+
+@dataclass(frozen=True, slots=True)
+class Routing:
+    """Who sends to whom.
+
+    Attributes:
+        frontend: table of the frontend, to the workers of the root.
+        tables: by worker and child task.
+        backup: by task, its workers with capacity left, most accurate first (of those as accurate,
+            the fastest first).
+        incoming: requests per second that each worker gets.
+        unrouted: by task, requests per second that find no capacity there.
+    """
+
+    frontend: tuple[Entry, ...]
+    tables: Mapping[Hashable, Mapping[str, tuple[Entry, ...]]]
+    backup: Mapping[str, tuple[Backup, ...]]
+    incoming: Mapping[Hashable, float]
+    unrouted: Mapping[str, float]
+
+
+def most_accurate_first(
+    parents: Mapping[str, str | None], workers: Iterable[Worker], demand: float
+) -> Routing:
+    """Routing tables for a demand at the root, requests per second. O(n log n) for n workers.
+
+    Workers of the same accuracy are filled in the order in which they come.
+
+    Args:
+        parents: parent by task, parents before their children; the root's is None.
+
+    Raises:
+        ValueError: `parents` is no tree in that order; a worker of an unknown task; ids that are
+            not unique; a demand below 0.
+    """
+    if not demand >= 0:
+        raise ValueError(f"demand must be at least 0, got {demand}")
+    children: dict[str, list[str]] = {}
+    for task, parent in parents.items():
+        if (parent is None) != (not children) or (parent is not None and parent not in children):
+            raise ValueError(
+                f"parents must be a tree, root first, parents before children; got {dict(parents)}"
+            )
+        children[task] = []
+        if parent is not None:
+            children[parent].append(task)
+    of_task: dict[str, list[Worker]] = {task: [] for task in children}
+    for worker in workers:
+        if worker.task not in of_task:
+            raise ValueError(
+                f"task of worker {worker.id!r} must be one of {sorted(of_task)}, "
+                f"got {worker.task!r}"
+            )
+        of_task[worker.task].append(worker)
+    for members in of_task.values():
+        members.sort(key=_falling_accuracy)
+    left = {w.id: w.capacity for members in of_task.values() for w in members}
+    if len(left) < sum(map(len, of_task.values())):
+        raise ValueError("workers must have ids of their own")
+    incoming = dict.fromkeys(left, 0.0)
+    unrouted = dict.fromkeys(of_task, 0.0)
+    next_of = dict.fromkeys(of_task, 0)  # those before it are saturated
+
+    def route(task: str, total: float) -> tuple[Entry, ...]:
+        outgoing, entries, members, i = total, list[Entry](), of_task[task], next_of[task]
+        enough = total * _EPS
+        while i < len(members) and outgoing > enough:
+            to = members[i].id
+            room = left[to]
+            routed = outgoing if outgoing < room else room
+            if routed > 0:
+                entries.append(Entry(to, routed / total))
+                outgoing -= routed
+                left[to] = room - routed
+                incoming[to] += routed
+            if left[to] <= 0:
+                i += 1
+        next_of[task] = i
+        if outgoing > enough:
+            unrouted[task] += outgoing
+        return tuple(entries)
+
+    root = next(iter(children))
+    frontend = route(root, demand) if demand else ()
+    tables: dict[Hashable, Mapping[str, tuple[Entry, ...]]] = {}
+    for task, below in children.items():
+        for w in of_task[task]:
+            tables[w.id] = {
+                child: route(child, outgoing)
+                for child in below
+                if (outgoing := incoming[w.id] * w.factors.get(child, 1.0)) > 0
+            }
+    backup = {
+        task: tuple(
+            Backup(w.id, w.accuracy, w.execution_s, left[w.id])
+            for w in sorted(members, key=lambda w: (-w.accuracy, w.execution_s))
+            if left[w.id] > _EPS * w.capacity
+        )
+        for task, members in of_task.items()
+    }
+    return Routing(frontend, tables, backup, incoming, unrouted)
+
+
+def _falling_accuracy(worker: Worker) -> float:
+    return -worker.accuracy
+
+
+def workers_of(problem: Problem, plan: Plan) -> list[Worker]:
+    """The workers that a plan asks for, with ids (task, variant, batch size, number)."""
+    variants = {(t.name, v.name): v for t in problem.tasks for v in t.variants}
+    return [
+        Worker(
+            (a.task, a.variant, a.batch_size, i),
+            a.task,
+            variants[a.task, a.variant].accuracy,
+            a.throughput,
+            a.latency_s,
+            variants[a.task, a.variant].factors,
+        )
+        for a in plan.assignments
+        for i in range(a.workers)
+    ]
