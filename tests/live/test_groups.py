@@ -31,13 +31,13 @@ EXPLICIT = {
 }
 POOL = {
     "models": MODELS,
-    "workers": {"default": {"num_replicas": 2, **TINY}},
+    "workers": {"default": {"num_replicas": 3, **TINY}},
     "planner": {
         "name": "herd",
         "interval_s": 3600,
         "min_gain": 0.02,
         "memory_mb": {"square": 10, "cube": 10, "fourth": 10},
-        "kwargs": {"memory_mb": 20},
+        "kwargs": {"memory_mb": 20, "group_worker_limit": 2},
         "rates": {"fourth": 100},
     },
     "profile_seconds": 0.2,
@@ -113,6 +113,11 @@ def loaded(handle):
     }
 
 
+def workers_for(handle):
+    groups = status(handle)["groups"].values()
+    return {model: len(group["workers"]) for group in groups for model in group["models"]}
+
+
 def test_two_groups_serve_their_models(explicit):
     for model, power in POWERS.items():
         assert explicit.remote(3, model=model).result() == {"value": float(3**power)}
@@ -160,9 +165,10 @@ def test_moves_that_cannot_be_are_refused(explicit):
 
 def test_herd_makes_groups_of_a_pool_and_changes_them_with_the_demand(ray_cluster):
     with ray_cluster.running(build_app(POOL), "pool", "/pool") as handle:
-        # Memory holds two of three models; the busy one has a worker of its own.
+        # Memory holds two of three models; the busy one has two workers of its own.
         assert sorted(served_by(handle).values()) == [["cube", "square"], ["fourth"]]
         assert eventually(lambda: is_settled(handle))
+        assert workers_for(handle) == {"square": 1, "cube": 1, "fourth": 2}
         with Load(handle, 0.03) as load:
             until = time.monotonic() + 2
             while time.monotonic() < until:  # most of the demand is for "square"
@@ -172,6 +178,7 @@ def test_herd_makes_groups_of_a_pool_and_changes_them_with_the_demand(ray_cluste
         assert load.wrong == []
         plan = status(handle)["plan"]
         assert sorted(served_by(handle).values()) == [["cube", "fourth"], ["square"]], repr(plan)
+        assert workers_for(handle) == {"square": 2, "cube": 1, "fourth": 1}  # one has moved
         assert plan["error"] is None
         assert plan["plan_age_s"] < 60
         assert plan["rates"]["square"] > plan["rates"]["cube"]
