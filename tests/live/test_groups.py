@@ -1,5 +1,6 @@
 """Serving groups: each with its scheduler and workers; models move between them under load."""
 
+import math
 import threading
 import time
 
@@ -144,13 +145,21 @@ def test_a_model_moves_under_load_and_no_request_fails(explicit):
     assert status(explicit)["plan"]["moves"] == 1
 
 
-def test_a_dead_planner_stops_nothing_and_its_successor_takes_over(explicit):
+@pytest.mark.parametrize("restarted", [True, False], ids=["restarted by Ray", "made anew"])
+def test_a_dead_planner_stops_nothing_and_its_successor_takes_over(explicit, restarted):
     before = served_by(explicit)
+    killed_at = time.monotonic()
     with Load(explicit) as load:
-        ray.kill(find_planner("grouped#grouped"), no_restart=False)
+        ray.kill(find_planner("grouped#grouped"), no_restart=not restarted)
         time.sleep(1.0)
         assert explicit.remote(2, model="cube").result() == {"value": 8.0}
-        assert eventually(lambda: "taken over" in status(explicit)["plan"].get("why", ""))
+
+        def is_taken_over():
+            plan = status(explicit)["plan"]
+            young = (plan.get("plan_age_s") or math.inf) < time.monotonic() - killed_at
+            return young and "taken over" in plan.get("why", "")
+
+        assert eventually(is_taken_over)
         assert eventually(lambda: is_settled(explicit))
     assert load.wrong == []
     assert served_by(explicit) == before
