@@ -180,6 +180,11 @@ PROGRAMS: dict[str, tuple[str, str, str]] = {
         "ray-slo, RAMSIS §7.2",
         "price and RAMSIS where latencies vary, profiles err or arrivals come in bursts",
     ),
+    "loki-solver": (
+        "benchmarks.loki_solver",
+        "Loki §4, §6.5, Figure 1",
+        "time of a plan and of routing tables; where hardware and accuracy scaling end",
+    ),
     "kairos-matching": (
         "benchmarks.kairos_matching",
         "Kairos §5.1, §6",

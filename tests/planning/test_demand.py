@@ -1,0 +1,135 @@
+import doctest
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ray_slo.planning import demand
+from ray_slo.planning.demand import Demand, Factors, Holt, changed
+
+
+def drive(estimator, rates, bin_s=1.0, per_bin=50):
+    """Arrivals evenly in bins at these rates; the estimate after each bin."""
+    seen = []
+    for i, rate in enumerate(rates):
+        for j in range(per_bin):
+            estimator.arrived(bin_s * (i + j / per_bin), rate * bin_s / per_bin)
+        seen.append(estimator.rate(bin_s * (i + 1)))
+    return seen
+
+
+def test_doctest():
+    assert doctest.testmod(demand).failed == 0
+
+
+@pytest.mark.parametrize("kind", ["ewma", "peak", "holt"])
+def test_a_constant_rate_is_found(kind):
+    assert drive(Demand(kind, 1.0), [200] * 20)[-1] == pytest.approx(200, rel=0.03)
+    assert Demand(kind).rate(5.0) == 0
+
+
+def test_ewma_halves_as_its_time_constant_says():
+    estimator = Demand("ewma", 2.0)
+    before = drive(estimator, [100] * 40)[-1]
+    assert estimator.rate(40 + 2 * math.log(2)) == pytest.approx(before / 2, rel=0.01)
+
+
+def test_peak_holds():
+    rates = drive(Demand("peak", 1.0, hold_windows=5), [100] * 5 + [300] + [100] * 10)
+    assert rates[5] == pytest.approx(300, rel=0.05)
+    assert rates[9] == pytest.approx(300, rel=0.05)
+    assert rates[-1] == pytest.approx(100, rel=0.05)
+
+
+def test_holt_foretells_a_ramp():
+    ramp = [100 + 10 * i for i in range(60)]
+    ahead = drive(Demand("holt", 1.0, horizon_s=10.0), ramp)[-1]
+    behind = drive(Demand("ewma", 1.0), ramp)[-1]
+    assert ahead == pytest.approx(ramp[-1] + 100, rel=0.02)
+    assert behind < ramp[-1] + 10
+
+
+def test_holt_is_the_textbook_recursion():
+    rates = np.random.default_rng(1).uniform(50, 150, 30).round().tolist()
+    level, trend = rates[0], 0.0
+    for rate in rates[1:]:
+        before = level
+        level = 0.4 * rate + 0.6 * (level + trend)
+        trend = 0.2 * (level - before) + 0.8 * trend
+    holt = Holt(1.0, alpha=0.4, beta=0.2)
+    for i, rate in enumerate(rates):
+        holt.arrived(float(i), int(rate))
+    assert holt.rate(30.0, 5.0) == pytest.approx(level + 5 * trend)
+
+
+def test_holt_never_foretells_less_than_nothing():
+    falling = drive(Demand("holt", 1.0, horizon_s=1000.0), [200 - 5 * i for i in range(30)])
+    assert falling[-1] == 0
+
+
+def test_changes_are_more_than_chance():
+    """At a steady Poisson rate a new plan is almost never called for; at a new rate it is."""
+    rng = np.random.default_rng(0)
+    for rate in (2.0, 50.0, 2000.0):
+        steady = [changed(rate, int(n), 1.0) for n in rng.poisson(rate, 2000)]
+        # Three standard deviations: 0.3 % if normal, a little more for a few arrivals.
+        assert np.mean(steady) < 0.01
+        moved = [changed(rate, int(n), 20.0) for n in rng.poisson(40 * rate, 200)]
+        assert np.mean(moved) > 0.95
+    assert changed(0.0, 1, 1.0)
+    assert not changed(0.0, 0, 1.0)
+
+
+def test_factors_follow_what_is_seen():
+    factors = Factors({"d": {"car": 10.0, "face": 1.0}, "e": {}}, memory_requests=200)
+    assert factors.of("d") == {"car": 10.0, "face": 1.0}
+    for _ in range(50):
+        factors.observe("d", 20, {"car": 80, "face": 20})
+    assert factors.of("d") == pytest.approx({"car": 4.0, "face": 1.0}, rel=0.05)
+    assert factors.multiplicative("d") == pytest.approx(5.0, rel=0.05)
+    assert factors.branch_ratios("d") == pytest.approx({"car": 0.8, "face": 0.2}, rel=0.05)
+    assert factors.multiplicative("e") == 0
+
+
+def test_a_variant_that_makes_nothing():
+    factors = Factors({"d": {"car": 0.0}})
+    factors.observe("d", 10, {})
+    assert factors.branch_ratios("d") == {"car": 0.0}
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 500), st.integers(0, 3000)), max_size=20),
+    st.floats(0, 20),
+)
+def test_factors_stay_between_what_was_said_and_seen(counts, prior):
+    factors = Factors({"d": {"x": prior}}, memory_requests=100)
+    for requests, made in counts:
+        factors.observe("d", requests, {"x": made if requests else 0})
+    ratios = [prior, *(made / requests for requests, made in counts if requests)]
+    assert min(ratios) * (1 - 1e-9) <= factors.of("d")["x"] <= max(ratios) * (1 + 1e-9)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Demand("mean"), "kind must be one of ewma, peak, holt, got 'mean'"),
+        (lambda: Demand("holt", horizon_s=-1), "horizon_s must be at least 0, got -1"),
+        (lambda: Demand("holt", 0.0), "bin_s must be positive, got 0"),
+        (lambda: Demand("ewma", 0.0), "window_s must be positive, got 0"),
+        (lambda: Holt(alpha=0.0), r"alpha must be in \(0, 1\], got 0"),
+        (lambda: Holt(beta=1.5), r"beta must be in \(0, 1\], got 1.5"),
+        (lambda: changed(-1.0, 1, 1.0), "planned must be at least 0, got -1"),
+        (lambda: changed(1.0, 1, 0.0), "window_s must be positive, got 0"),
+        (lambda: Factors({"d": {"x": -1.0}}), "prior of 'd' must be at least 0"),
+        (lambda: Factors({}, prior_requests=0), "prior_requests must be positive, got 0"),
+        (lambda: Factors({}, memory_requests=0), "memory_requests must be positive, got 0"),
+        (lambda: Factors({"d": {}}).observe("e", 1, {}), r"variant must be one of \['d'\]"),
+        (lambda: Factors({"d": {}}).observe("d", 1, {"x": 1}), "child tasks of 'd' are"),
+        (lambda: Factors({"d": {"x": 1.0}}).observe("d", -1, {}), "counts must be at least 0"),
+    ],
+)
+def test_bad_input(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()

@@ -1,0 +1,402 @@
+import doctest
+import itertools
+import math
+from dataclasses import replace
+from importlib.util import find_spec
+
+import numpy as np
+import pytest
+from scipy.optimize import linprog
+from scipy.stats import poisson
+
+from ray_slo.core.profiles import LatencyProfile
+from ray_slo.planning import Infeasible, loki
+from ray_slo.planning.loki import Plan, Problem, Task, Variant, capacity, fastest, plan
+
+GUROBI = find_spec("gurobipy") is not None
+needs_gurobi = pytest.mark.skipif(
+    not GUROBI, reason="gurobipy is not installed: pip install 'ray-slo[gurobi]'"
+)
+BACKENDS = ["highs", pytest.param("gurobi", marks=needs_gurobi)]
+
+
+def linear(alpha_ms, beta_ms, most=8):
+    return LatencyProfile.linear(alpha_ms / 1e3, beta_ms / 1e3, most)
+
+
+def chain(**options):
+    """Detector (2 variants, the accurate one finds more) → classifier (3 variants)."""
+    detect = Task(
+        "detect",
+        (
+            Variant("d-large", 95.0, linear(12, 10), {"classify": 3.0}),
+            Variant("d-small", 80.0, linear(4, 6), {"classify": 2.0}),
+        ),
+    )
+    classify = Task(
+        "classify",
+        (
+            Variant("c-large", 98.0, linear(5, 8)),
+            Variant("c-middle", 93.0, linear(3, 5)),
+            Variant("c-small", 85.0, linear(1, 3)),
+        ),
+        parent="detect",
+    )
+    options = {"demand": 40.0, "workers": 4, "slo_s": 0.2, "batch_sizes": (1, 2, 4)} | options
+    return Problem((detect, classify), **options)
+
+
+def tree(**options):
+    """Two children of one detector, as in the traffic pipeline."""
+    one = chain(**options)
+    detect = replace(
+        one.tasks[0],
+        variants=tuple(
+            replace(v, factors={"classify": 2.0 * f, "face": f})
+            for v, f in zip(one.tasks[0].variants, (1.0, 0.5), strict=True)
+        ),
+    )
+    faces = Variant("f-large", 97.0, linear(6, 6)), Variant("f-small", 88.0, linear(2, 2))
+    return replace(one, tasks=(detect, one.tasks[1], Task("face", faces, "detect")))
+
+
+def served(problem):
+    made = plan(problem)
+    return made.best_effort if isinstance(made, Infeasible) else made
+
+
+def check(problem, made):
+    """The constraints of §4, from what the plan itself says; not from the program's matrices."""
+    variants = {v.name: (t.name, v) for t in problem.tasks for v in t.variants}
+    assert made.workers <= problem.workers
+    of_sink = {}
+    for path in made.paths:
+        of_sink.setdefault(variants[path.variants[-1]][0], []).append(path)
+        assert problem.waiting_factor * path.latency_s + problem.communication_s * len(
+            path.variants
+        ) <= problem.slo_s * (1 + 1e-9)
+    tasks = {t.name for t in problem.tasks}
+    sinks = tasks - {t.parent for t in problem.tasks}
+    kept = 1 - made.shed_share
+    for sink in sinks if kept > 0 else ():
+        assert sum(p.share for p in of_sink[sink]) == pytest.approx(kept, abs=1e-4)
+        # The root's variants have the same shares, whichever sink is looked at.
+        for v in problem.order[0].variants:
+            shares = [
+                sum(p.share for p in of_sink[s] if p.variants[0] == v.name) for s in sorted(sinks)
+            ]
+            np.testing.assert_allclose(shares, shares[0], atol=1e-4)
+    load = {}
+    for sink, paths in of_sink.items():
+        for path in paths:
+            arrivals = made.planned_demand * path.share
+            for name, following in itertools.zip_longest(path.variants, path.variants[1:]):
+                load[sink, name] = load.get((sink, name), 0.0) + arrivals
+                if following:
+                    arrivals *= variants[name][1].factors.get(variants[following][0], 1.0)
+    for (_, name), requests in load.items():
+        capacity_ = sum(a.workers * a.throughput for a in made.assignments if a.variant == name)
+        assert requests <= capacity_ * (1 + 1e-4)
+    for a in made.assignments:
+        assert a.load <= a.workers * a.throughput * (1 + 1e-4)
+        assert a.batch_size in problem.batch_sizes
+    mean = sum(p.share * p.accuracy for p in made.paths) / len(sinks)
+    assert made.accuracy * kept == pytest.approx(mean, abs=1e-2)
+
+
+def brute_force(problem, most_accurate=False):
+    """(fewest workers at the demand or ∞, best accuracy or −∞, largest share served): every count
+    of workers per (variant, batch size), and for each a small program over edges of a chain."""
+    root, child = problem.order
+    limit = (problem.slo_s - 2 * problem.communication_s) / problem.waiting_factor
+
+    def options(task):
+        best = max(v.accuracy for v in task.variants)
+        return [
+            (v, b)
+            for v in task.variants
+            for b in problem.batch_sizes
+            if not most_accurate or v.accuracy == best
+        ]
+
+    first, second = options(root), options(child)
+    both = first + second
+    edges = [
+        (i, j)
+        for i, (v, b) in enumerate(first)
+        for j, (w, a) in enumerate(second)
+        if v.profile(b) + w.profile(a) <= limit + 1e-12
+    ]
+    use = np.zeros((len(both), len(edges)))
+    value = np.zeros(len(edges))
+    for e, (i, j) in enumerate(edges):
+        factor = first[i][0].factors[child.name]
+        use[i, e] = problem.planned_demand
+        use[len(first) + j, e] = problem.planned_demand * factor
+        value[e] = first[i][0].accuracy * second[j][0].accuracy / 100
+    rates = np.array([v.profile.throughput(b) for v, b in both])
+    fewest, accuracy, share = math.inf, -math.inf, 0.0
+    for total in range(1, problem.workers + 1):
+        for chosen in itertools.combinations_with_replacement(range(len(both)), total):
+            if not any(c < len(first) for c in chosen) or chosen[-1] < len(first):
+                continue
+            room = np.bincount(chosen, minlength=len(both)) * rates
+            most = linprog(-np.ones(len(edges)), use, room, bounds=(0, None))
+            share = max(share, min(-most.fun, 1.0))
+            if -most.fun < 1 - 1e-9:
+                continue
+            fewest = min(fewest, total)
+            if not most_accurate:
+                best = linprog(-value, use, room, np.ones((1, len(edges))), [1.0])
+                accuracy = max(accuracy, -best.fun)
+    return fewest, accuracy, share
+
+
+def test_doctest():
+    assert doctest.testmod(loki).failed == 0
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(
+    ("demand", "step"), [(60, "hardware"), (100, "accuracy"), (180, "accuracy"), (400, "share")]
+)
+def test_as_brute_force(backend, demand, step):
+    problem = chain(
+        demand=demand, workers=3, batch_sizes=(1, 4), backend=backend, relative_gap=1e-7
+    )
+    fewest, _, _ = brute_force(problem, most_accurate=True)
+    made = served(problem)
+    check(problem, made)
+    assert made.step == step
+    if step == "hardware":
+        assert made.workers == fewest
+        return
+    assert math.isinf(fewest)
+    _, accuracy, share = brute_force(problem)
+    if step == "accuracy":
+        assert made.accuracy == pytest.approx(accuracy, abs=1e-3)
+    else:
+        assert math.isinf(accuracy)
+        assert 1 - made.shed_share == pytest.approx(share, rel=1e-4)
+        assert share < 1
+
+
+@needs_gurobi
+@pytest.mark.parametrize("make", [chain, tree])
+@pytest.mark.parametrize("demand", [40, 80, 150, 300, 500])
+def test_solvers_agree(make, demand):
+    ours, theirs = (
+        served(make(demand=demand, backend=b, relative_gap=1e-7)) for b in ("highs", "gurobi")
+    )
+    assert ours.step == theirs.step
+    assert ours.accuracy == pytest.approx(theirs.accuracy, abs=1e-2)
+    assert ours.shed_share == pytest.approx(theirs.shed_share, abs=1e-4)
+    if ours.step == "hardware":
+        assert ours.workers == theirs.workers
+
+
+@pytest.mark.parametrize("demand", [20, 80, 150, 300, 600])
+def test_trees_keep_the_constraints(demand):
+    problem = tree(demand=demand)
+    check(problem, served(problem))
+
+
+def test_three_levels_deep():
+    one = chain(workers=8, slo_s=0.3)
+    detect, classify = one.tasks
+    classify = replace(
+        classify, variants=tuple(replace(v, factors={"last": 0.5}) for v in classify.variants)
+    )
+    last = Task("last", (Variant("z", 100.0, linear(2, 2)),), "classify")
+    problem = replace(one, tasks=(last, classify, detect))
+    made = plan(problem)
+    assert isinstance(made, Plan)
+    check(problem, made)
+    assert {len(p.variants) for p in made.paths} == {3}
+    of_last = sum(a.load for a in made.assignments if a.task == "last")
+    of_classify = sum(a.load for a in made.assignments if a.task == "classify")
+    assert of_last == pytest.approx(0.5 * of_classify)
+
+
+def test_capacity_is_where_steps_end():
+    problem = chain()
+    hardware, most = capacity(problem, most_accurate=True), capacity(problem)
+    assert 0 < hardware < most
+    for limit, below, above in ((hardware, "hardware", "accuracy"), (most, "accuracy", "share")):
+        assert served(replace(problem, demand=limit * 0.999)).step == below
+        assert served(replace(problem, demand=limit * 1.001)).step == above
+
+
+def test_accuracy_falls_as_demand_grows():
+    made = [served(chain(demand=d)) for d in (60, 100, 150, 200, 300, 350)]
+    accuracies = [m.accuracy for m in made]
+    assert accuracies == sorted(accuracies, reverse=True)
+    assert accuracies[0] > accuracies[-1] + 5
+
+
+def test_the_share_that_is_shed():
+    problem = chain(demand=1000.0)
+    made = plan(problem)
+    assert isinstance(made, Infeasible)
+    assert made.proven
+    best = made.best_effort
+    assert best.shed_share == pytest.approx(1 - capacity(problem) / 1000, abs=1e-3)
+    assert "1000 req/s" in made.reason
+    assert "is shed" in best.explanation
+    check(problem, best)
+
+
+def test_nothing_is_fast_enough():
+    problem = chain(slo_s=0.02)
+    made = plan(problem)
+    assert isinstance(made, Infeasible)
+    assert made.proven
+    assert made.best_effort.shed_share == 1
+    assert made.best_effort.assignments == ()
+    # 2 · (10 ms + 4 ms): the small detector, then the small classifier.
+    assert fastest(problem) == pytest.approx(0.028)
+    assert "0.028 s" in made.reason
+
+
+def test_waiting_and_communication_use_up_the_slo():
+    assert fastest(chain(waiting_factor=1.0, communication_s=0.003)) == pytest.approx(0.020)
+    problem = chain(slo_s=0.034, communication_s=0.003, demand=1.0)
+    assert isinstance(plan(problem), Plan)
+    assert isinstance(plan(replace(problem, communication_s=0.0031)), Infeasible)
+    relaxed = capacity(chain(slo_s=0.03, waiting_factor=1.0))
+    assert relaxed > capacity(chain(slo_s=0.03)) * 1.1
+
+
+def test_headroom_is_a_quantile_of_arrivals():
+    problem = chain(demand=20.0, headroom_quantile=0.99, headroom_period_s=2.0)
+    assert problem.planned_demand == poisson.ppf(0.99, 40) / 2
+    made = served(problem)
+    assert made.planned_demand == problem.planned_demand
+    assert "average 20" in made.explanation
+    check(problem, made)
+    assert sum(a.load for a in made.assignments if a.task == "detect") == pytest.approx(
+        problem.planned_demand
+    )
+
+
+def test_an_accuracy_floor_sheds():
+    free = served(chain(demand=200.0))
+    floor = free.accuracy + 3
+    made = plan(chain(demand=200.0, accuracy_floor=floor))
+    assert isinstance(made, Infeasible)
+    assert made.best_effort.accuracy >= floor - 1e-2
+    assert 0 < made.best_effort.shed_share < 1
+    assert f"at least {floor:g} %" in made.reason
+    check(chain(demand=200.0), made.best_effort)
+
+
+def test_measured_accuracies_decide():
+    """Multiplied, d-large wins; measured, it is no better with c-small than d-small is."""
+    problem = chain(demand=150.0)
+    product = served(problem)
+    measured = {("d-large", c): 10.0 for c in ("c-large", "c-middle", "c-small")}
+    other = served(replace(problem, path_accuracies=measured))
+    assert any(a.variant == "d-large" for a in product.assignments)
+    assert not any(a.variant == "d-large" for a in other.assignments)
+    check(replace(problem, path_accuracies=measured), other)
+
+
+def test_swaps_are_bounded():
+    before = served(chain(demand=90.0))
+    then = chain(demand=300.0, current=before.loaded)
+    free = served(then)
+    assert free.swaps >= 2
+    bounded = served(replace(then, max_swaps=1))
+    assert bounded.swaps <= 1
+    assert bounded.shed_share > 0 or bounded.accuracy <= free.accuracy + 1e-2
+    none = served(replace(then, max_swaps=0))
+    assert none.swaps == 0
+    assert set(none.loaded) <= set(before.loaded)
+    assert none.shed_share >= bounded.shed_share - 1e-4
+
+
+def test_swaps_cost():
+    """A swap that gains less than it costs is not made."""
+    before = served(chain(demand=150.0))
+    then = chain(demand=140.0, current=before.loaded)
+    free, dear = served(then), served(replace(then, swap_cost=50.0))
+    assert dear.swaps <= free.swaps
+    assert dear.swaps == 0
+    assert dear.accuracy - 50 * dear.swaps >= free.accuracy - 50 * free.swaps - 1e-2
+    check(then, dear)
+
+
+def test_loading_idle_workers_is_no_swap():
+    before = served(chain(demand=30.0))
+    assert before.workers < 3
+    then = served(chain(demand=60.0, current=before.loaded, max_swaps=0))
+    assert then.step == "hardware"
+    assert then.workers > before.workers
+    assert then.swaps == 0
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_start_changes_no_optimum(backend):
+    problem = chain(demand=150.0, backend=backend, relative_gap=1e-7)
+    cold = served(problem)
+    for last in (cold, served(chain(demand=40.0))):
+        warm = plan(problem, last)
+        assert isinstance(warm, Plan)
+        assert warm.accuracy == pytest.approx(cold.accuracy, abs=1e-3)
+
+
+def test_no_demand_needs_no_workers():
+    made = plan(chain(demand=0.0))
+    assert isinstance(made, Plan)
+    assert made.workers == 0
+    assert made.shed_share == 0
+
+
+def test_profiles_that_are_not_monotone_in_throughput():
+    """Batches that take more time and serve no more per second are never configured."""
+    dip = LatencyProfile([0.010, 0.030, 0.031, 0.032])  # 100, 67, 97, 125 per second
+    problem = Problem(
+        (Task("only", (Variant("v", 90.0, dip),)),), 110.0, 2, 0.5, batch_sizes=(1, 2, 3, 4)
+    )
+    made = plan(problem)
+    assert isinstance(made, Plan)
+    assert [(a.batch_size, a.workers) for a in made.assignments] == [(4, 1)]
+    assert capacity(problem) == pytest.approx(250)
+
+
+def _task(name, parent=None, **factors):
+    return Task(name, (Variant(f"v-{name}", 90.0, linear(1, 1), factors),), parent)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"demand": -1.0}, "demand must be at least 0, got -1"),
+        ({"workers": 0}, "workers must be at least 1, got 0"),
+        ({"slo_s": 0.0}, "slo_s must be positive, got 0"),
+        ({"waiting_factor": 0.5}, "waiting_factor must be at least 1"),
+        ({"headroom_quantile": 1.0}, "headroom_quantile must be between 0 and 1, got 1"),
+        ({"batch_sizes": ()}, "batch_sizes must be"),
+        ({"max_swaps": -1}, "max_swaps must be at least 0, got -1"),
+        ({"current": {("detect", "x"): 1}}, "current: no such variants"),
+        ({"current": {("detect", "d-large"): -1}}, "current must count at least 0"),
+        ({"tasks": ()}, "tasks must be at least one"),
+        ({"tasks": (_task("a"), _task("b"))}, "tasks must have one root"),
+        ({"tasks": (_task("a"), _task("b", "x"))}, "parent of task 'b' must be one of"),
+        ({"tasks": (_task("a"), _task("b", "c"), _task("c", "b"))}, "must be a tree"),
+        ({"tasks": (_task("a", z=1.0),)}, "factors of variant 'v-a': no children"),
+        ({"tasks": (_task("a", b=-1.0), _task("b", "a"))}, "factors of variant 'v-a' must be"),
+        ({"tasks": (Task("a", ()),)}, "variants of task 'a'"),
+        (
+            {"tasks": (Task("a", (Variant("v", 101.0, linear(1, 1)),)),)},
+            "accuracy of variant 'v' must be 0 to 100 percent, got 101",
+        ),
+        (
+            {"tasks": (_task("a"), replace(_task("b", "a"), variants=_task("a").variants))},
+            r"names of their own in the pipeline: \['v-a'\]",
+        ),
+    ],
+)
+def test_bad_input(options, message):
+    with pytest.raises(ValueError, match=message):
+        replace(chain(), **options)
