@@ -24,10 +24,11 @@ How it is linear. A *configuration* is a task's variant with a batch size; x cou
 configuration, so throughput is a constant of it (Eq. 2), and so is latency (Eq. 5). A path is a
 sequence of configurations from the root, and exists only if it is fast enough (Eqs. 6, 7): no
 binary I(p), no products. c(p) is the share of requests on it; the shares on a path and on all its
-continuations to any one child are equal, so those of the sinks agree. Unlike in the paper, two
-workers with the same variant may have different batch sizes, and plans are at least as good.
-Left out are only configurations that others dominate: batches no faster per request than smaller
-ones, and at a sink those that are nowhere the fastest in the time that is left.
+continuations to any one child are equal, so those of the sinks agree. `any_route` adds binaries for
+what is hosted, to exclude pairs that are too slow together; without it two workers with the same
+variant may have different batch sizes, and plans are at least as good as the paper's. Left out are
+only configurations that others dominate: batches no faster per request than smaller ones, and at a
+sink those that are nowhere the fastest in the time that is left.
 """
 
 from __future__ import annotations
@@ -90,6 +91,9 @@ class Problem:
         waiting_factor: a request is in a task for so many executions of a batch, waiting included
             (2 is the paper's "SLO/2").
         communication_s: delay per server on the path, seconds (§4.2).
+        any_route: whatever hosted configurations a request comes by, the path is fast enough, and
+            a variant has one batch size, y(i, k) in the paper. The published program sees only to
+            the paths that it uses itself, but its routing tables (Algorithm 1) form any: False.
         headroom_quantile: plan for this quantile of what arrives in `headroom_period_s` if arrivals
             are Poisson at `demand`; None plans for the average itself, as the paper does.
         path_accuracies: measured end-to-end accuracy, percent, by the names of the variants from
@@ -112,6 +116,7 @@ class Problem:
     batch_sizes: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64)
     waiting_factor: float = 2.0
     communication_s: float = 0.0
+    any_route: bool = True
     headroom_quantile: float | None = None
     headroom_period_s: float = 1.0
     path_accuracies: Mapping[tuple[str, ...], float] = field(default_factory=dict)
@@ -385,6 +390,7 @@ class _Program:
         self.configs: list[_Config] = []
         self.paths: list[_Path] = []
         self.of_task: list[range] = []  # paths that end in a task
+        self.too_slow: list[tuple[list[int], list[int]]] = []  # a path, and what it cannot go on to
         self._enumerate()
         sinks = [i for i, t in enumerate(self.tasks) if not problem.children(t)]
         self.sinks = [j for i in sinks for j in self.of_task[i]]
@@ -414,13 +420,25 @@ class _Program:
                 chosen = (
                     range(max(fits, default=0)) if below else sorted({f - 1 for f in fits if f})
                 )
+                first = len(self.configs)
                 for o in chosen:
                     self.configs.append(options[o])
                     for (j, p), fit in zip(prefixes, fits, strict=True):
                         if o < fit:
                             path = self._extend(j, p, task, variant, options[o], costs[o])
                             self.paths.append(path)
+                for (j, _), fit in zip(prefixes, fits, strict=True):
+                    if late := [first + n for n, o in enumerate(chosen) if o >= fit]:
+                        self.too_slow.append((self._chain(j), late))
             self.of_task.append(range(start, len(self.paths)))
+
+    def _chain(self, j: int) -> list[int]:
+        """The configurations on a path."""
+        found = []
+        while j >= 0:
+            found.append(self.paths[j].config)
+            j = self.paths[j].parent
+        return found
 
     def _options(self, task: int, variant: Variant) -> list[_Config]:
         """Configurations by rising latency and throughput."""
@@ -506,6 +524,8 @@ class _Program:
                 (-problem.accuracy_floor, share),
                 lower=0,
             )
+        if problem.any_route and self.configs:
+            self._any_route(m, x)
         swaps = self._swaps(m, x)
         if step == "hardware":
             m.objective((1, x), (1 / (problem.workers + 1), swaps))
@@ -523,6 +543,25 @@ class _Program:
         continued = np.broadcast_to(c[below.start : below.stop], matrix.shape)
         through = c[above.start : above.stop, None]
         m.block(f"paths to {child}", (matrix, continued), (-1, through), lower=0, upper=0)
+
+    def _any_route(self, m: Milp, x: Indices) -> None:
+        """(4) One batch size per variant; (6), (7) for all paths that hosted ones could form."""
+        hosted = m.variables("hosted", len(self.configs), upper=1, integer=True)
+        m.block(
+            "workers of the hosted",
+            (1, x[:, None]),
+            (-self.problem.workers, hosted[:, None]),
+            upper=0,
+        )
+        names = list(dict.fromkeys(k.variant.name for k in self.configs))
+        of = np.array([[k.variant.name == name for k in self.configs] for name in names], float)
+        m.block("(4) batch size", (of, np.broadcast_to(hosted, of.shape)), upper=1)
+        if self.too_slow:
+            both = np.zeros((len(self.too_slow), len(self.configs)))
+            for row, (path, late) in enumerate(self.too_slow):
+                both[row, path + late] = 1
+            lengths = [len(path) for path, _ in self.too_slow]
+            m.block("(7) any path", (both, np.broadcast_to(hosted, both.shape)), upper=lengths)
 
     def _swaps(self, m: Milp, x: Indices) -> Indices:
         """Workers that have another variant now: what is loaded beyond the idle workers."""

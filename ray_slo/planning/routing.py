@@ -42,6 +42,9 @@ class Worker:
         execution_s: of a batch of that size: its task's latency budget, and the y of §5.2.
         factors: requests made for each child task per request (multiplicative factor times branch
             ratio, as planned or as learned); 1 for a child that is not named.
+        planned: requests per second that the plan gives it; None is its capacity. Workers are
+            filled so far first. A plan need not use up its accurate workers, as those may make more
+            requests than the children can take; so far, no child gets more than planned.
     """
 
     id: Hashable
@@ -50,6 +53,7 @@ class Worker:
     capacity: float
     execution_s: float
     factors: Mapping[str, float] = field(default_factory=dict)
+    planned: float | None = None
 
 
 class Entry(NamedTuple):
@@ -129,26 +133,25 @@ def most_accurate_first(
         raise ValueError("workers must have ids of their own")
     incoming = dict.fromkeys(left, 0.0)
     unrouted = dict.fromkeys(of_task, 0.0)
-    next_of = dict.fromkeys(of_task, 0)  # those before it are saturated
+    slots = {task: _slots(members) for task, members in of_task.items()}
 
     def route(task: str, total: float) -> tuple[Entry, ...]:
-        outgoing, entries, members, i = total, list[Entry](), of_task[task], next_of[task]
-        enough = total * _EPS
-        while i < len(members) and outgoing > enough:
-            to = members[i].id
-            room = left[to]
+        outgoing, enough, of_child = total, total * _EPS, slots[task]
+        shares: dict[Hashable, float] = {}
+        while of_child and outgoing > enough:
+            to, room = of_child[-1]
             routed = outgoing if outgoing < room else room
-            if routed > 0:
-                entries.append(Entry(to, routed / total))
-                outgoing -= routed
-                left[to] = room - routed
-                incoming[to] += routed
-            if left[to] <= 0:
-                i += 1
-        next_of[task] = i
+            outgoing -= routed
+            left[to] -= routed
+            incoming[to] += routed
+            shares[to] = shares.get(to, 0.0) + routed / total
+            if routed < room:
+                of_child[-1] = to, room - routed
+            else:
+                of_child.pop()
         if outgoing > enough:
             unrouted[task] += outgoing
-        return tuple(entries)
+        return tuple(Entry(to, share) for to, share in shares.items())
 
     root = next(iter(children))
     frontend = route(root, demand) if demand else ()
@@ -171,12 +174,29 @@ def most_accurate_first(
     return Routing(frontend, tables, backup, incoming, unrouted)
 
 
+def _slots(members: list[Worker]) -> list[tuple[Hashable, float]]:
+    """What can be sent to workers, the last first: as planned, then up to their capacities."""
+    planned, beyond = [], []
+    for w in members:
+        room = w.capacity if w.planned is None else min(w.planned, w.capacity)
+        if room > 0:
+            planned.append((w.id, room))
+        if w.capacity > room:
+            beyond.append((w.id, w.capacity - room))
+    return (planned + beyond)[::-1]
+
+
 def _falling_accuracy(worker: Worker) -> float:
     return -worker.accuracy
 
 
-def workers_of(problem: Problem, plan: Plan) -> list[Worker]:
-    """The workers that a plan asks for, with ids (task, variant, batch size, number)."""
+def workers_of(problem: Problem, plan: Plan, *, as_planned: bool = True) -> list[Worker]:
+    """The workers that a plan asks for, with ids (task, variant, batch size, number).
+
+    `as_planned` fills them as the plan does first, so that all demand up to the planned one finds
+    capacity. False is Algorithm 1 to the letter: it saturates the accurate detectors even where the
+    plan does not, and they may find more than the plan has workers for.
+    """
     variants = {(t.name, v.name): v for t in problem.tasks for v in t.variants}
     return [
         Worker(
@@ -186,6 +206,7 @@ def workers_of(problem: Problem, plan: Plan) -> list[Worker]:
             a.throughput,
             a.latency_s,
             variants[a.task, a.variant].factors,
+            a.load / a.workers if as_planned else None,
         )
         for a in plan.assignments
         for i in range(a.workers)

@@ -12,6 +12,7 @@ from scipy.stats import poisson
 from ray_slo.core.profiles import LatencyProfile
 from ray_slo.planning import Infeasible, loki
 from ray_slo.planning.loki import Plan, Problem, Task, Variant, capacity, fastest, plan
+from ray_slo.planning.routing import most_accurate_first, workers_of
 
 GUROBI = find_spec("gurobipy") is not None
 needs_gurobi = pytest.mark.skipif(
@@ -138,7 +139,18 @@ def brute_force(problem, most_accurate=False):
     fewest, accuracy, share = math.inf, -math.inf, 0.0
     for total in range(1, problem.workers + 1):
         for chosen in itertools.combinations_with_replacement(range(len(both)), total):
-            if not any(c < len(first) for c in chosen) or chosen[-1] < len(first):
+            hosted = set(chosen)
+            if chosen[0] >= len(first) or chosen[-1] < len(first):
+                continue
+            if problem.any_route and (
+                len({both[c][0].name for c in hosted}) < len(hosted)
+                or any(
+                    (i, j - len(first)) not in edges
+                    for i in hosted
+                    for j in hosted
+                    if i < len(first) <= j
+                )
+            ):
                 continue
             room = np.bincount(chosen, minlength=len(both)) * rates
             most = linprog(-np.ones(len(edges)), use, room, bounds=(0, None))
@@ -158,11 +170,18 @@ def test_doctest():
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(
-    ("demand", "step"), [(60, "hardware"), (100, "accuracy"), (180, "accuracy"), (400, "share")]
+    ("demand", "step"), [(40, "hardware"), (100, "accuracy"), (180, "accuracy"), (400, "share")]
 )
-def test_as_brute_force(backend, demand, step):
+@pytest.mark.parametrize("any_route", [True, False])
+def test_as_brute_force(backend, demand, step, any_route):
     problem = chain(
-        demand=demand, workers=3, batch_sizes=(1, 4), backend=backend, relative_gap=1e-7
+        demand=demand,
+        workers=3,
+        slo_s=0.13,  # batches of 4 in the large detector leave the classifiers 7 ms
+        batch_sizes=(1, 4),
+        backend=backend,
+        relative_gap=1e-7,
+        any_route=any_route,
     )
     fewest, _, _ = brute_force(problem, most_accurate=True)
     made = served(problem)
@@ -225,6 +244,30 @@ def test_capacity_is_where_steps_end():
     for limit, below, above in ((hardware, "hardware", "accuracy"), (most, "accuracy", "share")):
         assert served(replace(problem, demand=limit * 0.999)).step == below
         assert served(replace(problem, demand=limit * 1.001)).step == above
+
+
+def test_any_route_is_fast_enough():
+    """What Algorithm 1 makes of a plan: it routes by accuracy alone. The published program accepts
+    paths that only its own shares avoid."""
+    slow = {True: 0.0, False: 0.0}
+    for any_route, demand in itertools.product(slow, (90, 120, 150, 180)):
+        problem = chain(demand=demand, workers=6, slo_s=0.1, any_route=any_route)
+        made = served(problem)
+        check(problem, made)
+        workers = {w.id: w for w in workers_of(problem, made)}
+        tables = most_accurate_first(
+            {"detect": None, "classify": "detect"}, workers.values(), demand
+        )
+        assert sum(tables.unrouted.values()) <= 1e-4 * demand
+        for sender, by_child in tables.tables.items():
+            for entry in by_child.get("classify", ()):
+                time = workers[sender].execution_s + workers[entry.worker].execution_s
+                slow[any_route] += (2 * time > problem.slo_s + 1e-9) * entry.probability
+        if any_route:
+            names = [a.variant for a in made.assignments]
+            assert len(set(names)) == len(names)
+    assert slow[True] == 0
+    assert slow[False] > 0
 
 
 def test_accuracy_falls_as_demand_grows():

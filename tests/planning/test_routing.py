@@ -122,6 +122,26 @@ def test_what_finds_no_capacity():
     assert made.backup == {"a": (), "b": ()}
 
 
+def test_workers_are_filled_as_planned_first():
+    """Algorithm 1 sends 80 to the good detector, whose 160 requests find 100 places. The plan has
+    it at 20, so that 20 · 2 + 60 · 1 = 100."""
+    workers = [
+        Worker("good", "a", 90.0, 80.0, 0.02, {"b": 2.0}),
+        Worker("poor", "a", 70.0, 100.0, 0.01, {"b": 1.0}),
+        Worker("x", "b", 80.0, 100.0, 0.01),
+    ]
+    assert most_accurate_first(CHAIN, workers, 80.0).unrouted["b"] == pytest.approx(60)
+    planned = [replace(workers[0], planned=20.0), replace(workers[1], planned=60.0), workers[2]]
+    made = most_accurate_first(CHAIN, planned, 80.0)
+    assert made.frontend == (Entry("good", 0.25), Entry("poor", 0.75))
+    assert sum(made.unrouted.values()) == pytest.approx(0)
+    assert made.backup["a"] == (Backup("good", 90.0, 0.02, 60.0), Backup("poor", 70.0, 0.01, 40.0))
+    # Beyond the plan: what is left of the accurate one, then of the other.
+    assert dict(most_accurate_first(CHAIN, planned, 150.0).frontend) == pytest.approx(
+        {"good": 80 / 150, "poor": 70 / 150}
+    )
+
+
 def test_backups_that_are_as_accurate_come_fastest_first():
     workers = [Worker(i, "a", 90.0, 10.0, t) for i, t in enumerate([0.03, 0.01, 0.02])]
     made = most_accurate_first({"a": None}, workers, 0.0)
