@@ -484,7 +484,7 @@ class _Program:
             problem.seed,
             start=start,
         )
-        self.c = c
+        self.x, self.c = x, c
         return solution
 
     def _key(self, config: _Config) -> tuple[str, str, int]:
@@ -587,21 +587,26 @@ class _Program:
     def plan(self, step: Step, solution: Solution) -> Plan:
         """What a solution says, without workers that it has no use for."""
         problem = self.problem
-        c = np.maximum(solution[self.c], 0.0) if solution.found else np.zeros(len(self.paths))
-        c[c < _EPS * 1e-2] = 0.0
+        c, hosted = np.zeros(len(self.paths)), np.zeros(len(self.configs), int)
         load = np.zeros(len(self.configs))
+        if solution.found:
+            hosted = solution[self.x].round().astype(int)
+            c = np.maximum(solution[self.c], 0.0)
         for j, p in enumerate(self.paths):
+            # A solver's rounding may let a trickle through what has no workers.
+            if not hosted[p.config] or (p.parent >= 0 and not c[p.parent]):
+                c[j] = 0.0
             load[p.config] += problem.planned_demand * c[j] * p.arrivals
         assignments = []
-        for config, of_config in zip(self.configs, load.tolist(), strict=True):
-            if workers := math.ceil(of_config / config.throughput - _EPS):
+        for config, most, of_config in zip(self.configs, hosted, load.tolist(), strict=True):
+            if workers := min(int(most), math.ceil(of_config / config.throughput - _EPS)):
                 key = self._key(config)
                 assignments.append(
                     Assignment(*key, workers, of_config, config.throughput, config.latency_s)
                 )
         root = self.of_task[0]
         served = min(float(c[root.start : root.stop].sum()), 1.0)
-        served = 1.0 if served > 1 - _EPS else served
+        shed = 1 - served if step == "share" and served < 1 - _EPS else 0.0
         accuracy = float(self.accuracy @ c) / served if served else 0.0
         gap = abs(solution.bound - solution.objective) / max(abs(solution.objective), 1e-9)
         made = Plan(
@@ -610,7 +615,7 @@ class _Program:
             self._shares(c),
             accuracy,
             problem.planned_demand,
-            1 - served,
+            shed,
             0,
             gap if math.isfinite(gap) else math.inf,
             "",

@@ -270,6 +270,44 @@ def test_any_route_is_fast_enough():
     assert slow[False] > 0
 
 
+@pytest.mark.parametrize("seed", [1, 2, 4, 9])
+def test_random_trees(seed):
+    """a → b → c and a → d: the constraints hold, so do all routes, and the solvers agree."""
+    rng = np.random.default_rng(seed)
+    parents = {"a": None, "b": "a", "c": "b", "d": "a"}
+
+    def variant(task, i):
+        return Variant(
+            f"{task}{i}",
+            round(rng.uniform(60, 100), 1),
+            linear(*rng.uniform(1, 8, 2)),
+            {c: round(rng.uniform(0, 3), 2) for c, p in parents.items() if p == task},
+        )
+
+    tasks = [Task(t, tuple(variant(t, i) for i in range(2)), p) for t, p in parents.items()]
+    problem = Problem(tuple(tasks), 1.0, 6, 0.08, batch_sizes=(1, 2, 4), relative_gap=1e-7)
+    most = capacity(problem)
+    for share in (0.3, 0.8, 1.2):
+        asked = replace(problem, demand=share * most)
+        made = served(asked)
+        check(asked, made)
+        hosted = {t: [a for a in made.assignments if a.task == t] for t in parents}
+        for path in (("a", "b", "c"), ("a", "d")):
+            for combination in itertools.product(*(hosted[t] for t in path)):
+                assert 2 * sum(a.latency_s for a in combination) <= asked.slo_s + 1e-9
+        free = served(replace(asked, any_route=False))
+        check(asked, free)
+        assert free.accuracy >= made.accuracy - 1e-2 or free.shed_share < made.shed_share - 1e-4
+        if GUROBI:
+            other = served(replace(asked, backend="highs"))
+            assert (other.step, other.workers if other.step == "hardware" else 0) == (
+                made.step,
+                made.workers if made.step == "hardware" else 0,
+            )
+            assert other.accuracy == pytest.approx(made.accuracy, abs=1e-2)
+            assert other.shed_share == pytest.approx(made.shed_share, abs=1e-4)
+
+
 def test_accuracy_falls_as_demand_grows():
     made = [served(chain(demand=d)) for d in (60, 100, 150, 200, 300, 350)]
     accuracies = [m.accuracy for m in made]
