@@ -176,7 +176,9 @@ class Deferred(BatchingPolicy):
             for lane in pool.lanes:
                 efficiency = self._efficiency[lane]
                 if self._responsive:
-                    lane.go_size = efficiency.smallest(pool.load / self._headroom)
+                    lane.go_size = min(
+                        efficiency.smallest(pool.load / self._headroom), efficiency.gathered
+                    )
                 if self._fixed_target is not None:
                     lane.target = self._fixed_target
                 elif self._drop_head:
@@ -251,15 +253,21 @@ class _Efficiency:
         """Set what depends on the requests per second; `best`."""
         lane = self._lane
         slo_s, gap_s = lane.model.slo_s + 1e-9, 1 / rate if rate else 0.0
-        self.gathered = max(
-            1,
-            bisect_right(
-                range(1, lane.max_batch_size + 1),
-                slo_s,
-                key=lambda b: lane.reach[b - 1] + (b - 1) * gap_s,
-            ),
-        )
-        self.best = self._rates[min(self.staggered(lane.pool.size), self.gathered) - 1]
+
+        def takes_s(b: int) -> float:
+            return lane.reach[b - 1] + (b - 1) * gap_s
+
+        most = lane.max_batch_size
+        size = max(1, bisect_right(range(1, most + 1), slo_s, key=takes_s))
+        self.gathered = size
+        staggered = self.staggered(lane.pool.size)
+        self.best = self._rates[min(staggered, size) - 1]
+        if size < min(staggered, most) and takes_s(size) < slo_s:
+            # The mean batch lies between this size and the next.
+            part = (slo_s - takes_s(size)) / (takes_s(size + 1) - takes_s(size))
+            latency = lane.profile.latency
+            mean_s = latency(size) + part * (latency(size + 1) - latency(size))
+            self.best = max(self.best, (size + part) / mean_s)
         return self.best
 
     def staggered(self, workers: int) -> int:

@@ -272,9 +272,9 @@ class TestResponsive:
             assert host.dropped == {}
 
     def test_load_is_shared_by_the_models(self):
-        """Together they need the workers nearly whole; each aims at what its half can gather.
+        """Together they need 0.79 of the workers; each aims at what its half can gather.
 
-        2 requests: the third would come 2 / 0.425 after the first, which may wait 12 − ℓ(3) = 4.
+        The first may wait 12 − ℓ(b), in which 0.425 · (7 − b) more come: b = 2.79 on average.
         """
         profile = LatencyProfile.linear(1.0, 5.0, 12)
         models = [Model(m, 12.0, (Variant(m, {"default": profile}),)) for m in "ab"]
@@ -284,7 +284,7 @@ class TestResponsive:
             host.advance(i / 0.85)
             host.arrive([Request(i, "ab"[i % 2], host.now, host.now + 12.0)])
         assert {lane.go_size for lane in policy._pools[0].lanes} == {2}
-        assert policy._pools[0].load == pytest.approx(0.85 / (2 / 7) / 3, rel=0.02)
+        assert policy._pools[0].load == pytest.approx(0.85 / (2.79 / 7.79) / 3, rel=0.02)
 
     def test_idle_time_lowers_the_measured_load(self):
         policy = Deferred()
