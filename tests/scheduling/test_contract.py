@@ -40,7 +40,11 @@ KWARGS: dict[str, list[dict[str, Any]]] = {
         {"preemption": False, "max_batch_size": 3},
         {"lambda_": 1.01, "preempt_delay_ms": 3.0},
     ],
-    "kairos": [{}, {"late": "serve", "pick": "cheapest"}, {"learn": True, "xi": 0.9, "batch": True}],
+    "kairos": [
+        {},
+        {"late": "serve", "pick": "cheapest"},
+        {"learn": True, "xi": 0.9, "batch": True},
+    ],
     "price": [{}, {"max_batch_size": 3, "margin_ms": 2.0, "violation_cost": 10.0}],
     "ramsis": [
         {"solver": RULE},
