@@ -47,17 +47,34 @@ class Model:
 
 
 @dataclass(frozen=True, slots=True)
+class Assigned:
+    """What a planner has a worker do.
+
+    Attributes:
+        variant: which variant it serves.
+        batch_size: how many requests a batch may have.
+        load: requests per second that the plan sends it; None where the plan does not say.
+    """
+
+    variant: str
+    batch_size: int
+    load: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Worker:
     """One accelerator or CPU slot.
 
     Attributes:
         hardware: key into `Variant.profiles`.
         loaded: names of the variants that it can run now.
+        assigned: what the plan wants of it, where there is one.
     """
 
     id: WorkerId
     hardware: str
     loaded: frozenset[str]
+    assigned: Assigned | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,9 +5,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
 RequestId = int
 WorkerId = str
+
+
+class Upstream(NamedTuple):
+    """Where a request of a pipeline's inner task comes from.
+
+    Attributes:
+        worker, variant: what ran the request that made it.
+        spent_s: time that one spent at its task, from its arrival there to its result.
+    """
+
+    worker: WorkerId
+    variant: str
+    spent_s: float
 
 
 class Request:
@@ -19,19 +33,28 @@ class Request:
         arrival: seconds in the host's clock.
         deadline: absolute, seconds in the host's clock.
         size: items in the request (Kairos' query size); 1 for a plain request.
+        upstream: in a pipeline, where `model` is a task and `deadline` the end-to-end one: the
+            request that made it; None at the root.
     """
 
     # A plain slotted class: millions are made in a simulation and a dataclass costs more.
-    __slots__ = ("arrival", "deadline", "id", "model", "size")
+    __slots__ = ("arrival", "deadline", "id", "model", "size", "upstream")
 
     def __init__(
-        self, id: RequestId, model: str, arrival: float, deadline: float, size: int = 1
+        self,
+        id: RequestId,
+        model: str,
+        arrival: float,
+        deadline: float,
+        size: int = 1,
+        upstream: Upstream | None = None,
     ) -> None:
         self.id = id
         self.model = model
         self.arrival = arrival
         self.deadline = deadline
         self.size = size
+        self.upstream = upstream
 
     def __repr__(self) -> str:
         return (

@@ -8,7 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from ray_slo.core.requests import BatchStatus
+from ray_slo.core.cluster import Assigned
+from ray_slo.core.requests import BatchStatus, Upstream
 
 
 class Submit(NamedTuple):
@@ -18,6 +19,7 @@ class Submit(NamedTuple):
     model: str
     budget_s: float
     size: int = 1
+    upstream: Upstream | None = None
 
 
 class Grant(NamedTuple):
@@ -122,6 +124,7 @@ class Heartbeat:
         profiles: current estimate per loaded variant, as a table in seconds.
         batches: ids of the batches that it holds, running or waiting.
         preempt_delay_s: from a preemption until it is free, as its preemption profiles say.
+        assigned: what the planner has it do, by a key of `profiles`; None without a plan for it.
     """
 
     worker: str
@@ -129,3 +132,4 @@ class Heartbeat:
     profiles: dict[str, list[float]]
     batches: list[str]
     preempt_delay_s: float = 0.0
+    assigned: Assigned | None = None
