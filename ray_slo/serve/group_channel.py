@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 from ray_slo.core import DropReason
+from ray_slo.serve.app_actor import AppActorLink, status_of
 from ray_slo.serve.channel import ActorChannel, WorkerLink
 from ray_slo.serve.groups import Wanted
 from ray_slo.serve.messages import BatchReport, Grant, Heartbeat, Message, Refusal, Submit
@@ -31,7 +32,6 @@ logger = logging.getLogger(__name__)
 
 _AGAIN_S = 0.3  # after the planner could not be reached
 _RETRY_LOAD_S = 20.0
-_ANSWER_S = 10.0  # of the planner: more than its long polls take
 
 
 class GroupedChannel:
@@ -56,7 +56,7 @@ class GroupedChannel:
         self._on_messages = on_messages
         self._resubmit = resubmit
         self._loop = asyncio.get_running_loop()
-        self._planner: Any = None
+        self._planner = AppActorLink(functools.partial(get_or_create_planner, spec, app_key), spec)
         self._channels: dict[str, ActorChannel] = {}
         self._routes: dict[str, str] = {}
         self._applied = ("", -1)
@@ -118,11 +118,11 @@ class GroupedChannel:
         found = dict(
             zip(
                 channels,
-                await asyncio.gather(*(_status(c.status()) for c in channels.values())),
+                await asyncio.gather(*(status_of(c.status()) for c in channels.values())),
                 strict=True,
             )
         )
-        plan = await _status(self._planner_status())
+        plan = await status_of(self._planner_status())
         if plan.get("state") == "unreachable" and self._decided_at is not None:
             plan["plan_age_s"] = self._loop.time() - self._decided_at
             plan["why"] = "the last plan holds"
@@ -149,13 +149,8 @@ class GroupedChannel:
         return {**total, "routes": dict(self._routes), "groups": groups, "plan": plan}
 
     async def _planner_status(self) -> dict[str, Any]:
-        status: dict[str, Any] = await self._reached().status.remote()
+        status: dict[str, Any] = await self._planner.actor.status.remote()
         return status
-
-    def _reached(self) -> Any:
-        if self._planner is None:
-            raise ConnectionError("the planner cannot be reached; the last plan holds")
-        return self._planner
 
     def close(self) -> None:
         self._follower.cancel()
@@ -170,7 +165,7 @@ class GroupedChannel:
         Raises:
             ConnectionError: the planner cannot be reached.
         """
-        await self._reached().move.remote(model, group)
+        await self._planner.actor.move.remote(model, group)
 
     async def replan(self) -> None:
         """See `PlannerActor.replan`.
@@ -178,27 +173,20 @@ class GroupedChannel:
         Raises:
             ConnectionError: the planner cannot be reached.
         """
-        await self._reached().replan.remote(self._says())
+        await self._planner.actor.replan.remote(self._says())
 
     # -- inside ----------------------------------------------------------------------------
 
     async def _follow(self) -> None:
         while True:
             try:
-                if self._planner is None:
-                    planner = await self._loop.run_in_executor(
-                        None, get_or_create_planner, self._spec, self._app_key
-                    )
-                    await _in_time(planner.configure.remote(self._spec.without_code()))
-                    self._planner = planner
-                answer = await _in_time(self._planner.frontend.remote(self._says()))
+                answer = await self._planner.ask("frontend", self._says())
                 if answer is not None:
                     self._apply(answer)
             except asyncio.CancelledError:
                 raise
             except Exception as error:
                 logger.warning("planner unreachable (%r); the last plan holds", error)
-                self._planner = None
                 await asyncio.sleep(_AGAIN_S)
             if self._decided_at is not None:
                 self._metrics.plan_age(self._loop.time() - self._decided_at)
@@ -286,7 +274,7 @@ class Membership:
         self._home = home
         self._worker = worker
         self._loop = asyncio.get_running_loop()
-        self._planner: Any = None
+        self._planner = AppActorLink(functools.partial(get_or_create_planner, spec, app_key), spec)
         self._group: str | None = None
         self._had: str | None = None
         self._failed: dict[str, tuple[str, float]] = {}  # (why, when to try again)
@@ -341,12 +329,6 @@ class Membership:
 
     async def _ask(self) -> Wanted | None:
         try:
-            if self._planner is None:
-                planner = await self._loop.run_in_executor(
-                    None, get_or_create_planner, self._spec, self._app_key
-                )
-                await _in_time(planner.configure.remote(self._spec.without_code()))
-                self._planner = planner
             says = WorkerSays(
                 self._worker.id,
                 self._home,
@@ -355,14 +337,13 @@ class Membership:
                 {model: why for model, (why, _) in self._failed.items()},
                 self._spec.fingerprint,
             )
-            token, wanted = await _in_time(self._planner.worker.remote(says, self._had))
+            token, wanted = await self._planner.ask("worker", says, self._had)
             self._had = token or self._had
             return wanted if wanted is None or isinstance(wanted, Wanted) else None
         except asyncio.CancelledError:
             raise
         except Exception as error:
             logger.info("planner unreachable (%r); going on as before", error)
-            self._planner = None
             await asyncio.sleep(_AGAIN_S)
             return None
 
@@ -391,19 +372,3 @@ class Membership:
 
     def _link(self, group: str) -> WorkerLink:
         return WorkerLink(self._spec, f"{self._app_key}#{group}")
-
-
-async def _in_time(response: Any) -> Any:
-    return await asyncio.wait_for(_result(response), _ANSWER_S)
-
-
-async def _result(response: Any) -> Any:
-    return await response
-
-
-async def _status(response: Any) -> dict[str, Any]:
-    try:
-        status: dict[str, Any] = await asyncio.wait_for(response, 3.0)
-    except Exception as error:
-        return {"state": "unreachable", "error": f"{type(error).__name__}: {error}"}
-    return status

@@ -9,7 +9,6 @@ on with the last answer, Ray restarts it, and it takes over the layout that it f
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import time
 import uuid
@@ -20,6 +19,8 @@ import ray
 
 from ray_slo.core import LatencyProfile
 from ray_slo.core.profiles import load_profiles
+from ray_slo.serve import app_actor
+from ray_slo.serve.app_actor import AppActor
 from ray_slo.serve.errors import ConfigError, UnknownModel
 from ray_slo.serve.groups import (
     Demand,
@@ -37,22 +38,14 @@ from ray_slo.serve.groups import (
     wanted,
     worth_it,
 )
-from ray_slo.serve.scheduler_actor import (
-    NAMESPACE,
-    application_is_gone,
-    find_scheduler,
-    in_task,
-)
+from ray_slo.serve.scheduler_actor import NAMESPACE, find_scheduler, in_task
 from ray_slo.serve.spec import AppSpec
 
 logger = logging.getLogger(__name__)
 
-_STEP_S = 0.2
-_POLL_S = 2.0  # a long poll returns after this, so that the silent are noticed
 _GONE_S = 10.0  # workers and frontends are taken for dead after this silence
 _TAKE_OVER_S = 3.0  # after a restart: so long for everybody to say what they are doing
 _DRAIN_S = 60.0  # a group that still has requests of a model after this is drained no longer
-_WATCH_S = 2.0
 
 
 class WorkerSays(NamedTuple):
@@ -103,13 +96,11 @@ class _Drain:
     empty: int = 0  # looks in a row that found nothing
 
 
-class PlannerActor:
+class PlannerActor(AppActor):
     """Keeps, plans and carries out the layout of one application."""
 
     def __init__(self, spec: AppSpec, app_key: str) -> None:
-        self._app_key = app_key
-        self._task: asyncio.Task[None] | None = None
-        self._watcher: asyncio.Task[None] | None = None
+        super().__init__(app_key)
         self._reset(spec)
 
     def _reset(self, spec: AppSpec) -> None:
@@ -132,7 +123,6 @@ class PlannerActor:
         self._wanted: dict[str, Wanted] = {}
         self._moves = 0
         self._number = 0
-        self._changed = asyncio.Event()
 
     # -- asked by workers and frontends ----------------------------------------------------
 
@@ -141,9 +131,8 @@ class PlannerActor:
         if spec.version > self._spec.version and spec.fingerprint != self._spec.fingerprint:
             if self._planning is not None:
                 self._planning.cancel()
-            changed = self._changed
             self._reset(spec)
-            changed.set()
+            self._tell()
         elif spec.version > self._spec.version:
             self._spec = spec
         self._start()
@@ -153,10 +142,10 @@ class PlannerActor:
         after a while. None: what it does."""
         self._start()
         if says.version != self._spec.fingerprint:  # of an older release, still draining
-            await asyncio.sleep(_POLL_S)
+            await asyncio.sleep(app_actor._POLL_S)
             return None, None
         self._workers[says.worker] = (says, time.monotonic())
-        until = time.monotonic() + _POLL_S
+        until = time.monotonic() + app_actor._POLL_S
         while True:
             found = self._wanted.get(says.worker)
             token = f"{self._epoch} {found}"
@@ -168,7 +157,7 @@ class PlannerActor:
         """Where to send requests: at once when that is news to a frontend, else after a while."""
         self._start()
         if says.version != self._spec.fingerprint:
-            await asyncio.sleep(_POLL_S)
+            await asyncio.sleep(app_actor._POLL_S)
             return None
         now = time.monotonic()
         epoch, number = says.applied
@@ -177,7 +166,7 @@ class PlannerActor:
         known.seen_at, known.applied = now, applied
         if epoch != self._epoch:  # we are new, it may not be
             self._routes = {**says.routes, **self._routes}
-        until = now + _POLL_S
+        until = now + app_actor._POLL_S
         while (applied == self._number or self._layout is None) and time.monotonic() < until:
             await self._news(until)
         known.seen_at = time.monotonic()
@@ -197,10 +186,6 @@ class PlannerActor:
             self._counted[model] = self._counted.get(model, 0) + new
             known.counts = {**known.counts, model: max(count, known.counts.get(model, 0))}
         return known
-
-    async def _news(self, until: float) -> None:
-        with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(self._changed.wait(), max(until - time.monotonic(), 0.0))
 
     # -- asked by people -------------------------------------------------------------------
 
@@ -281,28 +266,18 @@ class PlannerActor:
 
     # -- steps -----------------------------------------------------------------------------
 
-    def _start(self) -> None:
-        # Not in __init__: there is no running event loop there.
-        loop = asyncio.get_running_loop()
-        if self._task is None:
-            self._task = loop.create_task(self._run())
-            self._watcher = loop.create_task(self._watch())
+    async def _turn(self, now: float) -> None:
+        self._forget_silent(now)
+        if self._layout is None:
+            self._first_layout(now)
+        else:
+            await self._drain(now)
+            self._step(now)
+            if self._plan_is_due(now):
+                self._plan_now(now)
 
-    async def _run(self) -> None:
-        while True:
-            try:
-                now = time.monotonic()
-                self._forget_silent(now)
-                if self._layout is None:
-                    self._first_layout(now)
-                else:
-                    await self._drain(now)
-                    self._step(now)
-                    if self._plan_is_due(now):
-                        self._plan_now(now)
-            except Exception:
-                logger.exception("planner step failed; going on")
-            await asyncio.sleep(_STEP_S)
+    def _is_alone(self) -> bool:
+        return not self._workers and not self._frontends
 
     def _seen(self) -> dict[str, Seen]:
         return {w: Seen(s.home, s.group, s.loaded) for w, (s, _) in self._workers.items()}
@@ -338,10 +313,6 @@ class PlannerActor:
         self._wanted = answer
         if news:
             self._tell()
-
-    def _tell(self) -> None:
-        self._changed.set()
-        self._changed = asyncio.Event()
 
     async def _drain(self, now: float) -> None:
         """Find out which groups have none of a moved model's requests left."""
@@ -522,20 +493,6 @@ class PlannerActor:
         usual = sum(best.values()) / len(best) if best else 1.0
         return {model: best.get(model, usual) for model in self._spec.models}
 
-    # -- life ------------------------------------------------------------------------------
-
-    async def _watch(self) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            await asyncio.sleep(_WATCH_S)
-            try:
-                nobody = not self._workers and not self._frontends
-                if nobody and await loop.run_in_executor(None, application_is_gone, self._app_key):
-                    logger.info("application %s is gone; leaving", self._app_key)
-                    ray.kill(ray.get_runtime_context().current_actor, no_restart=True)
-            except Exception:
-                logger.exception("watch failed; going on")
-
 
 def planner_name(app_key: str) -> str:
     """Name of an application's planner actor; no group can have it."""
@@ -544,16 +501,7 @@ def planner_name(app_key: str) -> str:
 
 def get_or_create_planner(spec: AppSpec, app_key: str) -> Any:
     """The application's planner actor; made if there is none. Blocks."""
-    actor: Any = ray.remote(PlannerActor)
-    return actor.options(
-        name=planner_name(app_key),
-        namespace=NAMESPACE,
-        lifetime="detached",
-        get_if_exists=True,
-        max_restarts=-1,
-        max_concurrency=10_000,
-        num_cpus=0,
-    ).remote(spec.without_code(), app_key)
+    return app_actor.get_or_create(PlannerActor, planner_name(app_key), spec, app_key)
 
 
 def find_planner(app_key: str) -> Any:

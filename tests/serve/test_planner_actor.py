@@ -7,7 +7,7 @@ import time
 import pytest
 
 from ray_slo.errors import ConfigError, UnknownModel
-from ray_slo.serve import planner_actor
+from ray_slo.serve import app_actor, planner_actor
 from ray_slo.serve.planner_actor import FrontendSays, PlannerActor, WorkerSays
 from ray_slo.serve.spec import parse_spec
 
@@ -87,8 +87,8 @@ def alone(monkeypatch):
 
     monkeypatch.setattr(planner_actor, "in_task", here)
     monkeypatch.setattr(PlannerActor, "_scheduler_status", idle)
-    monkeypatch.setattr(planner_actor, "_POLL_S", 0.02)
-    monkeypatch.setattr(planner_actor, "_STEP_S", 0.01)
+    monkeypatch.setattr(app_actor, "_POLL_S", 0.02)
+    monkeypatch.setattr(app_actor, "_STEP_S", 0.01)
     monkeypatch.setattr(planner_actor, "_TAKE_OVER_S", 0.1)
 
 

@@ -1,0 +1,162 @@
+"""What the actors that plan have in common, and how workers and frontends speak to them.
+
+Such an actor is named and detached, and belongs to one application. Nobody is called from there:
+workers and frontends ask, by long polls, what they should do, and say what they have done. So it
+may die at any time: they go on with its last answer, Ray restarts it (or they make it anew), and it
+goes on from what they say. It leaves when its application is gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable
+from typing import Any
+
+import ray
+
+from ray_slo.serve.scheduler_actor import NAMESPACE, application_is_gone
+from ray_slo.serve.spec import AppSpec
+
+logger = logging.getLogger(__name__)
+
+_STEP_S = 0.2
+_POLL_S = 2.0  # a long poll returns after this, so that the silent are noticed
+_WATCH_S = 2.0
+_ANSWER_S = 10.0  # more than a long poll takes
+
+
+class AppActor:
+    """Steps, news for long polls, and leaving."""
+
+    def __init__(self, app_key: str) -> None:
+        self._app_key = app_key
+        self._task: asyncio.Task[None] | None = None
+        self._watcher: asyncio.Task[None] | None = None
+        self._changed = asyncio.Event()
+
+    async def _turn(self, now: float) -> None:
+        """Whatever is to be done every `_STEP_S`."""
+        raise NotImplementedError
+
+    def _is_alone(self) -> bool:
+        """Whether no worker and no frontend was heard of lately."""
+        raise NotImplementedError
+
+    def _start(self) -> None:
+        # Not in __init__: there is no running event loop there.
+        loop = asyncio.get_running_loop()
+        if self._task is None:
+            self._task = loop.create_task(self._run())
+            self._watcher = loop.create_task(self._watch())
+
+    async def _run(self) -> None:
+        while True:
+            try:
+                await self._turn(time.monotonic())
+            except Exception:
+                logger.exception("planner step failed; going on")
+            await asyncio.sleep(_STEP_S)
+
+    def _tell(self) -> None:
+        """Wake all long polls."""
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def _news(self, until: float) -> None:
+        """Wait for the next `_tell`, at most until then."""
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self._changed.wait(), max(until - time.monotonic(), 0.0))
+
+    async def _watch(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(_WATCH_S)
+            try:
+                if self._is_alone() and await loop.run_in_executor(
+                    None, application_is_gone, self._app_key
+                ):
+                    logger.info("application %s is gone; leaving", self._app_key)
+                    ray.kill(ray.get_runtime_context().current_actor, no_restart=True)
+            except Exception:
+                logger.exception("watch failed; going on")
+
+
+def get_or_create(actor_class: type[AppActor], name: str, spec: AppSpec, app_key: str) -> Any:
+    """The actor of that name; made if there is none. Blocks."""
+    actor: Any = ray.remote(actor_class)
+    return actor.options(
+        name=name,
+        namespace=NAMESPACE,
+        lifetime="detached",
+        get_if_exists=True,
+        max_restarts=-1,
+        max_concurrency=10_000,
+        num_cpus=0,
+    ).remote(spec.without_code(), app_key)
+
+
+class AppActorLink:
+    """A worker's or frontend's way to such an actor, found (or made) anew when it is gone.
+
+    Args:
+        make: `get_or_create` of the actor, bound.
+        spec: which the actor is told of first.
+    """
+
+    def __init__(self, make: Callable[[], Any], spec: AppSpec) -> None:
+        self._make = make
+        self._spec = spec
+        self._actor: Any = None
+
+    @property
+    def actor(self) -> Any:
+        """The actor as it was last found.
+
+        Raises:
+            ConnectionError: it cannot be reached.
+        """
+        if self._actor is None:
+            raise ConnectionError("the planner cannot be reached; the last plan holds")
+        return self._actor
+
+    async def ask(self, method: str, *args: Any) -> Any:
+        """The answer of one of its methods.
+
+        Raises:
+            Exception: whatever kept it from answering; it is looked up anew next time.
+        """
+        try:
+            if self._actor is None:
+                loop = asyncio.get_running_loop()
+                actor = await loop.run_in_executor(None, self._make)
+                await in_time(actor.configure.remote(self._spec.without_code()))
+                self._actor = actor
+            return await in_time(getattr(self._actor, method).remote(*args))
+        except Exception:
+            self._actor = None
+            raise
+
+
+async def in_time(response: Any, timeout_s: float = _ANSWER_S) -> Any:
+    """Await a Ray reference, but no longer than that.
+
+    Raises:
+        TimeoutError: no answer.
+    """
+    return await asyncio.wait_for(_result(response), timeout_s)
+
+
+async def status_of(response: Any) -> dict[str, Any]:
+    """A status, or why there is none."""
+    try:
+        status: dict[str, Any] = await asyncio.wait_for(response, 3.0)
+    except Exception as error:
+        return {"state": "unreachable", "error": f"{type(error).__name__}: {error}"}
+    return status
+
+
+async def _result(response: Any) -> Any:
+    return await response
