@@ -12,7 +12,10 @@ if TYPE_CHECKING:
     from ray_slo.serve.answers import Answer as Answer
     from ray_slo.serve.batching import batch as batch
     from ray_slo.serve.deployment import deployment as deployment
+    from ray_slo.serve.pipeline import Pipeline as Pipeline
+    from ray_slo.serve.pipeline import Task as Task
     from ray_slo.serve.spec import Variant as Variant
+    from ray_slo.serve.tree import Outputs as Outputs
 
 __version__ = "0.1.0"
 
@@ -21,9 +24,22 @@ _LAZY = {
     "batch": "ray_slo.serve.batching",
     "checkpoint": "ray_slo.models.checkpoint",
     "deployment": "ray_slo.serve.deployment",
+    "Outputs": "ray_slo.serve.tree",
+    "Pipeline": "ray_slo.serve.pipeline",
+    "Task": "ray_slo.serve.pipeline",
     "Variant": "ray_slo.serve.spec",
 }
-__all__ = ["Answer", "Variant", "__version__", "batch", "checkpoint", "deployment"]
+__all__ = [
+    "Answer",
+    "Outputs",
+    "Pipeline",
+    "Task",
+    "Variant",
+    "__version__",
+    "batch",
+    "checkpoint",
+    "deployment",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -9,10 +9,10 @@ import inspect
 import math
 import time
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
 from difflib import get_close_matches
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 
 from pydantic import (
     BaseModel,
@@ -24,9 +24,18 @@ from pydantic import (
     model_validator,
 )
 
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+from ray_slo.core import LatencyProfile
+from ray_slo.planning import loki
 from ray_slo.scheduling.registry import import_attr, make_policy
 
+_PIPELINE = "pipeline"  # the default policy of a pipeline
 _WITH_VARIANTS = "price"  # the default policy where a model has variants
+# Arguments of a `loki.Problem` that are measured, or follow from the rest.
+_PLANNED = ("waiting_factor", "communication_s")  # what its policy must see alike
+_MEASURED = {"tasks", "demand", "workers", "slo_s", "path_accuracies", "current"}
 
 
 class _Strict(BaseModel):
@@ -42,6 +51,8 @@ class VariantSpec(_Strict):
         args, kwargs: of `load`.
         accuracy: percent: what a policy maximises among the variants that are fast enough.
         profile: path of a latency-profile file (`ray-slo profile`) to start from.
+        factors: in a task of a pipeline, downstream items that it is expected to make per request,
+            by child task; what it does make is learned.
     """
 
     load: str | Callable[..., Any]
@@ -49,6 +60,7 @@ class VariantSpec(_Strict):
     kwargs: dict[str, Any] = Field(default_factory=dict)
     accuracy: float = Field(ge=0, le=100)
     profile: str | None = None
+    factors: dict[str, float] = Field(default_factory=dict)
 
     def loader(self) -> Callable[..., Any]:
         """What loads the network.
@@ -75,6 +87,7 @@ class Variant(VariantSpec):
         load: function or class (or "module:attr") that returns the loaded network.
         args, kwargs: of `load`.
         profile: path of a latency-profile file to start from.
+        factors: in a task of a pipeline, downstream items expected per request, by child task.
 
     Raises:
         ValueError: a bad value, with the field.
@@ -91,18 +104,20 @@ class Variant(VariantSpec):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
         profile: str | None = None,
+        factors: dict[str, float] | None = None,
     ) -> None:
-        fields = {"load": load, "args": args, "kwargs": kwargs or {}, "profile": profile}
+        rest = {"load": load, "args": args, "kwargs": kwargs or {}, "profile": profile}
+        rest["factors"] = factors or {}
         try:
-            BaseModel.__init__(self, name=name, accuracy=accuracy, **fields)
+            BaseModel.__init__(self, name=name, accuracy=accuracy, **rest)
         except ValidationError as error:
             raise ValueError(
                 "\n".join(f"Variant {name!r}: {_explain(e)}" for e in error.errors())
             ) from None
 
 
-class ModelSpec(_Strict):
-    """One model: the user's class and its SLO.
+class _Served(_Strict):
+    """The user's class, and what is known of it.
 
     Attributes:
         callable: class (or "module:Class") whose instances map a list of items to a list of
@@ -112,7 +127,6 @@ class ModelSpec(_Strict):
         args, kwargs: of the class's constructor.
         variants: networks that can answer, by name, best liked first. The batch method is then
             `__call__(self, network, items)`, and the policy chooses the network per batch.
-        latency_slo_ms: answer within this many milliseconds, counted from arrival at the frontend.
         accuracy: percent, where known; goes into answers. With variants, each has its own.
         max_batch_size: upper bound; the policy chooses the size.
         profile: path of a latency-profile file (`ray-slo profile`) to start from. It may hold
@@ -129,7 +143,6 @@ class ModelSpec(_Strict):
     args: tuple[Any, ...] = ()
     kwargs: dict[str, Any] = Field(default_factory=dict)
     variants: dict[str, VariantSpec] = Field(default_factory=dict)
-    latency_slo_ms: float = Field(gt=0)
     accuracy: float | None = Field(default=None, ge=0, le=100)
     max_batch_size: int = Field(default=64, ge=1, le=4096)
     profile: str | None = None
@@ -150,8 +163,9 @@ class ModelSpec(_Strict):
                 )
             if variant.name in named:
                 raise ValueError(f"two variants are named {variant.name!r}")
-            fields = {name: getattr(variant, name) for name in VariantSpec.model_fields}
-            named[variant.name] = VariantSpec(**fields)
+            named[variant.name] = VariantSpec(
+                **{field: getattr(variant, field) for field in VariantSpec.model_fields}
+            )
         return named
 
     @field_validator("variants")
@@ -162,7 +176,7 @@ class ModelSpec(_Strict):
         return value
 
     @model_validator(mode="after")
-    def _one_accuracy(self) -> ModelSpec:
+    def _one_accuracy(self) -> _Served:
         if self.variants and self.accuracy is not None:
             raise ValueError(
                 f"accuracy is {self.accuracy:g}, but each variant has an accuracy of its own; "
@@ -180,19 +194,269 @@ class ModelSpec(_Strict):
         # What @ray_slo.deployment made of a class will do, too.
         return check_user_class(getattr(target, "user_class", target), bool(self.variants))
 
+    def without_code(self) -> Self:
+        """The same without the user's classes and arguments."""
+        bare = {"callable": "", "args": (), "kwargs": {}, "user_config": None}
+        variants = {
+            name: v.model_copy(update={"load": "", "args": (), "kwargs": {}})
+            for name, v in self.variants.items()
+        }
+        return self.model_copy(update={**bare, "variants": variants})
+
+
+class ModelSpec(_Served):
+    """One model: the user's class (see `_Served`) and its SLO.
+
+    Attributes:
+        latency_slo_ms: answer within this many milliseconds, counted from arrival at the frontend.
+    """
+
+    latency_slo_ms: float = Field(gt=0)
+
+
+class TaskSpec(_Served):
+    """A task of a pipeline: a model that other tasks may send requests to.
+
+    What is said of a model's class holds for a task's, and its batch method returns, per request,
+    a result or `ray_slo.Outputs(result, {child: [item, …]})`: every item is a request of the child
+    task. A class may have another static method, `join(result, {child: [joined, …]})`: what
+    becomes of a request's result and those of the requests that it made. Default:
+    `{"result": result, "outputs": {child: [joined, …]}}`.
+
+    Attributes:
+        parent: the task whose batch method makes this one's requests; None at the root.
+        factors: downstream items expected per request, by child task, of variants that do not say
+            their own; 1 where neither says.
+    """
+
+    parent: str | None = None
+    factors: dict[str, float] = Field(default_factory=dict)
+
+    @field_validator("parent", mode="before")
+    @classmethod
+    def _one_parent(cls, value: Any) -> Any:
+        if value is not None and not isinstance(value, str):
+            raise ValueError("a pipeline is a tree: a task has one parent (or none, at the root)")
+        return value
+
+    def as_model(self, latency_slo_ms: float) -> ModelSpec:
+        """What the scheduler and the workers take it for."""
+        common = {field: getattr(self, field) for field in _Served.model_fields}
+        return ModelSpec(**common, latency_slo_ms=latency_slo_ms)
+
+
+class PipelineSpec(_Strict):
+    """A rooted tree of tasks under one SLO.
+
+    A client's item is a request of the root. Its answer is there when all that it made are.
+
+    Attributes:
+        tasks: by name.
+        latency_slo_ms: end to end: answer within this many milliseconds, counted from arrival at
+            the frontend.
+        join: function (or "module:function") for the root, instead of the `join` of its class.
+        path_accuracies: measured end-to-end accuracy, percent, by the names of the variants from
+            the root to a last task, "variant/variant"; the product of the variants' accuracies for
+            a path that is missing. A task without variants goes by its own name.
+    """
+
+    tasks: dict[str, TaskSpec] = Field(min_length=1)
+    latency_slo_ms: float = Field(gt=0)
+    join: str | Callable[..., Any] | None = None
+    path_accuracies: dict[str, float] = Field(default_factory=dict)
+
+    @field_validator("tasks")
+    @classmethod
+    def _task_names(cls, value: dict[str, TaskSpec]) -> dict[str, TaskSpec]:
+        for name in value:
+            _check_name("task", name)
+        return value
+
+    @model_validator(mode="after")
+    def _is_a_tree(self) -> PipelineSpec:
+        for name, task in self.tasks.items():
+            if task.parent is not None and task.parent not in self.tasks:
+                raise ValueError(
+                    f"tasks.{name}.parent: no task {task.parent!r}; "
+                    f"the tasks are {', '.join(self.tasks)}"
+                )
+        roots = [name for name, task in self.tasks.items() if task.parent is None]
+        if len(roots) > 1:
+            raise ValueError(
+                f"tasks: {', '.join(roots)} have no parent; a pipeline is a tree with one root"
+            )
+        if lost := [name for name in self.tasks if name not in self.parents]:
+            raise ValueError(
+                f"tasks: {', '.join(lost)} are in a cycle or below one; a pipeline is a tree, and "
+                "its root has no parent"
+            )
+        self._check_variants()
+        self._check_paths()
+        return self
+
+    def _check_variants(self) -> None:
+        owner: dict[str, str] = {}
+        for name, task in self.tasks.items():
+            children = self.children(name)
+            named = {f"tasks.{name}.factors": task.factors}
+            for variant, spec in task.variants.items():
+                named[f"tasks.{name}.variants.{variant}.factors"] = spec.factors
+            for field, factors in named.items():
+                for child, factor in factors.items():
+                    if child not in children:
+                        raise ValueError(
+                            f"{field}: {child!r} is no child of {name!r}; "
+                            f"its children are {', '.join(children) or 'none'}"
+                        )
+                    if not 0 <= factor < math.inf:
+                        raise ValueError(f"{field}.{child} must be at least 0, got {factor}")
+            for variant in task.variants or (name,):
+                if variant in owner:
+                    raise ValueError(
+                        f"tasks.{name}.variants: {variant!r} is a variant of {owner[variant]!r}, "
+                        "too; variants of a pipeline have names of their own"
+                    )
+                owner[variant] = name
+
+    def _check_paths(self) -> None:
+        valid = self.paths
+        for path, accuracy in self.path_accuracies.items():
+            if tuple(path.split("/")) not in valid:
+                shown = ["/".join(p) for p in list(valid)[:8]]
+                raise ValueError(
+                    f"path_accuracies: no path {path!r} from root to a last task; they are "
+                    f"{', '.join(shown)}{', …' * (len(valid) > len(shown))}"
+                )
+            if not 0 <= accuracy <= 100:
+                raise ValueError(f"path_accuracies.{path} must be 0 to 100 percent, got {accuracy}")
+
+    @property
+    def parents(self) -> dict[str, str | None]:
+        """Parent by task, parents before their children: the root comes first."""
+        order: dict[str, str | None] = {n: None for n, t in self.tasks.items() if t.parent is None}
+        for name in (found := list(order)):  # grows as it goes
+            below = self.children(name)
+            order |= dict.fromkeys(below, name)
+            found += below
+        return order
+
+    @property
+    def root(self) -> str:
+        return next(iter(self.parents))
+
+    def children(self, task: str) -> tuple[str, ...]:
+        return tuple(name for name, t in self.tasks.items() if t.parent == task)
+
+    @property
+    def factors(self) -> dict[str, dict[str, float]]:
+        """Downstream items expected per request, by variant and child task; all variants."""
+        return {
+            variant: {
+                child: (spec.factors if spec is not None else {}).get(
+                    child, task.factors.get(child, 1.0)
+                )
+                for child in self.children(name)
+            }
+            for name, task in self.tasks.items()
+            for variant, spec in (task.variants or {name: None}).items()
+        }
+
+    @property
+    def measured_paths(self) -> dict[tuple[str, ...], float]:
+        """`path_accuracies` by the variants as a tuple."""
+        return {tuple(path.split("/")): value for path, value in self.path_accuracies.items()}
+
+    def loki_tasks(
+        self,
+        profile: Callable[[str], LatencyProfile],
+        factors: Mapping[str, Mapping[str, float]] | None = None,
+    ) -> tuple[loki.Task, ...]:
+        """What `loki.Problem` takes.
+
+        Args:
+            profile: by the name of a variant.
+            factors: learned ones, by variant and child task; default: those expected.
+        """
+        made = {**self.factors, **(factors or {})}
+        answer = []
+        for name in self.parents:
+            task = self.tasks[name]
+            # One network whose accuracy is not known takes nothing away from those of others.
+            only = 100.0 if task.accuracy is None else task.accuracy
+            own = {n: v.accuracy for n, v in task.variants.items()} or {name: only}
+            variants = tuple(loki.Variant(v, a, profile(v), made[v]) for v, a in own.items())
+            answer.append(loki.Task(name, variants, task.parent))
+        return tuple(answer)
+
+    @property
+    def paths(self) -> dict[tuple[str, ...], float | None]:
+        """End-to-end accuracy of every path, percent, by its variants from the root to a last task;
+        None where it was not measured and a variant's own is not known."""
+        done: dict[tuple[str, ...], float | None] = {}
+
+        def walk(task: str, before: tuple[str, ...], share: float | None) -> None:
+            spec = self.tasks[task]
+            own: Mapping[str, float | None] = {n: v.accuracy for n, v in spec.variants.items()}
+            for variant, accuracy in (own or {task: spec.accuracy}).items():
+                path = (*before, variant)
+                known = share is not None and accuracy is not None
+                product = share * accuracy / 100 if known else None  # type: ignore[operator]
+                if not (below := self.children(task)):
+                    done[path] = self.path_accuracies.get("/".join(path), product)
+                for child in below:
+                    walk(child, path, product)
+
+        walk(self.root, (), 100.0)
+        return done
+
 
 class WorkerSpec(_Strict):
-    """A kind of worker: so many Serve replicas with such resources, each hosting every model."""
+    """A kind of worker: Serve replicas with such resources, each hosting every model, or what the
+    planner has it host.
+
+    Attributes:
+        num_replicas: so many; at first, where a planner changes that (default: `min_replicas`).
+        min_replicas, max_replicas: between these the planner "loki" decides; without
+            `max_replicas` there are always `num_replicas`.
+    """
 
     num_replicas: int = Field(default=1, ge=1)
+    min_replicas: int = Field(default=1, ge=1)
+    max_replicas: int | None = Field(default=None, ge=1)
     ray_actor_options: dict[str, Any] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _in_range(self) -> WorkerSpec:
+        if self.max_replicas is None and "min_replicas" in self.model_fields_set:
+            raise ValueError(
+                f"min_replicas is {self.min_replicas} without max_replicas; there would always be "
+                "num_replicas"
+            )
+        if self.scales and "num_replicas" not in self.model_fields_set:
+            self.num_replicas = self.min_replicas
+        if self.scales and not self.min_replicas <= self.num_replicas <= self.most_replicas:
+            raise ValueError(
+                f"num_replicas must be from min_replicas {self.min_replicas} to max_replicas "
+                f"{self.max_replicas}, got {self.num_replicas}"
+            )
+        return self
+
+    @property
+    def scales(self) -> bool:
+        """Whether a planner decides how many there are."""
+        return self.max_replicas is not None
+
+    @property
+    def most_replicas(self) -> int:
+        return self.num_replicas if self.max_replicas is None else self.max_replicas
 
 
 class PolicySpec(_Strict):
     """A policy by name or "module:attr", with its arguments.
 
     Attributes:
-        name: None for the default: `deferred`, or `price` where a model has variants.
+        name: None for the default: `deferred`, or `price` where a model has variants, or
+            `pipeline` for a pipeline.
     """
 
     name: Any = None
@@ -200,9 +464,8 @@ class PolicySpec(_Strict):
 
     @model_validator(mode="after")
     def _resolves(self) -> PolicySpec:
-        if self.name is None:
-            return self
-        make_policy(self.name, self.kwargs)  # may raise
+        if self.name not in (None, _PIPELINE):  # that one's arguments follow from the pipeline
+            make_policy(self.name, self.kwargs)  # may raise
         return self
 
     @property
@@ -224,34 +487,63 @@ class GroupSpec(_Strict):
 
 
 class PlannerSpec(_Strict):
-    """Who decides which models (and, without `groups`, which workers) make a group.
+    """Who decides which models (and, without `groups`, which workers) make a group; or, in a
+    pipeline, how many workers serve which variant in batches of what size.
 
     Attributes:
         name: "herd" (largest burst tolerance, sizes the groups itself) or "partition" (even loads
-            on a fixed number of groups).
+            on a fixed number of groups); "loki" for a pipeline.
         interval_s: it plans at deployment, and again after every interval, for the demand that was
-            measured in it.
+            measured in it. Default: 60, and 10 for "loki", which also plans when the demand has
+            changed by more than chance.
         rates: requests per second expected of models, until there is a measured interval; 1 where
-            not given.
-        memory_mb: of models on a worker; 0 where not given.
-        min_gain: a plan that is better by no more than this share is not worth the moves.
+            not given. In a pipeline, of its root.
+        memory_mb: of models on a worker; 0 where not given. Not for "loki".
+        min_gain: a plan that is better by no more than this share is not worth the moves. Not for
+            "loki", which has `swap_cost`.
+        demand: of "loki": how the demand is anticipated (`ray_slo.planning.demand`).
+        make_before_break: of "loki": a worker loads its next variant before it lets go of the last
+            one, so that it serves all the time; False where memory is for one.
         kwargs: further arguments of the planner's `Problem` (`ray_slo.planning`), e.g.
-            {"group_worker_limit": 4} of herd or {"sub_clusters": 2} of partition.
+            {"group_worker_limit": 4} of herd, {"sub_clusters": 2} of partition, or
+            {"headroom_quantile": 0.95} of loki.
     """
 
-    name: Literal["herd", "partition"]
+    name: Literal["herd", "partition", "loki"]
     interval_s: float = Field(default=60.0, gt=0)
     rates: dict[str, float] = Field(default_factory=dict)
     memory_mb: dict[str, float] = Field(default_factory=dict)
     min_gain: float = Field(default=0.1, ge=0)
+    demand: Literal["ewma", "peak", "holt"] = "ewma"
+    make_before_break: bool = True
     kwargs: dict[str, Any] = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def _kwargs_fit(self) -> PlannerSpec:
-        from ray_slo.serve.groups import check_kwargs
+        others = {"memory_mb", "min_gain"} if self.is_loki else {"demand", "make_before_break"}
+        if wrong := sorted(others & self.model_fields_set):
+            raise ValueError(f"{wrong[0]}: not for the planner {self.name!r}; leave it out")
+        if not self.is_loki:
+            from ray_slo.serve.groups import check_kwargs
 
-        check_kwargs(self.name, self.kwargs)
+            check_kwargs(self.name, self.kwargs)
+            return self
+        if "interval_s" not in self.model_fields_set:
+            self.interval_s = 10.0
+        valid = sorted({f.name for f in fields(loki.Problem)} - _MEASURED)
+        if unknown := sorted(set(self.kwargs) - set(valid)):
+            raise ValueError(
+                f"planner 'loki' has no argument {unknown[0]!r}; "
+                f"valid arguments are {', '.join(valid)}"
+            )
+        if isinstance(sizes := self.kwargs.get("batch_sizes"), list):  # as YAML has it
+            self.kwargs = {**self.kwargs, "batch_sizes": tuple(sizes)}
         return self
+
+    @property
+    def is_loki(self) -> bool:
+        """Whether it plans a pipeline; else groups."""
+        return self.name == "loki"
 
 
 @dataclass(frozen=True)
@@ -276,11 +568,15 @@ class AppSpec(_Strict):
     Attributes:
         models: by name; the name is what a client asks for (`/name` over HTTP, `model=` on a
             handle; neither is needed when there is one).
+        pipeline: a tree of tasks instead of `models`; clients ask for the whole. Its tasks are
+            what scheduler, workers and metrics call models: `models` is made of them, and holds
+            their code.
         workers: by hardware kind.
         groups: serving groups by name, each with workers and models of its own, instead of
             `workers`.
         planner: decides which models are served by which group; without `groups`, it makes groups
-            of the `workers`, too.
+            of the `workers`, too. Of a pipeline: "loki", which is the default there; with None
+            every worker loads all variants, and another policy must choose.
         policy: who decides; see `PolicySpec`. Each group has one of its own.
         scheduler: "embedded" in the only frontend (no control round trips), "actor" (a named
             actor that survives frontends and serves several), or "auto": embedded for one
@@ -301,7 +597,8 @@ class AppSpec(_Strict):
         name: of the frontend's deployment.
     """
 
-    models: dict[str, ModelSpec] = Field(min_length=1)
+    models: dict[str, ModelSpec] = Field(default_factory=dict)
+    pipeline: PipelineSpec | None = None
     workers: dict[str, WorkerSpec] = Field(default_factory=lambda: {"default": WorkerSpec()})
     groups: dict[str, GroupSpec] = Field(default_factory=dict)
     planner: PlannerSpec | None = None
@@ -327,6 +624,11 @@ class AppSpec(_Strict):
             return value
         return {"name": value}
 
+    @field_validator("planner", mode="before")
+    @classmethod
+    def _planner_by_name(cls, value: Any) -> Any:
+        return {"name": value} if isinstance(value, str) else value
+
     @field_validator("workers")
     @classmethod
     def _some_workers(cls, value: dict[str, WorkerSpec]) -> dict[str, WorkerSpec]:
@@ -342,7 +644,98 @@ class AppSpec(_Strict):
         return value
 
     @model_validator(mode="after")
+    def _something_to_serve(self) -> AppSpec:
+        if self.pipeline is None:
+            if not self.models:
+                raise ValueError("models: required (or a pipeline)")
+            for name, model in self.models.items():
+                if any(variant.factors for variant in model.variants.values()):
+                    raise ValueError(
+                        f"models.{name}.variants: factors are for the tasks of a pipeline"
+                    )
+            return self
+        if self.models:
+            raise ValueError(
+                "models: the tasks of a pipeline are its models; leave models out, or deploy them "
+                "as another application"
+            )
+        pipeline = self.pipeline
+        if self.deployment_name in pipeline.tasks:
+            raise ValueError(
+                f"name: {self.deployment_name!r} is a task of the pipeline, too; "
+                "metrics could not tell them apart"
+            )
+        self.models = {n: t.as_model(pipeline.latency_slo_ms) for n, t in pipeline.tasks.items()}
+        bare = {name: task.without_code() for name, task in pipeline.tasks.items()}
+        self.pipeline = pipeline.model_copy(update={"tasks": bare})
+        if "planner" not in self.model_fields_set:
+            self.planner = PlannerSpec(name="loki")
+        return self
+
+    @model_validator(mode="after")
+    def _pipeline_fits(self) -> AppSpec:
+        scaled = [kind for kind, worker in self.workers.items() if worker.scales]
+        if self.planner is None or not self.planner.is_loki:
+            if scaled:
+                raise ValueError(
+                    f"workers.{scaled[0]}.max_replicas: nobody decides how many there are; that "
+                    "takes a pipeline with the planner 'loki'"
+                )
+            if self.pipeline is not None and self.planner is not None:
+                raise ValueError(
+                    f"planner.name: {self.planner.name!r} makes groups of models; the planner of a "
+                    "pipeline is 'loki'"
+                )
+            if self.pipeline is not None and self.groups:
+                raise ValueError("groups: a pipeline has none; name its workers under `workers`")
+            return self
+        if self.pipeline is None:
+            raise ValueError("planner.name: 'loki' plans a pipeline, and there is none")
+        if self.groups:
+            raise ValueError("groups: a pipeline has none; name its workers under `workers`")
+        if len(self.workers) > 1:
+            raise ValueError(
+                f"workers: the planner 'loki' plans for workers that are alike, but there are "
+                f"{', '.join(self.workers)}; name one kind"
+            )
+        self._check_loki(self.pipeline, self.planner)
+        return self
+
+    def _check_loki(self, pipeline: PipelineSpec, planner: PlannerSpec) -> None:
+        for task, rate in planner.rates.items():
+            if task != pipeline.root:
+                raise ValueError(
+                    f"planner.rates: give what is expected of the root, {pipeline.root!r}; "
+                    f"got {task!r}"
+                )
+            if not 0 < rate < math.inf:
+                raise ValueError(f"planner.rates.{task} must be positive, got {rate}")
+        slo_s = pipeline.latency_slo_ms / 1e3
+        try:  # with profiles that do not matter here
+            loki.Problem(
+                pipeline.loki_tasks(lambda _: LatencyProfile([slo_s])),
+                demand=1.0,
+                workers=sum(w.most_replicas for w in self.workers.values()),
+                slo_s=slo_s,
+                path_accuracies=pipeline.measured_paths,
+                **planner.kwargs,
+            )
+        except (ValueError, TypeError) as error:
+            raise ValueError(f"planner.kwargs: {error}") from None
+
+    @model_validator(mode="after")
     def _default_policy(self) -> AppSpec:
+        if self.pipeline is not None and self.policy.name in (None, _PIPELINE):
+            if self.planner is None:
+                raise ValueError(
+                    "policy: 'pipeline' routes as a planner says, and there is none; choose "
+                    "another policy, or the planner 'loki'"
+                )
+            kwargs = _pipeline_kwargs(self.pipeline, self.planner, self.policy.kwargs)
+            make_policy(_PIPELINE, kwargs)  # may raise
+            self.policy = PolicySpec(name=_PIPELINE, kwargs=kwargs)
+        elif self.policy.name == _PIPELINE:
+            raise ValueError("policy: 'pipeline' is for a pipeline, and there is none")
         if self.policy.name is None:
             chooses = any(model.variants for model in self.models.values())
             name = _WITH_VARIANTS if chooses else "deferred"
@@ -377,7 +770,7 @@ class AppSpec(_Strict):
             )
         if self.groups:
             self._check_groups()
-        if self.planner is not None:
+        if self.planner is not None and not self.planner.is_loki:
             self._check_planner(self.planner)
         if self.groups:
             kinds = {_kind(g, k): w for g, s in self.groups.items() for k, w in s.workers.items()}
@@ -475,7 +868,12 @@ class AppSpec(_Strict):
     @property
     def grouped(self) -> bool:
         """Whether there are serving groups."""
-        return bool(self.groups) or self.planner is not None
+        return bool(self.groups) or (self.planner is not None and not self.planner.is_loki)
+
+    @property
+    def planned(self) -> bool:
+        """Whether a planner says which variants of a pipeline a worker loads."""
+        return self.planner is not None and self.planner.is_loki
 
     def group_of_kind(self, kind: str) -> str | None:
         """The group that a kind of worker belongs to; None where a planner decides."""
@@ -485,22 +883,9 @@ class AppSpec(_Strict):
 
     def without_code(self) -> AppSpec:
         """The same for the scheduler, which needs neither the user's classes nor arguments."""
-        models = {
-            name: m.model_copy(
-                update={
-                    "callable": "",
-                    "args": (),
-                    "kwargs": {},
-                    "user_config": None,
-                    "variants": {
-                        n: v.model_copy(update={"load": "", "args": (), "kwargs": {}})
-                        for n, v in m.variants.items()
-                    },
-                }
-            )
-            for name, m in self.models.items()
-        }
-        return self.model_copy(update={"models": models})
+        models = {name: model.without_code() for name, model in self.models.items()}
+        pipeline = self.pipeline and self.pipeline.model_copy(update={"join": None})
+        return self.model_copy(update={"models": models, "pipeline": pipeline})
 
     def variants(self) -> dict[str, VariantRef]:
         """Every network that workers load, by a name that is unique in the application.
@@ -535,6 +920,8 @@ class AppSpec(_Strict):
     @property
     def deployment_name(self) -> str:
         """Name of the frontend's deployment, before Serve makes it unique in its application."""
+        if self.pipeline is not None:
+            return self.name or "pipeline"
         return self.name or (next(iter(self.models)) if len(self.models) == 1 else "models")
 
     @property
@@ -543,6 +930,24 @@ class AppSpec(_Strict):
         return self.scheduler == "embedded" or (
             self.scheduler == "auto" and self.num_frontends == 1 and not self.grouped
         )
+
+
+def _pipeline_kwargs(
+    pipeline: PipelineSpec, planner: PlannerSpec, given: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Of the policy `pipeline`: what follows from the rest, and what is given.
+
+    Raises:
+        ValueError: given, although it follows from the rest.
+    """
+    same = {key: planner.kwargs[key] for key in _PLANNED if key in planner.kwargs}
+    kwargs = {"parents": pipeline.parents, "factors": pipeline.factors}
+    if wrong := sorted(set(given) & {*kwargs, *same}):
+        raise ValueError(
+            f"policy.kwargs.{wrong[0]}: follows from the "
+            f"{'pipeline' if wrong[0] in kwargs else 'arguments of the planner'}; leave it out"
+        )
+    return {**kwargs, **same, **given}
 
 
 def _kind(group: str, kind: str) -> str:
@@ -628,23 +1033,23 @@ def parse_spec(data: dict[str, Any]) -> AppSpec:
         raise ValueError("\n".join(_explain(e) for e in error.errors())) from None
 
 
-_CHILDREN: dict[str, type[BaseModel]] = {
-    "models": ModelSpec,
-    "workers": WorkerSpec,
-    "groups": GroupSpec,
-    "planner": PlannerSpec,
-    "policy": PolicySpec,
-}
+def _owner(loc: tuple[Any, ...]) -> type[BaseModel]:
+    """What the last key of an error's place belongs to."""
+    owner: type[BaseModel] = AppSpec
+    keys = iter(loc[:-1])
+    for key in keys:
+        annotation = owner.model_fields[key].annotation
+        inner = [t for t in (annotation, *get_args(annotation)) if inspect.isclass(t)]
+        owner = next(t for t in inner if issubclass(t, BaseModel))
+        if get_origin(annotation) is dict:
+            next(keys)
+    return owner
 
 
 def _explain(error: Any) -> str:
     path = ".".join(str(p) for p in error["loc"]) or "args"
     if error["type"] == "extra_forbidden":
-        owner = _CHILDREN[error["loc"][0]] if len(error["loc"]) > 1 else AppSpec
-        if len(error["loc"]) > 3 and error["loc"][2] == "variants":
-            owner = VariantSpec
-        if len(error["loc"]) > 3 and error["loc"][::2][:2] == ("groups", "workers"):
-            owner = WorkerSpec
+        owner = _owner(error["loc"])
         valid = sorted(owner.model_fields)
         near = get_close_matches(str(error["loc"][-1]), valid, n=1)
         hint = f" (did you mean {near[0]!r}?)" if near else ""

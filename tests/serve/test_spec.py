@@ -95,7 +95,7 @@ Model_ = {"callable": Model, "latency_slo_ms": 100}
         (
             variants(acuracy=3),
             "models.m.variants.deep.acuracy: unknown key (did you mean 'accuracy'?); valid keys "
-            "are accuracy, args, kwargs, load, profile",
+            "are accuracy, args, factors, kwargs, load, profile",
         ),
         (variants(accuracy=101), "models.m.variants.deep.accuracy: Input should be less than"),
         (model(variants={"deep": {"load": "x:y"}}), "models.m.variants.deep.accuracy: required"),
