@@ -15,6 +15,7 @@ POLICIES: dict[str, str] = {
     "eager": "ray_slo.scheduling.timeout:Eager",
     "flex": "ray_slo.scheduling.flex:Flex",
     "kairos": "ray_slo.scheduling.kairos:Kairos",
+    "pipeline": "ray_slo.scheduling.pipeline:Pipeline",
     "price": "ray_slo.scheduling.price:Price",
     "ramsis": "ray_slo.scheduling.ramsis:Ramsis",
     "timeout": "ray_slo.scheduling.timeout:Timeout",

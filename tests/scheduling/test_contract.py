@@ -10,12 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ray_slo.core import (
+    Assigned,
     BatchStatus,
     Cluster,
     DispatchDelay,
     LatencyProfile,
     Model,
     Request,
+    Upstream,
     Variant,
     Worker,
 )
@@ -24,6 +26,7 @@ from ray_slo.scheduling.batching import BatchingPolicy
 from ray_slo.scheduling.timeout import Eager
 from tests.scheduling.harness import EPS, Host
 
+TREE = {"a": None, "b": "a", "c": "b"}
 RULE = "tests.scheduling.tables:solve"
 KWARGS: dict[str, list[dict[str, Any]]] = {
     "deferred": [
@@ -45,6 +48,13 @@ KWARGS: dict[str, list[dict[str, Any]]] = {
         {"late": "serve", "pick": "cheapest"},
         {"learn": True, "xi": 0.9, "batch": True},
     ],
+    "pipeline": [
+        {"parents": TREE},
+        {"parents": TREE, "drop": "opportunistic", "queues": "worker", "rebalance_s": 0.01},
+        {"parents": TREE, "drop": "per_task", "factors": {"a0": {"b": 2.0}}},
+        {"parents": {"b": None, "a": "b", "c": "b"}, "drop": "last_task", "queues": "worker"},
+        {"parents": TREE, "drop": "none", "communication_s": 0.001},
+    ],
     "price": [{}, {"max_batch_size": 3, "margin_ms": 2.0, "violation_cost": 10.0}],
     "ramsis": [
         {"solver": RULE},
@@ -59,6 +69,7 @@ CASES = [(name, kwargs) for name in sorted(POLICIES) for kwargs in KWARGS.get(na
 
 VARIANTS = {"a": ("a0", "a1"), "b": ("b0",), "c": ("c0",)}
 LOADS = [frozenset({"a0", "a1", "b0", "c0"}), frozenset({"a1", "b0"}), frozenset({"c0"})]
+MADE_BY = [None, Upstream("w0", "a0", 0.02), Upstream("w1", "b0", 0.04), Upstream("?", "?", 0.0)]
 HARDWARE = {"fast": 1.0, "slow": 2.5}
 
 
@@ -103,6 +114,11 @@ operation = st.one_of(
     st.tuples(st.just("add"), worker_kind),
     st.tuples(st.just("remove"), st.integers(0, 9)),
     st.tuples(st.just("reload"), st.integers(0, 9), st.integers(0, len(LOADS) - 1)),
+    st.tuples(
+        st.just("assign"),
+        st.integers(0, 9),
+        st.sampled_from([None, ("a0", 2), ("a1", 9), ("b0", 1), ("c0", 3)]),
+    ),
     st.tuples(st.just("profiles"), st.sampled_from([0.5, 1.0, 1.7])),
     st.tuples(st.just("delay"), st.sampled_from([0.0, 0.001, 0.004, 0.015])),
 )
@@ -121,7 +137,10 @@ class Script:
 
     def arrive(self, bunch: list[tuple[str, float]]) -> None:
         now, n = self.host.now, len(self.requests)
-        new = [Request(n + i, m, now, now + budget) for i, (m, budget) in enumerate(bunch)]
+        new = [
+            Request(n + i, m, now, now + budget, upstream=MADE_BY[(n + i) % len(MADE_BY)])
+            for i, (m, budget) in enumerate(bunch)
+        ]
         self.requests += new
         self.host.arrive(new)
 
@@ -170,6 +189,14 @@ class Script:
         if workers:
             w = list(workers)[i % len(workers)]
             workers[w] = replace(workers[w], loaded=LOADS[load])
+            self.change(workers=workers)
+
+    def assign(self, i: int, what: tuple[str, int] | None) -> None:
+        workers = dict(self.host.cluster.workers)
+        if workers:
+            w = list(workers)[i % len(workers)]
+            assigned = None if what is None else Assigned(*what, load=20.0)
+            workers[w] = replace(workers[w], assigned=assigned)
             self.change(workers=workers)
 
     def profiles(self, scale: float) -> None:
