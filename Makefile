@@ -29,7 +29,7 @@ serve: $(STAMP)  ## leave the digits application running on http://127.0.0.1:800
 	$(BIN)/python -m deployments.digits.serve
 
 test: $(STAMP) check  ## set up, lint, type-check, run every test
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto --dist loadgroup
 
 test-fast: $(STAMP)  ## the tests that need no Ray cluster
 	$(BIN)/python -m pytest -m "not live and not slow"
