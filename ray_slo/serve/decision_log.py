@@ -1,0 +1,206 @@
+"""Writes a scheduler's decision log without making a decision wait.
+
+The event loop appends one object per decision to a bounded queue. A thread makes rows of them, a
+little at a time so that it never holds the interpreter for long, and writes the current file anew
+every few seconds: whole or not at all, so that a crash costs no more than those seconds. When the
+queue is full, decisions go unlogged, and the log says how many rows that were.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from ray_slo.core import Policy
+from ray_slo.simulation.decision_log import (
+    SUFFIX,
+    Encoder,
+    Recording,
+    Round,
+    Row,
+    Start,
+    file_name,
+    to_arrow,
+    write_file,
+)
+
+logger = logging.getLogger(__name__)
+
+_QUEUE_ROWS = 50_000  # about 20 MB of requests and actions at worst
+_FILE_ROWS = 20_000  # about half a megabyte: little to write anew
+_CHUNK_ROWS = 1000
+_POLL_S = 0.1
+_SLICE_S = 0.0005  # the thread encodes so long, then lets the event loop have the interpreter
+_PAUSE_S = 0.001
+_CLOSE_S = 5.0
+
+
+class DecisionLog:
+    """The log of one scheduler.
+
+    Args:
+        folder: where files go; made if it is not there.
+        name: who writes, unique; files of several writers may share a folder.
+        max_mb: bound of the folder's logs, all writers together; the oldest files go first.
+        flush_s: a crash costs so many seconds at most.
+        about: for the reader: application, group, …
+    """
+
+    def __init__(
+        self,
+        folder: str | Path,
+        name: str,
+        *,
+        max_mb: float = 64.0,
+        flush_s: float = 5.0,
+        **about: Any,
+    ) -> None:
+        self._folder = Path(folder)
+        stamp = datetime.now(timezone.utc).strftime("%Y%m%dT%H%M%S")
+        self._name = f"{stamp}-{name}"  # names sort by age
+        self._max_bytes = max_mb * 1e6
+        self._flush_s = flush_s
+        self._about = about
+        self._queue: deque[tuple[str, Any, float]] = deque()
+        self._queued = self._taken = 0  # rows; one counter per thread
+        self._lost = self._lost_in_all = 0
+        self._written_rows = 0
+        self._error = ""
+        self._sequence = 0
+        self._encoder = Encoder()
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="decision-log", daemon=True)
+        self._thread.start()
+        atexit.register(self.close)
+
+    def recorded(self, policy: Policy, name: Any, kwargs: Mapping[str, Any], now: float) -> Policy:
+        """`policy`, made of `name` and `kwargs`, as a policy whose every round is logged."""
+        start = Start.of(name, kwargs, wall_at=time.time(), **self._about)
+        self._queue.append(("start", start, now))
+        return Recording(policy, self._put)
+
+    def close(self, wait: bool = True) -> None:
+        """Write what is left; returns when it is written, or after a few seconds."""
+        self._closing.set()
+        if wait and self._thread is not threading.current_thread():
+            self._thread.join(_CLOSE_S)
+            atexit.unregister(self.close)
+
+    def status(self) -> dict[str, Any]:
+        """Where it is, rows written, rows lost because the queue was full, and the last error."""
+        return {
+            "folder": str(self._folder),
+            "name": self._name,
+            "rows": self._written_rows,
+            "rows_lost": self._lost_in_all,
+            "error": self._error,
+        }
+
+    # On the event loop.
+
+    def _put(self, round: Round) -> None:
+        rows = 1 + len(round.events)
+        for name, args in round.events:
+            if name == "requests_arrived":
+                rows += len(args[1])
+        if self._queued - self._taken + rows > _QUEUE_ROWS:
+            self._lost += rows
+            self._lost_in_all += rows
+            return
+        if self._lost:
+            self._queue.append(("lost", self._lost, round.now))
+            self._lost = 0
+        self._queued += rows
+        self._queue.append(("round", round, rows))
+
+    # On the thread.
+
+    def _run(self) -> None:
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            self._write_until_closed()
+        except Exception as error:  # a full disk must not cost a request
+            self._error = f"{type(error).__name__}: {error}"
+            logger.exception("the decision log in %s ends here", self._folder)
+            self._put = lambda round: None  # type: ignore[method-assign]
+            self._queue.clear()
+
+    def _write_until_closed(self) -> None:
+        encoder = self._encoder
+        chunks: list[Any] = []  # Arrow tables of the current file
+        rows = 0
+        flushed_at = time.monotonic()
+        dirty = False
+        while True:
+            closing = self._closing.is_set()  # before the queue is looked at
+            self._encode_some()
+            waiting = len(encoder.rows)
+            now = time.monotonic()
+            due = closing or now - flushed_at > self._flush_s
+            full = rows + waiting >= _FILE_ROWS
+            if waiting >= _CHUNK_ROWS or (waiting and (due or full)):
+                taken: list[Row] = encoder.rows[:]
+                encoder.rows.clear()
+                chunks.append(to_arrow(taken, self._breathe))
+                rows += len(taken)
+                dirty = True
+            if dirty and (due or full):
+                self._write(chunks)
+                self._written_rows += rows if full else 0
+                flushed_at, dirty = now, False
+            if full:
+                chunks, rows = [], 0
+                self._sequence += 1
+                encoder.new_file()
+            if self._queue:
+                time.sleep(_PAUSE_S)
+            elif closing:
+                return
+            else:
+                self._closing.wait(_POLL_S)
+
+    def _encode_some(self) -> None:
+        until = time.perf_counter() + _SLICE_S
+        queue, encoder = self._queue, self._encoder
+        while queue and time.perf_counter() < until:
+            kind, what, extra = queue.popleft()
+            if kind == "round":
+                self._taken += int(extra)
+                encoder.add(what)
+            elif kind == "start":
+                encoder.start(what, extra)
+            else:
+                encoder.lost(what, extra)
+
+    def _breathe(self) -> None:
+        if not self._closing.is_set():
+            time.sleep(0)  # lets the event loop have the interpreter
+
+    def _write(self, chunks: list[Any]) -> None:
+        import pyarrow as pa
+
+        path = self._folder / file_name(self._name, self._sequence)
+        write_file(path, pa.concat_tables(chunks), self._name, self._sequence)
+        self._prune(path)
+
+    def _prune(self, keep: Path) -> None:
+        sizes: dict[Path, int] = {}
+        for path in sorted(self._folder.glob(f"*{SUFFIX}")):
+            try:
+                sizes[path] = path.stat().st_size
+            except FileNotFoundError:  # another writer pruned, too
+                continue
+        total = sum(sizes.values())
+        for path, size in sizes.items():
+            if total <= self._max_bytes:
+                break
+            if path != keep:
+                path.unlink(missing_ok=True)
+                total -= size

@@ -1,0 +1,570 @@
+"""Decision logs, replayed: the same policy step by step, or any policy in the simulator ("what if").
+
+`replay` feeds a policy exactly what the recorded one was fed, at the recorded times, and compares
+every decision; a policy is a pure state machine, so they must be the same to the last bit.
+
+`what_if` runs a policy in virtual time on the recorded requests (arrival, deadline, size, cancels)
+and the recorded cluster (workers that came and went, profiles as they were learned). How long a
+batch takes is what batches took: the median by batch size, times what the recorded batch nearest in
+time deviated from it, so that a slow minute of the machine is slow in the simulation, too. Dispatch
+and report delays likewise. `recorded` makes the same kind of `Report` of the log itself.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from ray_slo.core.cluster import Cluster, Worker
+from ray_slo.core.decisions import Action, Decision, Dispatch, Drop, DropReason
+from ray_slo.core.policy import Policy
+from ray_slo.core.profiles import LatencyProfile, OnlineProfile
+from ray_slo.core.requests import BatchOutcome, BatchStatus, Request, WorkerId
+from ray_slo.scheduling.registry import make_policy
+from ray_slo.simulation.decision_log import Life, Logged
+from ray_slo.simulation.report import Report
+from ray_slo.simulation.simulator import _WORKER, _Batch, _Run, _Slot
+from ray_slo.simulation.workloads import Requests
+
+_CLUSTER, _CANCEL = _WORKER + 20, _WORKER + 21  # after the host's own events of one instant
+_WINDOW = 10_000  # samples of one batch size that the median is of
+
+
+# -- the same policy -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Where a replay first decided otherwise.
+
+    Attributes:
+        round: number of the decision in its life, from 0.
+        at: seconds in the recorded clock.
+        recorded, replayed: what was decided, in words; None where the other decided more.
+    """
+
+    round: int
+    at: float
+    recorded: str
+    replayed: str
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """What came of a replay.
+
+    Attributes:
+        rounds, actions: decisions compared, and what they held.
+        difference: None: all were the same.
+        error: what the recorded policy raised in the end, and the replayed one too.
+    """
+
+    rounds: int
+    actions: int
+    difference: Difference | None
+    error: str = ""
+
+    @property
+    def identical(self) -> bool:
+        return self.difference is None
+
+
+def replay(life: Life, make: Callable[[], Policy] | None = None) -> Replayed:
+    """Feed the recorded events to a policy and compare decisions, until the first difference.
+
+    Args:
+        make: makes the policy; default: what the log says.
+
+    Raises:
+        ValueError: the log does not hold the beginning, lost rows, or does not say which policy.
+    """
+    if not life.begins:
+        raise ValueError(
+            f"{life.scheduler}: the beginning is gone (max_mb was reached), so what the policy knew "
+            "is not known; only `--policy` (what if) can be asked of it"
+        )
+    if life.lost:
+        raise ValueError(
+            f"{life.scheduler}: {sum(n for n in life.lost if n > 0)} rows were not kept and "
+            f"{life.lost.count(-1)} files are missing, so what the policy knew is not known; only "
+            "`--policy` (what if) can be asked of it"
+        )
+    policy = make() if make else policy_of(life)
+    rounds = actions = 0
+    for r in life.rounds():
+        error, decided = "", Decision()
+        try:
+            for name, args in r.events:
+                getattr(policy, name)(*args)
+            decided = policy.decide(r.now)
+        except Exception as raised:  # as the recorded one may have
+            error = f"{type(raised).__name__}: {raised}"
+        difference = _difference(rounds, r.now, r.decision, r.error, decided, error)
+        if difference is not None:
+            return Replayed(rounds, actions, difference)
+        if r.decision is None:
+            return Replayed(rounds, actions, None, r.error)
+        rounds += 1
+        actions += len(decided.actions)
+    return Replayed(rounds, actions, None)
+
+
+def policy_of(life: Life) -> Policy:
+    """A new policy like the recorded one.
+
+    Raises:
+        ValueError: the log does not say which it was.
+    """
+    name, kwargs = policy_arguments(life)
+    return make_policy(name, kwargs)
+
+
+def policy_arguments(life: Life) -> tuple[str, Mapping[str, Any]]:
+    """(name, kwargs) of the recorded policy. Raises ValueError where they are not known."""
+    start = life.start
+    if start is None or start.policy is None:
+        raise ValueError(
+            f"{life.scheduler}: the policy was a ready-made object, which a log cannot hold; "
+            "name one with --policy"
+        )
+    if start.kwargs is None:
+        raise ValueError(
+            f"{life.scheduler}: arguments of policy {start.policy!r} are nothing that a log can "
+            "hold; name it with --policy and --policy-arg"
+        )
+    return start.policy, start.kwargs
+
+
+def _difference(
+    number: int, at: float, was: Decision | None, was_error: str, now: Decision, error: str
+) -> Difference | None:
+    if was is None or error:
+        recorded = f"raised {was_error}" if was is None else "raised nothing"
+        replayed = f"raised {error}" if error else "raised nothing"
+        same = was is None and bool(error) and was_error == error
+        return None if same else Difference(number, at, recorded, replayed)
+    for i in range(max(len(was.actions), len(now.actions))):
+        then_, now_ = (_in_words(d.actions[i : i + 1]) for d in (was, now))
+        if then_ != now_:
+            return Difference(number, at, then_, now_)
+    if was.wake_at != now.wake_at:
+        return Difference(number, at, f"wake at {was.wake_at!r}", f"wake at {now.wake_at!r}")
+    return None
+
+
+def _in_words(actions: Sequence[Action]) -> str:
+    """An action with all that counts, times to the last bit."""
+    if not actions:
+        return "nothing"
+    a = actions[0]
+    if isinstance(a, Dispatch):
+        return (
+            f"dispatch batch {a.batch_id} of {a.variant} to {a.worker}: requests "
+            f"{[r.id for r in a.requests]}, from {a.start_at!r} to {a.finish_at!r}"
+        )
+    if isinstance(a, Drop):
+        return f"drop {[r.id for r in a.requests]}: {a.reason.value}, finish {a.finish_at!r}"
+    return f"preempt {a.worker}: {a.reason}, for {a.variant}, gain {float(a.gain)!r}"
+
+
+# -- what was --------------------------------------------------------------------------------
+
+
+@dataclass
+class Tape:
+    """A life as columns: what the simulator needs of it, and what happened.
+
+    Attributes:
+        zero: the log's clock at the report's time 0; all other times here count from it.
+        clusters: (time, cluster), as the policy was told.
+        requests: by id, those that arrived; one that was submitted again counts once.
+        first_of: id of the first try, by the id of each.
+        batches: dispatched, by id, in order.
+        cancels: (time, id).
+    """
+
+    zero: float
+    end: float
+    clusters: list[tuple[float, Cluster]]
+    requests: dict[int, Request]
+    first_of: dict[int, int]
+    batches: dict[int, TapeBatch]
+    drops: dict[int, tuple[float, DropReason]]
+    cancels: list[tuple[float, int]]
+    errors: list[tuple[float, str]]
+
+
+@dataclass
+class TapeBatch:
+    dispatch: Dispatch
+    at: float
+    cluster: Cluster
+    idle: bool  # its worker had nothing to do
+    outcome: BatchOutcome | None = None
+    heard_at: float = math.nan
+
+    @property
+    def ran(self) -> BatchOutcome | None:
+        """Its outcome, if it ran to the end."""
+        done = self.outcome is not None and self.outcome.status is BatchStatus.FINISHED
+        return self.outcome if done else None
+
+
+def tape(life: Life) -> Tape:
+    """Read a life once.
+
+    Raises:
+        ValueError: it holds no request.
+    """
+    made = Tape(math.nan, -math.inf, [], {}, {}, {}, {}, [], [])
+    origins: dict[tuple[str, int], int] = {}
+    held: dict[WorkerId, int] = {}
+    for r in life.rounds():
+        for name, args in r.events:
+            if name == "cluster_changed":
+                made.clusters.append(args)
+                held = {w: n for w, n in held.items() if w in args[1].workers}
+            elif name == "requests_arrived":
+                for request in args[1]:
+                    origin = request.origin if isinstance(request, Logged) else None
+                    first = request.id if origin is None else origins.setdefault(origin, request.id)
+                    made.first_of[request.id] = first
+                    made.requests.setdefault(first, request)
+            elif name == "requests_cancelled":
+                made.cancels += [(args[0], q.id) for q in args[1]]
+            elif name == "batch_finished":
+                now, worker, outcome = args
+                held[worker] = max(held.get(worker, 0) - 1, 0)
+                if batch := made.batches.get(outcome.batch_id):
+                    batch.outcome, batch.heard_at = outcome, now
+        if r.decision is None:
+            made.errors.append((r.now, r.error))
+            continue
+        for action in r.decision.actions:
+            if isinstance(action, Dispatch):
+                idle = not held.get(action.worker)
+                held[action.worker] = held.get(action.worker, 0) + 1
+                made.batches[action.batch_id] = TapeBatch(action, r.now, made.clusters[-1][1], idle)
+            elif isinstance(action, Drop):
+                for q in action.requests:
+                    made.drops[q.id] = (r.now, action.reason)
+        made.end = r.now
+    if not made.requests:
+        raise ValueError(f"{life.scheduler}: no request arrived in this log")
+    made.zero = next(iter(made.requests.values())).arrival
+    return made
+
+
+def _all_models(clusters: Sequence[tuple[float, Cluster]]) -> dict[str, Any]:
+    return {m.name: m for _, c in clusters for m in c.models.values()}
+
+
+def _all_workers(clusters: Sequence[tuple[float, Cluster]]) -> dict[WorkerId, Worker]:
+    return {w.id: w for _, c in clusters for w in c.workers.values()}
+
+
+def _columns(t: Tape) -> tuple[Requests, dict[int, int]]:
+    """Requests in order of arrival, and the index of each by id."""
+    models = list(_all_models(t.clusters))
+    ordered = sorted(t.requests.values(), key=lambda r: (r.arrival, r.id))
+    ordered = [r for r in ordered if r.model in models]
+    number = {m: i for i, m in enumerate(models)}
+    return Requests(
+        models,
+        np.array([number[r.model] for r in ordered], dtype=np.int64),
+        np.array([r.arrival - t.zero for r in ordered]),
+        np.array([r.deadline - t.zero for r in ordered]),
+        np.array([r.size for r in ordered], dtype=np.int64),
+    ), {r.id: i for i, r in enumerate(ordered)}
+
+
+def recorded(life: Life | Tape, warmup_s: float = 0.0) -> Report:
+    """What happened, as a `Report`; time 0 is the first arrival.
+
+    A request that was tried again (its worker died, its batch was preempted) counts once.
+
+    Raises:
+        ValueError: no request arrived.
+    """
+    t = life if isinstance(life, Tape) else tape(life)
+    requests, index_of = _columns(t)
+    last = t.clusters[-1][1]
+    models, workers = _all_models(t.clusters), _all_workers(t.clusters)
+    variants = {v.name: v for m in models.values() for v in m.variants}
+    worker_of = {w: i for i, w in enumerate(workers)}
+    variant_of = {v: i for i, v in enumerate(variants)}
+    n = len(requests)
+    batch_of, reason, dropped = np.full(n, -1), np.full(n, -1), np.full(n, np.nan)
+    statuses, reasons = list(BatchStatus), list(DropReason)
+    rows = []
+    for i, b in enumerate(t.batches.values()):
+        d, o = b.dispatch, b.outcome
+        rows.append(
+            (
+                worker_of[d.worker],
+                variant_of[d.variant],
+                len(d.requests),
+                statuses.index(o.status if o else BatchStatus.LOST),
+                b.at - t.zero,
+                d.start_at - t.zero,
+                d.finish_at - t.zero,
+                o.started_at - t.zero if o else math.nan,
+                o.finished_at - t.zero if o else math.nan,
+            )
+        )
+        for q in d.requests:
+            at = index_of.get(t.first_of.get(q.id, -1))
+            if at is not None:
+                batch_of[at] = i
+    for number, (when, why) in t.drops.items():
+        at = index_of.get(t.first_of.get(number, -1))
+        if at is not None:
+            batch_of[at], reason[at], dropped[at] = -1, reasons.index(why), when - t.zero
+    names = ("worker", "variant", "size", "status", "dispatched_s")
+    names += ("predicted_start_s", "predicted_finish_s", "started_s", "finished_s")
+    columns = list(zip(*rows, strict=True)) or [()] * len(names)
+    end = float(requests.arrival[-1]) + 1e-9
+    return Report(
+        {
+            "duration_s": end,
+            "warmup_s": _checked(warmup_s, end),
+            "seed": None,
+            "policy": "recorded",
+            "models": list(requests.models),
+            "slo_s": {m.name: m.latency_slo_s for m in models.values()},
+            "variants": list(variants),
+            "accuracy": {v.name: v.accuracy for v in variants.values()},
+            "workers": list(workers),
+            "delay_s": last.delay.control_s,
+        },
+        {
+            "model": requests.model,
+            "size": np.ones(n, np.int64) if requests.size is None else requests.size,
+            "arrival_s": requests.arrival,
+            "deadline_s": requests.deadline,
+            "batch": batch_of,
+            "drop_reason": reason,
+            "dropped_s": dropped,
+        },
+        {
+            name: np.array(column, dtype=np.int64 if i < 4 else float)
+            for i, (name, column) in enumerate(zip(names, columns, strict=True))
+        },
+    )
+
+
+def _checked(warmup_s: float, end: float) -> float:
+    if not 0 <= warmup_s < end:
+        raise ValueError(
+            f"warmup_s must be at least 0 and less than the {end:.3g} s that requests arrived in, "
+            f"got {warmup_s:g}"
+        )
+    return warmup_s
+
+
+# -- what would have been --------------------------------------------------------------------
+
+
+class Nearest:
+    """Values seen at times; asked for the one nearest to a time. O(log n)."""
+
+    def __init__(self, seen: Sequence[tuple[float, float]]) -> None:
+        self._times = [t for t, _ in seen]
+        self._values = [v for _, v in seen]
+
+    def __call__(self, at: float, default: float) -> float:
+        if not self._times:
+            return default
+        i = bisect_left(self._times, at)
+        if i and (i == len(self._times) or at - self._times[i - 1] < self._times[i] - at):
+            i -= 1
+        return self._values[i]
+
+
+@dataclass
+class Truth:
+    """How long things took.
+
+    Attributes:
+        profiles: median execution time by (variant, hardware).
+        deviations: actual over median of each batch, by (variant, hardware).
+        dispatch: from a decision to the start on an idle worker, seconds.
+        report_s: from a batch's end until the policy heard, seconds (median).
+    """
+
+    profiles: dict[tuple[str, str], LatencyProfile] = field(default_factory=dict)
+    deviations: dict[tuple[str, str], Nearest] = field(default_factory=dict)
+    dispatch: Nearest = field(default_factory=lambda: Nearest(()))
+    report_s: float = 0.0
+
+
+def truth_of(t: Tape) -> Truth:
+    """Learn from every batch that ran to its end."""
+    ran: dict[tuple[str, str], list[tuple[float, int, float]]] = {}
+    prior: dict[tuple[str, str], LatencyProfile] = {}
+    delays, heard = [], []
+    for b in t.batches.values():
+        if (o := b.ran) is None:
+            continue
+        key = (b.dispatch.variant, b.cluster.workers[b.dispatch.worker].hardware)
+        prior[key] = b.cluster.variants[key[0]].profiles[key[1]]
+        items = sum(r.size for r in b.dispatch.requests)
+        seconds = max(o.finished_at - o.started_at, 1e-9)
+        ran.setdefault(key, []).append((o.started_at - t.zero, items, seconds))
+        heard.append(max(b.heard_at - o.finished_at, 0.0))
+        if b.idle:
+            delays.append((b.at - t.zero, max(o.started_at - b.at, 0.0)))
+    truth = Truth(dispatch=Nearest(delays), report_s=float(np.median(heard)) if heard else 0.0)
+    for key, batches in ran.items():
+        online = OnlineProfile(prior[key], quantile=0.5, window=_WINDOW, stale_after=2**62)
+        for _, items, seconds in batches:
+            online.observe(min(items, prior[key].max_batch_size), seconds)
+        median = truth.profiles[key] = online.profile
+        truth.deviations[key] = Nearest(
+            sorted((at, s / median(min(n, median.max_batch_size))) for at, n, s in batches)
+        )
+    return truth
+
+
+def what_if(
+    life: Life | Tape,
+    policy: str | Policy,
+    policy_kwargs: Mapping[str, Any] | None = None,
+    *,
+    warmup_s: float = 0.0,
+) -> Report:
+    """What `policy` would have made of the recorded requests, workers and delays.
+
+    Raises:
+        ValueError: no request arrived, or bad arguments.
+        PolicyError: the policy broke its contract.
+    """
+    t = life if isinstance(life, Tape) else tape(life)
+    requests, index_of = _columns(t)
+    end = float(requests.arrival[-1]) + 1e-9
+    run = _Replay(make_policy(policy, policy_kwargs), t, requests, index_of)
+    run.loop()
+    report = run.report({"duration_s": end, "warmup_s": _checked(warmup_s, end), "seed": None})
+    if isinstance(policy, str):
+        report.meta["policy"] = policy
+    return report
+
+
+class _Replay(_Run):
+    """The simulator, with the recorded cluster and times instead of constant ones."""
+
+    def __init__(
+        self, policy: Policy, t: Tape, requests: Requests, index_of: Mapping[int, int]
+    ) -> None:
+        clusters = [(at - t.zero, c) for at, c in t.clusters]
+        first = clusters[0][1]
+        # Every model and worker that is ever there, for the simulator's books.
+        everything = replace(
+            clusters[-1][1], models=_all_models(clusters), workers=_all_workers(clusters)
+        )
+        self.times = truth_of(t)
+        super().__init__(
+            policy,
+            first,
+            everything,
+            requests,
+            None,
+            self.times.report_s,
+            everything.preempt_delay_s,
+            [],
+        )
+        self.now = min(clusters[0][0], 0.0)
+        self.workers = dict(everything.workers)
+        self.index_of = {w: i for i, w in enumerate(self.workers)}
+        for slot in self.slots.values():
+            slot.index = self.index_of[slot.worker.id]
+        for at, cluster in clusters[1:]:
+            self._push(at, _CLUSTER, cluster, None)
+        self.waiting: dict[int, Request] = {}
+        for at, number in t.cancels:
+            index = index_of.get(t.first_of.get(number, -1))
+            if index is not None:
+                self._push(at - t.zero, _CANCEL, index, None)
+        self._arrived = policy.requests_arrived
+
+    def loop(self) -> None:
+        if any(True for _, p, *_ in self.heap if p == _CANCEL):
+            self.policy = _Watched(self.policy, self.waiting)
+        super().loop()
+
+    def _event(self, priority: int, what: Any, batch: Any) -> None:
+        if priority == _CLUSTER:
+            self._become(what)
+        elif priority == _CANCEL:
+            request = self.waiting.pop(what, None)
+            if request is not None:
+                self.policy.requests_cancelled(self.now, [request])
+        else:
+            super()._event(priority, what, batch)
+
+    def _become(self, cluster: Cluster) -> None:
+        """The policy is told this cluster; what left takes its batches along."""
+        lost: list[Request] = []
+        for worker in [w for w in self.slots if w not in cluster.workers]:
+            slot = self.slots.pop(worker)
+            for batch in (slot.current, slot.ahead):
+                if batch is not None:
+                    self.b_status[batch.index] = list(BatchStatus).index(BatchStatus.LOST)
+                    self.b_finish[batch.index] = self.now
+                    self.b_start[batch.index] = min(batch.start, self.now)
+                    lost.extend(batch.dispatch.requests)
+            slot.current = slot.ahead = None
+        for w in cluster.workers.values():
+            if w.id in self.slots:
+                self.slots[w.id].worker = w
+            else:
+                self.slots[w.id] = _Slot(w, self.index_of[w.id])
+        self.cluster = cluster
+        self.policy.cluster_changed(self.now, cluster)
+        if lost:
+            lost.sort(key=lambda r: (r.arrival, r.id))
+            self.policy.requests_arrived(self.now, lost)
+
+    def _dispatch(self, d: Dispatch) -> None:
+        super()._dispatch(d)
+        for r in d.requests:
+            self.waiting.pop(r.id, None)
+
+    def _drop(self, drop: Drop) -> None:
+        super()._drop(drop)
+        for r in drop.requests:
+            self.waiting.pop(r.id, None)
+
+    def _start(self, slot: _Slot, batch: _Batch) -> None:
+        key = (batch.dispatch.variant, slot.worker.hardware)
+        # What the policy believes is what there is where no such batch ever ran.
+        believed = self.cluster.variants[key[0]].profiles[key[1]]
+        profile = self.times.profiles.get(key, believed)
+        dispatched = self.b_dispatched[batch.index]
+        ready = dispatched + self.times.dispatch(dispatched, self.cluster.delay(batch.items))
+        start = batch.start = max(ready, self.now)
+        deviation = self.times.deviations.get(key, Nearest(()))(start, 1.0)
+        finish = start + profile.latency(min(batch.items, profile.max_batch_size)) * deviation
+        batch.finish = finish
+        self.b_start[batch.index] = start
+        self.b_finish[batch.index] = finish
+        self._push(finish, 0, slot, batch)
+
+
+class _Watched:
+    """A policy, and what waits in it: only that can be cancelled."""
+
+    def __init__(self, policy: Policy, waiting: dict[int, Request]) -> None:
+        self._policy, self._waiting = policy, waiting
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._policy, name)
+
+    def requests_arrived(self, now: float, requests: Sequence[Request]) -> None:
+        self._waiting.update((r.id, r) for r in requests)
+        self._policy.requests_arrived(now, requests)
