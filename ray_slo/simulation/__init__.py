@@ -1,5 +1,7 @@
 """Policies in virtual time: workloads, the discrete-event host, reports, goodput search."""
 
+from ray_slo.simulation.pipeline_report import PipelineReport
+from ray_slo.simulation.pipelines import simulate_pipeline
 from ray_slo.simulation.report import Report
 from ray_slo.simulation.search import GoodputResult, goodput_search
 from ray_slo.simulation.simulator import PolicyError, WorkerEvent, simulate
@@ -28,6 +30,7 @@ __all__ = [
     "GoodputResult",
     "LogNormal",
     "Mmpp",
+    "PipelineReport",
     "Poisson",
     "PolicyError",
     "Population",
@@ -41,4 +44,5 @@ __all__ = [
     "changing_rates",
     "goodput_search",
     "simulate",
+    "simulate_pipeline",
 ]

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from heapq import heappop, heappush
 from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ray_slo.core.cluster import Cluster, Worker
 from ray_slo.core.decisions import Dispatch, Drop, DropReason, Preempt
@@ -173,6 +174,7 @@ class _Run:
         report_delay_s: float,
         preempt_delay_s: float,
         events: list[WorkerEvent],
+        absent: Collection[WorkerId] = (),
     ) -> None:
         self.policy = policy
         self.truth = truth
@@ -185,7 +187,7 @@ class _Run:
         self.sequence = 0
         # Every worker that is ever there, by id; `slots` holds those that are there now.
         self.workers: dict[WorkerId, Worker] = dict(cluster.workers)
-        absent: set[WorkerId] = set()
+        absent = set(absent)
         seen: set[WorkerId] = set()
         for event in events:
             if isinstance(event.worker, Worker):
@@ -424,6 +426,38 @@ class _Run:
     def report(self, meta: dict[str, Any]) -> Report:
         """The columns as a `Report`. Raises PolicyError if a request was answered twice."""
         n = len(self.requests)
+        return Report(
+            {
+                **meta,
+                "policy": type(self.policy).__name__,
+                "models": list(self.requests.models),
+                "slo_s": {m.name: m.latency_slo_s for m in self.cluster.models.values()},
+                **self.names(),
+            },
+            {
+                "model": self.requests.model,
+                "size": np.ones(n, np.int64) if self.requests.size is None else self.requests.size,
+                "arrival_s": self.requests.arrival,
+                "deadline_s": self.requests.deadline,
+                **self.answers(n),
+            },
+            self.batches(),
+        )
+
+    def names(self) -> dict[str, Any]:
+        """What the codes in the columns of batches mean."""
+        return {
+            "variants": list(self.variant_of),
+            "accuracy": {v.name: v.accuracy for v in self.truth.variants.values()},
+            "workers": list(self.workers),
+        }
+
+    def answers(self, n: int) -> dict[str, NDArray[Any]]:
+        """Columns of `n` requests: their batch, or why and when they were dropped.
+
+        Raises:
+            PolicyError: a request was answered twice.
+        """
         sizes = np.array(self.b_size, dtype=np.int64)
         ids = np.array(self.b_requests, dtype=np.int64)
         batch = np.repeat(np.arange(len(sizes)), sizes)
@@ -440,34 +474,18 @@ class _Run:
         dropped_at = np.full(n, np.nan)
         dropped_at[dropped] = np.array(self.d_time)
         last_batch[reason >= 0] = -1
-        return Report(
-            {
-                **meta,
-                "policy": type(self.policy).__name__,
-                "models": list(self.requests.models),
-                "slo_s": {m.name: m.latency_slo_s for m in self.cluster.models.values()},
-                "variants": list(self.variant_of),
-                "accuracy": {v.name: v.accuracy for v in self.truth.variants.values()},
-                "workers": list(self.workers),
-            },
-            {
-                "model": self.requests.model,
-                "size": np.ones(n, np.int64) if self.requests.size is None else self.requests.size,
-                "arrival_s": self.requests.arrival,
-                "deadline_s": self.requests.deadline,
-                "batch": last_batch,
-                "drop_reason": reason,
-                "dropped_s": dropped_at,
-            },
-            {
-                "worker": np.array(self.b_worker, dtype=np.int64),
-                "variant": np.array(self.b_variant, dtype=np.int64),
-                "size": sizes,
-                "status": np.array(self.b_status, dtype=np.int64),
-                "dispatched_s": np.array(self.b_dispatched),
-                "predicted_start_s": np.array(self.b_pred_start),
-                "predicted_finish_s": np.array(self.b_pred_finish),
-                "started_s": np.array(self.b_start),
-                "finished_s": np.array(self.b_finish),
-            },
-        )
+        return {"batch": last_batch, "drop_reason": reason, "dropped_s": dropped_at}
+
+    def batches(self) -> dict[str, NDArray[Any]]:
+        """Columns of batches, as `Report` has them."""
+        return {
+            "worker": np.array(self.b_worker, dtype=np.int64),
+            "variant": np.array(self.b_variant, dtype=np.int64),
+            "size": np.array(self.b_size, dtype=np.int64),
+            "status": np.array(self.b_status, dtype=np.int64),
+            "dispatched_s": np.array(self.b_dispatched),
+            "predicted_start_s": np.array(self.b_pred_start),
+            "predicted_finish_s": np.array(self.b_pred_finish),
+            "started_s": np.array(self.b_start),
+            "finished_s": np.array(self.b_finish),
+        }

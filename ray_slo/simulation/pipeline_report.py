@@ -1,0 +1,255 @@
+"""What came out of a run of a pipeline: frames answered end to end, and what the planner did.
+
+A *frame* is what a client sends; the requests of all tasks that come of it share its deadline. It
+is *ok* if every one of them was served by then; it is *late* if the last one was not, *dropped* if
+any was, *pending* if it was never answered. All but ok are SLO violations.
+
+The accuracy of a frame is the mean over its leaves of the accuracy of the path that each came by: a
+leaf is a request that made no others, at whatever task, so a frame without any item downstream has
+the accuracy of its root's variant.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ray_slo.core.decisions import DropReason
+from ray_slo.core.requests import BatchStatus
+from ray_slo.simulation.report import _EPSILON_S, Array, Bools, _named
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+OUTCOMES = ("ok", "late", "dropped", "pending")
+TASK_OUTCOMES = ("served", "dropped", "cancelled", "pending")
+
+
+class PipelineReport:
+    """Frames, requests of tasks, batches and plans of one run.
+
+    Figures are over the frames that arrive in [begin_s, end_s), by default in the whole run, and
+    over what workers did then.
+
+    Args:
+        meta: duration_s, seed, policy, planner, tasks, variants, accuracy, workers, slo_s.
+        frames: columns of shape (frames,): arrival_s, deadline_s, end_s (NaN: never), dropped.
+        requests: columns of shape (requests,), those of clients first: frame, task, parent (−1:
+            none), arrival_s (at the task), batch (−1: none), drop_reason (−1: none), dropped_s.
+        batches: as in `Report`.
+        leaves: columns of shape (leaves,): frame, accuracy (percent).
+        plans: a row per question to the planner.
+        used: (time, workers that are on from then on), in order of time.
+    """
+
+    def __init__(
+        self,
+        meta: Mapping[str, Any],
+        frames: Mapping[str, Array],
+        requests: Mapping[str, Array],
+        batches: Mapping[str, Array],
+        leaves: Mapping[str, Array],
+        plans: Sequence[Mapping[str, Any]],
+        used: Sequence[tuple[float, int]],
+    ) -> None:
+        self.meta = dict(meta)
+        self._f, self._r, self._b = dict(frames), dict(requests), dict(batches)
+        self._plans, self._used = list(plans), list(used)
+        n = len(self._f["arrival_s"])
+        met = self._f["end_s"] <= self._f["deadline_s"] + _EPSILON_S
+        dropped, answered = self._f["dropped"], ~np.isnan(self._f["end_s"])
+        self._outcome = np.select([dropped, met, answered], [2, 0, 1], 3)
+        counts = np.bincount(leaves["frame"], minlength=n)
+        total = np.bincount(leaves["frame"], leaves["accuracy"], minlength=n)
+        self._leaves = counts
+        whole = answered & ~dropped
+        self._accuracy = np.where(whole, total / np.maximum(counts, 1), np.nan)
+
+    # -- frames --------------------------------------------------------------------------------
+
+    @cached_property
+    def requests(self) -> pd.DataFrame:
+        """A row per frame: arrival_s, deadline_s, outcome, end_s (answered or dropped), latency_s,
+        accuracy (percent; NaN where it was not served), leaves, dropped_at (the first task that
+        dropped one of its requests) and drop_reason."""
+        import pandas as pd
+
+        n = len(self._outcome)
+        r = self._r
+        task, reason = np.full(n, -1), np.full(n, -1)
+        drops = np.flatnonzero(r["drop_reason"] >= 0)
+        drops = drops[np.argsort(r["dropped_s"][drops], kind="stable")][::-1]  # the first wins
+        task[r["frame"][drops]] = r["task"][drops]
+        reason[r["frame"][drops]] = r["drop_reason"][drops]
+        frame: pd.DataFrame = pd.DataFrame(
+            {
+                "arrival_s": self._f["arrival_s"],
+                "deadline_s": self._f["deadline_s"],
+                "outcome": _named(self._outcome, OUTCOMES),
+                "end_s": self._f["end_s"],
+                "latency_s": self._f["end_s"] - self._f["arrival_s"],
+                "accuracy": self._accuracy,
+                "leaves": self._leaves,
+                "dropped_at": _named(task, self.meta["tasks"]),
+                "drop_reason": _named(reason, [d.value for d in DropReason]),
+            }
+        )
+        return frame
+
+    @cached_property
+    def task_requests(self) -> pd.DataFrame:
+        """A row per request of a task, those of clients first: frame, task, parent, arrival_s (at
+        the task), outcome (served, dropped, cancelled, pending), drop_reason, dropped_s, batch,
+        worker, variant, started_s, finished_s."""
+        import pandas as pd
+
+        r, b = self._r, self._b
+        done = list(BatchStatus).index(BatchStatus.FINISHED)
+        served = r["batch"] >= 0
+        served[served] = b["status"][r["batch"][served]] == done
+        batch = np.where(served, r["batch"], -1)
+
+        def of_batch(column: str) -> Array:
+            fill = np.nan if column.endswith("_s") else -1
+            return np.asarray(np.append(b[column], fill)[batch])
+
+        outcome = np.select(
+            [served, r["drop_reason"] >= 0, self._f["dropped"][r["frame"]]], [0, 1, 2], 3
+        )
+        frame: pd.DataFrame = pd.DataFrame(
+            {
+                "frame": r["frame"],
+                "task": _named(r["task"], self.meta["tasks"]),
+                "parent": r["parent"],
+                "arrival_s": r["arrival_s"],
+                "outcome": _named(outcome, TASK_OUTCOMES),
+                "drop_reason": _named(r["drop_reason"], [d.value for d in DropReason]),
+                "dropped_s": r["dropped_s"],
+                "batch": batch,
+                "worker": _named(of_batch("worker"), self.meta["workers"]),
+                "variant": _named(of_batch("variant"), self.meta["variants"]),
+                "started_s": of_batch("started_s"),
+                "finished_s": of_batch("finished_s"),
+            }
+        )
+        return frame
+
+    @cached_property
+    def batches(self) -> pd.DataFrame:
+        """A row per dispatched batch, as `Report.batches`."""
+        import pandas as pd
+
+        named = {
+            "worker": _named(self._b["worker"], self.meta["workers"]),
+            "variant": _named(self._b["variant"], self.meta["variants"]),
+            "status": _named(self._b["status"], [s.value for s in BatchStatus]),
+        }
+        frame: pd.DataFrame = pd.DataFrame({**self._b, **named})
+        return frame
+
+    @cached_property
+    def plans(self) -> pd.DataFrame:
+        """A row per question to the planner: asked_s, applied_s (NaN: never), why (first, period,
+        change), demand (measured), planned_demand (with headroom), step, feasible, workers,
+        accuracy, shed_share, swaps, variants (workers by variant), explanation, error."""
+        import pandas as pd
+
+        columns = (
+            *("asked_s", "applied_s", "why", "demand", "planned_demand", "step", "feasible"),
+            *("workers", "accuracy", "shed_share", "swaps", "variants", "explanation", "error"),
+        )
+        frame: pd.DataFrame = pd.DataFrame(self._plans, columns=pd.Index(columns))
+        return frame
+
+    @cached_property
+    def workers(self) -> pd.DataFrame:
+        """time_s, workers: how many are on from then on, those that start or end included."""
+        import pandas as pd
+
+        frame: pd.DataFrame = pd.DataFrame(self._used, columns=pd.Index(("time_s", "workers")))
+        return frame
+
+    # -- figures -------------------------------------------------------------------------------
+
+    def _select(self, begin_s: float, end_s: float | None) -> Bools:
+        arrival = self._f["arrival_s"]
+        return np.asarray((arrival >= begin_s) & (arrival < (math.inf if end_s is None else end_s)))
+
+    def count(
+        self, outcome: str | None = None, begin_s: float = 0.0, end_s: float | None = None
+    ) -> int:
+        """Frames, of one outcome (ok, late, dropped, pending) or all."""
+        chosen = self._select(begin_s, end_s)
+        if outcome is not None:
+            chosen = chosen & (self._outcome == OUTCOMES.index(outcome))
+        return int(chosen.sum())
+
+    def violation_ratio(self, begin_s: float = 0.0, end_s: float | None = None) -> float:
+        """Frames that were not ok over all; NaN where none arrived."""
+        arrived = self.count(None, begin_s, end_s)
+        return 1 - self.count("ok", begin_s, end_s) / arrived if arrived else math.nan
+
+    def accuracy(self, begin_s: float = 0.0, end_s: float | None = None) -> float:
+        """Mean accuracy of the frames that were ok, percent; NaN where none was."""
+        good = self._select(begin_s, end_s) & (self._outcome == 0)
+        return float(self._accuracy[good].mean()) if good.any() else math.nan
+
+    def workers_used(self, begin_s: float = 0.0, end_s: float | None = None) -> float:
+        """Mean over time of the workers that are on."""
+        end = float(self.meta["duration_s"]) if end_s is None else end_s
+        times = np.array([t for t, _ in self._used])
+        numbers = np.array([n for _, n in self._used], dtype=float)
+        edges = np.clip(np.append(times, math.inf), begin_s, end)
+        return float(numbers @ np.diff(edges) / (end - begin_s))
+
+    def busy(self, begin_s: float = 0.0, end_s: float | None = None) -> float:
+        """Mean over time of the workers that run a batch."""
+        end = float(self.meta["duration_s"]) if end_s is None else end_s
+        start, finish = (np.clip(self._b[c], begin_s, end) for c in ("started_s", "finished_s"))
+        return float((finish - start).sum() / (end - begin_s))
+
+    def windows(self, window_s: float) -> pd.DataFrame:
+        """A row per window of the run: begin_s, demand (arrivals per second), violation_ratio,
+        accuracy, workers (mean), busy (mean)."""
+        import pandas as pd
+
+        if not window_s > 0:
+            raise ValueError(f"window_s must be positive, got {window_s}")
+        duration = float(self.meta["duration_s"])
+        rows = []
+        for i in range(math.ceil(duration / window_s - 1e-9)):
+            begin, end = i * window_s, min((i + 1) * window_s, duration)
+            rows.append(
+                {
+                    "begin_s": begin,
+                    "demand": self.count(None, begin, end) / (end - begin),
+                    "violation_ratio": self.violation_ratio(begin, end),
+                    "accuracy": self.accuracy(begin, end),
+                    "workers": self.workers_used(begin, end),
+                    "busy": self.busy(begin, end),
+                }
+            )
+        return pd.DataFrame(rows)
+
+    def summary(self) -> dict[str, Any]:
+        """Figures of the whole run, JSON-able."""
+        return {
+            **{k: self.meta[k] for k in ("policy", "planner", "seed", "duration_s")},
+            "requests": self.count(),
+            **{outcome: self.count(outcome) for outcome in OUTCOMES},
+            "violation_ratio": self.violation_ratio(),
+            "accuracy": self.accuracy(),
+            "workers": self.workers_used(),
+            "plans": len(self._plans),
+        }
+
+    def __repr__(self) -> str:
+        return (
+            f"PipelineReport({self.meta['planner']}, {self.meta['policy']}: {self.count()} frames, "
+            f"violations {self.violation_ratio():.2%}, accuracy {self.accuracy():.4g} %, "
+            f"{self.workers_used():.3g} workers)"
+        )

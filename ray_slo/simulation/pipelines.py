@@ -1,0 +1,694 @@
+"""A pipeline in virtual time, its planner in the loop: `simulate_pipeline(problem, workload, …)`.
+
+The host of `simulator` with three things on top. *Requests make requests*: when a batch ends, each
+of its requests makes a random number for every child task, which arrive there `communication_s`
+later with the deadline of the client's request (here: a *frame*); a frame is answered when nothing
+of it is left. When the policy drops one of its requests, the rest is cancelled. *The planner runs*:
+every `interval_s`, and when demand has changed by more than chance, it is asked for a plan for the
+measured demand and factors; its answer takes effect `solve_s` later. *Workers take time*: to start
+(`start_s`) and to load a variant (`load_s`).
+
+A worker that a plan has no use for ends its batch and is off; one that gets another variant serves
+the old one until the new one is there (make before break), or nothing. A planner that raises
+changes nothing: the last plan holds.
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import count
+from typing import Any, Literal, Protocol, get_args
+
+import numpy as np
+
+from ray_slo.core.cluster import Assigned, Cluster, Model, Variant, Worker
+from ray_slo.core.decisions import Dispatch, Drop
+from ray_slo.core.policy import Policy
+from ray_slo.core.requests import BatchStatus, Request, Upstream, WorkerId
+from ray_slo.planning import loki
+from ray_slo.planning.demand import Demand, Factors, changed
+from ray_slo.planning.placement import place
+from ray_slo.planning.result import Infeasible
+from ray_slo.scheduling.registry import make_policy
+from ray_slo.simulation.pipeline_report import PipelineReport
+from ray_slo.simulation.simulator import _WORKER, PolicyError, _Batch, _noise, _Run, _Slot
+from ray_slo.simulation.workloads import Requests, Workload
+
+# What happens first at one instant, after the host's own events.
+_MADE, _CANCEL, _READY, _TICK, _APPLY, _CLUSTER = range(_WORKER + 1, _WORKER + 7)
+
+Items = Literal["poisson", "geometric", "fixed"]
+Made = loki.Plan | Infeasible[loki.Plan]
+_HARDWARE = "default"
+
+
+class Planner(Protocol):
+    """What `loki.plan` is. An object that has a method `observe(now, rates)` is told before each
+    call how many requests per second arrive at each task."""
+
+    def __call__(self, problem: loki.Problem, last: loki.Plan | None) -> Made: ...
+
+
+def simulate_pipeline(
+    problem: loki.Problem,
+    workload: Workload,
+    *,
+    planner: Planner = loki.plan,
+    policy: str | type[Policy] | Policy = "pipeline",
+    policy_kwargs: Mapping[str, Any] | None = None,
+    duration_s: float | None = None,
+    seed: int = 0,
+    interval_s: float = 10.0,
+    check_s: float = 1.0,
+    demand: Callable[[], Demand] = Demand,
+    initial_demand: float | None = None,
+    learn_factors: bool = True,
+    solve_s: float = 0.0,
+    load_s: float = 0.0,
+    start_s: float = 0.0,
+    make_before_break: bool = True,
+    items: Items = "poisson",
+    latency_noise: float = 0.0,
+    truth: Sequence[loki.Task] | None = None,
+) -> PipelineReport:
+    """Run a pipeline until every request has been answered.
+
+    Args:
+        problem: tasks as profiled, the largest number of workers, the SLO and what else the planner
+            is to respect. `demand` and `current` are filled in for each plan, and the factors.
+        workload: when clients' requests arrive.
+        planner: see `Planner`. What it raises for its first plan is raised.
+        policy: an object (used up by the run), or a name or class that gets the arguments parents,
+            factors, communication_s and waiting_factor of the problem, then `policy_kwargs`.
+        duration_s: requests arrive in [0, duration_s); by default as long as the workload lasts.
+        seed: of arrivals, numbers of items and noise (independent streams).
+        interval_s: between plans.
+        check_s: so often demand is looked at for a significant change (`planning.demand.changed`).
+        demand: makes what measures demand, at the root and for `observe` at each task.
+        initial_demand: of the first plan, which is in place at time 0, requests per second; by
+            default what arrives in the first interval.
+        learn_factors: plan with the factors observed so far, else with those of `problem`.
+        solve_s: from the question for a plan until it takes effect.
+        load_s: a worker needs to load a variant.
+        start_s: a worker needs to start, before it can load.
+        make_before_break: a worker serves its old variant while it loads the new one.
+        items: distribution of the requests made per request around the factor: "fixed" is the
+            nearest whole numbers whose running mean is the factor.
+        latency_noise: as in `simulate`.
+        truth: the tasks as they are, where profiles or factors differ from the problem's.
+
+    Raises:
+        ValueError: bad arguments.
+        PolicyError: the policy broke its contract.
+    """
+    if duration_s is None and (duration_s := workload.length_s) is None:
+        raise ValueError("duration_s is needed: the workload's arrivals go on for ever")
+    for name, value in (
+        ("duration_s", duration_s),
+        ("interval_s", interval_s),
+        ("check_s", check_s),
+    ):
+        if not (math.isfinite(value) and value > 0):
+            raise ValueError(f"{name} must be positive, got {value}")
+    for name, value in (
+        ("solve_s", solve_s),
+        ("load_s", load_s),
+        ("start_s", start_s),
+        ("latency_noise", latency_noise),
+    ):
+        if not (math.isfinite(value) and value >= 0):
+            raise ValueError(f"{name} must be at least 0, got {value}")
+    if items not in get_args(Items):
+        raise ValueError(f"items must be one of {', '.join(get_args(Items))}, got {items!r}")
+    real = tuple(truth or problem.tasks)
+    if _names(real) != _names(problem.tasks):
+        raise ValueError("truth must have the tasks and variants of the problem")
+    arrivals_rng, noise_rng, items_rng = np.random.default_rng(seed).spawn(3)
+    root = problem.order[0]
+    clients = workload.generate(
+        Cluster.of([_model(root, problem.slo_s)], []), duration_s, arrivals_rng
+    )
+    if clients.size is not None:
+        raise ValueError("sizes have no meaning in a pipeline; leave them out of the workload")
+    if initial_demand is None:
+        first_s = min(interval_s, max(duration_s, check_s))
+        initial_demand = float(np.searchsorted(clients.arrival, first_s)) / first_s
+    if not isinstance(policy, Policy) or isinstance(policy, type):
+        policy_kwargs = {
+            "parents": {t.name: t.parent for t in problem.order},
+            "factors": {v: f for t in problem.order for v, f in _factors(problem, t).items()},
+            "communication_s": problem.communication_s,
+            "waiting_factor": problem.waiting_factor,
+            **(policy_kwargs or {}),
+        }
+    timing = _Timing(interval_s, check_s, solve_s, load_s, start_s, make_before_break)
+    run = _PipelineRun(
+        make_policy(policy, policy_kwargs),
+        problem,
+        real,
+        _Planning(problem, planner, demand, learn_factors, clients.arrival),
+        timing,
+        clients,
+        initial_demand,
+        _noise(latency_noise, noise_rng),
+        _samplers(problem, real, items, items_rng),
+    )
+    run.loop()
+    return run.pipeline_report({"duration_s": duration_s, "seed": seed})
+
+
+def _names(tasks: Sequence[loki.Task]) -> dict[str, list[str]]:
+    return {t.name: [v.name for v in t.variants] for t in tasks}
+
+
+def _model(task: loki.Task, slo_s: float) -> Model:
+    return Model(
+        task.name,
+        slo_s,
+        tuple(Variant(v.name, {_HARDWARE: v.profile}, v.accuracy) for v in task.variants),
+    )
+
+
+def _factors(problem: loki.Problem, task: loki.Task) -> dict[str, dict[str, float]]:
+    """By variant, for all child tasks."""
+    children = [c.name for c in problem.children(task)]
+    return {v.name: {c: v.factors.get(c, 1.0) for c in children} for v in task.variants}
+
+
+Sampler = Callable[[int], list[int]]  # how many items each of n requests makes
+
+
+def _samplers(
+    problem: loki.Problem, tasks: Sequence[loki.Task], items: Items, rng: np.random.Generator
+) -> dict[str, list[tuple[str, Sampler]]]:
+    """By variant: child tasks, and what draws for them."""
+    return {
+        variant: [(child, _sampler(items, mean, rng)) for child, mean in factors.items()]
+        for task in tasks
+        for variant, factors in _factors(problem, task).items()
+    }
+
+
+def _sampler(items: Items, mean: float, rng: np.random.Generator) -> Sampler:
+    if items == "poisson":
+        return lambda n: rng.poisson(mean, n).tolist()
+    if items == "geometric":
+        return lambda n: (rng.geometric(1 / (1 + mean), n) - 1).tolist()
+
+    def fixed() -> Iterator[int]:
+        for i in count():
+            yield math.floor((i + 1) * mean + 1e-9) - math.floor(i * mean + 1e-9)
+
+    numbers = fixed()
+    return lambda n: [next(numbers) for _ in range(n)]
+
+
+@dataclass(frozen=True)
+class _Timing:
+    interval_s: float
+    check_s: float
+    solve_s: float
+    load_s: float
+    start_s: float
+    make_before_break: bool
+
+
+class _Planning:
+    """What is measured, and what the planner says to it."""
+
+    def __init__(
+        self,
+        problem: loki.Problem,
+        planner: Planner,
+        demand: Callable[[], Demand],
+        learn_factors: bool,
+        arrivals: Any,
+    ) -> None:
+        self.problem = problem
+        self.planner = planner
+        self.root = problem.order[0].name
+        self.demands = {t.name: demand() for t in problem.order}
+        prior = {v: f for t in problem.order for v, f in _factors(problem, t).items()}
+        self.factors = Factors({v: f for v, f in prior.items() if f})
+        self.learn_factors = learn_factors
+        self.arrivals = arrivals
+        self.fed = 0  # arrivals that `demands` has seen
+        self.planned = 0.0  # the demand of the last plan, without headroom
+        self.last: loki.Plan | None = None
+        self.rows: list[dict[str, Any]] = []
+
+    def feed(self, now: float) -> None:
+        end = int(np.searchsorted(self.arrivals, now, side="right"))
+        root = self.demands[self.root]
+        for at in self.arrivals[self.fed : end].tolist():
+            root.arrived(at)
+        self.fed = end
+
+    def changed(self, now: float, window_s: float) -> bool:
+        begin, end = np.searchsorted(self.arrivals, [now - window_s, now], side="right")
+        return changed(self.planned, int(end - begin), window_s)
+
+    def plan(
+        self, now: float, why: str, demand: float, current: Mapping[str, int] | None
+    ) -> loki.Plan | None:
+        """The plan to carry out, None where the planner failed (not for the first plan)."""
+        problem = replace(self.problem, demand=demand, tasks=self._tasks())
+        task_of = {v.name: t.name for t in problem.tasks for v in t.variants}
+        if current is not None:
+            loaded = {(task_of[v], v): n for v, n in current.items()}
+            problem = replace(problem, current=loaded)
+        if observe := getattr(self.planner, "observe", None):
+            rates = {t: d.rate(now) for t, d in self.demands.items()}
+            if now == 0:  # nothing measured yet
+                rates = self._expected(problem)
+            observe(now, rates)
+        row: dict[str, Any] = {"asked_s": now, "why": why, "demand": demand}
+        self.rows.append(row)
+        try:
+            made = self.planner(problem, self.last)
+        except Exception as error:
+            if self.last is None:
+                raise
+            row["error"] = f"{type(error).__name__}: {error}"
+            return None
+        plan = made.best_effort if isinstance(made, Infeasible) else made
+        self.last, self.planned = plan, demand
+        loaded_variants: dict[str, int] = {}
+        for (_, variant), n in plan.loaded.items():
+            loaded_variants[variant] = loaded_variants.get(variant, 0) + n
+        row |= {
+            "planned_demand": plan.planned_demand,
+            "step": plan.step,
+            "feasible": not isinstance(made, Infeasible),
+            "workers": plan.workers,
+            "accuracy": plan.accuracy,
+            "shed_share": plan.shed_share,
+            "swaps": plan.swaps,
+            "variants": loaded_variants,
+            "explanation": made.reason if isinstance(made, Infeasible) else plan.explanation,
+            "error": "",
+        }
+        return plan
+
+    def _tasks(self) -> tuple[loki.Task, ...]:
+        if not self.learn_factors:
+            return self.problem.tasks
+        known = {v for t in self.problem.tasks for v, f in _factors(self.problem, t).items() if f}
+        return tuple(
+            replace(
+                t,
+                variants=tuple(
+                    replace(v, factors=self.factors.of(v.name)) if v.name in known else v
+                    for v in t.variants
+                ),
+            )
+            for t in self.problem.tasks
+        )
+
+    def _expected(self, problem: loki.Problem) -> dict[str, float]:
+        """Requests per second by task, if all run the most accurate variants."""
+        rates = {self.root: problem.demand}
+        for task in problem.order:
+            best = max(task.variants, key=lambda v: v.accuracy)
+            for child in problem.children(task):
+                rates[child.name] = rates[task.name] * best.factors.get(child.name, 1.0)
+        return rates
+
+
+@dataclass(slots=True)
+class _Host:
+    """A worker as the plan and its process have it."""
+
+    target: Assigned | None = None  # None: off, or on its way there
+    has: str | None = None  # the variant in memory
+    loading: str | None = None
+    up_at: float = math.inf  # when its process is there; inf where it is off
+    token: int = 0  # of the loading that counts
+    empties: bool = False  # loads when its batches are over
+
+
+class _PipelineRun(_Run):
+    def __init__(
+        self,
+        policy: Policy,
+        problem: loki.Problem,
+        truth: tuple[loki.Task, ...],
+        planning: _Planning,
+        timing: _Timing,
+        clients: Requests,
+        initial_demand: float,
+        noise: Iterator[float] | None,
+        samplers: Mapping[str, list[tuple[str, Sampler]]],
+    ) -> None:
+        self.problem = problem
+        self.planning = planning
+        self.timing = timing
+        self.clients = clients
+        self.samplers = samplers
+        self.tasks = [t.name for t in problem.order]
+        self.end_of_plans = float(clients.deadline.max(initial=0.0))
+
+        ids = [f"w{i}" for i in range(problem.workers)]
+        self.hosts = {w: _Host() for w in ids}
+        plan = planning.plan(0.0, "first", max(float(initial_demand), self.least), None)
+        assert plan is not None
+        planning.rows[-1]["applied_s"] = 0.0
+        placed = place(plan, dict.fromkeys(ids))
+        workers = []
+        for w, host in self.hosts.items():
+            host.target = placed.get(w)
+            if host.target is not None:
+                host.has, host.up_at = host.target.variant, 0.0
+                workers.append(Worker(w, _HARDWARE, frozenset({host.has}), host.target))
+            else:
+                workers.append(Worker(w, _HARDWARE, frozenset()))
+        self.used = [(0.0, len(placed))]  # workers that are on, from when on
+
+        # Of requests, by id: clients' first, then those made. What is in flight, by frame.
+        n = len(clients)
+        self.frame_of = array("q", range(n))
+        self.task_of = array("q", [0]) * n
+        self.path_of = array("q", [0]) * n  # before its own variant
+        self.parent_of = array("q", [-1]) * n
+        self.arrival_of = array("d", (clients.arrival + problem.communication_s).tolist())
+        self.live: dict[int, dict[int, Request]] = {}
+        self.dying: list[int] = []
+        self.paths: dict[tuple[str, ...], int] = {(): 0}
+        self.longer: dict[tuple[int, str], int] = {}
+        # Of frames.
+        self.ended = np.full(n, np.nan)
+        self.dead = bytearray(n)
+        self.leaf_frame, self.leaf_path = array("q"), array("q")
+
+        models = [_model(t, problem.slo_s) for t in problem.order]
+        real = {t.name: t for t in truth}
+        super().__init__(
+            policy,
+            Cluster.of(models, workers),
+            Cluster.of([_model(real[t], problem.slo_s) for t in self.tasks], workers),
+            replace(clients, arrival=clients.arrival + problem.communication_s),
+            noise,
+            0.0,
+            0.0,
+            [],
+            absent=[w for w in ids if w not in placed],
+        )
+        self.told = True  # the policy knows the cluster as it is
+        self.solving = False
+        self.due = 0.0
+        self._next_tick()
+
+    @property
+    def least(self) -> float:
+        """A pipeline is never scaled to zero: there is no one who would wait for its start."""
+        return 1.0 / self.timing.interval_s
+
+    # -- requests make requests --------------------------------------------------------------
+
+    def _event(self, priority: int, what: Any, batch: Any) -> None:
+        if priority <= _WORKER:
+            super()._event(priority, what, batch)
+        elif priority == _MADE:
+            self._arrive(what)
+        elif priority == _CANCEL:
+            self._cancel()
+        elif priority == _READY:
+            self._ready(what, batch)
+        elif priority == _TICK:
+            self._tick()
+        elif priority == _APPLY:
+            self._apply(what, batch)
+        elif not self.told:
+            self.told = True
+            self._tell_cluster()
+
+    def _end(self, slot: _Slot, status: BatchStatus) -> None:
+        batch = slot.current
+        assert batch is not None
+        super()._end(slot, status)
+        if status is BatchStatus.FINISHED:
+            self._make(slot.worker.id, batch)
+        if slot.current is None:
+            self._emptied(slot.worker.id)
+
+    def _make(self, worker: WorkerId, batch: _Batch) -> None:
+        requests, variant = batch.dispatch.requests, batch.dispatch.variant
+        made = [(child, draw(len(requests))) for child, draw in self.samplers[variant]]
+        if made:
+            self.planning.factors.observe(variant, len(requests), {c: sum(k) for c, k in made})
+        at = self.now + self.problem.communication_s
+        frame_of, task_of, path_of = self.frame_of, self.task_of, self.path_of
+        parent_of, arrival_of = self.parent_of, self.arrival_of
+        codes = {child: self.tasks.index(child) for child, _ in made}
+        born: list[Request] = []
+        for i, r in enumerate(requests):
+            frame = frame_of[r.id]
+            if self.dead[frame]:
+                continue
+            path = self._longer(path_of[r.id], variant)
+            live = self.live.get(frame)
+            if live is None:  # the root
+                live = self.live[frame] = {}
+            else:
+                del live[r.id]
+            before = len(born)
+            upstream = Upstream(worker, variant, self.now - r.arrival)
+            for child, counts in made:
+                code = codes[child]
+                for _ in range(counts[i]):
+                    request = Request(len(frame_of), child, at, r.deadline, 1, upstream)
+                    frame_of.append(frame)
+                    task_of.append(code)
+                    path_of.append(path)
+                    parent_of.append(r.id)
+                    arrival_of.append(at)
+                    live[request.id] = request
+                    born.append(request)
+            if len(born) == before:
+                self.leaf_frame.append(frame)
+                self.leaf_path.append(path)
+                if not live:
+                    del self.live[frame]
+                    self.ended[frame] = self.now
+        if born:
+            self._push(at, _MADE, born, None)
+
+    def _longer(self, path: int, variant: str) -> int:
+        found = self.longer.get((path, variant))
+        if found is None:
+            names = (*list(self.paths)[path], variant)
+            found = self.longer[path, variant] = self.paths.setdefault(names, len(self.paths))
+        return found
+
+    def _arrive(self, born: list[Request]) -> None:
+        arrived = [r for r in born if not self.dead[self.frame_of[r.id]]]
+        if not arrived:
+            return
+        for task in {r.model for r in arrived}:
+            number = sum(r.model == task for r in arrived)
+            self.planning.demands[task].arrived(self.now, number)
+        self.policy.requests_arrived(self.now, arrived)
+
+    def _drop(self, drop: Drop) -> None:
+        super()._drop(drop)
+        for r in drop.requests:
+            frame = self.frame_of[r.id]
+            self.live.get(frame, {}).pop(r.id, None)
+            if not self.dead[frame]:
+                self.dead[frame] = 1
+                self.ended[frame] = self.now
+                if not self.dying:  # after all that the policy has decided now
+                    self._push(self.now, _CANCEL, None, None)
+                self.dying.append(frame)
+
+    def _cancel(self) -> None:
+        left = [r for frame in self.dying for r in self.live.pop(frame, {}).values()]
+        self.dying = []
+        if left:
+            self.policy.requests_cancelled(self.now, left)
+
+    # -- the planner -------------------------------------------------------------------------
+
+    def _next_tick(self) -> None:
+        """Due plans, and looks at demand in between; none after the last deadline."""
+        if self.now >= self.due - 1e-9:
+            self.due = self.now + self.timing.interval_s
+        at = min(self.due, self.now + self.timing.check_s)
+        if at <= self.end_of_plans:
+            self._push(at, _TICK, None, None)
+
+    def _tick(self) -> None:
+        planning, now = self.planning, self.now
+        planning.feed(now)
+        if self.solving:
+            why = ""
+        elif now >= self.due - 1e-9:
+            why = "period"
+        else:
+            why = "change" if planning.changed(now, self.timing.check_s) else ""
+        if why:
+            self.due = now  # the period begins anew
+            self.solving = True
+            demand = max(planning.demands[planning.root].rate(now), self.least)
+            current: dict[str, int] = {}
+            for host in self.hosts.values():
+                if host.target is not None:
+                    variant = host.target.variant
+                    current[variant] = current.get(variant, 0) + 1
+            plan = planning.plan(now, why, demand, current)
+            self._push(now + self.timing.solve_s, _APPLY, plan, planning.rows[-1])
+        self._next_tick()
+
+    def _apply(self, plan: loki.Plan | None, row: dict[str, Any]) -> None:
+        self.solving = False
+        if plan is None:
+            return
+        row["applied_s"] = self.now
+        ranked = sorted(self.hosts.items(), key=lambda item: item[1].up_at == math.inf)
+        placed = place(plan, {w: self._variant(host) for w, host in ranked})
+        for worker, host in self.hosts.items():
+            if (assigned := placed.get(worker)) is not None:
+                self._assign(worker, host, assigned)
+            elif host.target is not None:
+                self._retire(worker, host)
+        self._count()
+
+    @staticmethod
+    def _variant(host: _Host) -> str | None:
+        return host.target.variant if host.target is not None else host.has
+
+    # -- workers -----------------------------------------------------------------------------
+
+    def _assign(self, worker: WorkerId, host: _Host, assigned: Assigned) -> None:
+        host.target = assigned
+        slot, timing = self.slots.get(worker), self.timing
+        if host.has == assigned.variant:
+            assert slot is not None
+            host.loading, host.empties = None, False
+            host.token += 1
+            self._show(slot, frozenset({host.has}), assigned)
+        elif host.loading != assigned.variant:
+            host.loading = assigned.variant
+            host.token += 1
+            if host.up_at == math.inf:
+                host.up_at = self.now + timing.start_s
+            if slot is None or timing.make_before_break:
+                self._load(worker, host)
+                return
+            host.has, host.empties = None, True
+            self._show(slot)
+            if slot.current is None:
+                self._emptied(worker)
+
+    def _load(self, worker: WorkerId, host: _Host) -> None:
+        self._push(
+            max(self.now, host.up_at) + self.timing.load_s, _READY, worker, (host, host.token)
+        )
+
+    def _ready(self, worker: WorkerId, of: tuple[_Host, int]) -> None:
+        host, token = of
+        if host.token != token or host.target is None:
+            return
+        host.has, host.loading = host.target.variant, None
+        if (slot := self.slots.get(worker)) is None:
+            off = Worker(worker, _HARDWARE, frozenset())
+            slot = self.slots[worker] = _Slot(off, self.index_of[worker])
+        self._show(slot, frozenset({host.has}), host.target)
+
+    def _retire(self, worker: WorkerId, host: _Host) -> None:
+        host.target = host.loading = None
+        host.token += 1
+        slot = self.slots.get(worker)
+        if slot is not None:
+            self._show(slot)
+        if slot is None or slot.current is None:
+            self._off(worker, host)
+
+    def _emptied(self, worker: WorkerId) -> None:
+        """A worker has ended its last batch."""
+        host = self.hosts[worker]
+        if host.target is None:
+            self._off(worker, host)
+        elif host.empties:
+            host.empties = False
+            self._load(worker, host)
+
+    def _off(self, worker: WorkerId, host: _Host) -> None:
+        host.has, host.up_at, host.empties = None, math.inf, False
+        if self.slots.pop(worker, None) is not None:
+            self._changed()
+        self._count()
+
+    def _show(
+        self, slot: _Slot, loaded: frozenset[str] = frozenset(), assigned: Assigned | None = None
+    ) -> None:
+        shown = Worker(slot.worker.id, _HARDWARE, loaded, assigned)
+        if shown != slot.worker:
+            slot.worker = shown
+            self._changed()
+
+    def _changed(self) -> None:
+        """The policy is told once, when all that happens at this instant has."""
+        if self.told:
+            self.told = False
+            self._push(self.now, _CLUSTER, None, None)
+
+    def _count(self) -> None:
+        on = sum(host.up_at < math.inf for host in self.hosts.values())
+        if on != self.used[-1][1]:
+            self.used.append((self.now, on))
+
+    def _dispatch(self, d: Dispatch) -> None:
+        for r in d.requests:
+            frame = self.frame_of[r.id]
+            if self.dead[frame] and frame not in self.dying:
+                raise PolicyError(f"batch {d.batch_id} has request {r.id}, which was cancelled")
+        super()._dispatch(d)
+
+    # -- results -----------------------------------------------------------------------------
+
+    def pipeline_report(self, meta: dict[str, Any]) -> PipelineReport:
+        """The columns as a `PipelineReport`. Raises PolicyError as `report` does."""
+        n = len(self.frame_of)
+        return PipelineReport(
+            {
+                **meta,
+                **self.names(),
+                "policy": type(self.policy).__name__,
+                "planner": getattr(
+                    self.planning.planner, "__name__", type(self.planning.planner).__name__
+                ),
+                "tasks": self.tasks,
+                "slo_s": self.problem.slo_s,
+            },
+            {
+                "arrival_s": self.clients.arrival,
+                "deadline_s": self.clients.deadline,
+                "end_s": self.ended,
+                "dropped": np.frombuffer(bytes(self.dead), dtype=np.uint8).astype(bool),
+            },
+            {
+                "frame": np.array(self.frame_of, dtype=np.int64),
+                "task": np.array(self.task_of, dtype=np.int64),
+                "parent": np.array(self.parent_of, dtype=np.int64),
+                "arrival_s": np.array(self.arrival_of),
+                **self.answers(n),
+            },
+            self.batches(),
+            {
+                "frame": np.array(self.leaf_frame, dtype=np.int64),
+                "accuracy": np.array([self._accuracy(p) for p in self.paths])[
+                    np.array(self.leaf_path, dtype=np.int64)
+                ],
+            },
+            self.planning.rows,
+            self.used,
+        )
+
+    def _accuracy(self, path: tuple[str, ...]) -> float:
+        accuracy = {v.name: v.accuracy for t in self.problem.tasks for v in t.variants}
+        product = 100 * math.prod(accuracy[v] / 100 for v in path)
+        return self.problem.path_accuracies.get(path, product)

@@ -1,0 +1,605 @@
+"""Pipelines in virtual time, with a policy and planners that can be worked out by hand."""
+
+import math
+from dataclasses import replace
+from typing import ClassVar
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ray_slo.core import Decision, Dispatch, Drop, DropReason, LatencyProfile
+from ray_slo.planning import loki
+from ray_slo.planning.loki import Assignment, Plan, Problem, Task, Variant
+from ray_slo.planning.result import Infeasible
+from ray_slo.simulation import Poisson, PolicyError, Times, Trace, Workload, simulate_pipeline
+
+
+class Fifo:
+    """A queue per task; an idle worker takes what waits for its task, up to its batch size.
+    Requests whose deadline has passed are dropped."""
+
+    serves_late: ClassVar[bool] = True
+
+    def __init__(self, parents=None, drops=True, **_):
+        self.parents, self.drops = parents, drops
+        self.queue, self.busy, self.batches, self.log = [], {}, 0, []
+
+    def requests_arrived(self, now, requests):
+        self.log.append((now, "arrived", [(r.id, r.model) for r in requests]))
+        self.queue += requests
+
+    def requests_cancelled(self, now, requests):
+        self.log.append((now, "cancelled", sorted(r.id for r in requests)))
+        gone = {r.id for r in requests}
+        self.queue = [r for r in self.queue if r.id not in gone]
+
+    def batch_finished(self, now, worker, outcome):
+        del self.busy[worker]
+
+    def cluster_changed(self, now, cluster):
+        at = {w.id: w.assigned and w.assigned.variant for w in cluster.workers.values()}
+        self.log.append((now, "cluster", at))
+        self.cluster = cluster
+
+    def decide(self, now):
+        actions = []
+        late = [r for r in self.queue if self.drops and r.deadline < now]
+        if late:
+            actions.append(Drop(late, DropReason.EXPIRED))
+            self.queue = [r for r in self.queue if r not in late]
+        for worker in self.cluster.workers.values():
+            if worker.id in self.busy or worker.assigned is None:
+                continue
+            variant = worker.assigned.variant
+            task = next(
+                m.name
+                for m in self.cluster.models.values()
+                if variant in [v.name for v in m.variants]
+            )
+            mine = [r for r in self.queue if r.model == task][: worker.assigned.batch_size]
+            if mine:
+                self.queue = [r for r in self.queue if r not in mine]
+                end = now + self.cluster.profile(variant, worker.id)(len(mine))
+                self.busy[worker.id] = self.batches
+                actions.append(Dispatch(self.batches, worker.id, variant, mine, now, end))
+                self.batches += 1
+        return Decision(actions, math.inf)
+
+
+def fixed(seconds):
+    return LatencyProfile([seconds] * 4)
+
+
+DETECT = Task("detect", (Variant("d", 90.0, fixed(1.0), {"name": 2.0}),))
+NAME = Task(
+    "name", (Variant("large", 80.0, fixed(2.0)), Variant("small", 50.0, fixed(1.0))), "detect"
+)
+PROBLEM = Problem((DETECT, NAME), demand=0.0, workers=4, slo_s=10.0, batch_sizes=(4,))
+
+
+def planned(**workers):
+    """A plan with so many workers by variant, batch size 4."""
+    tasks = {v.name: t.name for t in PROBLEM.tasks for v in t.variants}
+    made = tuple(Assignment(tasks[v], v, 4, n, float(n), 4.0, 1.0) for v, n in workers.items())
+    return Plan("hardware", made, (), 0.0, 1.0, 0.0, 0, 0.0, "as told")
+
+
+class Script:
+    """Plans (or errors) one after the other; the last one stays."""
+
+    def __init__(self, *plans):
+        self.plans, self.asked = list(plans), []
+
+    def __call__(self, problem, last):
+        self.asked.append((problem, last))
+        plan = self.plans.pop(0) if len(self.plans) > 1 else self.plans[0]
+        if isinstance(plan, Exception):
+            raise plan
+        return plan
+
+
+def at(*times):
+    return Workload(arrivals=Times(times_s=list(times)))
+
+
+def run(workload, *plans, problem=PROBLEM, policy=None, **kwargs):
+    kwargs = {"items": "fixed", "check_s": 100.0, "interval_s": 100.0} | kwargs
+    policy = policy or Fifo()
+    report = simulate_pipeline(problem, workload, policy=policy, planner=Script(*plans), **kwargs)
+    return report, policy
+
+
+def batches(report):
+    frame = report.batches
+    columns = (frame.worker, frame.variant, frame["size"], frame.started_s, frame.finished_s)
+    return list(zip(*columns, strict=True))
+
+
+def clusters(policy):
+    return [(now, what) for now, kind, what in policy.log if kind == "cluster"]
+
+
+def test_timeline():
+    report, _policy = run(at(0, 0.5), planned(d=1, large=1))
+    # Frame 0 makes requests 2 and 3 at 1, frame 1 makes 4 and 5 at 2.
+    assert batches(report) == [
+        ("w0", "d", 1, 0, 1),
+        ("w0", "d", 1, 1, 2),
+        ("w1", "large", 2, 1, 3),
+        ("w1", "large", 2, 3, 5),
+    ]
+    frames = report.requests
+    assert frames.outcome.tolist() == ["ok", "ok"]
+    assert frames.end_s.tolist() == [3, 5]
+    assert frames.accuracy.tolist() == pytest.approx([72, 72])
+    assert frames.leaves.tolist() == [2, 2]
+    tasks = report.task_requests
+    assert tasks.frame.tolist() == [0, 1, 0, 0, 1, 1]
+    assert tasks.parent.tolist() == [-1, -1, 0, 0, 1, 1]
+    assert tasks.task.tolist() == ["detect"] * 2 + ["name"] * 4
+    assert tasks.started_s.tolist() == [0, 1, 1, 1, 3, 3]
+    assert report.violation_ratio() == 0
+    assert report.accuracy() == pytest.approx(72)
+
+
+def test_what_a_request_knows_of_its_parent():
+    seen = []
+
+    class Watching(Fifo):
+        def requests_arrived(self, now, requests):
+            super().requests_arrived(now, requests)
+            seen.extend((r.model, r.arrival, r.deadline, r.upstream) for r in requests)
+
+    problem = replace(PROBLEM, communication_s=0.25)
+    run(at(0, 0.5), planned(d=1, large=1), problem=problem, policy=Watching())
+    # A client's request is at its task 0.25 later; its deadline does not move.
+    assert seen[:2] == [("detect", 0.25, 10, None), ("detect", 0.75, 10.5, None)]
+    # The second one waited for half a second, and ran from 1.25 to 2.25.
+    assert seen[4] == ("name", 2.5, 10.5, ("w0", "d", 1.5))
+
+
+def test_a_frame_without_items_ends_at_the_root():
+    none = replace(DETECT, variants=(Variant("d", 90.0, fixed(1.0), {"name": 0.0}),))
+    report, _ = run(at(0), planned(d=1, large=1), problem=replace(PROBLEM, tasks=(none, NAME)))
+    assert report.requests.end_s.tolist() == [1]
+    assert report.requests.leaves.tolist() == [1]
+    assert report.accuracy() == pytest.approx(90)
+
+
+def test_accuracy_is_the_mean_over_leaves_and_measured_paths_count():
+    # Batches of one, so that one item goes to each variant.
+    made = planned(d=1, large=1, small=1)
+    made = replace(made, assignments=tuple(replace(a, batch_size=1) for a in made.assignments))
+    report, _ = run(at(0), made)
+    assert report.accuracy() == pytest.approx((72 + 45) / 2)
+    measured = replace(PROBLEM, path_accuracies={("d", "small"): 60.0})
+    report, _ = run(at(0), made, problem=measured)
+    assert report.accuracy() == pytest.approx((72 + 60) / 2)
+
+
+def test_one_late_branch_makes_a_frame_late():
+    problem = replace(PROBLEM, slo_s=2.5)
+    report, _ = run(at(0), planned(d=1, large=1), problem=problem, policy=Fifo(drops=False))
+    assert report.requests.outcome.tolist() == ["late"]
+    assert report.violation_ratio() == 1
+    assert math.isnan(report.accuracy())
+
+
+def test_one_dropped_branch_cancels_the_rest():
+    class DropsOne(Fifo):
+        def decide(self, now):
+            victims = [r for r in self.queue if r.id == 2]
+            self.queue = [r for r in self.queue if r.id != 2]
+            if victims:
+                return Decision([Drop(victims, DropReason.SHED)], math.inf)
+            return super().decide(now)
+
+    report, policy = run(at(0, 0), planned(d=1, large=1), policy=DropsOne())
+    # Both frames are detected in one batch; of frame 0 (2, 3) number 2 is dropped at 1.
+    assert (1, "cancelled", [3]) in policy.log
+    assert batches(report) == [("w0", "d", 2, 0, 1), ("w1", "large", 2, 1, 3)]
+    frames = report.requests
+    assert frames.outcome.tolist() == ["dropped", "ok"]
+    assert frames.dropped_at.tolist()[0] == "name"
+    assert frames.drop_reason.tolist()[0] == "shed"
+    assert frames.end_s.tolist() == [1, 3]
+    outcomes = ["served", "served", "dropped", "cancelled", "served", "served"]
+    assert report.task_requests.outcome.tolist() == outcomes
+
+
+def test_requests_of_a_cancelled_frame_do_not_arrive():
+    # Cars and faces, one hop away; a face is dropped while the cars are still running.
+    root = Task("detect", (Variant("d", 90.0, fixed(1.0), {"a": 1.0, "b": 1.0}),))
+    tasks = (
+        root,
+        Task("a", (Variant("a1", 80.0, fixed(2.0), {"c": 1.0}),), "detect"),
+        Task("b", (Variant("b1", 80.0, fixed(1.0)),), "detect"),
+        Task("c", (Variant("c1", 80.0, fixed(1.0)),), "a"),
+    )
+    problem = Problem(tasks, 0.0, 4, 10.0, (4,))
+    made = tuple(
+        Assignment(t.name, t.variants[0].name, 4, 1, 1.0, 4.0, 1.0) for t in tasks if t.name != "b"
+    )
+    plan = replace(planned(), assignments=made)
+
+    class NoFaces(Fifo):
+        def decide(self, now):
+            if now >= 2:
+                faces = [r for r in self.queue if r.model == "b"]
+                self.queue = [r for r in self.queue if r.model != "b"]
+                if faces:
+                    return Decision([Drop(faces, DropReason.NO_WORKER)], math.inf)
+            return Decision(super().decide(now).actions, 2.0 if now < 2 else math.inf)
+
+    report, policy = run(at(0), plan, problem=problem, policy=NoFaces())
+    assert (2, "cancelled", [1]) in policy.log  # it runs on until 3, in vain
+    assert [b[1] for b in batches(report)] == ["d", "a1"]
+    assert report.requests.outcome.tolist() == ["dropped"]
+
+
+def test_a_policy_that_runs_what_was_cancelled_is_told():
+    class Deaf(Fifo):
+        def requests_cancelled(self, now, requests): ...
+
+        def decide(self, now):
+            victims = [r for r in self.queue if r.id == 1]
+            self.queue = [r for r in self.queue if r.id != 1]
+            if victims:
+                return Decision([Drop(victims, DropReason.SHED)], math.inf)
+            return super().decide(now)
+
+    with pytest.raises(PolicyError, match="request 2, which was cancelled"):
+        run(at(0), planned(d=1, large=1), policy=Deaf())
+
+
+# -- the planner in the loop -------------------------------------------------------------------
+
+
+def test_planner_is_asked_every_interval_and_applied_later():
+    report, policy = run(
+        at(0, 3, 9), planned(d=1, large=1), planned(d=1, small=1), interval_s=4.0, solve_s=1.0
+    )
+    plans = report.plans
+    assert plans.asked_s.tolist() == [0, 4, 8, 12, 16]
+    assert plans.applied_s.tolist() == [0, 5, 9, 13, 17]
+    assert plans.why.tolist() == ["first"] + ["period"] * 4
+    assert plans.variants.tolist()[:2] == [{"d": 1, "large": 1}, {"d": 1, "small": 1}]
+    # An idle worker loads the small one, the large one ends: no swap where there is room.
+    assert clusters(policy) == [
+        (0, {"w0": "d", "w1": "large"}),
+        (5, {"w0": "d", "w1": None, "w2": "small"}),  # w1 runs until 6
+        (6, {"w0": "d", "w2": "small"}),
+    ]
+    assert report.workers.to_numpy().tolist() == [[0, 2], [5, 3], [6, 2]]
+
+
+def test_start_up_and_loading_take_time():
+    report, policy = run(
+        at(0, 30),
+        planned(d=1, large=1),
+        planned(d=1, large=2),
+        planned(d=1, large=1),
+        interval_s=10.0,
+        start_s=3.0,
+        load_s=2.0,
+    )
+    assert clusters(policy) == [
+        (0, {"w0": "d", "w1": "large"}),
+        (15, {"w0": "d", "w1": "large", "w2": "large"}),
+        (20, {"w0": "d", "w1": "large"}),  # at once, as it has nothing to do
+    ]
+    # It is on from when it is asked for.
+    assert report.workers.to_numpy().tolist() == [[0, 2], [10, 3], [20, 2]]
+    assert report.workers_used(0, 40) == pytest.approx(2.25)
+
+
+@pytest.mark.parametrize(
+    ("make_before_break", "expected"),
+    [
+        (True, [(0, "large"), (12, "small")]),
+        (False, [(0, "large"), (10, None), (13, "small")]),  # its batch runs until 11
+    ],
+)
+def test_swaps(make_before_break, expected):
+    problem = replace(PROBLEM, workers=2)
+    report, policy = run(
+        at(0, 8, 14),
+        planned(d=1, large=1),
+        planned(d=1, small=1),
+        problem=problem,
+        interval_s=10.0,
+        load_s=2.0,
+        make_before_break=make_before_break,
+    )
+    assert [(now, what["w1"]) for now, what in clusters(policy)] == expected
+    assert report.requests.outcome.tolist() == ["ok"] * 3
+    assert report.requests.end_s.tolist()[1] == 11  # what runs is not interrupted
+
+
+def test_loading_is_given_up_when_the_plan_turns_round():
+    problem = replace(PROBLEM, workers=2)
+    _, policy = run(
+        at(0, 30),
+        planned(d=1, large=1),
+        planned(d=1, small=1),
+        planned(d=1, large=1),
+        problem=problem,
+        interval_s=10.0,
+        load_s=15.0,
+    )
+    assert {what["w1"] for _, what in clusters(policy)} == {"large"}
+
+
+def test_a_worker_on_its_way_out_is_called_back():
+    _, policy = run(
+        at(0, 9, 30),
+        planned(d=1, large=1),
+        planned(d=1),
+        planned(d=1, large=1),
+        interval_s=10.0,
+        load_s=5.0,
+    )
+    # At 10 it has nothing to do and is off; from 20 on it is loaded anew.
+    assert clusters(policy)[1:] == [
+        (10, {"w0": "d"}),
+        (25, {"w0": "d", "w1": "large"}),
+    ]
+    both = planned(d=1, large=1)
+    _, policy = run(at(0, 8.5, 30), *[both] * 10, planned(d=1), both, interval_s=1.0, load_s=5.0)
+    # At 10 it runs until 11.5: when it is wanted again at 11, it goes on at once.
+    assert clusters(policy)[1:] == [(10, {"w0": "d", "w1": None}), (11, {"w0": "d", "w1": "large"})]
+
+
+def test_a_planner_that_fails_changes_nothing():
+    report, policy = run(
+        at(0, 30), planned(d=1, large=1), RuntimeError("licence"), planned(d=1, small=1),
+        interval_s=10.0,
+    )  # fmt: skip
+    plans = report.plans
+    assert plans.error.tolist()[:3] == ["", "RuntimeError: licence", ""]
+    assert plans.applied_s.tolist()[:3] == pytest.approx([0, math.nan, 20], nan_ok=True)
+    assert [now for now, _ in clusters(policy)] == [0, 20]
+    with pytest.raises(RuntimeError, match="licence"):
+        run(at(0), RuntimeError("licence"))
+
+
+def test_infeasible_is_served_as_well_as_it_goes():
+    made = Infeasible("too much", replace(planned(d=1, large=1), shed_share=0.3))
+    report, _ = run(at(0), made)
+    assert report.plans.feasible.tolist() == [False]
+    assert report.plans.explanation.tolist() == ["too much"]
+    assert report.plans.shed_share.tolist() == [0.3]
+    assert report.violation_ratio() == 0
+
+
+def test_demand_is_measured_and_a_jump_is_noticed():
+    rates = Trace(rates=[20.0, 20.0, 100.0], interval_s=10.0)
+    problem = replace(PROBLEM, slo_s=100.0)
+    planner = Script(planned(d=1, large=1))
+    report = simulate_pipeline(
+        problem,
+        Workload(arrivals=rates),
+        policy=Fifo(drops=False),
+        planner=planner,
+        interval_s=50.0,
+        check_s=1.0,
+        initial_demand=20.0,
+        seed=3,
+    )
+    plans = report.plans
+    jumps = plans[(plans.why == "change") & (plans.asked_s <= 22)]
+    assert jumps.asked_s.iloc[0] == 21
+    assert jumps.demand.iloc[-1] > 80
+    assert [p.demand for p, _ in planner.asked] == plans.demand.tolist()
+
+
+def test_factors_are_learned_and_loads_are_told():
+    truth = (
+        replace(DETECT, variants=(Variant("d", 90.0, fixed(1.0), {"name": 5.0}),)),
+        NAME,
+    )
+    planner = Script(planned(d=2, large=2))
+    kwargs = {
+        "policy": Fifo(drops=False),
+        "planner": planner,
+        "duration_s": 200.0,
+        "interval_s": 10.0,
+        "truth": truth,
+    }
+    workload = Workload(arrivals=Poisson(rate=2.0))
+    problem = replace(PROBLEM, slo_s=1000.0)
+    simulate_pipeline(problem, workload, **kwargs)
+    assert planner.asked[0][0].tasks == PROBLEM.tasks
+    last, _ = planner.asked[20]
+    assert 4 < last.tasks[0].variants[0].factors["name"] < 5  # the prior weighs 100 requests
+    assert last.current == {("detect", "d"): 2, ("name", "large"): 2}
+    planner.asked.clear()
+    kwargs["policy"] = Fifo(drops=False)
+    simulate_pipeline(problem, workload, learn_factors=False, **kwargs)
+    assert planner.asked[20][0].tasks == PROBLEM.tasks
+
+
+def test_planners_that_observe_are_told_the_load_of_each_task():
+    class Watching(Script):
+        def observe(self, now, rates):
+            self.seen = [*getattr(self, "seen", []), (now, rates)]
+
+    planner = Watching(planned(d=2, large=2))
+    simulate_pipeline(
+        replace(PROBLEM, slo_s=1000.0),
+        Workload(arrivals=Poisson(rate=2.0)),
+        policy=Fifo(drops=False),
+        planner=planner,
+        duration_s=100.0,
+        interval_s=10.0,
+        items="fixed",
+        initial_demand=3.0,
+    )
+    assert planner.seen[0] == (0, {"detect": 3.0, "name": 6.0})
+    rates = [r for now, r in planner.seen if 20 <= now <= 100]
+    mean = {t: sum(r[t] for r in rates) / len(rates) for t in ("detect", "name")}
+    assert mean["detect"] == pytest.approx(2, rel=0.5)
+    assert mean["name"] == pytest.approx(4, rel=0.5)
+
+
+# -- distributions, seeds, arguments -----------------------------------------------------------
+
+
+@pytest.mark.parametrize(("items", "variance"), [("poisson", 2.5), ("geometric", 8.75)])
+def test_items_per_request(items, variance):
+    root = replace(DETECT, variants=(Variant("d", 90.0, fixed(0.001), {"name": 2.5}),))
+    problem = replace(PROBLEM, tasks=(root, NAME), slo_s=1000.0)
+    report, _ = run(
+        Workload(arrivals=Poisson(rate=50.0)),
+        planned(d=1, small=1),
+        problem=problem,
+        policy=Fifo(drops=False),
+        duration_s=20.0,
+        items=items,
+    )
+    tasks = report.task_requests
+    made = tasks[tasks.parent >= 0].groupby("parent").size()
+    n = report.count()
+    mean = made.sum() / n
+    assert mean == pytest.approx(2.5, rel=0.1)
+    assert (made**2).sum() / n - mean**2 == pytest.approx(variance, rel=0.25)
+
+
+def test_fixed_items_have_the_factor_as_their_mean():
+    root = replace(DETECT, variants=(Variant("d", 90.0, fixed(1.0), {"name": 2.5}),))
+    report, _ = run(
+        at(0, 2, 4, 6), planned(d=1, large=2), problem=replace(PROBLEM, tasks=(root, NAME))
+    )
+    assert report.requests.leaves.tolist() == [2, 3, 2, 3]
+
+
+def test_same_seed_same_run():
+    def made(seed):
+        return simulate_pipeline(
+            PROBLEM,
+            Workload(arrivals=Poisson(rate=1.0)),
+            policy=Fifo,
+            duration_s=60.0,
+            seed=seed,
+            latency_noise=0.1,
+        )
+
+    first, again, other = made(1), made(1), made(2)
+    assert first.requests.equals(again.requests)
+    assert first.task_requests.equals(again.task_requests)
+    assert first.plans.equals(again.plans)
+    assert not first.requests.equals(other.requests)
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "message"),
+    [
+        ({"interval_s": 0.0}, "interval_s must be positive, got 0.0"),
+        ({"load_s": -1.0}, "load_s must be at least 0, got -1.0"),
+        ({"items": "normal"}, "items must be one of poisson, geometric, fixed, got 'normal'"),
+        ({"truth": (DETECT,)}, "truth must have the tasks and variants"),
+    ],
+)
+def test_bad_arguments(kwargs, message):
+    with pytest.raises(ValueError, match=message):
+        run(at(0), planned(d=1, large=1), **kwargs)
+
+
+def test_arrivals_need_an_end():
+    with pytest.raises(ValueError, match="duration_s is needed"):
+        run(Workload(arrivals=Poisson(rate=1.0)), planned(d=1, large=1))
+
+
+# -- windows -----------------------------------------------------------------------------------
+
+
+def test_windows():
+    problem = replace(PROBLEM, slo_s=4.0)
+    report, _ = run(at(0, 5, 5, 5, 5, 5), planned(d=1, large=1), problem=problem, duration_s=10.0)
+    # In the second half four frames fill a batch of the detector and two of the names' (6 to 8,
+    # 8 to 10); the fifth frame comes too late.
+    windows = report.windows(5.0)
+    assert windows.begin_s.tolist() == [0, 5]
+    assert windows.demand.tolist() == [0.2, 1.0]
+    assert windows.violation_ratio.tolist() == pytest.approx([0, 0.6])
+    assert windows.workers.tolist() == [2, 2]
+    assert windows.busy.tolist() == pytest.approx([3 / 5, 6 / 5])
+    assert report.summary()["ok"] == 3
+
+
+# -- conservation ------------------------------------------------------------------------------
+
+variant_names = st.sampled_from(["d", "large", "small"])
+plans = st.lists(
+    st.dictionaries(variant_names, st.integers(1, 2), max_size=2).map(lambda p: {"d": 1, **p}),
+    min_size=1,
+    max_size=5,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    plans=plans,
+    times=st.lists(st.floats(0, 30), min_size=1, max_size=12),
+    slo_s=st.sampled_from([3.0, 6.0, 20.0]),
+    load_s=st.sampled_from([0.0, 1.5, 7.0]),
+    start_s=st.sampled_from([0.0, 2.0]),
+    solve_s=st.sampled_from([0.0, 0.5]),
+    make_before_break=st.booleans(),
+    communication_s=st.sampled_from([0.0, 0.1]),
+    items=st.sampled_from(["fixed", "poisson", "geometric"]),
+    drops=st.booleans(),
+)
+def test_no_request_is_lost(
+    plans, times, slo_s, communication_s, drops, **kwargs
+):  # fmt: skip
+    problem = replace(PROBLEM, slo_s=slo_s, communication_s=communication_s)
+    report, _policy = run(
+        at(*times),
+        *(planned(**p) for p in plans),
+        problem=problem,
+        policy=Fifo(drops=drops),
+        interval_s=3.0,
+        check_s=1.0,
+        duration_s=40.0,
+        **kwargs,
+    )
+    frames, tasks = report.requests, report.task_requests
+    assert len(frames) == len(times)
+    by_frame = tasks.groupby("frame")
+    assert len(by_frame) == len(times)
+    for i, of_frame in by_frame:
+        outcomes, frame = set(of_frame.outcome), frames.iloc[i]
+        assert ("dropped" in outcomes) == (frame.outcome == "dropped")
+        if frame.outcome in ("ok", "late"):
+            assert outcomes == {"served"}
+            assert frame.end_s == of_frame.finished_s.max()
+            assert (frame.outcome == "ok") == (frame.end_s <= frame.deadline_s + 1e-6)
+        elif frame.outcome == "pending":  # no worker of its task was ever up again
+            assert "pending" in outcomes
+    served = tasks[tasks.outcome == "served"]
+    made = tasks[tasks.parent >= 0]
+    assert set(made.parent) <= set(served.index)
+    after = tasks.finished_s.reindex(made.parent).to_numpy() + communication_s
+    assert made.arrival_s.to_numpy() == pytest.approx(after)
+    assert report.batches["size"].sum() == len(served)
+    # A worker runs one batch at a time, and only what it has.
+    for _, of_worker in report.batches.groupby("worker", observed=True):
+        assert (of_worker.started_s.iloc[1:].to_numpy() >= of_worker.finished_s.iloc[:-1]).all()
+    assert (report.workers.workers <= problem.workers).all()
+
+
+def test_loki_plans_it():
+    report = simulate_pipeline(
+        replace(PROBLEM, workers=6, slo_s=20.0, waiting_factor=2.0),
+        Workload(arrivals=Poisson(rate=1.5)),
+        policy=Fifo,
+        planner=loki.plan,
+        duration_s=60.0,
+        interval_s=10.0,
+        seed=5,
+    )
+    assert report.violation_ratio() < 0.05
+    assert report.accuracy() > 70
+    assert report.plans.feasible.all()
