@@ -13,7 +13,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import ray
 
@@ -22,10 +22,13 @@ from ray_slo.serve.spec import AppSpec
 
 logger = logging.getLogger(__name__)
 
+W = TypeVar("W")
+
 _STEP_S = 0.2
 _POLL_S = 2.0  # a long poll returns after this, so that the silent are noticed
 _WATCH_S = 2.0
 _ANSWER_S = 10.0  # more than a long poll takes
+AGAIN_S = 0.3  # after it could not be reached
 
 
 class AppActor:
@@ -138,6 +141,79 @@ class AppActorLink:
         except Exception:
             self._actor = None
             raise
+
+
+class Follower(Generic[W]):
+    """A worker's side: asks what is wanted of it, and does that, one thing at a time."""
+
+    def __init__(self, link: AppActorLink) -> None:
+        self._link = link
+        self._had: str | None = None  # names the last answer
+
+    def _says(self) -> Any:
+        """What the worker tells of itself."""
+        raise NotImplementedError
+
+    async def _first(self, wanted: W) -> None:
+        """Do it for the first time; what is raised here ends the worker."""
+        raise NotImplementedError
+
+    async def _do(self, wanted: W) -> None:
+        """Do it, or what is left to do of it."""
+        raise NotImplementedError
+
+    async def begin(self) -> None:
+        """Do what is wanted first; returns when that is done.
+
+        Raises:
+            Exception: of `_first`.
+        """
+        wanted = None
+        while wanted is None:
+            wanted = await self._ask()
+        first = asyncio.ensure_future(self._first(wanted))
+        while not first.done():
+            asking = asyncio.ensure_future(self._ask())  # or we are taken for dead
+            await asyncio.wait({first, asking}, return_when=asyncio.FIRST_COMPLETED)
+            asking.cancel()
+        await first
+
+    async def follow(self) -> None:
+        """Do what is wanted, for ever."""
+        doing: asyncio.Task[None] | None = None
+        latest: W | None = None
+        try:
+            while True:
+                asking = asyncio.ensure_future(self._ask())
+                await asyncio.wait(
+                    {asking} if doing is None else {asking, doing},
+                    return_when=asyncio.FIRST_COMPLETED,
+                )
+                if asking.done():
+                    latest = asking.result() or latest
+                asking.cancel()
+                if doing is not None and doing.done():
+                    if (error := doing.exception()) is not None:
+                        logger.error("could not take up what is wanted", exc_info=error)
+                    doing = None
+                elif doing is None and latest is not None:
+                    doing, latest = asyncio.ensure_future(self._do(latest)), None
+        finally:
+            if doing is not None:
+                doing.cancel()
+
+    async def _ask(self) -> W | None:
+        try:
+            token, wanted = await self._link.ask("worker", self._says(), self._had)
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:
+            logger.info("planner unreachable (%r); going on as before", error)
+            await asyncio.sleep(AGAIN_S)
+            return None
+        self._had = token or self._had
+        answer: W | None = wanted
+        return answer
 
 
 async def in_time(response: Any, timeout_s: float = _ANSWER_S) -> Any:

@@ -11,11 +11,12 @@ import asyncio
 import functools
 import logging
 import math
+import time
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 from ray_slo.core import DropReason
-from ray_slo.serve.app_actor import AppActorLink, status_of
+from ray_slo.serve.app_actor import AGAIN_S, AppActorLink, Follower, status_of
 from ray_slo.serve.channel import ActorChannel, WorkerLink
 from ray_slo.serve.groups import Wanted
 from ray_slo.serve.messages import BatchReport, Grant, Heartbeat, Message, Refusal, Submit
@@ -30,7 +31,6 @@ from ray_slo.serve.spec import AppSpec
 
 logger = logging.getLogger(__name__)
 
-_AGAIN_S = 0.3  # after the planner could not be reached
 _RETRY_LOAD_S = 20.0
 
 
@@ -187,7 +187,7 @@ class GroupedChannel:
                 raise
             except Exception as error:
                 logger.warning("planner unreachable (%r); the last plan holds", error)
-                await asyncio.sleep(_AGAIN_S)
+                await asyncio.sleep(AGAIN_S)
             if self._decided_at is not None:
                 self._metrics.plan_age(self._loop.time() - self._decided_at)
 
@@ -261,7 +261,7 @@ class _Worker(Protocol):
     def announced(self) -> frozenset[str]: ...
 
 
-class Membership:
+class Membership(Follower[Wanted]):
     """A worker's place: which group it serves in, and with which models.
 
     Args:
@@ -269,87 +269,37 @@ class Membership:
     """
 
     def __init__(self, spec: AppSpec, app_key: str, home: str | None, worker: _Worker) -> None:
+        super().__init__(
+            AppActorLink(functools.partial(get_or_create_planner, spec, app_key), spec)
+        )
         self._spec = spec
         self._app_key = app_key
         self._home = home
         self._worker = worker
-        self._loop = asyncio.get_running_loop()
-        self._planner = AppActorLink(functools.partial(get_or_create_planner, spec, app_key), spec)
         self._group: str | None = None
-        self._had: str | None = None
         self._failed: dict[str, tuple[str, float]] = {}  # (why, when to try again)
         self._loaded: set[str] = set()
 
-    async def begin(self) -> None:
-        """Load the first models; returns when that is done.
+    def _says(self) -> WorkerSays:
+        return WorkerSays(
+            self._worker.id,
+            self._home,
+            self._group,
+            self._worker.announced,
+            {model: why for model, (why, _) in self._failed.items()},
+            self._spec.fingerprint,
+        )
 
-        Raises:
-            Exception: a model cannot be loaded or cannot meet its SLO.
-        """
-        wanted = None
-        while wanted is None:
-            wanted = await self._ask()
-        loading = self._loop.create_task(self._load_first(wanted))
-        while not loading.done():
-            asking = self._loop.create_task(self._ask())  # or we are taken for dead
-            await asyncio.wait({loading, asking}, return_when=asyncio.FIRST_COMPLETED)
-            asking.cancel()
-        await loading
-
-    async def _load_first(self, wanted: Wanted) -> None:
+    async def _first(self, wanted: Wanted) -> None:
         for model in wanted.models:
             await self._worker.load(model)
             self._loaded.add(model)
         self._group = wanted.group
-        await self._worker.join(self._link(wanted.group))
-
-    async def follow(self) -> None:
-        """Do what the planner wants, for ever."""
-        doing: asyncio.Task[None] | None = None
-        latest: Wanted | None = None
-        try:
-            while True:
-                asking = self._loop.create_task(self._ask())
-                await asyncio.wait(
-                    {asking} if doing is None else {asking, doing},
-                    return_when=asyncio.FIRST_COMPLETED,
-                )
-                if asking.done():
-                    latest = asking.result() or latest
-                asking.cancel()
-                if doing is not None and doing.done():
-                    if (error := doing.exception()) is not None:
-                        logger.error("could not take up what is wanted", exc_info=error)
-                    doing = None
-                elif doing is None and latest is not None:
-                    doing, latest = self._loop.create_task(self._do(latest)), None
-        finally:
-            if doing is not None:
-                doing.cancel()
-
-    async def _ask(self) -> Wanted | None:
-        try:
-            says = WorkerSays(
-                self._worker.id,
-                self._home,
-                self._group,
-                self._worker.announced,
-                {model: why for model, (why, _) in self._failed.items()},
-                self._spec.fingerprint,
-            )
-            token, wanted = await self._planner.ask("worker", says, self._had)
-            self._had = token or self._had
-            return wanted if wanted is None or isinstance(wanted, Wanted) else None
-        except asyncio.CancelledError:
-            raise
-        except Exception as error:
-            logger.info("planner unreachable (%r); going on as before", error)
-            await asyncio.sleep(_AGAIN_S)
-            return None
+        await self._worker.join(self._link_to(wanted.group))
 
     async def _do(self, wanted: Wanted) -> None:
         models = set(wanted.models)
-        now = self._loop.time()
+        now = time.monotonic()
         self._failed = {m: f for m, f in self._failed.items() if m in models}
         for model in wanted.models:
             if model in self._loaded or now < self._failed.get(model, ("", 0.0))[1]:
@@ -359,16 +309,16 @@ class Membership:
             except Exception as error:
                 logger.exception("could not load %s", model)
                 why = f"{type(error).__name__}: {error}"
-                self._failed[model] = (why, self._loop.time() + _RETRY_LOAD_S)
+                self._failed[model] = (why, time.monotonic() + _RETRY_LOAD_S)
                 continue
             self._failed.pop(model, None)
             self._loaded.add(model)
         if wanted.group != self._group:
             self._group = wanted.group
-            await self._worker.join(self._link(wanted.group))
+            await self._worker.join(self._link_to(wanted.group))
         if extra := self._loaded - models:
             await self._worker.unload(extra)
             self._loaded -= extra
 
-    def _link(self, group: str) -> WorkerLink:
+    def _link_to(self, group: str) -> WorkerLink:
         return WorkerLink(self._spec, f"{self._app_key}#{group}")

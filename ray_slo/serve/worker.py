@@ -9,7 +9,7 @@ import inspect
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -18,6 +18,7 @@ from typing import Any
 from ray import cloudpickle, serve
 
 from ray_slo.core import BatchStatus, LatencyProfile, OnlineProfile
+from ray_slo.core.cluster import Assigned
 from ray_slo.core.profiles import load_profiles
 from ray_slo.models.checkpoint import Preempted, PreemptionFlag, preemption_scope
 from ray_slo.models.preemption import (
@@ -32,6 +33,7 @@ from ray_slo.serve.errors import BatchResultError, ConfigError
 from ray_slo.serve.group_channel import Membership
 from ray_slo.serve.messages import BatchReport, Heartbeat, Piece, PieceResult
 from ray_slo.serve.metrics import WorkerMetrics
+from ray_slo.serve.plan_channel import PlanFollower
 from ray_slo.serve.spec import AppSpec, ModelSpec, VariantRef, VariantSpec, worker_deployment
 
 logger = logging.getLogger(__name__)
@@ -112,8 +114,11 @@ class Worker:
         self._user_configs = {name: model.user_config for name, model in spec.models.items()}
         self._configured: dict[str, Any] = {}  # the user_config in force, by model
         self._variants: dict[str, _Loaded] = {}
-        self._offered: set[str] = set()  # models that schedulers may send batches of
-        self._announced: frozenset[str] = frozenset()  # models that the scheduler knows of
+        self._refs = spec.variants()
+        self._offered: set[str] = set()  # variants that schedulers may send batches of
+        self._announced: frozenset[str] = frozenset()  # variants that the scheduler knows of
+        self._assigned: Assigned | None = None  # what the plan has it do
+        self._learned: dict[str, OnlineProfile] = {}  # of variants that were unloaded, too
         self._batches: dict[str, _Batch] = {}
         self._recent: dict[str, None] = {}  # ids of ended batches, for pieces that come too late
         self._stops: dict[str, float] = {}  # when batches were preempted of which no piece is here
@@ -123,10 +128,14 @@ class Worker:
         app_key = f"{context.app_name}#{frontend}"
         self._link: WorkerLink | None = None
         self._tasks: list[asyncio.Task[None]] = []
-        membership = None
+        self._follower: Membership | PlanFollower | None = None
         if spec.grouped:
-            membership = Membership(spec, app_key, spec.group_of_kind(kind), self)
-            await membership.begin()
+            self._follower = Membership(spec, app_key, spec.group_of_kind(kind), self)
+            await self._follower.begin()
+        elif spec.planned:
+            self._follower = PlanFollower(spec, app_key, kind, self)
+            await self._follower.begin()
+            self._link = WorkerLink(spec, app_key)
         else:
             for name in spec.models:
                 await self.load(name)
@@ -135,17 +144,32 @@ class Worker:
             self._loop.create_task(self._run_batches()),
             self._loop.create_task(self._beat()),
         ]
-        if membership is not None:
+        if self._follower is not None:
             # From now on another thread builds, so that batches need not wait for it.
             self._builder = ThreadPoolExecutor(1, thread_name_prefix="ray-slo-builder")
-            self._tasks.append(self._loop.create_task(membership.follow()))
+            self._tasks.append(self._loop.create_task(self._follower.follow()))
 
     # -- models ----------------------------------------------------------------------------
 
     @property
     def announced(self) -> frozenset[str]:
         """Models that the group's scheduler knows this worker has."""
-        return self._announced
+        return frozenset(self._refs[key].model for key in self._announced)
+
+    @property
+    def offered(self) -> frozenset[str]:
+        """Variants that are loaded for schedulers to use."""
+        return frozenset(self._offered)
+
+    @property
+    def assigned(self) -> Assigned | None:
+        """What the plan has it do, as schedulers are told."""
+        return self._assigned
+
+    @property
+    def tables(self) -> dict[str, list[float]]:
+        """Latency by batch size, seconds, of every variant that was ever loaded."""
+        return {key: learned.profile.table for key, learned in self._learned.items()}
 
     async def load(self, model: str) -> None:
         """Load and measure a model, and offer it to the scheduler; others are served meanwhile.
@@ -154,29 +178,92 @@ class Worker:
             Exception: whatever its constructor or a loader raised; nothing of it stays.
             ConfigError: it cannot meet its SLO.
         """
+        keys = self._keys(model)
         try:
-            await self._load_model(model, self._spec.models[model])
+            await self._build(model)
+            for key in keys:
+                await self._load_one(key)
+            await self._measure_variants(self._spec.models[model], keys)
         except BaseException:
-            self._forget(model)
+            self._forget(keys)
             raise
-        self._offered.add(model)
+        self._offered.update(keys)
+        await self._announce()
+
+    async def load_variant(self, key: str, table: list[float] | None) -> None:
+        """Load one variant, and offer it to the scheduler; others are served meanwhile.
+
+        Args:
+            table: its latency by batch size, seconds, as far as others know; measured where it is
+                None and this worker does not know.
+
+        Raises:
+            Exception: whatever its loader or its model's constructor raised; nothing of it stays.
+        """
+        name = self._refs[key].model
+        model = self._spec.models[name]
+        try:
+            if name not in self._models:
+                await self._build(name)
+            loaded = await self._load_one(key)
+            if key not in self._learned:
+                prior = None if table is None else LatencyProfile(table)
+                if prior is None:
+                    share_s = self._spec.profile_seconds / len(self._keys(name))
+                    prior, _, _ = await self._first_profile(loaded, model, share_s)
+                self._learned[key] = OnlineProfile(prior, quantile=model.profile_quantile)
+            loaded.profile = self._learned[key]
+        except BaseException:
+            self._forget([key])
+            raise
+        self._offered.add(key)
+        await self._announce()
+
+    def check_slo(self) -> None:
+        """Refuse an SLO that no variant of a model can meet, of those that are loaded.
+
+        Raises:
+            ConfigError: names the model and its fastest variant.
+        """
+        for name, model in self._spec.models.items():
+            keys = [key for key in self._keys(name) if key in self._offered]
+            times = {self._variants[key].profile.profile.latency(1): key for key in keys}
+            if times and min(times) > model.latency_slo_ms / 1e3:
+                raise ConfigError(
+                    f"models.{name}.latency_slo_ms: no batch can meet {model.latency_slo_ms:g} ms: "
+                    f"a batch of one of {times[min(times)]} took {min(times) * 1e3:.4g} ms on "
+                    f"{self._kind!r} workers"
+                )
+
+    async def assign(self, assigned: Assigned | None) -> None:
+        """Tell the scheduler what the plan has this worker do, of what it has loaded."""
+        self._assigned = assigned
         await self._announce()
 
     async def unload(self, models: set[str]) -> None:
         """Take no more batches of these models, finish those that are here, and let them go."""
-        self._offered -= models
+        await self.unload_variants([key for model in models for key in self._keys(model)])
+
+    async def unload_variants(self, keys: Iterable[str]) -> None:
+        """Take no more batches of these variants, finish those that are here, and let them go."""
+        keys = set(keys)
+        self._offered -= keys
         await self._announce()
-        keys = {key for key, loaded in self._variants.items() if loaded.ref.model in models}
         while here := [b for b in self._batches.values() if b.variant in keys]:
             await asyncio.wait([waiter for batch in here for waiter in batch.waiters.values()])
-        for model in models:
-            self._forget(model)
+        self._forget(keys)
 
-    def _forget(self, model: str) -> None:
-        for key in [k for k, loaded in self._variants.items() if loaded.ref.model == model]:
-            del self._variants[key]
-        self._models.pop(model, None)
-        self._configured.pop(model, None)
+    def _keys(self, model: str) -> list[str]:
+        return [key for key, ref in self._refs.items() if ref.model == model]
+
+    def _forget(self, keys: Iterable[str]) -> None:
+        """Let variants go, and models that have none left."""
+        for key in keys:
+            self._variants.pop(key, None)
+            name = self._refs[key].model
+            if not any(other in self._variants for other in self._keys(name)):
+                self._models.pop(name, None)
+                self._configured.pop(name, None)
 
     async def join(self, link: WorkerLink) -> None:
         """Serve in another group. What the old one's scheduler has sent is still answered."""
@@ -203,7 +290,9 @@ class Worker:
         if link is self._link:
             self._announced = offered
 
-    async def _load_model(self, name: str, model: ModelSpec) -> None:
+    async def _build(self, name: str) -> None:
+        """Make a model's instance."""
+        model = self._spec.models[name]
         cls = model.load()
         instance = await self._loop.run_in_executor(
             self._builder, lambda: cls(*model.args, **model.kwargs)
@@ -211,18 +300,21 @@ class Worker:
         self._models[name] = instance
         if (config := self._user_configs[name]) is not None:
             await self._reconfigure_one(name, config)
-        refs = {key: ref for key, ref in self._spec.variants().items() if ref.model == name}
-        for key, ref in refs.items():
-            network, call = instance, instance
-            if ref.spec is not None:
-                network = await self._load_network(ref, ref.spec)
-                call = functools.partial(instance, network)
-            if self._preempts:
-                await self._add_exit_points(ref, model, network)
-            self._variants[key] = _Loaded(
-                ref, call, inspect.iscoroutinefunction(cls.__call__), cls.__name__
-            )
-        await self._measure_variants(model, list(refs))
+
+    async def _load_one(self, key: str) -> _Loaded:
+        """Load a variant of a model that was built; its profile comes later."""
+        ref = self._refs[key]
+        instance = self._models[ref.model]
+        network, call = instance, instance
+        if ref.spec is not None:
+            network = await self._load_network(ref, ref.spec)
+            call = functools.partial(instance, network)
+        if self._preempts:
+            await self._add_exit_points(ref, self._spec.models[ref.model], network)
+        cls = type(instance)
+        is_async = inspect.iscoroutinefunction(cls.__call__)
+        self._variants[key] = _Loaded(ref, call, is_async, cls.__name__)
+        return self._variants[key]
 
     async def _load_network(self, ref: VariantRef, spec: VariantSpec) -> Any:
         try:
@@ -279,7 +371,8 @@ class Worker:
             prior, least_s, says = await self._first_profile(self._variants[key], model, share_s)
             fastest[key] = (least_s, says)
             left_s -= time.monotonic() - start
-            self._variants[key].profile = OnlineProfile(prior, quantile=model.profile_quantile)
+            self._learned[key] = OnlineProfile(prior, quantile=model.profile_quantile)
+            self._variants[key].profile = self._learned[key]
         too_slow = {k: f for k, f in fastest.items() if f[0] > model.latency_slo_ms / 1e3}
         if len(too_slow) == len(keys):
             name = self._variants[keys[0]].ref.model
@@ -373,7 +466,8 @@ class Worker:
             run([example] * size)
             return time.perf_counter() - start
 
-        slos_ms = [self._spec.models[model].latency_slo_ms for model in self._offered]
+        served = {self._refs[key].model for key in self._offered}
+        slos_ms = [self._spec.models[model].latency_slo_ms for model in served]
         bound_s = _BETWEEN * min(slos_ms, default=math.inf) / 1e3
         await self._loop.run_in_executor(self._thread, timed, 1)  # warm up
         measured: dict[int, list[float]] = {}
@@ -624,12 +718,13 @@ class Worker:
             worker=self.id,
             kind=self._kind,
             profiles={
-                name: v.profile.profile.table
-                for name, v in self._variants.items()
-                if v.ref.model in self._offered
+                key: v.profile.profile.table
+                for key, v in self._variants.items()
+                if key in self._offered
             },
             batches=[*self._batches, *self._recent],
             preempt_delay_s=self._preempt_delay_s,
+            assigned=self._assigned,
         )
 
     async def _beat(self) -> None:
@@ -659,6 +754,9 @@ class Worker:
     def __del__(self) -> None:
         for task in getattr(self, "_tasks", ()):
             task.cancel()
+        follower, self._follower = getattr(self, "_follower", None), None
+        if isinstance(follower, PlanFollower):
+            follower.leave()
         if hasattr(self, "_thread"):
             self._thread.shutdown(wait=False)
             self._builder.shutdown(wait=False)

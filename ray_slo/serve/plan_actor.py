@@ -1,0 +1,464 @@
+"""The actor that plans an application: what its workers run, and how many there are.
+
+Frontends tell it what they counted, workers what they have loaded and measured. A *brain* (pure:
+`plan_loki`, `plan_kairos`) makes a problem of that, which is solved as a Ray task every
+`interval_s`, or sooner when something that matters has changed, and makes of the plan what each
+worker is `Wanted` to do and how many workers of a kind there should be. Workers ask for the one by
+long polls, Serve's autoscaler for the other (`plan_autoscaling`).
+
+Whatever fails (the solver, the Ray task, this actor) leaves the last plan in force: workers go on
+with what they were told, the autoscaler holds its last target. A new actor goes on from what the
+workers say they run, and plans when it has listened for a while.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import ray
+
+from ray_slo.core import LatencyProfile
+from ray_slo.core.cluster import Assigned
+from ray_slo.serve import app_actor
+from ray_slo.serve.app_actor import AppActor
+from ray_slo.serve.errors import ConfigError
+from ray_slo.serve.scheduler_actor import NAMESPACE, in_task
+from ray_slo.serve.spec import AppSpec
+
+logger = logging.getLogger(__name__)
+
+_GONE_S = 10.0  # workers and frontends are taken for dead after this silence
+_SETTLE_S = 1.0  # at first: so long for all workers to say what they do
+_LISTEN_S = 3.0  # after a restart: so long for the demand to be seen
+_GAP_S = 1.0  # between plans, however much changes
+_AVOID_S = 60.0  # a variant that could not be loaded
+
+Key = tuple[str, str]  # (variant, kind of worker)
+
+
+class WorkerSays(NamedTuple):
+    """Worker → planner.
+
+    Attributes:
+        loaded: variants that it offers to the scheduler.
+        assigned: what it does; None where it does whatever comes.
+        profiles: latency by batch size, seconds, of every variant that it ever measured or was told
+            of: so nothing is lost with the actor.
+        errors: variants that it could not load, why, and when (any number that differs between two
+            failures).
+        version: fingerprint of its specification.
+    """
+
+    worker: str
+    kind: str
+    loaded: frozenset[str] = frozenset()
+    assigned: Assigned | None = None
+    profiles: Mapping[str, list[float]] = {}
+    errors: Mapping[str, tuple[str, float]] = {}
+    version: str = ""
+
+
+class Wanted(NamedTuple):
+    """What a worker should do: have exactly these variants loaded, and serve `assigned`.
+
+    Attributes:
+        profiles: of those in `keep`, where known, to start from.
+    """
+
+    assigned: Assigned | None
+    keep: tuple[str, ...]
+    profiles: Mapping[str, list[float]] = {}
+
+
+class Counts(NamedTuple):
+    """What a frontend counted since it started.
+
+    Attributes:
+        requests: by clients.
+        finished: requests answered, by variant.
+        made: requests made of them, by variant and child task.
+        sizes: requests by clients, by their size.
+    """
+
+    requests: int = 0
+    finished: Mapping[str, int] = {}
+    made: Mapping[str, Mapping[str, int]] = {}
+    sizes: Mapping[int, int] = {}
+
+    def since(self, before: Counts) -> Counts:
+        """What was counted after `before`."""
+        return Counts(
+            max(self.requests - before.requests, 0),
+            _more(self.finished, before.finished),
+            {v: _more(made, before.made.get(v, {})) for v, made in self.made.items()},
+            _more(self.sizes, before.sizes),
+        )
+
+
+def _more(now: Mapping[Any, int], before: Mapping[Any, int]) -> dict[Any, int]:
+    return {k: n - before.get(k, 0) for k, n in now.items() if n > before.get(k, 0)}
+
+
+class FrontendSays(NamedTuple):
+    """Frontend → planner."""
+
+    client: str
+    counts: Counts
+    version: str
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What a brain decides by.
+
+    Attributes:
+        workers: those that are there, as they last said.
+        profiles: by variant and kind: the median of what workers that have it loaded measured, else
+            what was last known.
+        avoided: could not be loaded lately.
+    """
+
+    workers: Mapping[str, WorkerSays]
+    profiles: Mapping[Key, LatencyProfile] = field(default_factory=dict)
+    avoided: frozenset[Key] = frozenset()
+
+
+class Verdict(NamedTuple):
+    """What became of a problem. `shortfall`: what the plan leaves out, None if nothing."""
+
+    why: str
+    shortfall: str | None = None
+
+
+class NotYet(Exception):
+    """There is nothing to plan with yet."""
+
+
+class Brain(Protocol):
+    """Decides for one application. Pure: no ray, no clock. `solve` runs elsewhere."""
+
+    @property
+    def solve(self) -> Callable[[Any], Any]:
+        """The planner: problem to answer. A function of a module."""
+
+    def configure(self, spec: AppSpec) -> None:
+        """Take over a specification of the same fingerprint."""
+
+    def counted(self, now: float, counts: Counts) -> None:
+        """What one frontend counted since it last said."""
+
+    def problem(self, now: float, seen: Seen) -> Any:
+        """What is to be solved.
+
+        Raises:
+            NotYet: too little is known.
+            ValueError: there is no such plan, and why.
+        """
+
+    def is_due(self, now: float, seen: Seen) -> bool:
+        """Whether something changed that the plan does not fit any more."""
+
+    def adopt(self, problem: Any, answer: Any) -> Verdict:
+        """Go by this answer of `solve` from now on."""
+
+    def wanted(self, seen: Seen, hopeless: bool) -> Mapping[str, Wanted]:
+        """What workers should do; those left out go on.
+
+        Args:
+            hopeless: there is no plan, and the last attempt to make one failed.
+        """
+
+    def target(self, kind: str) -> int | None:
+        """Workers of a kind; None: as many as there are."""
+
+    def status(self, now: float) -> dict[str, Any]:
+        """For people."""
+
+
+def make_brain(spec: AppSpec) -> Brain:
+    """The brain of the planner that the application names."""
+    from ray_slo.serve.plan_loki import LokiBrain
+
+    return LokiBrain(spec)
+
+
+@dataclass
+class _Worker:
+    says: WorkerSays
+    seen_at: float
+
+
+@dataclass
+class _Frontend:
+    counts: Counts
+    seen_at: float
+
+
+class PlanActor(AppActor):
+    """Hears, plans and tells, for one application."""
+
+    def __init__(self, spec: AppSpec, app_key: str) -> None:
+        super().__init__(app_key)
+        self._reset(spec)
+
+    def _reset(self, spec: AppSpec) -> None:
+        self._spec = spec
+        self._brain = make_brain(spec)
+        self._epoch = uuid.uuid4().hex[:8]
+        self._started = time.monotonic()
+        self._workers: dict[str, _Worker] = {}
+        self._frontends: dict[str, _Frontend] = {}
+        self._profiles: dict[Key, LatencyProfile] = {}
+        self._avoided: dict[Key, tuple[str, float]] = {}  # why, and until when
+        self._wanted: dict[str, Wanted] = {}
+        self._planning: asyncio.Task[None] | None = None
+        self._planned_at: float | None = None
+        self._tried_at: float | None = None
+        self._took_over = False
+        self._why = "not planned yet"
+        self._error: str | None = None
+        self._plans = 0
+
+    # -- asked by workers, frontends and Serve ---------------------------------------------
+
+    async def configure(self, spec: AppSpec) -> None:
+        """Take over a newer specification (a redeployed application)."""
+        if spec.version > self._spec.version:
+            if spec.fingerprint != self._spec.fingerprint:
+                if self._planning is not None:
+                    self._planning.cancel()
+                self._reset(spec)
+                self._tell()
+            else:
+                self._spec = spec
+                self._brain.configure(spec)
+        self._start()
+
+    async def worker(self, says: WorkerSays, had: str | None) -> tuple[str | None, Wanted | None]:
+        """What a worker should do: at once when that is news to it (it `had` another answer), else
+        after a while. None: what it does."""
+        self._start()
+        if says.version != self._spec.fingerprint:  # of an older release, still draining
+            await asyncio.sleep(app_actor._POLL_S)
+            return None, None
+        now = time.monotonic()
+        self._hear(says, now)
+        self._refresh()
+        until = now + app_actor._POLL_S
+        while True:
+            found = self._wanted.get(says.worker)
+            token = f"{self._epoch} {found[:2]}" if found is not None else None
+            if (found is not None and token != had) or time.monotonic() >= until:
+                return token, found
+            await self._news(until)
+
+    async def leave(self, worker: str) -> None:
+        """A worker is going."""
+        if self._workers.pop(worker, None) is not None:
+            self._refresh()
+
+    async def frontend(self, says: FrontendSays) -> float | None:
+        """Count; returns the age of the plan in seconds."""
+        self._start()
+        now = time.monotonic()
+        if says.version == self._spec.fingerprint:
+            before = self._frontends.get(says.client)
+            if before is not None:  # what was counted before we knew it, we cannot place in time
+                self._brain.counted(now, says.counts.since(before.counts))
+            self._frontends[says.client] = _Frontend(says.counts, now)
+        return None if self._planned_at is None else now - self._planned_at
+
+    async def target(self, kind: str) -> int | None:
+        """How many workers of a kind there should be; None: as many as there are."""
+        self._start()
+        return self._brain.target(kind)
+
+    # -- asked by people -------------------------------------------------------------------
+
+    async def replan(self) -> None:
+        """Plan now; returns when that is done.
+
+        Raises:
+            ConfigError: there is nothing to plan with yet, or no plan; says why.
+        """
+        self._start()
+        if self._planning is None or self._planning.done():
+            self._plan_now(time.monotonic())
+        if self._planning is None or self._planning.done():
+            raise ConfigError(self._error or self._why)
+        await asyncio.wait([self._planning])
+
+    async def status(self) -> dict[str, Any]:
+        """What `ray-slo status` shows of the plan."""
+        self._start()
+        now = time.monotonic()
+        planner = self._spec.planner
+        state = "planned" if self._planned_at is not None else "starting"
+        if self._planned_at is None and self._took_over:
+            state = "taken over"
+        wanted = self._wanted
+        if state == "planned" and not all(
+            _does(w.says, wanted[name]) for name, w in self._workers.items() if name in wanted
+        ):
+            state = "changing"
+        kinds = [w.says.kind for w in self._workers.values()]
+        return {
+            "planner": planner.name if planner is not None else None,
+            "state": state,
+            "plan_age_s": None if self._planned_at is None else now - self._planned_at,
+            "last_tried_s": None if self._tried_at is None else now - self._tried_at,
+            "plans": self._plans,
+            "why": self._why,
+            "error": self._error,
+            "load_errors": {f"{v} on {k}": why for (v, k), (why, _) in self._avoided.items()},
+            "targets": {kind: self._brain.target(kind) for kind in self._spec.workers},
+            "running": {kind: kinds.count(kind) for kind in self._spec.workers},
+            "workers": {
+                name: {
+                    "loaded": sorted(w.says.loaded),
+                    "assigned": w.says.assigned.variant if w.says.assigned else None,
+                    "batch_size": w.says.assigned.batch_size if w.says.assigned else None,
+                    "wanted": wanted[name].assigned.variant  # type: ignore[union-attr]
+                    if name in wanted and wanted[name].assigned
+                    else None,
+                }
+                for name, w in self._workers.items()
+            },
+            **self._brain.status(now),
+        }
+
+    # -- steps -----------------------------------------------------------------------------
+
+    async def _turn(self, now: float) -> None:
+        for client, frontend in list(self._frontends.items()):
+            if now - frontend.seen_at > _GONE_S:
+                del self._frontends[client]
+        for name, worker in list(self._workers.items()):
+            if now - worker.seen_at > _GONE_S:
+                logger.warning("worker %s is silent; doing without it", name)
+                del self._workers[name]
+        for key, (_, until) in list(self._avoided.items()):
+            if now > until:
+                del self._avoided[key]
+        self._refresh()
+        if self._plan_is_due(now):
+            self._plan_now(now)
+
+    def _is_alone(self) -> bool:
+        return not self._workers and not self._frontends
+
+    def _hear(self, says: WorkerSays, now: float) -> None:
+        before = self._workers.get(says.worker)
+        if before is None and says.assigned is not None and self._planned_at is None:
+            self._took_over = True
+        for variant, (why, number) in says.errors.items():
+            known = before.says.errors.get(variant) if before is not None else None
+            if known is None or known[1] != number:
+                logger.warning("%s could not load %s: %s", says.worker, variant, why)
+                self._avoided[variant, says.kind] = why, now + _AVOID_S
+        self._workers[says.worker] = _Worker(says, now)
+        for variant, table in says.profiles.items():
+            key = variant, says.kind
+            if variant in says.loaded or key not in self._profiles:
+                fresh = [
+                    w.says.profiles[variant]
+                    for w in self._workers.values()
+                    if w.says.kind == says.kind
+                    and variant in w.says.loaded
+                    and len(w.says.profiles.get(variant, ())) == len(table)
+                ]
+                self._profiles[key] = LatencyProfile(np.median(fresh or [table], axis=0).tolist())
+
+    def _seen(self) -> Seen:
+        return Seen(
+            {name: w.says for name, w in self._workers.items()},
+            self._profiles,
+            frozenset(self._avoided),
+        )
+
+    def _refresh(self) -> None:
+        hopeless = self._planned_at is None and self._error is not None
+        wanted = {
+            worker: w._replace(profiles=self._known(self._workers[worker].says.kind, w.keep))
+            for worker, w in self._brain.wanted(self._seen(), hopeless).items()
+        }
+        news = {w: v[:2] for w, v in wanted.items()} != {w: v[:2] for w, v in self._wanted.items()}
+        self._wanted = wanted
+        if news:
+            self._tell()
+
+    def _known(self, kind: str, variants: tuple[str, ...]) -> dict[str, list[float]]:
+        return {v: self._profiles[v, kind].table for v in variants if (v, kind) in self._profiles}
+
+    # -- plans -----------------------------------------------------------------------------
+
+    def _plan_is_due(self, now: float) -> bool:
+        planner = self._spec.planner
+        assert planner is not None
+        if self._planning is not None and not self._planning.done():
+            return False
+        if now - self._started < (_LISTEN_S if self._took_over else _SETTLE_S):
+            return False
+        if self._tried_at is None or now - self._tried_at >= planner.interval_s:
+            return True
+        return now - self._tried_at >= _GAP_S and self._brain.is_due(now, self._seen())
+
+    def _plan_now(self, now: float) -> None:
+        try:
+            problem = self._brain.problem(now, self._seen())
+        except NotYet as reason:
+            if self._planned_at is None:
+                self._why = str(reason)
+            return
+        except ValueError as error:
+            self._tried_at, self._error = now, str(error)
+            return
+        self._tried_at = now
+        self._planning = asyncio.get_running_loop().create_task(self._plan(problem))
+
+    async def _plan(self, problem: Any) -> None:
+        """Plan, and go by it. Whatever fails, the last plan stays."""
+        try:
+            verdict = self._brain.adopt(problem, await in_task(self._brain.solve, problem))
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:
+            logger.exception("planning failed; the last plan holds")
+            self._error = f"planning failed: {type(error).__name__}: {error}"
+            return
+        if verdict.why != self._why:
+            logger.info("plan: %s", verdict.why)
+        self._why, self._error = verdict
+        self._planned_at = time.monotonic()
+        self._plans += 1
+        self._refresh()
+
+
+def _does(says: WorkerSays, wanted: Wanted) -> bool:
+    return says.assigned == wanted.assigned and says.loaded == frozenset(wanted.keep)
+
+
+def plan_name(app_key: str) -> str:
+    """Name of the actor that plans an application."""
+    return f"{app_key}##plan"
+
+
+def get_or_create_plan(spec: AppSpec, app_key: str) -> Any:
+    """The actor that plans the application; made if there is none. Blocks."""
+    return app_actor.get_or_create(PlanActor, plan_name(app_key), spec, app_key)
+
+
+def find_plan(app_key: str) -> Any:
+    """The actor that plans the application. Blocks.
+
+    Raises:
+        ValueError: there is none.
+    """
+    return ray.get_actor(plan_name(app_key), namespace=NAMESPACE)

@@ -1,0 +1,341 @@
+"""The brain of the planner `loki`: from what an application measured to what its workers run.
+
+A problem holds what was measured: the demand at the root, multiplicative factors, the workers'
+profiles, what is loaded. It is solved twice where that differs: for as many workers as there may be
+(`max_replicas`), which gives the number that Serve scales to, and for those that are there now,
+which gives what they run meanwhile: they lower the accuracy rather than shed requests while
+replicas start, and where the cluster never has room for more.
+
+Beside `loki.Problem`'s arguments, `planner.kwargs` differ in two defaults: `headroom_quantile` is
+0.95 and `swap_cost` 0.1 points, so that a live plan has room for Poisson arrivals and does not
+reload networks for nothing.
+
+What workers do without a plan. A variant whose latency nobody knows (no file, not measured by any
+worker) has to be measured before there can be a plan: at first, every worker loads all variants,
+which then serve whatever comes. Later workers load what the plan says, and one of them what could
+not be loaded before. Where the plan is for more tasks than there are workers, nobody is assigned
+anything, and each has the plan's variants for all tasks.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from ray_slo.core import LatencyProfile
+from ray_slo.core.cluster import Assigned
+from ray_slo.core.profiles import load_profiles
+from ray_slo.planning import loki
+from ray_slo.planning.demand import Demand, Factors, changed
+from ray_slo.planning.placement import place
+from ray_slo.planning.result import Infeasible
+from ray_slo.serve.plan_actor import Counts, NotYet, Seen, Verdict, Wanted, WorkerSays
+from ray_slo.serve.spec import AppSpec
+
+_DEFAULTS = {"headroom_quantile": 0.95, "swap_cost": 0.1}
+_DEMAND_WINDOW_S = 3.0
+_CHANGE_WINDOW_S = 2.0  # a change of demand must show in so much time
+_LEAST_DEMAND = 0.1  # requests per second: no task is ever without a worker
+_UNKNOWN = LatencyProfile([1.0])
+
+
+class Job(NamedTuple):
+    """A problem for all workers that there may be, and how many are there now."""
+
+    problem: loki.Problem
+    present: int
+    last: loki.Plan | None
+    usable: frozenset[str]
+
+
+class Solved(NamedTuple):
+    """Plans for all workers that there may be, and for those that are there where it differs."""
+
+    whole: loki.Plan | Infeasible[loki.Plan]
+    now: loki.Plan | Infeasible[loki.Plan]
+
+
+def solve(job: Job) -> Solved:
+    """Both plans; run as a Ray task."""
+    whole = loki.plan(job.problem, job.last)
+    if best(whole).workers <= job.present or not 0 < job.present < job.problem.workers:
+        return Solved(whole, whole)
+    return Solved(whole, loki.plan(replace(job.problem, workers=job.present), job.last))
+
+
+def best(answer: loki.Plan | Infeasible[loki.Plan]) -> loki.Plan:
+    """The plan to carry out."""
+    return answer.best_effort if isinstance(answer, Infeasible) else answer
+
+
+class LokiBrain:
+    """See `plan_actor.Brain`."""
+
+    def __init__(self, spec: AppSpec) -> None:
+        assert spec.pipeline is not None
+        assert spec.planner is not None
+        self.configure(spec)
+        self._demand = Demand(
+            spec.planner.demand, _DEMAND_WINDOW_S, horizon_s=spec.planner.interval_s
+        )
+        self._arrivals: deque[tuple[float, int]] = deque()
+        self._began: float | None = None  # to count
+        self._arrived = False
+        prior: dict[Hashable, Mapping[str, float]] = {**spec.pipeline.factors}
+        self._factors = Factors(prior)
+        self._job: Job | None = None
+        self._solved: Solved | None = None
+        self._told: dict[str, str] = {}  # variant by worker, also while it loads
+        self._files = _from_files(spec)
+
+    @property
+    def solve(self) -> Callable[[Job], Solved]:
+        return solve
+
+    def configure(self, spec: AppSpec) -> None:
+        assert spec.pipeline is not None
+        assert spec.planner is not None
+        self._spec, self._pipeline, self._planner = spec, spec.pipeline, spec.planner
+        self._kind, worker = next(iter(spec.workers.items()))
+        self._most = worker.most_replicas
+        self._task_of = {key: ref.model for key, ref in spec.variants().items()}
+
+    # -- what is heard ---------------------------------------------------------------------
+
+    def counted(self, now: float, counts: Counts) -> None:
+        if self._began is None:
+            self._began = now
+        if counts.requests:
+            self._arrived = True
+            self._demand.arrived(now, counts.requests)
+            self._arrivals.append((now, counts.requests))
+        for variant, requests in counts.finished.items():
+            if variant in self._task_of:
+                self._factors.observe(variant, requests, counts.made.get(variant, {}))
+
+    def rate(self, now: float) -> float:
+        """The demand to plan for, requests per second on average."""
+        if not self._arrived:
+            return self._planner.rates.get(self._pipeline.root, 1.0)
+        # A rise shows in the last two seconds first.
+        count, window_s = self._recent(now)
+        recent = count / window_s if window_s and self._is_off(now) else 0.0
+        return max(self._demand.rate(now), recent, _LEAST_DEMAND)
+
+    def _recent(self, now: float) -> tuple[int, float]:
+        """Requests in the last `_CHANGE_WINDOW_S`; 0 s while it is not full."""
+        while self._arrivals and self._arrivals[0][0] <= now - _CHANGE_WINDOW_S:
+            self._arrivals.popleft()
+        full = self._began is not None and now - self._began >= _CHANGE_WINDOW_S
+        return sum(n for _, n in self._arrivals), _CHANGE_WINDOW_S if full else 0.0
+
+    def _is_off(self, now: float) -> bool:
+        """Whether the demand is not the planned one, by more than chance explains."""
+        count, window_s = self._recent(now)
+        if self._job is None or not window_s:
+            return False
+        return changed(self._job.problem.demand, count, window_s)
+
+    def _profiles(self, seen: Seen) -> dict[str, LatencyProfile]:
+        """Of variants that can be used."""
+        known = {**self._files, **{v: p for (v, k), p in seen.profiles.items() if k == self._kind}}
+        return {v: known[v] for v in self._task_of if v in known and not self._avoids(seen, v)}
+
+    def _avoids(self, seen: Seen, variant: str) -> bool:
+        return (variant, self._kind) in seen.avoided
+
+    def _unknown(self, seen: Seen) -> list[str]:
+        """Variants that somebody has to measure."""
+        known = self._profiles(seen)
+        return [v for v in self._task_of if v not in known and not self._avoids(seen, v)]
+
+    # -- problem and plan ------------------------------------------------------------------
+
+    def problem(self, now: float, seen: Seen) -> Job:
+        if not seen.workers:
+            raise NotYet("no worker is there yet")
+        running = any(says.assigned for says in seen.workers.values())
+        if self._solved is None and not running and (unknown := self._unknown(seen)):
+            raise NotYet(f"{', '.join(unknown)} not measured yet")
+        profiles = self._profiles(seen)
+        factors = {v: self._factors.of(v) for v in self._task_of}
+        tasks = tuple(
+            replace(task, variants=tuple(v for v in task.variants if v.name in profiles))
+            for task in self._pipeline.loki_tasks(lambda v: profiles.get(v, _UNKNOWN), factors)
+        )
+        if lost := [task.name for task in tasks if not task.variants]:
+            raise ValueError(f"no variant of {', '.join(lost)} can be loaded; the last plan holds")
+        slo_ms = self._pipeline.latency_slo_ms - self._spec.response_margin_ms
+        current: dict[tuple[str, str], int] = {}
+        for says in seen.workers.values():
+            if says.assigned is not None and says.assigned.variant in self._task_of:
+                key = self._task_of[says.assigned.variant], says.assigned.variant
+                current[key] = current.get(key, 0) + 1
+        problem = loki.Problem(
+            tasks,
+            self.rate(now),
+            self._most,
+            max(slo_ms, 1.0) / 1e3,
+            path_accuracies=self._pipeline.measured_paths,
+            current={k: n for k, n in current.items() if k[1] in profiles},
+            **{**_DEFAULTS, **self._planner.kwargs},
+        )
+        present = min(len(seen.workers), self._most)
+        last = best(self._solved.now) if self._solved is not None else None
+        return Job(problem, present, last, frozenset(profiles))
+
+    def is_due(self, now: float, seen: Seen) -> bool:
+        if self._job is None or self._solved is None:
+            return True
+        if frozenset(self._profiles(seen)) != self._job.usable:
+            return True
+        useful = best(self._solved.whole).workers
+        present = min(len(seen.workers), self._most)
+        if min(present, useful) != min(self._job.present, useful):
+            return True
+        return self._is_off(now)
+
+    def adopt(self, problem: Job, answer: Solved) -> Verdict:
+        self._job, self._solved = problem, answer
+        whole, now = best(answer.whole), best(answer.now)
+        why, shortfall = whole.explanation, None
+        if isinstance(answer.whole, Infeasible):
+            shortfall = answer.whole.reason
+            why = f"Best effort, as {shortfall}. {why}"
+        if answer.now is not answer.whole:
+            why += f" With the {problem.present} that are there: {now.explanation}"
+        return Verdict(why, shortfall)
+
+    # -- what is told ----------------------------------------------------------------------
+
+    def target(self, kind: str) -> int | None:
+        if self._solved is None or kind != self._kind:
+            return None
+        whole = self._solved.whole
+        return self._most if isinstance(whole, Infeasible) else whole.workers
+
+    def wanted(self, seen: Seen, hopeless: bool) -> dict[str, Wanted]:
+        unknown = self._unknown(seen)
+        if self._solved is None:
+            # Those that run something (for a planner that is no more) go on with it.
+            new = [w for w, says in seen.workers.items() if not says.assigned and not says.loaded]
+            new = list(seen.workers) if hopeless and not self._runs(seen) else new
+            return dict.fromkeys(new, self._all(seen)) if unknown or hopeless else {}
+        placed = self._placed(seen)
+        if placed is None:
+            return {worker: self._shared(says, seen) for worker, says in seen.workers.items()}
+        self._told = {worker: assigned.variant for worker, assigned in placed.items()}
+        answer = {}
+        for worker, says in seen.workers.items():
+            assigned = placed.get(worker)
+            if assigned is None:  # till it is needed, or Serve takes it away
+                answer[worker] = Wanted(None, tuple(sorted(says.loaded)))
+            else:
+                answer[worker] = self._step(worker, assigned, seen, placed)
+        if unknown and answer:  # an idle worker if there is one
+            worker = min(answer, key=lambda w: (answer[w].assigned is not None, w))
+            keep = dict.fromkeys((*answer[worker].keep, unknown[0]))
+            answer[worker] = answer[worker]._replace(keep=tuple(keep))
+        return answer
+
+    @staticmethod
+    def _runs(seen: Seen) -> bool:
+        return any(says.assigned for says in seen.workers.values())
+
+    def _all(self, seen: Seen) -> Wanted:
+        return Wanted(None, tuple(v for v in self._task_of if not self._avoids(seen, v)))
+
+    def _shared(self, says: WorkerSays, seen: Seen) -> Wanted:
+        """For a worker that has to serve all tasks: the plan's variants, beside what it has."""
+        assert self._solved is not None
+        plan = best(self._solved.whole)
+        variants = tuple(dict.fromkeys(a.variant for a in plan.assignments))
+        if {self._task_of[v] for v in variants} != set(self._pipeline.tasks):
+            return self._all(seen)
+        return Wanted(None, (*variants, *sorted(says.loaded - set(variants))))
+
+    def _placed(self, seen: Seen) -> dict[str, Assigned] | None:
+        """Assignments by worker; None where they do not cover all tasks."""
+        assert self._solved is not None
+        plan = best(self._solved.now)
+        used = {a.variant for a in plan.assignments}
+        current = {w: self._current(says, used) for w, says in sorted(seen.workers.items())}
+        # Those that have something first: the others may be starting still.
+        current = dict(sorted(current.items(), key=lambda item: item[1] is None))
+        placed = place(plan, current)
+        served = {self._task_of[assigned.variant] for assigned in placed.values()}
+        return placed if served == set(self._pipeline.tasks) else None
+
+    def _current(self, says: WorkerSays, used: set[str]) -> str | None:
+        """What it does or was told to do, else something of use that it has."""
+        if (told := self._told.get(says.worker)) is not None:
+            return told
+        if says.assigned is not None:
+            return says.assigned.variant
+        return min(says.loaded & used, default=None)
+
+    def _step(
+        self, worker: str, assigned: Assigned, seen: Seen, placed: Mapping[str, Assigned]
+    ) -> Wanted:
+        """On the way to what is `assigned`: who alone serves a task goes on with it, the next
+        variant loaded beside, until another one has what it takes to serve that task."""
+        says = seen.workers[worker]
+        now = says.assigned
+        if now is None or now.variant not in says.loaded or not self._planner.make_before_break:
+            return Wanted(assigned, (assigned.variant,))
+        task = self._task_of[now.variant]
+        if self._task_of[assigned.variant] == task:
+            return Wanted(assigned, (assigned.variant,))
+        for other, its in seen.workers.items():
+            goal = placed.get(other)
+            ready = goal is not None and goal.variant in its.loaded
+            if other != worker and ready and self._task_of[goal.variant] == task:  # type: ignore[union-attr]
+                return Wanted(assigned, (assigned.variant,))
+        return Wanted(now, (now.variant, assigned.variant))
+
+    def status(self, now: float) -> dict[str, Any]:
+        answer: dict[str, Any] = {
+            "demand": self.rate(now),
+            "factors": {v: f for v in self._task_of if (f := self._factors.of(v))},
+        }
+        if self._job is None or self._solved is None:
+            return answer
+        plan = best(self._solved.now)
+        return answer | {
+            "planned_demand": plan.planned_demand,
+            "step": plan.step,
+            "accuracy": plan.accuracy,
+            "shed_share": plan.shed_share,
+            "assignments": [
+                {
+                    "task": a.task,
+                    "variant": a.variant,
+                    "batch_size": a.batch_size,
+                    "workers": a.workers,
+                    "load": a.load,
+                }
+                for a in plan.assignments
+            ],
+        }
+
+
+def _from_files(spec: AppSpec) -> dict[str, LatencyProfile]:
+    """Profiles of variants as files say, where they are given and can be read from here."""
+    found = {}
+    for key, ref in spec.variants().items():
+        model = spec.models[ref.model]
+        own = ref.spec.profile if ref.spec is not None else None
+        if (file := own or model.profile) is None:
+            continue
+        try:
+            known = load_profiles(file)
+        except (OSError, ValueError):  # a worker will say what is wrong with it
+            continue
+        alone = list(known.values()) if len(known) == 1 and (own or ref.spec is None) else []
+        names = [known[n] for n in (ref.name, f"{ref.model}/{ref.name}") if n in known]
+        if profiles := names + alone:
+            limit = min(profiles[0].max_batch_size, model.max_batch_size)
+            found[key] = LatencyProfile(profiles[0].table[:limit])
+    return found
