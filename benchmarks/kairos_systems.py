@@ -173,14 +173,16 @@ def sustains(
     return report.bad_rate() <= 0.01
 
 
-def homogeneous(case: Case, **kwargs: Any) -> tuple[float, int]:
+def homogeneous(
+    case: Case, policies: Sequence[Policy] = (KAIROS, RIBBON), **kwargs: Any
+) -> tuple[float, int]:
     """Throughput of the base instances that the budget pays for, scaled up to all of it (§8.1),
     and how many they are. First come, first served is as good as anything on equal instances, but
-    Kairos' policy is given to it as well, for its early drops."""
+    Kairos' policy is given to it as well, for its early drops: the best of `policies` counts."""
     price = CATALOGUE[BASE].price_per_hour
     count = int(case.budget / price)
     pool = {BASE: count}
-    best = max(throughput(case, pool, p, **kwargs) for p in (KAIROS, RIBBON))
+    best = max(throughput(case, pool, p, **kwargs) for p in policies)
     return best * case.budget / (count * price), count
 
 
