@@ -233,7 +233,8 @@ class PipelineReport:
                     "busy": self.busy(begin, end),
                 }
             )
-        return pd.DataFrame(rows)
+        frame: pd.DataFrame = pd.DataFrame(rows)
+        return frame
 
     def summary(self) -> dict[str, Any]:
         """Figures of the whole run, JSON-able."""

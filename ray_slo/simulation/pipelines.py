@@ -57,7 +57,7 @@ def simulate_pipeline(
     workload: Workload,
     *,
     planner: Planner = loki.plan,
-    policy: str | type[Policy] | Policy = "pipeline",
+    policy: str | Policy | Callable[..., Policy] = "pipeline",
     policy_kwargs: Mapping[str, Any] | None = None,
     duration_s: float | None = None,
     seed: int = 0,
@@ -136,7 +136,8 @@ def simulate_pipeline(
     if initial_demand is None:
         first_s = min(interval_s, max(duration_s, check_s))
         initial_demand = float(np.searchsorted(clients.arrival, first_s)) / first_s
-    if not isinstance(policy, Policy) or isinstance(policy, type):
+    target: Any = policy
+    if isinstance(policy, str) or callable(policy):
         policy_kwargs = {
             "parents": {t.name: t.parent for t in problem.order},
             "factors": {v: f for t in problem.order for v, f in _factors(problem, t).items()},
@@ -146,7 +147,7 @@ def simulate_pipeline(
         }
     timing = _Timing(interval_s, check_s, solve_s, load_s, start_s, make_before_break)
     run = _PipelineRun(
-        make_policy(policy, policy_kwargs),
+        make_policy(target, policy_kwargs),
         problem,
         real,
         _Planning(problem, planner, demand, learn_factors, clients.arrival),
