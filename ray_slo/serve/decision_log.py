@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from ray_slo.core import Policy
+from ray_slo.serve.spec import AppSpec
 from ray_slo.simulation.decision_log import (
     SUFFIX,
     Encoder,
@@ -40,6 +41,16 @@ _POLL_S = 0.1
 _SLICE_S = 0.0005  # the thread encodes so long, then lets the event loop have the interpreter
 _PAUSE_S = 0.001
 _CLOSE_S = 5.0
+
+
+def open_log(spec: AppSpec, epoch: str) -> DecisionLog | None:
+    """The log that the application asks of its schedulers; None if it does not."""
+    if (wanted := spec.decision_log) is None:
+        return None
+    application = spec.name or next(iter(spec.models))
+    about = {"application": application, "models": list(spec.models)}
+    options = {"max_mb": wanted.max_mb, "flush_s": wanted.flush_s}
+    return DecisionLog(wanted.dir, f"{application}-{epoch}", **options, **about)
 
 
 class DecisionLog:
@@ -71,14 +82,14 @@ class DecisionLog:
         self._queue: deque[tuple[str, Any, float]] = deque()
         self._queued = self._taken = 0  # rows; one counter per thread
         self._lost = self._lost_in_all = 0
-        self._written_rows = 0
+        self._rows = self._rows_before = 0  # in files; in those that are full
         self._error = ""
         self._sequence = 0
         self._encoder = Encoder()
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="decision-log", daemon=True)
         self._thread.start()
-        atexit.register(self.close)
+        atexit.register(self.close, _CLOSE_S)
 
     def recorded(self, policy: Policy, name: Any, kwargs: Mapping[str, Any], now: float) -> Policy:
         """`policy`, made of `name` and `kwargs`, as a policy whose every round is logged."""
@@ -86,19 +97,17 @@ class DecisionLog:
         self._queue.append(("start", start, now))
         return Recording(policy, self._put)
 
-    def close(self, wait: bool = True) -> None:
-        """Write what is left; returns when it is written, or after a few seconds."""
+    def close(self, wait_s: float = 0.0) -> None:
+        """Have the thread write what is left and end; wait for it at most so long."""
         self._closing.set()
-        if wait and self._thread is not threading.current_thread():
-            self._thread.join(_CLOSE_S)
-            atexit.unregister(self.close)
+        self._thread.join(wait_s)
 
     def status(self) -> dict[str, Any]:
         """Where it is, rows written, rows lost because the queue was full, and the last error."""
         return {
             "folder": str(self._folder),
             "name": self._name,
-            "rows": self._written_rows,
+            "rows": self._rows,
             "rows_lost": self._lost_in_all,
             "error": self._error,
         }
@@ -131,6 +140,7 @@ class DecisionLog:
             logger.exception("the decision log in %s ends here", self._folder)
             self._put = lambda round: None  # type: ignore[method-assign]
             self._queue.clear()
+        atexit.unregister(self.close)
 
     def _write_until_closed(self) -> None:
         encoder = self._encoder
@@ -153,9 +163,10 @@ class DecisionLog:
                 dirty = True
             if dirty and (due or full):
                 self._write(chunks)
-                self._written_rows += rows if full else 0
+                self._rows = self._rows_before + rows
                 flushed_at, dirty = now, False
             if full:
+                self._rows_before += rows
                 chunks, rows = [], 0
                 self._sequence += 1
                 encoder.new_file()
