@@ -36,6 +36,7 @@ from ray_slo.core import (
     Worker,
 )
 from ray_slo.scheduling.registry import import_attr, make_policy
+from ray_slo.serve.decision_log import open_log
 from ray_slo.serve.host import PolicyHost
 from ray_slo.serve.messages import BatchReport, Grant, Heartbeat, Message, Refusal, Stop, Submit
 from ray_slo.serve.preemptions import Preemption
@@ -155,6 +156,7 @@ class Scheduler:
         self._profiles_are_stale = False
         self._counts = {"submitted": 0, "granted": 0, "refused": 0, "cancelled": 0, "batches": 0}
         self._counts["preempted"] = 0
+        self._log = open_log(spec, self.epoch)
         self._host = self._new_host()
         self._ticker = self._loop.create_task(self._tick())
 
@@ -163,6 +165,8 @@ class Scheduler:
         if self._solving is not None:
             self._solving.cancel()
         self._host.close()
+        if self._log is not None:
+            self._log.close()
 
     # -- from frontends --------------------------------------------------------------------
 
@@ -312,6 +316,7 @@ class Scheduler:
             "prediction_error_ms": 1e3 * self._prediction_error.value(default=0.0),
             "preempt_delay_ms": 1e3 * self.preempt_delay_s,
             "preemptions": [p.to_json() for p in self._preemptions],
+            "decision_log": self._log and self._log.status(),
             "workers": {
                 name: {
                     "kind": w.kind,
@@ -348,6 +353,8 @@ class Scheduler:
             kwargs.setdefault("solver", None)  # see `_solve_wanted`
         # A ready-made policy object is kept as it was made, for a restart.
         policy = copy.deepcopy(make_policy(name, kwargs))
+        if self._log is not None:
+            policy = self._log.recorded(policy, name, kwargs, self._clock())
         return PolicyHost(
             policy,
             self._cluster(),

@@ -562,6 +562,20 @@ class VariantRef:
     spec: VariantSpec | None = None
 
 
+class DecisionLogSpec(_Strict):
+    """Where every scheduler writes what its policy was fed and decided (docs/decision-log.md).
+
+    Attributes:
+        dir: folder on the node where the scheduler runs; schedulers may share it.
+        max_mb: bound of all logs in it; the oldest files go first.
+        flush_s: a crash costs so many seconds of it at most.
+    """
+
+    dir: str = Field(min_length=1)
+    max_mb: float = Field(default=64.0, gt=0)
+    flush_s: float = Field(default=5.0, gt=0)
+
+
 class AppSpec(_Strict):
     """A whole application.
 
@@ -594,6 +608,7 @@ class AppSpec(_Strict):
             start.
         access_log: a line per request in the frontend's log, as Serve does by default. It costs
             about as much as the scheduling; `serve_slo_*` metrics count requests anyway.
+        decision_log: every event and decision of the schedulers, for `ray-slo replay`.
         name: of the frontend's deployment.
     """
 
@@ -613,6 +628,7 @@ class AppSpec(_Strict):
     max_body_bytes: int = Field(default=16 * 2**20, ge=1)
     profile_seconds: float = Field(default=3.0, ge=0)
     access_log: bool = False
+    decision_log: DecisionLogSpec | None = None
     name: str | None = None
     _version: float = PrivateAttr(default_factory=time.time)
     _fingerprint: str = PrivateAttr(default="")
