@@ -86,7 +86,7 @@ def _print(console: Any, name: str, state: dict[str, Any]) -> None:
         )
     counts = state.get("counts", {})
     console.print(models, profiles, workers)
-    if "plan" in state:
+    if "groups" in state:
         _print_groups(console, state)
     console.print(", ".join(f"{k} {v}" for k, v in counts.items()))
 

@@ -251,16 +251,18 @@ def _check_code(spec: AppSpec) -> None:
     Raises:
         ValueError: names the field.
     """
+    where = "models" if spec.pipeline is None else "pipeline.tasks"
     for name, model in spec.models.items():
         try:
             model.load()
         except ValueError as error:
-            raise ValueError(f"models.{name}.callable: {error}") from None
+            raise ValueError(f"{where}.{name}.callable: {error}") from None
         for key, variant in model.variants.items():
             try:
                 variant.loader()
             except ValueError as error:
-                raise ValueError(f"models.{name}.variants.{key}.load: {error}") from None
+                raise ValueError(f"{where}.{name}.variants.{key}.load: {error}") from None
+    spec.joins()
 
 
 def _versioned(deployed: Any, spec: AppSpec) -> Any:

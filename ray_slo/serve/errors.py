@@ -29,6 +29,7 @@ class SLOError(RayServeException):
         message: one sentence for a person.
         reason: short and stable, for programs: "would_miss", "shed", "queue_full", ….
         model: what the client asked for.
+        task: of a pipeline, where it happened.
         latency_slo_ms: of this request, milliseconds.
         predicted_finish_ms: when it was predicted to finish, milliseconds after its arrival.
         retry_after_s: when a new attempt makes sense, seconds.
@@ -51,6 +52,7 @@ class SLOError(RayServeException):
         latency_slo_ms: float | None = None,
         predicted_finish_ms: float | None = None,
         retry_after_s: float | None = None,
+        task: str | None = None,
     ) -> None:
         # Not super(): BackPressureError's constructor wants queue lengths. With the message alone
         # in `args`, the default pickling rebuilds the error and restores `__dict__`.
@@ -60,12 +62,16 @@ class SLOError(RayServeException):
         self.text = message
         self.reason = reason or self.default_reason
         self.model = model
+        self.task = task
         self.latency_slo_ms = latency_slo_ms
         self.predicted_finish_ms = predicted_finish_ms
         self._retry_after_s = retry_after_s
 
     def __str__(self) -> str:
-        return self.text
+        return self._said()
+
+    def _said(self) -> str:
+        return self.text if self.task is None else f"{self.text} (in task {self.task!r})"
 
     @property
     def status_code(self) -> int:
@@ -88,8 +94,9 @@ class SLOError(RayServeException):
         body: dict[str, Any] = {
             "error": type(getattr(self, "cause", self)).__name__,
             "reason": self.reason,
-            "message": self.text,
+            "message": self._said(),  # `str` is another one when Ray wraps it
             "model": self.model,
+            "task": self.task,
             "latency_slo_ms": _rounded(self.latency_slo_ms),
             "predicted_finish_ms": _rounded(self.predicted_finish_ms),
             "retry_after_s": _rounded(self.retry_after_s),

@@ -2,12 +2,14 @@
 
 It reads the deadline, runs `preprocess`, sends metadata to the scheduler, holds the payload, sends
 its share of a granted batch to the worker in one call, and answers once: with the result, with a
-typed error, or after trying again because a worker died.
+typed error, or after trying again because a worker died. In a pipeline it does so for every task
+that a client's item comes to (`tree`), under one deadline.
 """
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import inspect
 import itertools
 import json
@@ -16,14 +18,15 @@ import math
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, NamedTuple
 
 import ray
 from ray import cloudpickle, serve
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 
-from ray_slo.serve.answers import Answer, to_json
+from ray_slo.core.requests import Upstream
+from ray_slo.serve.answers import Answer, joined_answer, to_json
 from ray_slo.serve.channel import ActorChannel, Channel, EmbeddedChannel
 from ray_slo.serve.errors import (
     BadInput,
@@ -47,9 +50,11 @@ from ray_slo.serve.messages import (
     Submit,
 )
 from ray_slo.serve.metrics import FrontendMetrics
+from ray_slo.serve.plan_channel import PlanReporter
 from ray_slo.serve.request_context import LATENCY_HEADER, PROXIED_HEADER, TIMEOUT_HEADER
 from ray_slo.serve.scheduler import Quantile
 from ray_slo.serve.spec import AppSpec, VariantRef, worker_deployment
+from ray_slo.serve.tree import Tree, Visit, say_task
 
 logger = logging.getLogger(__name__)
 
@@ -65,12 +70,29 @@ _GONE = (
 )
 
 
+class _Asked(NamedTuple):
+    """What a client asked for. Times in seconds of the frontend's clock."""
+
+    model: str
+    arrival: float
+    slo_s: float
+
+    @property
+    def deadline(self) -> float:
+        return self.arrival + self.slo_s
+
+
 class _Pending:
-    """A request that is not answered yet."""
+    """A request that is not answered yet: the client's, or one of a task of a pipeline.
+
+    Attributes:
+        model: what scheduler and workers call it: the task, in a pipeline.
+        entered: when it came to the task; what the client asked for came at `asked.arrival`.
+    """
 
     __slots__ = (
-        "arrival",
-        "deadline",
+        "asked",
+        "entered",
         "future",
         "grant",
         "id",
@@ -80,16 +102,24 @@ class _Pending:
         "result",
         "retries",
         "sent_at",
-        "slo_ms",
+        "upstream",
     )
 
-    def __init__(self, id: int, model: str, arrival: float, slo_s: float, item: Any) -> None:
+    def __init__(
+        self,
+        id: int,
+        model: str,
+        asked: _Asked,
+        item: Any,
+        entered: float,
+        upstream: Upstream | None = None,
+    ) -> None:
         self.id = id
         self.model = model
-        self.arrival = arrival
-        self.deadline = arrival + slo_s
-        self.slo_ms = slo_s * 1e3
+        self.asked = asked
         self.item = item
+        self.entered = entered
+        self.upstream = upstream
         self.future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self.grant: Grant | None = None
         self.result: PieceResult | None = None
@@ -97,30 +127,37 @@ class _Pending:
         self.preemptions = 0
         self.sent_at = math.nan
 
+    @property
+    def context(self) -> dict[str, Any]:
+        """What errors say of it."""
+        task = self.model if self.model != self.asked.model else None
+        slo_ms = self.asked.slo_s * 1e3
+        return {"model": self.asked.model, "task": task, "latency_slo_ms": slo_ms}
+
 
 class _Hook:
     """A user's pre- or postprocessing: on the event loop while it is quick, else in a thread."""
 
-    def __init__(self, function: Callable[[Any], Any], threads: ThreadPoolExecutor) -> None:
+    def __init__(self, function: Callable[..., Any], threads: ThreadPoolExecutor) -> None:
         self._function = function
         self._threads = threads
         self._is_async = inspect.iscoroutinefunction(function)
         self._mean_s = 0.0
 
-    async def __call__(self, value: Any) -> Any:
+    async def __call__(self, *values: Any) -> Any:
         if self._is_async:
-            return await self._function(value)
+            return await self._function(*values)
         if self._mean_s > _INLINE_S:
             loop = asyncio.get_running_loop()
-            return await loop.run_in_executor(self._threads, self._in_thread, value)
+            return await loop.run_in_executor(self._threads, self._in_thread, *values)
         start = time.perf_counter()
-        result = self._function(value)
+        result = self._function(*values)
         self._mean_s += 0.1 * (time.perf_counter() - start - self._mean_s)
         return result
 
-    def _in_thread(self, value: Any) -> Any:
+    def _in_thread(self, *values: Any) -> Any:
         try:
-            return self._function(value)
+            return self._function(*values)
         except StopIteration as error:  # a future cannot carry it
             raise RuntimeError("StopIteration") from error
 
@@ -138,6 +175,7 @@ class Frontend:
         self._clock = time.monotonic  # uvloop's loop.time() has milliseconds only
         context = serve.get_replica_context()
         app_key = f"{context.app_name}#{context.deployment}"
+        client = context.replica_id.unique_id
         self._check_names(context.deployment, workers)
         threads = ThreadPoolExecutor(4, thread_name_prefix="ray-slo-frontend")
         self._preprocess: dict[str, _Hook] = {}
@@ -148,6 +186,21 @@ class Frontend:
                 self._preprocess[name] = _Hook(cls.preprocess, threads)
             if hasattr(cls, "postprocess"):
                 self._postprocess[name] = _Hook(cls.postprocess, threads)
+        # What clients may ask for: latency SLO in milliseconds, and where it comes in.
+        self._offers = {name: (m.latency_slo_ms, name) for name, m in spec.models.items()}
+        self._tree: Tree | None = None
+        self._plan: PlanReporter | None = None
+        if (pipeline := spec.pipeline) is not None:
+            self._offers = {spec.deployment_name: (pipeline.latency_slo_ms, pipeline.root)}
+            self._accuracy = functools.cache(pipeline.accuracy)
+            if spec.planned:
+                self._plan = PlanReporter(spec, app_key, client)
+            self._tree = Tree(
+                pipeline.parents,
+                postprocess=self._postprocess,
+                join={name: _Hook(join, threads) for name, join in spec.joins().items()},
+                made=self._plan and self._plan.finished,
+            )
         self._ids = itertools.count()
         self._pending: dict[int, _Pending] = {}
         self._num_owned = 0  # from arrival to answer, pre- and postprocessing included
@@ -155,7 +208,6 @@ class Frontend:
         self._metrics = FrontendMetrics()
         self._tasks: set[asyncio.Task[None]] = set()
         self._channel: Channel
-        client = context.replica_id.unique_id
         if spec.grouped:
             self._channel = GroupedChannel(spec, app_key, client, self._on_messages, self._resubmit)
         elif spec.embedded:
@@ -208,7 +260,8 @@ class Frontend:
         if isinstance(item, HttpRequest):
             return await self._http(item, arrival)
         name = self._model_name(model)
-        answer = await self._answer(name, item, self._slo_s(name, latency_slo_ms), arrival)
+        asked = _Asked(name, arrival, self._slo_s(name, latency_slo_ms))
+        answer = await self._answer(asked, item)
         return answer if response_metadata else answer.result
 
     async def _http(self, request: HttpRequest, arrival: float) -> Response:
@@ -234,7 +287,7 @@ class Frontend:
                     status_code=413,
                 )
             item = self._parse(request, body, name)
-            answer = await self._answer(name, item, slo_s, arrival)
+            answer = await self._answer(_Asked(name, arrival, slo_s), item)
             if isinstance(answer.result, Response):
                 answer.result.headers.update(answer.headers())
                 return answer.result
@@ -250,8 +303,9 @@ class Frontend:
             return http_response(error)
         except Exception as error:
             logger.exception("request failed")
+            said = "; ".join([str(error), *getattr(error, "__notes__", ())])
             return JSONResponse(
-                {"error": type(error).__name__, "reason": "failed", "message": str(error)},
+                {"error": type(error).__name__, "reason": "failed", "message": said},
                 status_code=500,
             )
 
@@ -272,11 +326,14 @@ class Frontend:
         await self._channel.move(model, group)
 
     async def slo_replan(self) -> None:
-        """Have the groups planned now; returns when that is done.
+        """Have the groups, or the pipeline, planned now; returns when that is done.
 
         Raises:
             ConfigError: there is no planner.
         """
+        if self._plan is not None:
+            await self._plan.replan()
+            return
         if not isinstance(self._channel, GroupedChannel):
             raise ConfigError("the application has no serving groups; name some under `groups`")
         await self._channel.replan()
@@ -290,12 +347,13 @@ class Frontend:
             "accuracy": self._metrics.accuracy(),
             "overhead_ms": 1e3 * self._overhead.value(default=0.0),
             **await self._channel.status(),
+            **({} if self._plan is None else {"plan": await self._plan.status()}),
         }
 
     # -- reading a request -----------------------------------------------------------------
 
     def _describe(self) -> dict[str, Any]:
-        return {
+        described: dict[str, Any] = {
             "models": {
                 name: {"latency_slo_ms": m.latency_slo_ms}
                 | (
@@ -306,6 +364,13 @@ class Frontend:
                 for name, m in self._spec.models.items()
             }
         }
+        if (pipeline := self._spec.pipeline) is not None:
+            described["pipeline"] = {
+                "name": self._spec.deployment_name,
+                "latency_slo_ms": pipeline.latency_slo_ms,
+                "parents": pipeline.parents,
+            }
+        return described
 
     def _path(self, request: HttpRequest) -> str:
         path: str = request.scope.get("path", "")
@@ -313,22 +378,22 @@ class Frontend:
         return path.removeprefix(root).strip("/")
 
     def _model_name(self, name: str | None) -> str:
-        models = self._spec.models
+        valid = self._offers
         if name is None:
-            if len(models) == 1:
-                return next(iter(models))
+            if len(valid) == 1:
+                return next(iter(valid))
             self._metrics.unanswered("", "invalid", "unknown_model")
             raise UnknownModel(
-                f"say which model; choose one of {', '.join(sorted(models))}", valid=models
+                f"say which model; choose one of {', '.join(sorted(valid))}", valid=valid
             )
-        if name not in models:
+        if name not in valid:
             self._metrics.unanswered("", "invalid", "unknown_model")
-            raise UnknownModel(model=name, valid=models)
+            raise UnknownModel(model=name, valid=valid)
         return name
 
     def _slo_s(self, model: str, latency_slo_ms: float | None) -> float:
         if latency_slo_ms is None:
-            return self._spec.models[model].latency_slo_ms / 1e3
+            return self._offers[model][0] / 1e3
         try:
             slo_ms = float(latency_slo_ms)
         except (TypeError, ValueError):
@@ -352,7 +417,7 @@ class Frontend:
             timeout_ms = None if timeout_s is None else timeout_s * 1e3
         if timeout_ms is None:
             return None
-        return min(timeout_ms, self._spec.models[model].latency_slo_ms)
+        return min(timeout_ms, self._offers[model][0])
 
     @staticmethod
     def _header(request: HttpRequest, name: str, *, zero_is_none: bool = False) -> float | None:
@@ -373,12 +438,13 @@ class Frontend:
         """JSON by content type; raw bytes for anything else, if the model has a `preprocess`."""
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         is_json = kind == "application/json" or kind.endswith("+json")
-        if not is_json and model in self._preprocess and kind:
+        takes_bytes = self._offers[model][1] in self._preprocess
+        if not is_json and takes_bytes and kind:
             return body
         try:
             return json.loads(body)
         except (ValueError, UnicodeDecodeError) as error:
-            if not is_json and model in self._preprocess:
+            if not is_json and takes_bytes:
                 return body
             raise BadInput(
                 f"body is not JSON: {error}" + ("" if is_json else f" (content-type {kind!r})"),
@@ -388,71 +454,72 @@ class Frontend:
 
     # -- one request -----------------------------------------------------------------------
 
-    async def _answer(self, model: str, item: Any, slo_s: float, arrival: float) -> Answer:
+    async def _answer(self, asked: _Asked, item: Any) -> Answer:
+        if self._plan is not None:
+            self._plan.arrived()
         if self._num_owned >= self._spec.max_queued_requests:
-            self._metrics.unanswered(model, "refused", "queue_full")
+            self._metrics.unanswered(asked.model, "refused", "queue_full")
             raise RefusedEarly(
                 f"{self._num_owned} requests are waiting, which is the limit (max_queued_requests)",
                 reason="queue_full",
-                model=model,
-                latency_slo_ms=slo_s * 1e3,
+                model=asked.model,
+                latency_slo_ms=asked.slo_s * 1e3,
             )
         self._num_owned += 1
         try:
-            return await self._answer_admitted(model, item, slo_s, arrival)
-        except asyncio.CancelledError:
-            self._metrics.unanswered(model, "cancelled", "cancelled")
-            raise
-        except Expired as error:
-            self._metrics.unanswered(model, "expired", error.reason)
-            raise
-        except RefusedEarly as error:
-            self._metrics.unanswered(model, "refused", error.reason)
-            raise
-        except BadInput as error:
-            self._metrics.unanswered(model, "invalid", error.reason)
-            raise
-        except Exception:
-            self._metrics.unanswered(model, "failed", "user_error")
+            answer_one = self._answer_one if self._tree is None else self._answer_tree
+            answer = await answer_one(asked, item)
+        except BaseException as error:
+            self._metrics.unanswered(asked.model, *_outcome(error))
             raise
         finally:
             self._num_owned -= 1
+        self._metrics.answered(answer)
+        return answer
 
-    async def _answer_admitted(self, model: str, item: Any, slo_s: float, arrival: float) -> Answer:
-        if model in self._preprocess:
-            try:
-                item = await self._preprocess[model](item)
-            except SLOError:
-                raise
-            except (ValueError, TypeError, LookupError) as error:
-                raise BadInput(
-                    f"preprocess refused the item: {error}", field="item", model=model
-                ) from error
-        pending = _Pending(next(self._ids), model, arrival, slo_s, item)
+    async def _answer_one(self, asked: _Asked, item: Any) -> Answer:
+        item = await self._preprocessed(asked.model, item)
+        pending = _Pending(next(self._ids), asked.model, asked, item, asked.arrival)
+        value = await self._result(pending)
+        if asked.model in self._postprocess:
+            value = await self._postprocess[asked.model](value)
+        return self._describe_answer(pending, value)
+
+    async def _preprocessed(self, model: str, item: Any) -> Any:
+        if model not in self._preprocess:
+            return item
+        try:
+            return await self._preprocess[model](item)
+        except SLOError:
+            raise
+        except (ValueError, TypeError, LookupError) as error:
+            raise BadInput(
+                f"preprocess refused the item: {error}", field="item", model=model
+            ) from error
+
+    async def _result(self, pending: _Pending) -> Any:
+        """What a worker makes of it."""
         self._pending[pending.id] = pending
         guard = self._loop.call_later(
-            pending.deadline + _GRACE_S - self._clock(), self._give_up, pending
+            pending.asked.deadline + _GRACE_S - self._clock(), self._give_up, pending
         )
         try:
             self._submit(pending)
-            value = await pending.future
+            return await pending.future
         except asyncio.CancelledError:
             self._channel.cancel(pending.id)
             raise
         finally:
             guard.cancel()
             del self._pending[pending.id]
-        if model in self._postprocess:
-            value = await self._postprocess[model](value)
-        return self._finish(pending, value)
 
-    def _finish(self, pending: _Pending, value: Any) -> Answer:
+    def _describe_answer(self, pending: _Pending, value: Any) -> Answer:
+        """How a request went at the model, or task, that served it."""
         assert pending.grant is not None and pending.result is not None
         result = pending.result
-        latency_s = self._clock() - pending.arrival
-        queue_s = max(pending.sent_at - pending.arrival + result.wait_s, 0.0)
+        queue_s = max(pending.sent_at - pending.entered + result.wait_s, 0.0)
         variant = self._variant(pending.grant)
-        answer = Answer(
+        return Answer(
             result=value,
             model=pending.model,
             variant=variant.name,
@@ -460,11 +527,54 @@ class Frontend:
             batch_size=result.batch_size,
             queue_ms=queue_s * 1e3,
             exec_ms=result.exec_s * 1e3,
-            latency_ms=latency_s * 1e3,
-            latency_slo_ms=pending.slo_ms,
+            latency_ms=(self._clock() - pending.entered) * 1e3,
+            latency_slo_ms=(pending.asked.deadline - pending.entered) * 1e3,
         )
-        self._metrics.answered(answer)
-        return answer
+
+    # -- one request of a pipeline ---------------------------------------------------------
+
+    async def _answer_tree(self, asked: _Asked, item: Any) -> Answer:
+        assert self._tree is not None
+
+        async def serve(task: str, item: Any, upstream: Upstream | None) -> tuple[Any, Visit]:
+            return await self._serve_task(asked, task, item, upstream)
+
+        node = await self._tree.run(item, serve)
+        latency_ms = (self._clock() - asked.arrival) * 1e3
+        return joined_answer(asked.model, node, self._accuracy, latency_ms, asked.slo_s * 1e3)
+
+    async def _serve_task(
+        self, asked: _Asked, task: str, item: Any, upstream: Upstream | None
+    ) -> tuple[Any, Visit]:
+        entered = asked.arrival if upstream is None else self._clock()
+        try:
+            if upstream is None:
+                item = await self._preprocessed(task, item)
+            elif task in self._preprocess:  # what it may refuse is not the client's
+                item = await self._preprocess[task](item)
+            pending = _Pending(next(self._ids), task, asked, item, entered, upstream)
+            value = await self._result(pending)
+        except BaseException as error:
+            self._metrics.unanswered(task, *_outcome(error))
+            if isinstance(error, SLOError):
+                error.model, error.task = asked.model, task
+            elif isinstance(error, Exception):
+                say_task(error, task)
+            raise
+        stage = self._describe_answer(pending, None)
+        self._metrics.answered(stage)
+        assert pending.grant is not None
+        return value, Visit(
+            worker=pending.grant.worker,
+            variant=pending.grant.variant,
+            batch_size=stage.batch_size,
+            queue_s=stage.queue_ms / 1e3,
+            exec_s=stage.exec_ms / 1e3,
+            spent_s=stage.latency_ms / 1e3,
+            done_at=entered + stage.latency_ms / 1e3,
+        )
+
+    # -- to the scheduler ------------------------------------------------------------------
 
     def _variant(self, grant: Grant) -> VariantRef:
         # A scheduler of a newer release may name one that we, still draining, do not know.
@@ -474,25 +584,24 @@ class Frontend:
     def _submit(self, pending: _Pending) -> None:
         """(Again) to the scheduler, with what is left of the budget less the way back."""
         margin_s = self._spec.response_margin_ms / 1e3 + 0.5 * self._overhead.value(default=0.0)
-        budget_s = pending.deadline - margin_s - self._clock()
+        asked, now = pending.asked, self._clock()
+        budget_s = asked.deadline - margin_s - now
         if budget_s <= 0:
-            slo_ms = pending.slo_ms
-            gone_s = self._clock() - pending.arrival
+            gone_s = now - asked.arrival
             self._fail(
                 pending,
                 RefusedEarly(
-                    f"no time is left for the work: of {slo_ms:.4g} ms, {gone_s * 1e3:.4g} ms are "
-                    f"over, and {margin_s * 1e3:.4g} ms are kept for the way back"
-                    f"{_preempted(pending)}",
+                    f"no time is left for the work: of {asked.slo_s * 1e3:.4g} ms, "
+                    f"{gone_s * 1e3:.4g} ms are over, and {margin_s * 1e3:.4g} ms are kept for the "
+                    f"way back{_preempted(pending)}",
                     reason="preempted" if pending.preemptions else None,
-                    model=pending.model,
-                    latency_slo_ms=slo_ms,
-                    predicted_finish_ms=(self._clock() + margin_s - pending.arrival) * 1e3,
+                    predicted_finish_ms=(gone_s + margin_s) * 1e3,
+                    **pending.context,
                 ),
             )
             return
         pending.grant = None
-        self._channel.submit(Submit(pending.id, pending.model, budget_s))
+        self._channel.submit(Submit(pending.id, pending.model, budget_s, upstream=pending.upstream))
 
     def _fail(self, pending: _Pending, error: BaseException) -> None:
         if not pending.future.done():
@@ -505,8 +614,7 @@ class Frontend:
             pending,
             Expired(
                 f"no answer {_GRACE_S:g} s after the deadline; the request was {where}",
-                model=pending.model,
-                latency_slo_ms=pending.slo_ms,
+                **pending.context,
             ),
         )
 
@@ -537,15 +645,14 @@ class Frontend:
             pending = self._pending.get(request_id)
             if pending is None:
                 continue
-            slo_ms = pending.slo_ms
-            finish_ms = (now + refusal.finish_in_s - pending.arrival) * 1e3
+            slo_ms = pending.asked.slo_s * 1e3
+            finish_ms = (now + refusal.finish_in_s - pending.asked.arrival) * 1e3
             if refusal.reason == "expired":
                 self._fail(
                     pending,
                     Expired(
                         f"waited until its deadline of {slo_ms:.4g} ms was out of reach",
-                        model=pending.model,
-                        latency_slo_ms=slo_ms,
+                        **pending.context,
                     ),
                 )
                 continue
@@ -559,9 +666,8 @@ class Frontend:
                 RefusedEarly(
                     f"refused early: {why}{_preempted(pending)}",
                     reason="preempted" if pending.preemptions else refusal.reason,
-                    model=pending.model,
-                    latency_slo_ms=slo_ms,
                     predicted_finish_ms=finish_ms,
+                    **pending.context,
                 ),
             )
 
@@ -654,8 +760,7 @@ class Frontend:
                     WorkerLost(
                         f"worker {grant.worker} was lost with the request{before}",
                         worker=grant.worker,
-                        model=pending.model,
-                        latency_slo_ms=pending.slo_ms,
+                        **pending.context,
                     ),
                 )
         return share
@@ -670,7 +775,7 @@ class Frontend:
                     f"an item of type {type(pending.item).__name__} cannot be sent to a worker: "
                     "it cannot be pickled",
                     field="item",
-                    model=pending.model,
+                    **pending.context,
                 ),
             )
         return bool(poison)
@@ -700,8 +805,22 @@ class Frontend:
     def __del__(self) -> None:
         for task in getattr(self, "_tasks", ()):
             task.cancel()
-        if hasattr(self, "_channel"):
-            self._channel.close()
+        for line in (getattr(self, "_channel", None), getattr(self, "_plan", None)):
+            if line is not None:
+                line.close()
+
+
+def _outcome(error: BaseException) -> tuple[str, str]:
+    """How a request ended without an answer, and why, for the metrics."""
+    if isinstance(error, asyncio.CancelledError):
+        return "cancelled", "cancelled"
+    if isinstance(error, Expired):
+        return "expired", error.reason
+    if isinstance(error, RefusedEarly):
+        return "refused", error.reason
+    if isinstance(error, BadInput):
+        return "invalid", error.reason
+    return "failed", "user_error"
 
 
 def _preempted(pending: _Pending) -> str:

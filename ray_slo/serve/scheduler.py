@@ -14,12 +14,13 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 
 from ray_slo.core import (
+    Assigned,
     BatchOutcome,
     BatchStatus,
     Cluster,
@@ -66,7 +67,8 @@ class _Owned(Request):
     __slots__ = ("client", "client_id")
 
     def __init__(self, id: int, submit: Submit, now: float, client: str) -> None:
-        super().__init__(id, submit.model, now, now + submit.budget_s, submit.size)
+        deadline = now + submit.budget_s
+        super().__init__(id, submit.model, now, deadline, submit.size, submit.upstream)
         self.client = client
         self.client_id = submit.request_id
 
@@ -84,6 +86,7 @@ class _WorkerState:
     variants: frozenset[str]
     seen_at: float
     preempt_delay_s: float
+    assigned: Assigned | None
 
 
 class Quantile:
@@ -236,12 +239,16 @@ class Scheduler:
                 )
                 self._cluster_is_stale = True
         variants = frozenset(known)
+        assigned = beat.assigned
+        if assigned is not None and assigned.variant not in variants:
+            assigned = None
         state = self._workers.get(beat.worker)
-        if state is None or state.variants != variants or state.kind != beat.kind:
+        said = (beat.kind, variants, assigned)
+        if state is None or (state.kind, state.variants, state.assigned) != said:
             if state is None:
                 logger.info("worker %s (%s) joined with %s", beat.worker, beat.kind, set(variants))
             self._workers[beat.worker] = _WorkerState(
-                beat.kind, variants, now, beat.preempt_delay_s
+                beat.kind, variants, now, beat.preempt_delay_s, assigned
             )
             self._cluster_is_stale = True
         else:
@@ -321,6 +328,7 @@ class Scheduler:
                 name: {
                     "kind": w.kind,
                     "variants": sorted(w.variants),
+                    "assigned": w.assigned and asdict(w.assigned),
                     "batches_in_flight": busy.get(name, 0),
                     "last_heartbeat_s": now - w.seen_at,
                 }
@@ -341,16 +349,9 @@ class Scheduler:
     # -- inside ----------------------------------------------------------------------------
 
     def _new_host(self) -> PolicyHost:
-        name, kwargs = self._spec.policy.name, dict(self._spec.policy.kwargs)
+        name = self._spec.policy.name
         shortest_ms = min(m.latency_slo_ms for m in self._spec.models.values())
-        if name == "deferred":
-            # An event loop wakes late. Where frontrun and the last moment are a millisecond apart,
-            # that would make a request that waited for its batch miss.
-            kwargs.setdefault("jitter_ms", _JITTER * shortest_ms)
-        if name == "flex":  # its batches are as large as deadlines allow, and late as a whole
-            kwargs.setdefault("margin_ms", _MARGIN * shortest_ms)
-        if name == "ramsis":
-            kwargs.setdefault("solver", None)  # see `_solve_wanted`
+        kwargs = {**_live_kwargs(name, shortest_ms), **self._spec.policy.kwargs}
         # A ready-made policy object is kept as it was made, for a restart.
         policy = copy.deepcopy(make_policy(name, kwargs))
         if self._log is not None:
@@ -394,7 +395,9 @@ class Scheduler:
             Model(name, max(m.latency_slo_ms - margin_ms, 1.0) / 1e3, tuple(variants[name]))
             for name, m in self._spec.models.items()
         ]
-        workers = [Worker(name, w.kind, w.variants) for name, w in self._workers.items()]
+        workers = [
+            Worker(name, w.kind, w.variants, w.assigned) for name, w in self._workers.items()
+        ]
         dispatch_delay_s, preempt_delay_s = self._delays_s()
         return Cluster.of(models, workers, DispatchDelay(dispatch_delay_s), preempt_delay_s)
 
@@ -623,3 +626,16 @@ class Scheduler:
         outbox, self._outbox = self._outbox, {}
         for client, messages in outbox.items():
             self._deliver(client, messages)
+
+
+def _live_kwargs(policy: Any, shortest_slo_ms: float) -> dict[str, Any]:
+    """Arguments of a policy that are due to how it is hosted here, unless its user says others."""
+    if policy == "deferred":
+        # An event loop wakes late. Where frontrun and the last moment are a millisecond apart,
+        # that would make a request that waited for its batch miss.
+        return {"jitter_ms": _JITTER * shortest_slo_ms}
+    if policy == "flex":  # its batches are as large as deadlines allow, and late as a whole
+        return {"margin_ms": _MARGIN * shortest_slo_ms}
+    if policy == "ramsis":
+        return {"solver": None}  # see `_solve_wanted`
+    return {}

@@ -322,7 +322,7 @@ class PipelineSpec(_Strict):
         valid = self.paths
         for path, accuracy in self.path_accuracies.items():
             if tuple(path.split("/")) not in valid:
-                shown = ["/".join(p) for p in list(valid)[:8]]
+                shown = ["/".join(p) for p in valid[:8]]
                 raise ValueError(
                     f"path_accuracies: no path {path!r} from root to a last task; they are "
                     f"{', '.join(shown)}{', …' * (len(valid) > len(shown))}"
@@ -388,26 +388,33 @@ class PipelineSpec(_Strict):
             answer.append(loki.Task(name, variants, task.parent))
         return tuple(answer)
 
+    def accuracy(self, path: tuple[str, ...]) -> float | None:
+        """End-to-end accuracy, percent, of a path of variants from the root on, to wherever a
+        request came; None where it was not measured and a variant's own is not known."""
+        if (measured := self.path_accuracies.get("/".join(path))) is not None:
+            return measured
+        own: dict[str, float | None] = {}
+        for name, task in self.tasks.items():
+            variants = {n: v.accuracy for n, v in task.variants.items()}
+            own |= variants or {name: task.accuracy}
+        known = [accuracy for variant in path if (accuracy := own.get(variant)) is not None]
+        return 100 * math.prod(a / 100 for a in known) if len(known) == len(path) else None
+
     @property
-    def paths(self) -> dict[tuple[str, ...], float | None]:
-        """End-to-end accuracy of every path, percent, by its variants from the root to a last task;
-        None where it was not measured and a variant's own is not known."""
-        done: dict[tuple[str, ...], float | None] = {}
+    def paths(self) -> tuple[tuple[str, ...], ...]:
+        """Every path: its variants, from the root to a last task."""
+        found: list[tuple[str, ...]] = []
 
-        def walk(task: str, before: tuple[str, ...], share: float | None) -> None:
-            spec = self.tasks[task]
-            own: Mapping[str, float | None] = {n: v.accuracy for n, v in spec.variants.items()}
-            for variant, accuracy in (own or {task: spec.accuracy}).items():
-                path = (*before, variant)
-                known = share is not None and accuracy is not None
-                product = share * accuracy / 100 if known else None  # type: ignore[operator]
-                if not (below := self.children(task)):
-                    done[path] = self.path_accuracies.get("/".join(path), product)
+        def walk(task: str, before: tuple[str, ...]) -> None:
+            below = self.children(task)
+            for variant in self.tasks[task].variants or (task,):
+                if not below:
+                    found.append((*before, variant))
                 for child in below:
-                    walk(child, path, product)
+                    walk(child, (*before, variant))
 
-        walk(self.root, (), 100.0)
-        return done
+        walk(self.root, ())
+        return tuple(found)
 
 
 class WorkerSpec(_Strict):
@@ -896,6 +903,32 @@ class AppSpec(_Strict):
         return next(
             (g for g, s in self.groups.items() for k in s.workers if _kind(g, k) == kind), None
         )
+
+    def joins(self) -> dict[str, Callable[..., Any]]:
+        """Of a pipeline, by task with children, what the user has to join results; else nothing.
+
+        Raises:
+            ValueError: it cannot be imported, or it is no function.
+        """
+        pipeline, found = self.pipeline, dict[str, Any]()
+        for task in pipeline.parents if pipeline is not None else ():
+            own = inspect.getattr_static(self.models[task].load(), "join", None)
+            if own is not None and pipeline is not None and pipeline.children(task):
+                if not isinstance(own, staticmethod | classmethod):
+                    raise ValueError(
+                        f"pipeline.tasks.{task}.callable: join must be a @staticmethod or "
+                        "@classmethod: it runs where the model is not loaded"
+                    )
+                found[task] = self.models[task].load().join  # type: ignore[attr-defined]
+        if pipeline is not None and (join := pipeline.join) is not None:
+            try:
+                join = import_attr(join) if isinstance(join, str) else join
+            except ValueError as error:
+                raise ValueError(f"pipeline.join: {error}") from None
+            if not callable(join):
+                raise ValueError(f"pipeline.join must be a function, got {join!r}")
+            found[pipeline.root] = join
+        return found
 
     def without_code(self) -> AppSpec:
         """The same for the scheduler, which needs neither the user's classes nor arguments."""
