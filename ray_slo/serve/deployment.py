@@ -19,6 +19,7 @@ from ray.serve import Application
 from ray.serve.config import RequestRouterConfig
 
 from ray_slo.serve.frontend import Frontend
+from ray_slo.serve.plan_autoscaling import autoscaling
 from ray_slo.serve.router import TargetedRouter
 from ray_slo.serve.spec import (
     AppSpec,
@@ -219,10 +220,13 @@ def build_app_from_spec(spec: AppSpec) -> Application:
     router = RequestRouterConfig(request_router_class=TargetedRouter)
     workers = {}
     for kind, worker in spec.workers.items():
+        replicas: dict[str, Any] = {"num_replicas": worker.num_replicas}
+        if worker.scales:
+            replicas = {"autoscaling_config": autoscaling(spec, kind)}
         deployed = serve.deployment(
             Worker,
             name=worker_deployment(name, kind),
-            num_replicas=worker.num_replicas,
+            **replicas,
             user_config=user_config or None,
             max_constructor_retry_count=_CONSTRUCTOR_RETRIES,
             ray_actor_options=worker.ray_actor_options,
