@@ -151,8 +151,8 @@ class Brain(Protocol):
     def configure(self, spec: AppSpec) -> None:
         """Take over a specification of the same fingerprint."""
 
-    def counted(self, now: float, counts: Counts) -> None:
-        """What one frontend counted since it last said."""
+    def counted(self, now: float, over_s: float, counts: Counts) -> None:
+        """What one frontend counted in the `over_s` seconds since it last said."""
 
     def problem(self, now: float, seen: Seen) -> Any:
         """What is to be solved.
@@ -271,7 +271,8 @@ class PlanActor(AppActor):
         if says.version == self._spec.fingerprint:
             before = self._frontends.get(says.client)
             if before is not None:  # what was counted before we knew it, we cannot place in time
-                self._brain.counted(now, says.counts.since(before.counts))
+                over_s = max(now - before.seen_at, 1e-3)
+                self._brain.counted(now, over_s, says.counts.since(before.counts))
             self._frontends[says.client] = _Frontend(says.counts, now)
         return None if self._planned_at is None else now - self._planned_at
 

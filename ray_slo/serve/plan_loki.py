@@ -83,7 +83,7 @@ class LokiBrain:
         self._arrivals: deque[tuple[float, int]] = deque()
         self._began: float | None = None  # to count
         self._arrived = False
-        prior: dict[Hashable, Mapping[str, float]] = {**spec.pipeline.factors}
+        prior: dict[Hashable, Mapping[str, float]] = dict(spec.pipeline.factors.items())
         self._factors = Factors(prior)
         self._job: Job | None = None
         self._solved: Solved | None = None
@@ -104,12 +104,13 @@ class LokiBrain:
 
     # -- what is heard ---------------------------------------------------------------------
 
-    def counted(self, now: float, counts: Counts) -> None:
+    def counted(self, now: float, over_s: float, counts: Counts) -> None:
         if self._began is None:
-            self._began = now
+            self._began = now - over_s
+            self._demand.arrived(self._began, 0)
         if counts.requests:
             self._arrived = True
-            self._demand.arrived(now, counts.requests)
+            self._demand.arrived(now - over_s / 2, counts.requests)
             self._arrivals.append((now, counts.requests))
         for variant, requests in counts.finished.items():
             if variant in self._task_of:

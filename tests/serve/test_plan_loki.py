@@ -1,0 +1,224 @@
+"""What Loki's brain makes of what an application measured: problems, targets, assignments."""
+
+import pytest
+
+from ray_slo.core import LatencyProfile
+from ray_slo.core.cluster import Assigned
+from ray_slo.core.profiles import save_profiles
+from ray_slo.serve.plan_actor import Counts, NotYet, Seen, WorkerSays
+from ray_slo.serve.plan_loki import LokiBrain, best
+from ray_slo.serve.spec import parse_spec
+
+# ℓ in seconds: "large" serves 20/s, "small" 100/s, the detector 50/s.
+SECONDS = {"det": 0.02, "large": 0.05, "small": 0.01}
+ALL = tuple(SECONDS)
+
+
+def variant(name, accuracy, **fields):
+    return {"load": "apps:Network", "args": [name, SECONDS[name]], "accuracy": accuracy, **fields}
+
+
+def spec_of(num_replicas=1, max_replicas=4, rate=10.0, **planner):
+    detect = {"det": variant("det", 90, factors={"name": 1.0})}
+    name = {"large": variant("large", 90), "small": variant("small", 70)}
+    kwargs = {"headroom_quantile": None, "batch_sizes": [1], **planner.pop("kwargs", {})}
+    return parse_spec(
+        {
+            "pipeline": {
+                "latency_slo_ms": 1000,
+                "tasks": {
+                    "detect": {"callable": "apps:Named", "variants": detect},
+                    "name": {"callable": "apps:Named", "parent": "detect", "variants": name},
+                },
+            },
+            "workers": {"default": {"num_replicas": num_replicas, "max_replicas": max_replicas}},
+            "planner": {"name": "loki", "rates": {"detect": rate}, "kwargs": kwargs, **planner},
+        }
+    )
+
+
+def says(name, loaded=(), assigned=None):
+    what = None if assigned is None else Assigned(assigned, 1)
+    return WorkerSays(name, "default", frozenset(loaded), what)
+
+
+def seen_of(*workers, without=(), avoided=()):
+    profiles = {(v, "default"): LatencyProfile([s]) for v, s in SECONDS.items() if v not in without}
+    keys = frozenset((v, "default") for v in avoided)
+    return Seen({w.worker: w for w in workers}, profiles, keys)
+
+
+def planned(brain, seen, now=0.0):
+    problem = brain.problem(now, seen)
+    return brain.adopt(problem, brain.solve(problem))
+
+
+def assigned(brain, seen):
+    wanted = brain.wanted(seen, False)
+    return {w: x.assigned.variant if x.assigned else None for w, x in wanted.items()}
+
+
+def test_the_first_workers_load_what_nobody_has_measured():
+    brain = LokiBrain(spec_of())
+    seen = seen_of(says("w"), without=ALL)
+    assert brain.wanted(seen, False)["w"].keep == ALL
+    with pytest.raises(NotYet, match="det, large, small not measured"):
+        brain.problem(0.0, seen)
+    assert brain.target("default") is None
+
+
+def test_known_profiles_are_planned_with_at_once_also_those_of_files(tmp_path):
+    seen = seen_of(says("w"))
+    assert LokiBrain(spec_of()).wanted(seen, False) == {}  # there will be a plan in a moment
+    path = tmp_path / "profiles.json"
+    save_profiles(path, {v: LatencyProfile([s] * 8) for v, s in SECONDS.items()})
+    spec = spec_of()
+    for task in spec.models.values():
+        task.profile = str(path)
+    nothing = seen_of(says("w"), without=ALL)
+    problem = LokiBrain(spec).problem(0.0, nothing).problem
+    assert problem.tasks[0].variants[0].profile.latency(8) == 0.02
+
+
+def test_nobody_there_is_nothing_to_plan():
+    with pytest.raises(NotYet, match="no worker"):
+        LokiBrain(spec_of()).problem(0.0, seen_of())
+
+
+def test_few_requests_take_few_workers_many_take_more_and_then_accuracy():
+    brain = LokiBrain(spec_of(rate=10.0))
+    workers = [says(f"w{i}", ALL) for i in range(4)]
+    seen = seen_of(*workers)
+    assert planned(brain, seen).shortfall is None
+    assert brain.target("default") == 2
+    assert sorted(map(str, assigned(brain, seen).values())) == ["None", "None", "det", "large"]
+    assert brain.target("other") is None
+
+    for second in range(1, 6):
+        brain.counted(float(second), 1.0, Counts(40))
+    assert brain.is_due(5.0, seen)
+    verdict = planned(brain, seen, now=5.0)
+    assert "Hardware scaling" in verdict.why
+    assert brain.target("default") == 3  # 1 detector and 40/20 of the large ones
+
+    for second in range(6, 11):
+        brain.counted(float(second), 1.0, Counts(100))
+    assert "Accuracy scaling" in planned(brain, seen, now=10.0).why
+    assert brain.target("default") == 4
+    assert sorted(assigned(brain, seen).values()) == ["det", "det", "large", "small"]
+
+
+def test_what_cannot_be_served_is_said_and_all_workers_are_used():
+    brain = LokiBrain(spec_of(rate=1000.0))
+    seen = seen_of(*[says(f"w{i}", ALL) for i in range(4)])
+    verdict = planned(brain, seen)
+    assert "out of reach with 4 workers: 10 % of it can be served" in verdict.shortfall
+    assert "90 % is shed" in verdict.why
+    assert brain.target("default") == 4
+    assert None not in assigned(brain, seen).values()
+
+
+def test_while_replicas_start_those_that_are_there_trade_accuracy():
+    brain = LokiBrain(spec_of(rate=40.0))
+    seen = seen_of(says("a", ALL), says("b", ALL))
+    verdict = planned(brain, seen)
+    assert brain.target("default") == 3
+    assert "With the 2 that are there: Accuracy scaling" in verdict.why
+    assert sorted(assigned(brain, seen).values()) == ["det", "small"]
+    third = seen_of(*seen.workers.values(), says("c"))
+    assert brain.is_due(0.0, third)  # its arrival is worth a plan
+    planned(brain, third)
+    assert sorted(assigned(brain, third).values()) == ["det", "large", "large"]
+    fourth = seen_of(*third.workers.values(), says("d"))
+    assert not brain.is_due(0.0, fourth)  # nobody needs that one
+
+
+def test_with_fewer_workers_than_tasks_each_serves_all_tasks():
+    brain = LokiBrain(spec_of(rate=10.0))
+    seen = seen_of(says("w", ["small"]))
+    planned(brain, seen)
+    wanted = brain.wanted(seen, False)["w"]
+    assert wanted.assigned is None
+    assert set(wanted.keep) == {"det", "large", "small"}  # what the plan uses, and what is there
+    assert brain.target("default") == 2
+
+
+def test_a_worker_goes_on_with_what_it_does():
+    brain = LokiBrain(spec_of(rate=10.0))
+    seen = seen_of(says("a", ["large"], "large"), says("b", ["det"], "det"), says("c"))
+    planned(brain, seen)
+    assert assigned(brain, seen) == {"a": "large", "b": "det", "c": None}
+
+
+def test_the_only_worker_of_a_task_stays_until_another_can_take_over():
+    brain = LokiBrain(spec_of(rate=10.0))
+    first = seen_of(says("a", ["det"], "det"), says("b", ["large"], "large"))
+    planned(brain, first)
+    # b is gone and c has come: one of them has to leave what it does.
+    brain._told = {"a": "large", "c": "det"}
+    before = seen_of(says("a", ["det"], "det"), says("c"))
+    wanted = brain.wanted(before, False)
+    assert (wanted["a"].assigned.variant, wanted["a"].keep) == ("det", ("det", "large"))
+    assert (wanted["c"].assigned.variant, wanted["c"].keep) == ("det", ("det",))
+    after = seen_of(says("a", ["det", "large"], "det"), says("c", ["det"], "det"))
+    wanted = brain.wanted(after, False)
+    assert (wanted["a"].assigned.variant, wanted["a"].keep) == ("large", ("large",))
+
+
+def test_a_variant_that_cannot_be_loaded_is_avoided_and_measured_later():
+    brain = LokiBrain(spec_of(rate=10.0))
+    workers = says("a", ["det", "small"]), says("b", ["det", "small"]), says("c")
+    seen = seen_of(*workers, without=["large"], avoided=["large"])
+    planned(brain, seen)
+    assert set(assigned(brain, seen).values()) == {"det", "small", None}
+    later = seen_of(*workers, without=["large"])  # nobody knows how long it takes
+    wanted = brain.wanted(later, False)
+    trying = [w for w, x in wanted.items() if "large" in x.keep]
+    assert [wanted[w].assigned for w in trying] == [None]
+    with pytest.raises(ValueError, match="no variant of detect can be loaded"):
+        brain.problem(0.0, seen_of(*workers, avoided=["det"]))
+
+
+def test_who_runs_something_goes_on_until_there_is_a_plan():
+    brain = LokiBrain(spec_of())
+    seen = seen_of(says("a", ["det"], "det"), says("b", ["small"], "small"), says("c"))
+    assert brain.wanted(seen, False) == {}
+    assert brain.target("default") is None
+    # A successor knows what runs, and plans even with what it does not know.
+    known = seen_of(*seen.workers.values(), without=["large"])
+    assert set(brain.wanted(known, False)) == {"c"}
+    assert {v.name for t in brain.problem(0.0, known).problem.tasks for v in t.variants} == {
+        "det",
+        "small",
+    }
+
+
+def test_without_hope_for_a_plan_workers_load_everything():
+    brain = LokiBrain(spec_of())
+    assert brain.wanted(seen_of(says("w")), True)["w"].keep == ALL
+
+
+def test_demand_and_factors_are_measured():
+    brain = LokiBrain(spec_of(rate=3.0))
+    assert brain.rate(0.0) == 3.0
+    for i in range(40):
+        brain.counted(0.5 * i, 0.5, Counts(10, {"det": 10}, {"det": {"name": 40}}))
+    assert brain.rate(20.0) == pytest.approx(20.0, rel=0.2)
+    seen = seen_of(says("w"))
+    factors = brain.problem(20.0, seen).problem.tasks[0].variants[0].factors
+    assert factors == {"name": pytest.approx(3.4, rel=0.01)}  # 100 at 1, 400 at 4
+    assert not brain._is_off(20.0)
+    brain.adopt(problem := brain.problem(20.0, seen), brain.solve(problem))
+    assert not brain.is_due(20.0, seen)
+    brain.counted(20.4, 0.5, Counts(60))
+    assert brain.is_due(20.5, seen)
+    assert brain.rate(20.5) == 40  # the average has not noticed yet
+    assert brain.rate(200.0) == 0.1
+
+
+def test_a_budget_of_accuracy_for_swaps_and_no_headroom_beyond_what_is_asked():
+    problem = LokiBrain(spec_of(kwargs={"headroom_quantile": 0.9})).problem(0.0, seen_of(says("w")))
+    assert problem.problem.headroom_quantile == 0.9
+    assert problem.problem.swap_cost == 0.1
+    assert problem.problem.slo_s == pytest.approx(0.995)  # the way back is kept free
+    assert best(LokiBrain(spec_of()).solve(problem).whole).step == "hardware"
