@@ -1,0 +1,56 @@
+"""A live run is recorded, and a new policy decides the same on the record."""
+
+import time
+
+import pytest
+
+from ray_slo.serve import build_app
+from ray_slo.simulation.decision_log import read
+from ray_slo.simulation.replay import recorded, replay, tape, what_if
+
+pytestmark = pytest.mark.live
+
+ARGS = {
+    "models": {"square": {"callable": "apps:Tasks", "latency_slo_ms": 1000}},
+    "workers": {"small": {"num_replicas": 2, "ray_actor_options": {"num_cpus": 0.1}}},
+    "policy": "deferred",
+    "profile_seconds": 0.3,
+}
+
+
+def test_a_live_run_replays_to_the_same_decisions(ray_cluster, tmp_path):
+    log = {"dir": str(tmp_path), "flush_s": 0.2}
+    app = build_app({**ARGS, "scheduler": "actor", "decision_log": log})
+    with ray_cluster.running(app, "logged", "/logged") as handle:
+        for burst in range(4):
+            answers = [handle.remote(i, latency_slo_ms=5000) for i in range(1 + 6 * burst)]
+            assert [a.result()["value"] for a in answers] == [i * i for i in range(len(answers))]
+        hopeless = handle.remote(1, latency_slo_ms=30)
+        with pytest.raises(Exception, match="RefusedEarly"):
+            hopeless.result()
+        seen = handle.slo_status.remote().result()["decision_log"]
+    (life,) = _finished(tmp_path)
+    assert (seen["rows_lost"], seen["error"]) == (0, "")
+    assert life.whole
+    assert life.start.policy == "deferred"
+    assert life.start.about["models"] == ["square"]
+    replayed = replay(life)
+    assert replayed.identical, replayed.difference
+    assert replayed.actions > 4
+    report = recorded(life)
+    assert report.count() == 41
+    assert report.count("good") == 40
+    assert report.count("dropped") == 1
+    predicted = report.batches["predicted_finish_s"] - report.batches["finished_s"]
+    assert predicted.abs().max() < 5
+    assert what_if(tape(life), "eager").count("good") == 40
+
+
+def _finished(folder):
+    """The lives in the log once the scheduler wrote its last line."""
+    for _ in range(50):
+        lives = read(folder) if list(folder.glob("*.parquet")) else []
+        if lives and recorded(lives[0]).count() == 41:
+            return lives
+        time.sleep(0.1)
+    raise AssertionError(f"still not whole: {lives}")
