@@ -16,19 +16,22 @@ def one_of(field: str, got: object, valid: list[str]) -> ValueError:
     return ValueError(f"{field}: got {got!r}, wanted one of {', '.join(valid)}")
 
 
-def weights_source(weights: object, wanted: str) -> Source:
+def weights_source(
+    weights: object, wanted: str, *, default: str = "published, downloaded once"
+) -> Source:
     """Where weights come from: "default" (published, downloaded once), "none" (random), or a path.
 
     Args:
         weights: as a user gives it.
         wanted: what the path must be of, for the error message.
+        default: what "default" stands for, for the error message.
 
     Raises:
         ValueError: neither word, and no such file or folder.
     """
     if weights == "default" or weights == "none":
         return "default" if weights == "default" else "none"
-    choices = f"'default' (published, downloaded once), 'none' (random) or the path of {wanted}"
+    choices = f"'default' ({default}), 'none' (random) or the path of {wanted}"
     if not isinstance(weights, str | Path) or not str(weights):
         raise ValueError(f"weights: got {weights!r}, wanted {choices}")
     path = Path(weights).expanduser()

@@ -1,0 +1,169 @@
+"""The application: a plain class with a batch method, for ray-slo, Ray Serve or your own loop.
+
+A query is a user and a list of items to rank; its *size* is the number of items, and what it costs
+grows with that (Kairos §2). Give the model `max_batch_size: 1000` (items) and policy `kairos`.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from pathlib import Path
+from typing import Any, NamedTuple, TypedDict
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .data import ITEMS, USERS
+
+MAX_ITEMS = 1000
+BASE_VARIABLE, ITEM_VARIABLE = "SIMULATED_BASE_MS", "SIMULATED_ITEM_MS"
+
+
+class Query(NamedTuple):
+    """A user, and the items to rank for them, shape (size,)."""
+
+    user: int
+    items: NDArray[np.int64]
+
+
+class Answer(TypedDict):
+    """The items, best first."""
+
+    ranking: list[int]
+
+
+class Pace(NamedTuple):
+    """How long a batch takes at least, on hardware that is *simulated*: base + per item.
+
+    A worker that is done sooner sleeps, so the CPU that it runs on must be quicker than what it
+    stands for. Read from the environment, which a kind of worker sets in its `ray_actor_options`:
+    `runtime_env: {env_vars: {SIMULATED_BASE_MS: "20", SIMULATED_ITEM_MS: "0.1"}}`. Without them,
+    the time is that of the CPU alone.
+    """
+
+    base_s: float = 0.0
+    per_item_s: float = 0.0
+
+    @classmethod
+    def from_environment(cls) -> Pace:
+        """ValueError: not a number of milliseconds."""
+        return cls(_milliseconds(BASE_VARIABLE), _milliseconds(ITEM_VARIABLE))
+
+    def keep(self, started: float, items: int) -> None:
+        """Sleep until a batch of so many items, begun at this `time.perf_counter()`, may end."""
+        time.sleep(max(started + self.base_s + items * self.per_item_s - time.perf_counter(), 0.0))
+
+
+def _milliseconds(variable: str) -> float:
+    text = os.environ.get(variable, "0")
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value < math.inf:
+        raise ValueError(f"{variable}: got {text!r}, wanted milliseconds, at least 0")
+    return value / 1e3
+
+
+class Recommender:
+    """Ranks items for users.
+
+    Args:
+        network: "ncf" or "wide_deep".
+        weights: "default" (trained here, once per machine), "none" (random) or a path; see
+            `deployments.recommender.train.load`.
+        threads: of torch. Default: torch's own, which is $OMP_NUM_THREADS where that is set; Ray
+            sets it to the whole part of an actor's `num_cpus` (at least 1), so that a kind of
+            worker with more CPUs is faster.
+
+    Raises:
+        ValueError: unknown network, no such weights, threads that are no number.
+    """
+
+    def __init__(
+        self,
+        network: str = "wide_deep",
+        weights: str | Path = "default",
+        threads: int | None = None,
+    ) -> None:
+        if threads is not None:
+            if isinstance(threads, bool) or not isinstance(threads, int) or threads < 1:
+                raise ValueError(f"threads: got {threads!r}, wanted a whole number from 1")
+            import torch
+
+            torch.set_num_threads(threads)
+        from .train import load
+
+        self.network = load(network, weights)
+        self.pace = Pace.from_environment()
+
+    def __call__(self, queries: list[Query]) -> list[Answer]:
+        """One ranking per query, in the same order."""
+        if not queries:
+            return []
+        import torch
+
+        started = time.perf_counter()
+        sizes = [len(query.items) for query in queries]
+        users = np.repeat([query.user for query in queries], sizes)
+        items = np.concatenate([query.items for query in queries])
+        with torch.inference_mode():
+            scores = self.network(torch.from_numpy(users), torch.from_numpy(items)).numpy()
+        ends = np.cumsum(sizes)[:-1]
+        answers: list[Answer] = [
+            {"ranking": of_query[np.argsort(-score, kind="stable")].tolist()}
+            for of_query, score in zip(np.split(items, ends), np.split(scores, ends), strict=True)
+        ]
+        self.pace.keep(started, len(items))
+        return answers
+
+    @staticmethod
+    def size(query: Query) -> int:
+        """Items in it: what a query costs, in the unit of profiles and of `max_batch_size`."""
+        return len(query.items)
+
+    @staticmethod
+    def preprocess(item: Any) -> Query:
+        """``{"user": 7, "items": [3, 14, 15]}``, or a `Query`.
+
+        ValueError names the field that was wrong.
+        """
+        if isinstance(item, Query):
+            user, items = item
+        elif isinstance(item, dict) and set(item) == {"user", "items"}:
+            user, items = item["user"], item["items"]
+        else:
+            keys = f"the keys {sorted(map(str, item))}" if isinstance(item, dict) else _kind(item)
+            raise ValueError(f"query: got {keys}, wanted {{'user': number, 'items': [number, …]}}")
+        if isinstance(user, bool) or not isinstance(user, int | np.integer):
+            raise ValueError(f"user: got {_kind(user)}, wanted a whole number")
+        if not 0 <= user < USERS:
+            raise ValueError(f"user: got {user}, wanted 0 to {USERS - 1}")
+        if not isinstance(items, list | tuple | np.ndarray):
+            raise ValueError(f"items: got {_kind(items)}, wanted a list of whole numbers")
+        if not 1 <= len(items) <= MAX_ITEMS:
+            raise ValueError(f"items: got {len(items)}, wanted 1 to {MAX_ITEMS}")
+        if not isinstance(items, np.ndarray) and not set(map(type, items)) <= {int}:
+            raise ValueError("items: got something else among them, wanted whole numbers")
+        array = np.asarray(items)
+        if array.ndim != 1 or array.dtype.kind not in "iu":
+            raise ValueError(
+                f"items: got {array.dtype} of shape {array.shape}, wanted a list of whole numbers"
+            )
+        low, high = int(array.min()), int(array.max())
+        if low < 0 or high >= ITEMS:
+            wrong = low if low < 0 else high
+            raise ValueError(f"items: got {wrong} among them, wanted 0 to {ITEMS - 1}")
+        return Query(int(user), array.astype(np.int64))
+
+    @staticmethod
+    def example_input(size: int = 1) -> Query:
+        """A preprocessed query of so many items, for profiling."""
+        rng = np.random.default_rng(size)
+        return Query(int(rng.integers(USERS)), rng.integers(0, ITEMS, size))
+
+
+def _kind(value: Any) -> str:
+    return f"a {type(value).__name__}"
