@@ -471,6 +471,8 @@ class Frontend:
             answer = await answer_one(asked, item)
         except BaseException as error:
             self._metrics.unanswered(asked.model, *_outcome(error))
+            if isinstance(error, SLOError):
+                error.model = error.model or asked.model
             raise
         finally:
             self._num_owned -= 1

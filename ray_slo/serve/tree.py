@@ -149,7 +149,8 @@ class Tree:
                 join = self._join.get(task, _nested)
                 result = await join(result, outputs)
         except Exception as error:
-            raise say_task(error, task) from error.__cause__
+            say_task(error, task)
+            raise
         return Node(task, visit, result, tuple(below))
 
     def split(self, task: str, value: Any) -> tuple[Any, dict[str, list[Any]]]:
@@ -182,13 +183,12 @@ async def _nested(result: Any, outputs: dict[str, list[Any]]) -> dict[str, Any]:
     return {"result": result, "outputs": outputs}
 
 
-def say_task(error: Exception, task: str) -> Exception:
-    """The same error, with a note that says where it happened."""
+def say_task(error: Exception, task: str) -> None:
+    """Note in an error where it happened. The requests of a batch share one."""
     note = f"in task {task!r}"
     notes = getattr(error, "__notes__", [])
-    if not notes:  # `add_note` is new in Python 3.11
-        error.__notes__ = [note]
-    return error
+    if note not in notes:  # `add_note` is new in Python 3.11
+        error.__notes__ = [*notes, note]  # type: ignore[attr-defined]
 
 
 def _wrong(task: str, children: Sequence[str], got: str) -> Exception:
