@@ -41,16 +41,7 @@ class ImageNet:
 
         ValueError says what was wrong with ``image``.
         """
-        if isinstance(item, bytes | bytearray | memoryview):
-            return _square(_decode(bytes(item)))
-        if isinstance(item, Image.Image):
-            return _square(_rgb(item))
-        if isinstance(item, np.ndarray):
-            return _square(_from_array(item))
-        raise _refuse(
-            f"a {type(item).__name__}",
-            "the bytes of a JPEG, PNG or WebP, a PIL image or an array of uint8",
-        )
+        return _square(picture_of(item))
 
     @staticmethod
     def example_input() -> NDArray[np.uint8]:
@@ -80,11 +71,30 @@ def variants(*names: str, weights: str = "default", device: str = "auto") -> lis
     ]
 
 
+def picture_of(item: Any, side: int = SIDE) -> Image.Image:
+    """The bytes of a JPEG, PNG or WebP, a PIL image or an array of uint8, in RGB and upright.
+
+    ``side``: a JPEG may come out smaller than it is, but no side shorter than this.
+
+    ValueError says what was wrong with ``image``.
+    """
+    if isinstance(item, bytes | bytearray | memoryview):
+        return _decode(bytes(item), side)
+    if isinstance(item, Image.Image):
+        return _rgb(item)
+    if isinstance(item, np.ndarray):
+        return _from_array(item)
+    raise _refuse(
+        f"a {type(item).__name__}",
+        "the bytes of a JPEG, PNG or WebP, a PIL image or an array of uint8",
+    )
+
+
 def _refuse(got: str, wanted: str) -> ValueError:
     return ValueError(f"image: got {got}, wanted {wanted}")
 
 
-def _decode(raw: bytes) -> Image.Image:
+def _decode(raw: bytes, side: int) -> Image.Image:
     """RGB; sizes are bounded before anything is decoded."""
     wanted = (
         f"a JPEG, PNG or WebP of at most {MAX_BYTES // 2**20} MiB and {MAX_PIXELS // 10**6} "
@@ -96,7 +106,7 @@ def _decode(raw: bytes) -> Image.Image:
         with Image.open(io.BytesIO(raw), formats=FORMATS) as picture:
             if picture.width * picture.height > MAX_PIXELS:
                 raise _refuse(f"{picture.width} x {picture.height} pixels", wanted)
-            picture.draft("RGB", (SIDE, SIDE))  # a JPEG decodes at a half, a quarter, … for less
+            picture.draft("RGB", (side, side))  # a JPEG decodes at a half, a quarter, … for less
             return _rgb(ImageOps.exif_transpose(picture))  # photographs say which way is up
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
         raise _refuse("a decompression bomb", wanted) from None

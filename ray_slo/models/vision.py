@@ -23,7 +23,7 @@ from urllib.error import URLError
 import numpy as np
 from numpy.typing import NDArray
 
-from ray_slo.models.loading import one_of, pick_device, weights_source
+from ray_slo.models.loading import Source, one_of, pick_device, weights_source
 
 if TYPE_CHECKING:
     import torch
@@ -104,7 +104,7 @@ class ImageClassifier:
 @cache
 def names() -> list[str]:
     """All of torchvision's ImageNet classifiers."""
-    models = _torchvision_models()
+    models = torchvision_models()
     listed: list[str] = models.list_models(module=models)
     return listed
 
@@ -138,7 +138,33 @@ def load(name: str, weights: str | Path = "default", device: str = "auto") -> Im
     place = pick_device(device)
     import torch
 
-    models = _torchvision_models()
+    # These two change their input as their published weights want it, but only if told so.
+    options = {"transform_input": True, "init_weights": False, "aux_logits": False}
+    network = build(name, source, published, **(options if name in _TAKES_INPUT_TRANSFORM else {}))
+    return ImageClassifier(
+        name=name,
+        network=network.to(place, memory_format=torch.channels_last),
+        transform=published.transforms(),
+        categories=published.meta["categories"],
+        device=place,
+    )
+
+
+def build(name: str, source: Source, published: Any, **options: Any) -> Any:
+    """A network of torchvision, of any kind, with weights, in eval mode.
+
+    Args:
+        source: as `ray_slo.models.loading.weights_source` says it.
+        published: its default weights.
+        options: of its constructor, when it does not get the published weights.
+
+    Raises:
+        ValueError: weights of another network, or none.
+        RuntimeError: the download failed.
+    """
+    import torch
+
+    models = torchvision_models()
     if source == "default":
         try:
             network = models.get_model(name, weights=published, progress=False)
@@ -147,28 +173,19 @@ def load(name: str, weights: str | Path = "default", device: str = "auto") -> Im
                 f"weights: cannot download {published.url} ({error}); put the file into "
                 f"{Path(torch.hub.get_dir()) / 'checkpoints'}, or give weights: <its path> or none"
             ) from error
+        return network.eval()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        network = models.get_model(name, weights=None, **options)
+    if isinstance(source, Path):
+        _fill(network, name, _state_dict_file(source, name, published))
     else:
-        # These two change their input as their published weights want it, but only if told so.
-        options = {"transform_input": True, "init_weights": False, "aux_logits": False}
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
-            network = models.get_model(
-                name, weights=None, **(options if name in _TAKES_INPUT_TRANSFORM else {})
-            )
-        if isinstance(source, Path):
-            _fill(network, name, _state_dict_file(source, name, published))
-        else:
-            _log.warning("%s has random weights: its answers mean nothing", name)
-    return ImageClassifier(
-        name=name,
-        network=network.eval().to(place, memory_format=torch.channels_last),
-        transform=published.transforms(),
-        categories=published.meta["categories"],
-        device=place,
-    )
+        _log.warning("%s has random weights: its answers mean nothing", name)
+    return network.eval()
 
 
-def _torchvision_models() -> Any:
+def torchvision_models() -> Any:
+    """The module. ImportError says what to install."""
     try:
         import torchvision
     except (ImportError, RuntimeError) as error:  # the latter: built for another torch
@@ -181,7 +198,7 @@ def _torchvision_models() -> Any:
 
 def _published(name: str) -> Any:
     """The default weights: metadata, transforms, address."""
-    models = _torchvision_models()
+    models = torchvision_models()
     if name not in names():
         raise one_of("name", name, names())
     return models.get_model_weights(name).DEFAULT
