@@ -51,9 +51,9 @@ class WorkerSays(NamedTuple):
         assigned: what it does; None where it does whatever comes.
         profiles: latency by batch size, seconds, of every variant that it ever measured or was told
             of: so nothing is lost with the actor.
-        errors: variants that it could not load, why, and when (any number that differs between two
-            failures).
+        errors: variants that it could not load, why, and the number of the failure.
         version: fingerprint of its specification.
+        ready: Serve may send it requests; before, it loads what it is to begin with.
     """
 
     worker: str
@@ -63,6 +63,7 @@ class WorkerSays(NamedTuple):
     profiles: Mapping[str, list[float]] = {}
     errors: Mapping[str, tuple[str, float]] = {}
     version: str = ""
+    ready: bool = True
 
 
 class Wanted(NamedTuple):
@@ -128,6 +129,11 @@ class Seen:
     workers: Mapping[str, WorkerSays]
     profiles: Mapping[Key, LatencyProfile] = field(default_factory=dict)
     avoided: frozenset[Key] = frozenset()
+
+    @property
+    def serving(self) -> Mapping[str, WorkerSays]:
+        """Workers that are ready; before there is one, all."""
+        return {w: says for w, says in self.workers.items() if says.ready} or self.workers
 
 
 class Verdict(NamedTuple):
@@ -323,6 +329,7 @@ class PlanActor(AppActor):
             "running": {kind: kinds.count(kind) for kind in self._spec.workers},
             "workers": {
                 name: {
+                    "ready": w.says.ready,
                     "loaded": sorted(w.says.loaded),
                     "assigned": w.says.assigned.variant if w.says.assigned else None,
                     "batch_size": w.says.assigned.batch_size if w.says.assigned else None,

@@ -138,6 +138,7 @@ class PlanFollower(Follower[Wanted]):
         self._errors: dict[str, tuple[str, float]] = {}  # why, and number of the failure
         self._retry_at: dict[str, float] = {}
         self._raised: dict[str, Exception] = {}
+        self._ready = False
         planner = spec.planner
         self._make_first = planner is None or planner.make_before_break
 
@@ -158,7 +159,12 @@ class PlanFollower(Follower[Wanted]):
             worker.tables,
             dict(self._errors),
             self._spec.fingerprint,
+            self._ready,
         )
+
+    async def follow(self) -> None:
+        self._ready = True
+        await super().follow()
 
     async def _first(self, wanted: Wanted) -> None:
         await self._do(wanted)

@@ -120,10 +120,10 @@ class LokiBrain:
         """The demand to plan for, requests per second on average."""
         if not self._arrived:
             return self._planner.rates.get(self._pipeline.root, 1.0)
-        # A rise shows in the last two seconds first.
-        count, window_s = self._recent(now)
-        recent = count / window_s if window_s and self._is_off(now) else 0.0
-        return max(self._demand.rate(now), recent, _LEAST_DEMAND)
+        usual, (count, window_s) = self._demand.rate(now), self._recent(now)
+        if window_s and changed(usual, count, window_s):  # a rise shows here first
+            usual = max(usual, count / window_s)
+        return max(usual, _LEAST_DEMAND)
 
     def _recent(self, now: float) -> tuple[int, float]:
         """Requests in the last `_CHANGE_WINDOW_S`; 0 s while it is not full."""
@@ -183,7 +183,7 @@ class LokiBrain:
             current={k: n for k, n in current.items() if k[1] in profiles},
             **{**_DEFAULTS, **self._planner.kwargs},
         )
-        present = min(len(seen.workers), self._most)
+        present = min(len(seen.serving), self._most)
         last = best(self._solved.now) if self._solved is not None else None
         return Job(problem, present, last, frozenset(profiles))
 
@@ -193,7 +193,7 @@ class LokiBrain:
         if frozenset(self._profiles(seen)) != self._job.usable:
             return True
         useful = best(self._solved.whole).workers
-        present = min(len(seen.workers), self._most)
+        present = min(len(seen.serving), self._most)
         if min(present, useful) != min(self._job.present, useful):
             return True
         return self._is_off(now)
@@ -224,17 +224,27 @@ class LokiBrain:
             new = [w for w, says in seen.workers.items() if not says.assigned and not says.loaded]
             new = list(seen.workers) if hopeless and not self._runs(seen) else new
             return dict.fromkeys(new, self._all(seen)) if unknown or hopeless else {}
-        placed = self._placed(seen)
+        serving = seen.serving
+        placed = self._placed(best(self._solved.now), serving)
         if placed is None:
             return {worker: self._shared(says, seen) for worker, says in seen.workers.items()}
-        self._told = {worker: assigned.variant for worker, assigned in placed.items()}
+        told = {worker: assigned.variant for worker, assigned in placed.items()}
         answer = {}
-        for worker, says in seen.workers.items():
+        for worker, says in serving.items():
             assigned = placed.get(worker)
             if assigned is None:  # till it is needed, or Serve takes it away
                 answer[worker] = Wanted(None, tuple(sorted(says.loaded)))
             else:
-                answer[worker] = self._step(worker, assigned, seen, placed)
+                answer[worker] = self._step(worker, assigned, serving, placed)
+        # Those that start load what they will be needed for; the others go on until they are up.
+        later = self._placed(best(self._solved.whole), seen.workers) or {}
+        for worker in seen.workers.keys() - serving.keys():
+            if (assigned := later.get(worker)) is not None:
+                told[worker] = assigned.variant
+                answer[worker] = Wanted(assigned, (assigned.variant,))
+            else:
+                answer[worker] = Wanted(None, ())
+        self._told = told
         if unknown and answer:  # an idle worker if there is one
             worker = min(answer, key=lambda w: (answer[w].assigned is not None, w))
             keep = dict.fromkeys((*answer[worker].keep, unknown[0]))
@@ -257,12 +267,12 @@ class LokiBrain:
             return self._all(seen)
         return Wanted(None, (*variants, *sorted(says.loaded - set(variants))))
 
-    def _placed(self, seen: Seen) -> dict[str, Assigned] | None:
+    def _placed(
+        self, plan: loki.Plan, workers: Mapping[str, WorkerSays]
+    ) -> dict[str, Assigned] | None:
         """Assignments by worker; None where they do not cover all tasks."""
-        assert self._solved is not None
-        plan = best(self._solved.now)
         used = {a.variant for a in plan.assignments}
-        current = {w: self._current(says, used) for w, says in sorted(seen.workers.items())}
+        current = {w: self._current(says, used) for w, says in sorted(workers.items())}
         # Those that have something first: the others may be starting still.
         current = dict(sorted(current.items(), key=lambda item: item[1] is None))
         placed = place(plan, current)
@@ -278,18 +288,22 @@ class LokiBrain:
         return min(says.loaded & used, default=None)
 
     def _step(
-        self, worker: str, assigned: Assigned, seen: Seen, placed: Mapping[str, Assigned]
+        self,
+        worker: str,
+        assigned: Assigned,
+        workers: Mapping[str, WorkerSays],
+        placed: Mapping[str, Assigned],
     ) -> Wanted:
         """On the way to what is `assigned`: who alone serves a task goes on with it, the next
         variant loaded beside, until another one has what it takes to serve that task."""
-        says = seen.workers[worker]
+        says = workers[worker]
         now = says.assigned
         if now is None or now.variant not in says.loaded or not self._planner.make_before_break:
             return Wanted(assigned, (assigned.variant,))
         task = self._task_of[now.variant]
         if self._task_of[assigned.variant] == task:
             return Wanted(assigned, (assigned.variant,))
-        for other, its in seen.workers.items():
+        for other, its in workers.items():
             goal = placed.get(other)
             ready = goal is not None and goal.variant in its.loaded
             if other != worker and ready and self._task_of[goal.variant] == task:  # type: ignore[union-attr]

@@ -37,9 +37,9 @@ def spec_of(num_replicas=1, max_replicas=4, rate=10.0, **planner):
     )
 
 
-def says(name, loaded=(), assigned=None):
+def says(name, loaded=(), assigned=None, ready=True):
     what = None if assigned is None else Assigned(assigned, 1)
-    return WorkerSays(name, "default", frozenset(loaded), what)
+    return WorkerSays(name, "default", frozenset(loaded), what, ready=ready)
 
 
 def seen_of(*workers, without=(), avoided=()):
@@ -133,6 +133,20 @@ def test_while_replicas_start_those_that_are_there_trade_accuracy():
     assert not brain.is_due(0.0, fourth)  # nobody needs that one
 
 
+def test_a_worker_that_starts_loads_what_it_will_do_and_the_others_go_on_meanwhile():
+    brain = LokiBrain(spec_of(rate=40.0))
+    two = says("a", ["det"], "det"), says("b", ["small"], "small")
+    planned(brain, seen_of(*two))
+    assert assigned(brain, seen_of(*two)) == {"a": "det", "b": "small"}
+    starting = seen_of(*two, says("c", ready=False))
+    assert not brain.is_due(0.0, starting)
+    assert assigned(brain, starting) == {"a": "det", "b": "small", "c": "large"}
+    up = seen_of(*two, says("c", ["large"], "large"))
+    assert brain.is_due(0.0, up)
+    planned(brain, up)
+    assert assigned(brain, up) == {"a": "det", "b": "large", "c": "large"}
+
+
 def test_with_fewer_workers_than_tasks_each_serves_all_tasks():
     brain = LokiBrain(spec_of(rate=10.0))
     seen = seen_of(says("w", ["small"]))
@@ -210,9 +224,9 @@ def test_demand_and_factors_are_measured():
     assert not brain._is_off(20.0)
     brain.adopt(problem := brain.problem(20.0, seen), brain.solve(problem))
     assert not brain.is_due(20.0, seen)
-    brain.counted(20.4, 0.5, Counts(60))
+    brain.counted(20.4, 0.5, Counts(150))
     assert brain.is_due(20.5, seen)
-    assert brain.rate(20.5) == 40  # the average has not noticed yet
+    assert brain.rate(20.5) == 85  # 170 in two seconds: the average has not noticed yet
     assert brain.rate(200.0) == 0.1
 
 
