@@ -280,6 +280,16 @@ PROGRAMS: dict[str, tuple[str, str, str]] = {
         "ray-slo, SHEPHERD §4",
         "live on Ray Serve: a model moved between two serving groups under load",
     ),
+    "live-replay": (
+        "benchmarks.live_replay",
+        "ray-slo",
+        "live on Ray Serve, recorded: the same decisions again, and what the other policy would do",
+    ),
+    "decision-log-cost": (
+        "benchmarks.decision_log_cost",
+        "ray-slo",
+        "what writing the decision log costs per decision, on the event loop and in all",
+    ),
     "live-variants": (
         "benchmarks.live_variants",
         "ray-slo, RAMSIS §7",
