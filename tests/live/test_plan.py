@@ -1,0 +1,173 @@
+"""A planned pipeline: replicas follow the demand, variants switch, and no failure of the planner
+stops anything."""
+
+import contextlib
+import threading
+import time
+from collections import Counter
+
+import pytest
+import ray
+import stages
+
+import ray_slo
+from ray_slo.serve.plan_actor import find_plan
+
+pytestmark = pytest.mark.live
+
+SLO_MS = 5000
+FIND = ["f0"]
+ACCURATE, QUICK = "s1", "s0"  # 0.25 s and 0.03 s of a word
+
+
+@pytest.fixture(scope="module")
+def words(ray_cluster):
+    app = ray_slo.Pipeline(
+        [
+            ray_slo.Task("find", stages.Find, variants=stages.variants("f", (90, 0.01))),
+            ray_slo.Task(
+                "spell",
+                stages.Spell,
+                parent="find",
+                variants=stages.variants("s", (70, 0.03), (95, 0.25)),
+            ),
+        ],
+        latency_slo_ms=SLO_MS,
+        num_replicas=2,
+        max_replicas=3,
+        ray_actor_options={"num_cpus": 0.1},
+        planner={
+            "name": "loki",
+            "interval_s": 2,
+            "kwargs": {"batch_sizes": [1], "headroom_quantile": None},
+        },
+        profile_seconds=0.6,
+        name="words",
+    )
+    with ray_cluster.running(app.bind(), "words", "/words") as handle:
+        yield handle
+
+
+class Load:
+    """Sends words at a rate, and counts what became of them."""
+
+    def __init__(self, handle, rate):
+        self._handle, self._gap_s = handle, 1 / rate
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self.outcomes = Counter()
+
+    def _run(self):
+        waiting = []
+        while not self._stop.wait(self._gap_s):
+            waiting.append(self._handle.remote("word", response_metadata=True))
+        for response in waiting:
+            try:
+                answer = response.result(timeout_s=30).result
+                self.outcomes["ok"] += answer["outputs"] == {"spell": ["w-o-r-d"]}
+            except ray_slo.RefusedEarly as refused:
+                self.outcomes[refused.reason] += 1
+            except Exception as error:
+                self.outcomes[repr(error)] += 1
+
+    def __enter__(self):
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exc):
+        self._stop.set()
+        self._thread.join()
+
+
+def plan(handle):
+    return handle.slo_status.remote().result(timeout_s=20)["plan"]
+
+
+def does(status):
+    return sorted(w["assigned"] for w in status.get("workers", {}).values() if w["assigned"])
+
+
+def eventually(condition, within_s=40):
+    until = time.monotonic() + within_s
+    while time.monotonic() < until:
+        if condition():
+            return True
+        time.sleep(0.2)
+    return False
+
+
+def settled(handle, wanted):
+    status = plan(handle)
+    return status["state"] == "planned" and does(status) == sorted(wanted)
+
+
+def shown(handle):
+    status = plan(handle)
+    keys = ("state", "demand", "why", "error", "targets", "running", "workers")
+    return {key: status.get(key) for key in keys}
+
+
+def test_replicas_and_variants_follow_the_demand(words):
+    assert eventually(lambda: settled(words, ["f0", ACCURATE])), shown(words)
+    with Load(words, 10) as load:  # the accurate one makes four a second
+        assert eventually(lambda: settled(words, ["f0", QUICK, ACCURATE])), shown(words)
+        status = plan(words)
+        assert status["targets"] == status["running"] == {"default": 3}
+        assert status["step"] == "accuracy"
+        loaded = [w["loaded"] for w in status["workers"].values()]
+        assert sorted(loaded) == [["f0"], [QUICK], [ACCURATE]]  # and no more
+        time.sleep(0.5)
+    # A rise by a factor of ten may cost something before replicas are there; then it does not.
+    assert load.outcomes["ok"] > 0.8 * load.outcomes.total(), load.outcomes
+    assert set(load.outcomes) <= {"ok", "would_miss", "shed"}, load.outcomes
+    with Load(words, 1) as load:
+        assert eventually(lambda: settled(words, ["f0", ACCURATE])), shown(words)
+        assert eventually(lambda: plan(words)["running"] == {"default": 2}), shown(words)
+    assert load.outcomes.keys() == {"ok"}, load.outcomes
+
+
+def test_a_solver_error_holds_the_plan(words):
+    @contextlib.contextmanager
+    def broken_solver(actor):
+        def break_it(_):
+            from ray_slo.serve import plan_actor
+
+            async def fail(function, problem):
+                raise RuntimeError("no licence")
+
+            plan_actor.kept, plan_actor.in_task = plan_actor.in_task, fail
+
+        def mend_it(_):
+            from ray_slo.serve import plan_actor
+
+            plan_actor.in_task = plan_actor.kept
+
+        ray.get(actor.__ray_call__.remote(break_it))
+        try:
+            yield
+        finally:
+            ray.get(actor.__ray_call__.remote(mend_it))
+
+    before = does(plan(words))
+    with broken_solver(find_plan("words#words")):
+        words.slo_replan.remote().result(timeout_s=20)
+        status = plan(words)
+        assert status["error"] == "planning failed: RuntimeError: no licence"
+        assert (does(status), status["targets"]) == (before, {"default": 2})
+        assert words.remote("word").result()["outputs"] == {"spell": ["w-o-r-d"]}
+    words.slo_replan.remote().result(timeout_s=20)
+    assert plan(words)["error"] is None
+
+
+@pytest.mark.parametrize("restarted", [True, False], ids=["restarted by Ray", "made anew"])
+def test_a_dead_planner_stops_nothing_and_its_successor_takes_over(words, restarted):
+    before = does(plan(words))
+    with Load(words, 2) as load:
+        ray.kill(find_plan("words#words"), no_restart=not restarted)
+        time.sleep(0.5)
+        assert words.remote("word").result()["outputs"] == {"spell": ["w-o-r-d"]}
+        assert eventually(lambda: plan(words).get("plans") == 1), shown(words)
+    assert load.outcomes.keys() == {"ok"}, load.outcomes
+    status = plan(words)
+    assert does(status) == before
+    assert status["targets"] == status["running"] == {"default": 2}
