@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 _COLUMNS = ("goodput_per_s", "bad_rate", "accuracy", "latency_p50_ms", "latency_p95_ms")
 _COLUMNS += ("latency_p99_ms", "batch_size_mean", "idle_fraction")
-_HEADINGS = ("goodput/s", "bad", "accuracy", "p50 ms", "p95 ms", "p99 ms", "batch", "idle")
-RECORDED, SAME = "as recorded", "simulated"
+_HEADINGS = ("good/s", "bad", "accur.", "p50", "p95", "p99", "batch", "idle")
+RECORDED, SIMULATED = "recorded", "simulated"
 
 
 def replay(
@@ -128,13 +128,15 @@ def _what_if(
     reports: dict[str, Report] = {RECORDED: recorded(found, warmup_s)}
     try:
         name, kwargs = policy_arguments(life)
-        reports[f"{name}, {SAME}"] = what_if(found, name, _simulable(kwargs), warmup_s=warmup_s)
+        reports[f"{name}, {SIMULATED}"] = what_if(
+            found, name, _simulable(kwargs), warmup_s=warmup_s
+        )
     except ValueError as error:
         typer.secho(f"the recorded policy cannot be simulated: {error}", fg="yellow", err=True)
     shortest_ms = 1e3 * min(reports[RECORDED].meta["slo_s"].values())
     for name in policies:
         kwargs = {**_simulable(live_kwargs(name, shortest_ms)), **arguments}
-        reports[f"{name}, what if"] = what_if(found, name, kwargs, warmup_s=warmup_s)
+        reports[f"what if {name}"] = what_if(found, name, kwargs, warmup_s=warmup_s)
     if as_json:
         summaries = {name: report.summary() for name, report in reports.items()}
         print_json({"scheduler": life.scheduler, "cancelled": len(found.cancels), **summaries})
@@ -150,13 +152,19 @@ def _what_if(
 
 
 def side_by_side(reports: Mapping[str, Report], title: str) -> Any:
-    """A rich table: a row per report."""
+    """A rich table for 80 columns: a row per report; latencies in ms."""
+    from rich import box
+
     rows = []
     for name, report in reports.items():
         values = report.summary()
         cells = [values[c] for c in _COLUMNS]
         rows.append([name] + [_cell(c, v) for c, v in zip(_COLUMNS, cells, strict=True)])
-    return table(title, ("", *_HEADINGS), rows)
+    made = table(title, ("", *_HEADINGS), rows)
+    made.box, made.collapse_padding = box.SIMPLE_HEAD, True
+    for column in made.columns:
+        column.no_wrap = True
+    return made
 
 
 def _cell(column: str, value: Any) -> str:

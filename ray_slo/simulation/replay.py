@@ -1,4 +1,4 @@
-"""Decision logs, replayed: the same policy step by step, or any policy in the simulator ("what if").
+"""Decision logs, replayed: the same policy step by step, or any in the simulator ("what if").
 
 `replay` feeds a policy exactly what the recorded one was fed, at the recorded times, and compares
 every decision; a policy is a pure state machine, so they must be the same to the last bit.
@@ -85,8 +85,8 @@ def replay(life: Life, make: Callable[[], Policy] | None = None) -> Replayed:
     """
     if not life.begins:
         raise ValueError(
-            f"{life.scheduler}: the beginning is gone (max_mb was reached), so what the policy knew "
-            "is not known; only `--policy` (what if) can be asked of it"
+            f"{life.scheduler}: the beginning is gone (max_mb was reached), so what the policy "
+            "knew is not known; only `--policy` (what if) can be asked of it"
         )
     if life.lost:
         raise ValueError(
@@ -207,6 +207,7 @@ class TapeBatch:
     idle: bool  # its worker had nothing to do
     outcome: BatchOutcome | None = None
     heard_at: float = math.nan
+    lost_at: float = math.nan  # when its worker left
 
     @property
     def ran(self) -> BatchOutcome | None:
@@ -224,10 +225,15 @@ def tape(life: Life) -> Tape:
     made = Tape(math.nan, -math.inf, [], {}, {}, {}, {}, [], [])
     origins: dict[tuple[str, int], int] = {}
     held: dict[WorkerId, int] = {}
+    running: dict[int, TapeBatch] = {}
     for r in life.rounds():
         for name, args in r.events:
             if name == "cluster_changed":
                 made.clusters.append(args)
+                for b in running.values():
+                    if b.dispatch.worker not in args[1].workers:
+                        b.lost_at = args[0]
+                running = {n: b for n, b in running.items() if math.isnan(b.lost_at)}
                 held = {w: n for w, n in held.items() if w in args[1].workers}
             elif name == "requests_arrived":
                 for request in args[1]:
@@ -240,8 +246,8 @@ def tape(life: Life) -> Tape:
             elif name == "batch_finished":
                 now, worker, outcome = args
                 held[worker] = max(held.get(worker, 0) - 1, 0)
-                if batch := made.batches.get(outcome.batch_id):
-                    batch.outcome, batch.heard_at = outcome, now
+                if (ended := running.pop(outcome.batch_id, None)) is not None:
+                    ended.outcome, ended.heard_at = outcome, now
         if r.decision is None:
             made.errors.append((r.now, r.error))
             continue
@@ -249,7 +255,8 @@ def tape(life: Life) -> Tape:
             if isinstance(action, Dispatch):
                 idle = not held.get(action.worker)
                 held[action.worker] = held.get(action.worker, 0) + 1
-                made.batches[action.batch_id] = TapeBatch(action, r.now, made.clusters[-1][1], idle)
+                batch = TapeBatch(action, r.now, made.clusters[-1][1], idle)
+                made.batches[action.batch_id] = running[action.batch_id] = batch
             elif isinstance(action, Drop):
                 for q in action.requests:
                     made.drops[q.id] = (r.now, action.reason)
@@ -304,6 +311,8 @@ def recorded(life: Life | Tape, warmup_s: float = 0.0) -> Report:
     rows = []
     for i, b in enumerate(t.batches.values()):
         d, o = b.dispatch, b.outcome
+        # Of a batch that nobody heard of again: until its worker left, or the log ends.
+        gone = t.end if math.isnan(b.lost_at) else b.lost_at
         rows.append(
             (
                 worker_of[d.worker],
@@ -313,8 +322,8 @@ def recorded(life: Life | Tape, warmup_s: float = 0.0) -> Report:
                 b.at - t.zero,
                 d.start_at - t.zero,
                 d.finish_at - t.zero,
-                o.started_at - t.zero if o else math.nan,
-                o.finished_at - t.zero if o else math.nan,
+                (o.started_at if o else min(d.start_at, gone)) - t.zero,
+                (o.finished_at if o else gone) - t.zero,
             )
         )
         for q in d.requests:
