@@ -2,13 +2,15 @@
 
 import asyncio
 import contextlib
+import dataclasses
 import functools
 import math
 import time
 
 import pytest
 
-from ray_slo.core import BatchStatus, Decision, Dispatch, Drop, DropReason
+from ray_slo.core import Assigned, BatchStatus, Decision, Dispatch, Drop, DropReason
+from ray_slo.core.requests import Upstream
 from ray_slo.serve import scheduler as scheduler_module
 from ray_slo.serve.messages import BatchReport, Grant, Heartbeat, Refusal, Submit
 from ray_slo.serve.scheduler import Quantile, Scheduler
@@ -480,3 +482,25 @@ async def test_ramsis_has_its_tables_solved_in_the_background():
                 seen.add(grant.variant)
                 scheduler.report(report(grant))
         assert seen == {"quick", "deep"}
+
+
+@in_loop
+async def test_policy_is_told_where_requests_come_from_and_what_workers_are_for():
+    async with running(variants=VARIANTS) as (scheduler, _):
+        upstream = Upstream("w9", "quick", 0.25)
+        scheduler.submit("a", [Submit(1, "m", 1.0, upstream=upstream), Submit(2, "m", 1.0)])
+        await settle()
+        policy = scheduler._host.policy
+        assert [r.upstream for r in policy.queue] == [upstream, None]
+        said = beat(variants=("quick", "deep"))
+        for assigned, kept in (
+            (None, None),
+            (Assigned("deep", 4, 10.0), Assigned("deep", 4, 10.0)),
+            (Assigned("deep", 8), Assigned("deep", 8)),
+            (Assigned("of another release", 1), None),
+        ):
+            scheduler.heartbeat(dataclasses.replace(said, assigned=assigned))
+            await settle()
+            assert policy.cluster.workers["w0"].assigned == kept
+            shown = scheduler.status()["workers"]["w0"]["assigned"]
+            assert shown == (None if kept is None else dataclasses.asdict(kept))
