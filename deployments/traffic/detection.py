@@ -1,0 +1,157 @@
+"""torchvision's detectors as variants: names, published accuracies, loading.
+
+    load("ssdlite320_mobilenet_v3_large")                 # published weights, downloaded once
+    load("fasterrcnn_resnet50_fpn_v2", weights="none")    # random ones: see `Detector`
+
+Needs torchvision (`pip install 'ray-slo[traffic]'`); importing this module does not.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ray_slo.models.loading import one_of, pick_device, weights_source
+from ray_slo.models.vision import build, torchvision_models
+
+from .boxes import Found, Picture
+
+if TYPE_CHECKING:
+    import torch
+
+FAMILY = (
+    "ssdlite320_mobilenet_v3_large",
+    "fasterrcnn_mobilenet_v3_large_320_fpn",
+    "fasterrcnn_mobilenet_v3_large_fpn",
+    "fasterrcnn_resnet50_fpn_v2",
+)
+"""In order of cost, and of accuracy."""
+
+THRESHOLD = 0.5  # of confidence
+MOST = 30  # things in a picture; a crowd would otherwise be hundreds of requests
+
+_MADE_UP: tuple[tuple[str, float, float, float, float], ...] = (
+    ("car", 0.05, 0.55, 0.4, 0.85),
+    ("bus", 0.45, 0.3, 0.9, 0.8),
+    ("person", 0.4, 0.4, 0.5, 0.9),
+    ("bench", 0.1, 0.8, 0.4, 0.95),
+)
+"""What a detector with random weights says it sees: label, and the box in shares of the picture."""
+
+
+@dataclass(frozen=True)
+class Detector:
+    """A network with its preprocessing: pictures to the things in them, the surest first.
+
+    With random weights (`made_up`), a detector would see nothing, or hundreds of things, and the
+    tasks below it would have nothing sensible to do. So the network is run for its cost, and the
+    answer is the same made-up scene for every picture: two vehicles, a person and a bench.
+    """
+
+    name: str
+    network: Any
+    transform: Any
+    categories: list[str]
+    device: torch.device
+    made_up: bool = False
+
+    def __call__(self, pictures: list[Picture]) -> list[list[Found]]:
+        """The things in each picture; pictures may differ in size."""
+        if not pictures:
+            return []
+        import torch
+
+        # A copy: what Ray hands out is read-only, which torch warns of.
+        inputs = [
+            self.transform(torch.tensor(picture, device=self.device).permute(2, 0, 1))
+            for picture in pictures
+        ]
+        with torch.inference_mode():
+            outputs = self.network(inputs)
+        if self.made_up:
+            return [made_up(*picture.shape[:2]) for picture in pictures]
+        return [
+            found(
+                [self.categories[label] for label in output["labels"].tolist()],
+                output["scores"].cpu().numpy(),
+                output["boxes"].cpu().numpy(),
+            )
+            for output in outputs
+        ]
+
+
+def found(labels: list[str], scores: Any, boxes: Any) -> list[Found]:
+    """What is sure enough, the surest first, at most `MOST`."""
+    order = np.argsort(-np.asarray(scores, float), kind="stable")[:MOST]
+    return [
+        {
+            "label": labels[i],
+            "confidence": round(float(scores[i]), 4),
+            "box": [round(float(x), 1) for x in boxes[i]],
+        }
+        for i in order.tolist()
+        if scores[i] >= THRESHOLD
+    ]
+
+
+def made_up(height: int, width: int) -> list[Found]:
+    """The scene that a detector with random weights sees in a picture of that size."""
+    sides = (width, height, width, height)
+    return [
+        {
+            "label": label,
+            "confidence": 0.0,
+            "box": [round(share * side, 1) for share, side in zip(box, sides, strict=True)],
+        }
+        for label, *box in _MADE_UP
+    ]
+
+
+def accuracy(name: str) -> float:
+    """Published box mAP on COCO val2017 in percent, from the default weights' metadata.
+
+    Raises:
+        ValueError: unknown name.
+    """
+    return float(_published(name).meta["_metrics"]["COCO-val2017"]["box_map"])
+
+
+def load(name: str, weights: str | Path = "default", device: str = "auto") -> Detector:
+    """A detector of torchvision, ready to look.
+
+    Args:
+        name: one of torchvision's detectors of COCO's categories, of `FAMILY` or another.
+        weights: "default" (torchvision downloads them into $TORCH_HOME once), "none" (random, the
+            same in every process; see `Detector`), or the path of a state dict, or of a folder
+            that holds it as `<name>.pth` or under the name of torchvision's download.
+        device: "auto", "cpu", "cuda", "cuda:1", …
+
+    Raises:
+        ValueError: unknown name, no such weights or device, or weights of another network.
+        RuntimeError: the download failed.
+        ImportError: torchvision is missing, or does not fit the installed torch.
+    """
+    source = weights_source(weights, f"a state dict of {name}, or of a folder with {name}.pth")
+    published = _published(name)
+    place = pick_device(device)
+    categories = published.meta["categories"]
+    network = build(name, source, published, weights_backbone=None, num_classes=len(categories))
+    return Detector(
+        name=name,
+        network=network.to(place),
+        transform=published.transforms(),
+        categories=categories,
+        device=place,
+        made_up=source == "none",
+    )
+
+
+def _published(name: str) -> Any:
+    models = torchvision_models()
+    names = [n for n in models.list_models(module=models.detection) if "keypoint" not in n]
+    if name not in names:
+        raise one_of("name", name, names)
+    return models.get_model_weights(name).DEFAULT
