@@ -17,7 +17,7 @@ $(STAMP): pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 10) else "ray-slo needs Python 3.10 or newer; say make PYTHON=python3.x")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet --editable '.[digits,gurobi,dev]'
+	$(BIN)/python -m pip install --quiet --editable '.[digits,ocr,gurobi,dev]'
 	touch $@
 
 setup: $(STAMP)  ## create .venv and install everything

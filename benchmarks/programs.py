@@ -260,6 +260,11 @@ PROGRAMS: dict[str, tuple[str, str, str]] = {
         "ray-slo",
         "beyond Kairos: batches across requests inside the matching",
     ),
+    "kairos-spot": (
+        "benchmarks.kairos_spot",
+        "ray-slo",
+        "beyond Kairos: spot beside on-demand instances, with interruptions",
+    ),
     "preemption-gain": (
         "benchmarks.preemption_gain",
         "ray-slo",
@@ -294,5 +299,10 @@ PROGRAMS: dict[str, tuple[str, str, str]] = {
         "benchmarks.live_variants",
         "ray-slo, RAMSIS §7",
         "live on Ray Serve, real images: price, ramsis, every network alone, and as simulated",
+    ),
+    "live-pipeline": (
+        "benchmarks.live_pipeline",
+        "Loki Figure 5",
+        "live on Ray Serve, real pages: demand up and down; accuracy, workers and violations follow",
     ),
 }

@@ -1,0 +1,316 @@
+"""Live on Ray Serve: a pipeline under a demand that rises and falls, and Loki's plans follow it.
+
+Pages of known text, rendered and noisy, as PNGs through a handle, Poisson arrivals; detection, then
+recognition of every line found (`deployments.ocr`), with all variants. The demand rises from a
+trickle to a share of the capacity that the planner itself computes from the latencies that its
+workers measured, stays there, and falls again. Beyond `capacity, most accurate` even all workers
+cannot keep the best variants: this is where accuracy has to give way.
+
+Four workers share two cores with all the rest, so a worker is made as slow as it would be with its
+share of a core to itself: after a batch it rests for so long. Without that, it would measure itself
+fast while the others are idle, and be slow when they are not.
+
+*Accuracy, of variants* is the mean end-to-end accuracy, as measured once for each path on other
+pages, of the variants that answered; *of characters* is measured on the very answers against what
+is written on the pages. *Violations* are requests that were refused, dropped or late, end to end,
+as the client sees it; *failed* is anything that is neither an answer nor a refusal with its reason.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from benchmarks.rows import Row
+from deployments.ocr import Detect, Recognise
+from ray_slo.core import LatencyProfile
+from ray_slo.planning import loki
+from ray_slo.planning.result import Infeasible
+from ray_slo.simulation.workloads import Trace
+
+SLO_S = 2.0
+CLIENT_SHARE = 0.95  # of it, the server is told: the rest is the way from and to the client
+WORKERS = 4
+CORES = 0.8  # share of the machine's that the workers may use together
+TRICKLE = 0.3  # pages per second
+PEAK = 0.85  # of the capacity with accuracy scaling
+BIN_S = 5.0
+INTERVAL_S = 5.0  # between plans
+HEADROOM = {"headroom_quantile": 0.95, "headroom_period_s": SLO_S}
+
+
+def share() -> float:
+    """Of a core, that a worker has."""
+    return min(CORES * (os.cpu_count() or 1) / WORKERS, 1.0)
+
+
+def resting(call: Callable[..., Any]) -> Callable[..., Any]:
+    """A batch method that takes as long as it would with `share()` of a core."""
+
+    def slower(self: Any, network: Any, items: list[Any]) -> Any:
+        start = time.perf_counter()
+        made = call(self, network, items)
+        time.sleep((time.perf_counter() - start) * (1 / share() - 1))
+        return made
+
+    return slower
+
+
+class SlowDetect(Detect):
+    __call__ = resting(Detect.__call__)
+
+
+class SlowRecognise(Recognise):
+    __call__ = resting(Recognise.__call__)
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One request; times in seconds from the start."""
+
+    at_s: float
+    status: str  # answered, or as `ray_slo.serve.loadgen` has it
+    latency_s: float
+    accuracy: float | None = None  # of the variants, percent
+    wrong: int = 0  # characters
+    written: int = 0
+    error: str = ""
+
+    @property
+    def in_time(self) -> bool:
+        return self.status == "answered" and self.latency_s <= SLO_S
+
+    @property
+    def failed(self) -> bool:
+        """Neither answered nor refused for a reason."""
+        return self.status not in ("answered", "refused", "expired")
+
+
+@dataclass(frozen=True)
+class Glance:
+    """The plan and the workers at one time. `variants`: workers by the variant they serve."""
+
+    at_s: float
+    demand: float
+    wanted: int
+    running: int
+    variants: Counter[str] = field(default_factory=Counter)
+
+
+def run(quick: bool, seed: int) -> list[Row]:
+    from ray_slo.demo.systems import APP, local_serve, running
+
+    with local_serve(), running(application(3.0 if quick else 12.0)):
+        from ray import serve
+
+        handle = serve.get_app_handle(APP)
+        limits = asyncio.run(capacities(handle))
+        rates = ramp(PEAK * limits[1], quick)
+        seen, glances = asyncio.run(drive(handle, rates, 20 if quick else 60, seed))
+    return rows(limits, rates, seen, glances)
+
+
+def application(profile_seconds: float) -> Any:
+    """The pipeline with all variants, planned often."""
+    return pipeline(profile_seconds).bind()
+
+
+def pipeline(profile_seconds: float) -> Any:
+    import ray_slo
+    from deployments import ocr
+    from deployments.ocr.app import measured
+
+    few = {"profile_quantile": 0.75}  # lines differ in length, but a page has several
+    return ray_slo.Pipeline(
+        [
+            ray_slo.Task(
+                "detect", SlowDetect, variants=ocr.detectors(), options={"max_batch_size": 4, **few}
+            ),
+            ray_slo.Task(
+                "recognise",
+                SlowRecognise,
+                parent="detect",
+                variants=ocr.recognisers(),
+                options={"max_batch_size": 8, **few},
+            ),
+        ],
+        latency_slo_ms=1e3 * CLIENT_SHARE * SLO_S,
+        join=ocr.join,
+        path_accuracies=measured()["path_accuracies"],
+        num_replicas=2,
+        min_replicas=2,
+        max_replicas=WORKERS,
+        ray_actor_options={"num_cpus": 0.4},
+        planner={"name": "loki", "interval_s": INTERVAL_S, "kwargs": HEADROOM},
+        profile_seconds=profile_seconds,
+        name="ocr",
+    )
+
+
+async def capacities(handle: Any) -> tuple[float, float]:
+    """Pages per second that all workers can serve: with the most accurate variants, and at all.
+
+    By the planner, with the profiles that it goes by, and with its headroom.
+    """
+    while True:
+        status = await handle.slo_status.remote()
+        if status["plan"]["state"] == "planned":
+            break
+        await asyncio.sleep(0.5)
+    profiles = {
+        name.partition("@")[0]: LatencyProfile.from_json(profile)
+        for name, profile in status["profiles"].items()
+    }
+    spec = pipeline(1.0).spec()
+    problem = loki.Problem(
+        spec.pipeline.loki_tasks(profiles.__getitem__),
+        demand=1.0,
+        workers=WORKERS,
+        slo_s=CLIENT_SHARE * SLO_S,
+        path_accuracies=spec.pipeline.measured_paths,
+        **HEADROOM,
+    )
+    best = max(problem.path_accuracies.values())
+    return (
+        largest(lambda demand: _accuracy(problem, demand) >= best - 0.01),
+        largest(lambda demand: _accuracy(problem, demand) > 0),
+    )
+
+
+def largest(fits: Callable[[float], bool]) -> float:
+    """The largest demand that fits, to a twentieth of a request per second; 0 if none does."""
+    low, high = 0.0, 0.5
+    while fits(high):
+        low, high = high, 2 * high
+    while high - low > 0.05:
+        middle = (low + high) / 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
+
+
+def _accuracy(problem: loki.Problem, demand: float) -> float:
+    """Of the plan for a demand, percent; 0 where some of it would be shed."""
+    answer = loki.plan(replace(problem, demand=demand))
+    return 0.0 if isinstance(answer, Infeasible) else answer.accuracy
+
+
+def ramp(peak: float, quick: bool) -> list[float]:
+    """The demand in pages per second, by bins of `BIN_S`."""
+    low, slope, high = (1, 2, 2) if quick else (5, 14, 8)
+    up = np.linspace(TRICKLE, peak, slope + 2)[1:-1].tolist()
+    return [TRICKLE] * low + up + [peak] * high + up[::-1] + [TRICKLE] * low
+
+
+async def drive(
+    handle: Any, rates: Sequence[float], count: int, seed: int
+) -> tuple[list[Seen], list[Glance]]:
+    """Send pages at these rates, whatever becomes of them; look at the plan once a second."""
+    from deployments.ocr.pages import errors, pages
+    from ray_slo.serve.loadgen import status_of
+
+    series = pages(count, seed + 1000)
+    rng = np.random.default_rng(seed)
+    times = Trace(rates=list(rates), interval_s=BIN_S).times(BIN_S * len(rates), rng)
+    loop = asyncio.get_running_loop()
+    start = loop.time() + 0.1
+
+    async def one(at: float, which: int) -> Seen:
+        page = series[which]
+        try:
+            response = handle.remote(page.png, response_metadata=True)
+            answer = await asyncio.wait_for(response, 30.0)
+        except Exception as error:  # whatever it raises is a result here
+            return Seen(at, status_of(error), loop.time() - start - at, error=repr(error)[:200])
+        latency_s = loop.time() - start - at
+        wrong, written = errors(page.lines, answer.result["text"])
+        return Seen(at, "answered", latency_s, answer.accuracy, wrong, written)
+
+    async def look() -> list[Glance]:
+        glances = []
+        for second in range(int(BIN_S * len(rates))):
+            await asyncio.sleep(max(start + second - loop.time(), 0.0))
+            plan = (await handle.slo_status.remote())["plan"]
+            serving = Counter(w["assigned"] for w in plan["workers"].values() if w["assigned"])
+            (wanted,), (there,) = plan["targets"].values(), plan["running"].values()
+            demand = plan["demand"]
+            glances.append(Glance(loop.time() - start, demand, wanted or there, there, serving))
+        return glances
+
+    looking = loop.create_task(look())
+    sent = []
+    for at, which in zip(times.tolist(), rng.integers(count, size=len(times)), strict=True):
+        await asyncio.sleep(max(start + at - loop.time(), 0.0))
+        sent.append(loop.create_task(one(at, int(which))))
+    return list(await asyncio.gather(*sent)), await looking
+
+
+def rows(
+    limits: tuple[float, float],
+    rates: Sequence[float],
+    seen: Sequence[Seen],
+    glances: Sequence[Glance],
+) -> list[Row]:
+    """The whole run by phases of the ramp, and over time."""
+    made = [
+        Row("capacity", "most accurate", "pages/s", limits[0]),
+        Row("capacity", "least accurate", "pages/s", limits[1]),
+    ]
+    peak = [i for i, rate in enumerate(rates) if rate == max(rates)]
+    first, last = BIN_S * peak[0], BIN_S * (peak[-1] + 1)
+    end = BIN_S * len(rates)
+    for phase, (a, b) in {
+        "rising": (0.0, first),
+        "at the peak": (first, last),
+        "falling": (last, end),
+        "all": (0.0, end),
+    }.items():
+        made += _rows(f"phases · {phase}", a, b, seen, glances)
+    for i in range(len(rates)):
+        made += _rows(f"over time · {i * BIN_S:g} s", i * BIN_S, (i + 1) * BIN_S, seen, glances)
+    return made
+
+
+def _rows(
+    case: str, a: float, b: float, seen: Iterable[Seen], glances: Iterable[Glance]
+) -> list[Row]:
+    here = [s for s in seen if a <= s.at_s < b]
+    at = [g for g in glances if a <= g.at_s < b]
+    answered = [s for s in here if s.status == "answered"]
+    known = [s.accuracy for s in answered if s.accuracy is not None]
+    written = sum(s.written for s in answered)
+    latencies = [s.latency_s for s in answered]
+    used = sum((g.variants for g in at), Counter())
+    measured: list[tuple[str, str, float]] = [
+        ("demand", "pages/s", len(here) / (b - a)),
+        ("accuracy, of variants", "%", _mean(known)),
+        (
+            "accuracy, of characters",
+            "%",
+            100 * (1 - sum(s.wrong for s in answered) / written) if written else math.nan,
+        ),
+        ("violations", "%", 100 * _mean([not s.in_time for s in here])),
+        ("late", "", sum(not s.in_time for s in answered)),
+        ("failed", "", sum(s.failed for s in here)),
+        ("latency p50", "ms", 1e3 * _quantile(latencies, 0.5)),
+        ("latency p95", "ms", 1e3 * _quantile(latencies, 0.95)),
+        ("workers wanted", "", _mean([g.wanted for g in at])),
+        ("workers running", "", _mean([g.running for g in at])),
+        ("variants in use", "", float(len(used))),
+    ]
+    return [Row(case, metric, unit, value) for metric, unit, value in measured]
+
+
+def _mean(values: Sequence[float]) -> float:
+    return float(np.mean(values)) if values else math.nan
+
+
+def _quantile(values: Sequence[float], q: float) -> float:
+    return float(np.quantile(values, q)) if values else math.nan

@@ -1,0 +1,30 @@
+"""Reads printed pages: text detection, then recognition of every line found, as a pipeline."""
+
+from .app import (
+    Detect,
+    Recognise,
+    detectors,
+    join,
+    load_detector,
+    load_recogniser,
+    pipeline,
+    recognisers,
+)
+
+__all__ = [
+    "Detect",
+    "Recognise",
+    "detectors",
+    "join",
+    "load_detector",
+    "load_recogniser",
+    "pipeline",
+    "recognisers",
+]
+
+
+def __getattr__(name: str) -> object:
+    """``deployments.ocr:app`` for ``serve run``: made when asked for, as it needs ray."""
+    if name == "app":
+        return pipeline().bind()
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
