@@ -25,6 +25,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -314,3 +315,39 @@ def _mean(values: Sequence[float]) -> float:
 
 def _quantile(values: Sequence[float], q: float) -> float:
     return float(np.quantile(values, q)) if values else math.nan
+
+
+def plot(rows: Sequence[Row], directory: Path) -> list[Path]:
+    """Demand, accuracy, workers and violations over time, as Loki's Figure 5."""
+    from matplotlib.figure import Figure
+
+    over_time: dict[str, list[tuple[float, float]]] = {}
+    for row in rows:
+        title, _, when = row.case.partition(" · ")
+        if title == "over time" and row.ours is not None:
+            over_time.setdefault(row.metric, []).append((float(when.split()[0]), row.ours))
+    capacity = {row.metric: row.ours for row in rows if row.case == "capacity"}
+    figure = Figure(figsize=(8, 9), layout="constrained")
+    panels = figure.subplots(4, 1, sharex=True)
+    shown = (
+        ("pages/s", ("demand",)),
+        ("accuracy (%)", ("accuracy, of variants", "accuracy, of characters")),
+        ("workers", ("workers wanted", "workers running")),
+        ("requests (%)", ("violations",)),
+    )
+    for panel, (label, metrics) in zip(panels, shown, strict=True):
+        for metric in metrics:
+            at, values = zip(*over_time[metric], strict=True)
+            panel.step([t + BIN_S / 2 for t in at], values, where="mid", label=metric)
+        panel.set_ylabel(label)
+        panel.set_ylim(bottom=None if "accuracy" in label else 0)
+    for metric, value in capacity.items():
+        if value is not None:
+            panels[0].axhline(value, color="grey", linestyle=":")
+            panels[0].annotate(f"capacity, {metric}", (0, value), va="bottom", fontsize="small")
+    for panel in panels:
+        panel.legend(loc="upper right")
+    panels[-1].set_xlabel("time (s)")
+    path = directory / "live-pipeline.png"
+    figure.savefig(path, dpi=120)
+    return [path]

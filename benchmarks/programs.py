@@ -303,6 +303,6 @@ PROGRAMS: dict[str, tuple[str, str, str]] = {
     "live-pipeline": (
         "benchmarks.live_pipeline",
         "Loki Figure 5",
-        "live on Ray Serve, real pages: demand up and down; accuracy, workers and violations follow",
+        "live on Ray Serve, real pages: demand goes up and down, workers and variants follow",
     ),
 }
