@@ -19,7 +19,6 @@ anything, and each has the plan's variants for all tasks.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -28,16 +27,14 @@ from ray_slo.core import LatencyProfile
 from ray_slo.core.cluster import Assigned
 from ray_slo.core.profiles import load_profiles
 from ray_slo.planning import loki
-from ray_slo.planning.demand import Demand, Factors, changed
+from ray_slo.planning.demand import Factors
 from ray_slo.planning.placement import place
 from ray_slo.planning.result import Infeasible
 from ray_slo.serve.plan_actor import Counts, NotYet, Seen, Verdict, Wanted, WorkerSays
 from ray_slo.serve.spec import AppSpec
+from ray_slo.serve.traffic import Rate
 
 _DEFAULTS = {"headroom_quantile": 0.95, "swap_cost": 0.1}
-_DEMAND_WINDOW_S = 3.0
-_CHANGE_WINDOW_S = 2.0  # a change of demand must show in so much time
-_LEAST_DEMAND = 0.1  # requests per second: no task is ever without a worker
 _UNKNOWN = LatencyProfile([1.0])
 
 
@@ -77,12 +74,7 @@ class LokiBrain:
         assert spec.pipeline is not None
         assert spec.planner is not None
         self.configure(spec)
-        self._demand = Demand(
-            spec.planner.demand, _DEMAND_WINDOW_S, horizon_s=spec.planner.interval_s
-        )
-        self._arrivals: deque[tuple[float, int]] = deque()
-        self._began: float | None = None  # to count
-        self._arrived = False
+        self._rate = Rate(spec.planner.demand, spec.planner.interval_s)
         prior: dict[Hashable, Mapping[str, float]] = dict(spec.pipeline.factors.items())
         self._factors = Factors(prior)
         self._job: Job | None = None
@@ -105,39 +97,16 @@ class LokiBrain:
     # -- what is heard ---------------------------------------------------------------------
 
     def counted(self, now: float, over_s: float, counts: Counts) -> None:
-        if self._began is None:
-            self._began = now - over_s
-            self._demand.arrived(self._began, 0)
-        if counts.requests:
-            self._arrived = True
-            self._demand.arrived(now - over_s / 2, counts.requests)
-            self._arrivals.append((now, counts.requests))
+        self._rate.counted(now, over_s, counts.requests)
         for variant, requests in counts.finished.items():
             if variant in self._task_of:
                 self._factors.observe(variant, requests, counts.made.get(variant, {}))
 
     def rate(self, now: float) -> float:
         """The demand to plan for, requests per second on average."""
-        if not self._arrived:
+        if not self._rate.seen:
             return self._planner.rates.get(self._pipeline.root, 1.0)
-        usual, (count, window_s) = self._demand.rate(now), self._recent(now)
-        if window_s and changed(usual, count, window_s):  # a rise shows here first
-            usual = max(usual, count / window_s)
-        return max(usual, _LEAST_DEMAND)
-
-    def _recent(self, now: float) -> tuple[int, float]:
-        """Requests in the last `_CHANGE_WINDOW_S`; 0 s while it is not full."""
-        while self._arrivals and self._arrivals[0][0] <= now - _CHANGE_WINDOW_S:
-            self._arrivals.popleft()
-        full = self._began is not None and now - self._began >= _CHANGE_WINDOW_S
-        return sum(n for _, n in self._arrivals), _CHANGE_WINDOW_S if full else 0.0
-
-    def _is_off(self, now: float) -> bool:
-        """Whether the demand is not the planned one, by more than chance explains."""
-        count, window_s = self._recent(now)
-        if self._job is None or not window_s:
-            return False
-        return changed(self._job.problem.demand, count, window_s)
+        return self._rate.value(now)
 
     def _profiles(self, seen: Seen) -> dict[str, LatencyProfile]:
         """Of variants that can be used."""
@@ -196,7 +165,7 @@ class LokiBrain:
         present = min(len(seen.serving), self._most)
         if min(present, useful) != min(self._job.present, useful):
             return True
-        return self._is_off(now)
+        return self._rate.differs(now, self._job.problem.demand)
 
     def adopt(self, problem: Job, answer: Solved) -> Verdict:
         self._job, self._solved = problem, answer

@@ -221,7 +221,6 @@ def test_demand_and_factors_are_measured():
     seen = seen_of(says("w"))
     factors = brain.problem(20.0, seen).problem.tasks[0].variants[0].factors
     assert factors == {"name": pytest.approx(3.4, rel=0.01)}  # 100 at 1, 400 at 4
-    assert not brain._is_off(20.0)
     brain.adopt(problem := brain.problem(20.0, seen), brain.solve(problem))
     assert not brain.is_due(20.0, seen)
     brain.counted(20.4, 0.5, Counts(150))
