@@ -115,6 +115,8 @@ class DecisionLog:
     # On the event loop.
 
     def _put(self, round: Round) -> None:
+        if self._error:
+            return
         rows = 1 + len(round.events)
         for name, args in round.events:
             if name == "requests_arrived":
@@ -138,7 +140,6 @@ class DecisionLog:
         except Exception as error:  # a full disk must not cost a request
             self._error = f"{type(error).__name__}: {error}"
             logger.exception("the decision log in %s ends here", self._folder)
-            self._put = lambda round: None  # type: ignore[method-assign]
             self._queue.clear()
         atexit.unregister(self.close)
 
@@ -153,7 +154,7 @@ class DecisionLog:
             self._encode_some()
             waiting = len(encoder.rows)
             now = time.monotonic()
-            due = closing or now - flushed_at > self._flush_s
+            due = (closing and not self._queue) or now - flushed_at > self._flush_s
             full = rows + waiting >= _FILE_ROWS
             if waiting >= _CHUNK_ROWS or (waiting and (due or full)):
                 taken: list[Row] = encoder.rows[:]

@@ -187,6 +187,7 @@ class Encoder:
         """A policy begins its life."""
         self._round, self._at, self._start, self._cluster = 0, at, start, None
         self._predicted.clear()
+        self._profiles.clear()
         self._row(0, at, "start", detail=start.to_json())
 
     def lost(self, rows: int, at: float) -> None:

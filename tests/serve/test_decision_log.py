@@ -1,0 +1,135 @@
+"""The writer of the decision log: bounded, never in the way, and it says what it lost."""
+
+import time
+
+import pytest
+
+from ray_slo.core import BatchOutcome, Cluster, Decision, LatencyProfile, Model, Request, Variant
+from ray_slo.scheduling import make_policy
+from ray_slo.serve import decision_log
+from ray_slo.serve.decision_log import DecisionLog, open_log
+from ray_slo.serve.spec import parse_spec
+from ray_slo.simulation.decision_log import read
+from ray_slo.simulation.replay import recorded, replay, tape, what_if
+
+CLUSTER = Cluster.uniform(
+    [Model("m", 1.0, (Variant("v", {"default": LatencyProfile([0.1, 0.15])}),))], 2
+)
+
+
+def decide(policy, count, begin=0):
+    """So many requests, each on its own, one batch after the other."""
+    if not begin:
+        policy.cluster_changed(0.0, CLUSTER)
+    for i in range(begin, begin + count):
+        policy.requests_arrived(float(i), [Request(i, "m", float(i), i + 1.0)])
+        (sent,) = policy.decide(float(i)).actions
+        outcome = BatchOutcome(sent.batch_id, sent.requests, float(i), i + 0.1)
+        policy.batch_finished(i + 0.2, sent.worker, outcome)
+        assert policy.decide(i + 0.2) == Decision()
+
+
+def logged(folder, count, **options):
+    log = DecisionLog(folder, "test", **options)
+    decide(log.recorded(make_policy("eager"), "eager", {}, 0.0), count)
+    log.close(20.0)
+    assert not log._thread.is_alive()
+    return log.status()
+
+
+def test_what_was_decided_is_on_disk(tmp_path):
+    status = logged(tmp_path / "new" / "folder", 50, models=["m"])
+    assert (status["rows_lost"], status["error"]) == (0, "")
+    (life,) = read(tmp_path / "new" / "folder")
+    assert life.whole
+    assert life.start.about["models"] == ["m"]
+    assert life.start.about["wall_at"] == pytest.approx(time.time(), abs=60)
+    assert replay(life).identical
+    assert recorded(life).count("good") == 50
+    assert (
+        status["rows"] == 1 + 2 + 50 * 5
+    )  # start, cluster; arrived, decide, dispatch, finished, decide
+
+
+def test_the_file_is_whole_while_it_is_written(tmp_path):
+    log = DecisionLog(tmp_path, "test", flush_s=0.01)
+    policy = log.recorded(make_policy("eager"), "eager", {}, 0.0)
+    seen = []
+    for i in range(5):
+        decide(policy, 10, 10 * i)
+        until = time.monotonic() + 20
+        while not seen or seen[-1] < 10 * (i + 1):
+            assert time.monotonic() < until
+            time.sleep(0.02)
+            if files := list(tmp_path.glob("*.parquet")):
+                assert len(files) == 1
+                (life,) = read(tmp_path)
+                assert replay(life).identical
+                seen.append(recorded(life).count())
+    log.close(20.0)
+    assert sorted(seen) == seen
+
+
+def test_old_files_make_room(tmp_path, monkeypatch):
+    monkeypatch.setattr(decision_log, "_FILE_ROWS", 500)
+    monkeypatch.setattr(decision_log, "_SLICE_S", 1e-4)  # or one slice has it all
+    elsewhere = tmp_path / "notes.parquet"
+    elsewhere.write_bytes(b"not ours")
+    status = logged(tmp_path, 1500, max_mb=0.08)
+    assert status["rows_lost"] == 0
+    files = list(tmp_path.glob("*.decisions.parquet"))
+    assert len(files) > 1
+    assert sum(f.stat().st_size for f in files) <= 80_000
+    assert elsewhere.exists()
+    (life,) = read(tmp_path)
+    assert (life.begins, life.lost) == (False, ())
+    with pytest.raises(ValueError, match="the beginning is gone"):
+        replay(life)
+    left = tape(life)
+    assert 0 < len(left.requests) < 1500
+    assert recorded(left).count("good") >= len(left.requests) - 1
+    assert what_if(left, "deferred").count("good") == len(left.requests)
+
+
+def test_a_full_queue_loses_rows_and_says_so(tmp_path, monkeypatch):
+    monkeypatch.setattr(decision_log, "_QUEUE_ROWS", 100)
+    monkeypatch.setattr(DecisionLog, "_encode_some", lambda self: time.sleep(0.01))  # it is stuck
+    log = DecisionLog(tmp_path, "test")
+    policy = log.recorded(make_policy("eager"), "eager", {}, 0.0)
+    decide(policy, 100)
+    lost = log.status()["rows_lost"]
+    assert 200 < lost < 500
+    monkeypatch.undo()
+    while log._queued - log._taken:
+        time.sleep(0.01)
+    decide(policy, 10, 100)
+    log.close(20.0)
+    (life,) = read(tmp_path)
+    assert life.lost == (lost,)
+    with pytest.raises(ValueError, match=f"{lost} rows were not kept"):
+        replay(life)
+
+
+def test_a_disk_that_fails_costs_no_decision(tmp_path):
+    in_the_way = tmp_path / "file"
+    in_the_way.write_text("")
+    status = logged(in_the_way / "folder", 200)
+    assert "NotADirectoryError" in status["error"]
+
+
+def test_the_specification(tmp_path):
+    model = {"callable": "tests.serve.test_scheduler:Fifo", "latency_slo_ms": 100}
+    assert open_log(parse_spec({"models": {"m": model}}), "e") is None
+    asked = {"dir": str(tmp_path), "max_mb": 3}
+    spec = parse_spec({"models": {"m": model}, "decision_log": asked, "name": "digits"})
+    log = open_log(spec, "e0e0")
+    log.close(20.0)
+    assert log.status()["name"].endswith("-digits-e0e0")
+    for wrong, match in (
+        ({"dir": ""}, r"decision_log\.dir"),
+        ({"dir": "d", "max_mb": 0}, r"decision_log\.max_mb"),
+        ({"dir": "d", "max_gb": 1}, r"decision_log\.max_gb: unknown key.*valid keys are dir"),
+        ({}, r"decision_log\.dir: required"),
+    ):
+        with pytest.raises(ValueError, match=match):
+            parse_spec({"models": {"m": model}, "decision_log": wrong})

@@ -1,0 +1,244 @@
+"""Recorded runs, replayed: the same policy decides the same, another is simulated on them."""
+
+import numpy as np
+import pytest
+
+from ray_slo.core import (
+    Cluster,
+    Decision,
+    Dispatch,
+    DispatchDelay,
+    LatencyProfile,
+    Model,
+    Request,
+    Variant,
+)
+from ray_slo.scheduling import make_policy
+from ray_slo.simulation import WorkerEvent, simulate
+from ray_slo.simulation.decision_log import Lines, Recording, Round, Start, read
+from ray_slo.simulation.replay import Nearest, recorded, replay, tape, truth_of, what_if
+from ray_slo.simulation.workloads import Workload
+
+VARIANTS = (
+    Variant("v", {"default": LatencyProfile.linear(0.002, 0.01, 32)}, 70.0),
+    Variant("w", {"default": LatencyProfile.linear(0.004, 0.02, 32)}, 80.0),
+)
+CLUSTER = Cluster.uniform([Model("m", 0.1, VARIANTS)], 3, delay=DispatchDelay(0.001))
+RULE = "tests.scheduling.tables:solve"
+
+
+def record(folder, policy, kwargs, rate=200, duration_s=1.5, **options):
+    lines = Lines(folder, policy, Start.of(policy, kwargs))
+    report = simulate(
+        Recording(make_policy(policy, kwargs), lines),
+        CLUSTER,
+        Workload.poisson(rate),
+        duration_s=duration_s,
+        **options,
+    )
+    (life,) = read(lines.close())
+    return life, report
+
+
+@pytest.mark.parametrize(
+    ("policy", "kwargs"),
+    [
+        ("deferred", {}),
+        ("deferred", {"objective": "consolidate", "gathering": "prefix"}),
+        ("deferred_flex", {}),
+        ("eager", {"max_batch_size": 4}),
+        ("flex", {"lambda_": 1.5}),
+        ("kairos", {"learn": True}),
+        ("price", {}),
+        ("ramsis", {"solver": RULE}),
+        ("timeout", {"timeout_ms": 10.0}),
+    ],
+    ids=str,
+)
+def test_the_same_policy_decides_the_same(tmp_path, policy, kwargs):
+    life, report = record(
+        *(tmp_path, policy, kwargs),
+        latency_noise=0.1,
+        preempt_delay_s=0.003,
+        worker_events=[WorkerEvent(0.7, "w1", "leave"), WorkerEvent(1.2, "w1", "join")],
+    )
+    replayed = replay(life)
+    assert replayed.identical, replayed.difference
+    assert replayed.actions >= len(report.batches)
+    # What the log says of the run is what the simulator said.
+    told = recorded(life)
+    for outcome in ("good", "late", "dropped"):
+        assert told.count(outcome) == report.count(outcome)
+    assert told.accuracy == pytest.approx(report.accuracy)
+    assert np.sort(told.latencies_s()) == pytest.approx(np.sort(report.latencies_s()))
+    assert len(told.batches) == len(report.batches)
+
+
+def test_another_policy_is_told_where_it_differs(tmp_path):
+    life, _ = record(tmp_path, "eager", {})
+    found = replay(life, lambda: make_policy("timeout", {"timeout_ms": 20.0})).difference
+    assert found is not None
+    assert found.recorded.startswith("dispatch batch 1 of v to w0: requests [0]")
+    assert found.replayed == "nothing"
+
+
+def test_what_if_without_noise_is_what_was(tmp_path):
+    for policy in ("deferred", "eager"):
+        life, report = record(tmp_path, policy, {}, rate=400)
+        again = what_if(life, policy)
+        assert again.count("good") == report.count("good")
+        assert again.latency_s(99) == pytest.approx(report.latency_s(99), rel=1e-6)
+        assert again.meta["policy"] == policy
+
+
+def test_what_if_predicts_another_policy(tmp_path):
+    # Batches take 10 % less than what the policy is told, and the way to a worker longer.
+    truly = Cluster.uniform(
+        [
+            Model(
+                "m",
+                0.1,
+                tuple(
+                    Variant(v.name, {"default": v.profiles["default"].scaled(0.9)}, v.accuracy)
+                    for v in VARIANTS
+                ),
+            )
+        ],
+        *(3, "default", DispatchDelay(0.002)),
+    )
+    options = {"truth": truly, "latency_noise": 0.05, "report_delay_s": 0.002, "rate": 1300}
+    options["duration_s"] = 3.0
+    eager, seen = record(tmp_path / "eager", "eager", {}, **options)
+    deferred, _ = record(tmp_path / "deferred", "deferred", {}, **options)
+    said = what_if(deferred, "eager")
+    assert said.goodput == pytest.approx(seen.goodput, rel=0.1)
+    assert recorded(deferred).goodput > 1.3 * seen.goodput  # or there were nothing to say
+    truth = truth_of(tape(deferred))
+    believed = CLUSTER.variants["v"].profiles["default"]
+    assert truth.profiles["v", "default"](8) == pytest.approx(0.9 * believed(8), rel=0.05)
+    assert truth.report_s == pytest.approx(0.002)
+    assert truth.dispatch(1.0, 0.0) == pytest.approx(0.002)
+    assert what_if(eager, "deferred").goodput == pytest.approx(recorded(deferred).goodput, rel=0.05)
+
+
+def test_workers_come_and_go_as_they_did(tmp_path):
+    events = [WorkerEvent(0.5, "w0", "leave"), WorkerEvent(1.0, "w0", "join")]
+    life, report = record(tmp_path, "eager", {}, worker_events=events)
+    said = what_if(life, "deferred")
+    batches = said.batches
+    used = batches["started_s"][batches["worker"] == "w0"]
+    zero = tape(life).zero
+    assert not ((used + zero > 0.5) & (used + zero < 1.0)).any()
+    assert (used + zero > 1.0).any()
+    assert recorded(life).utilisation()["w0"] == pytest.approx(report.utilisation()["w0"], abs=0.01)
+
+
+class Held(Request):
+    """A request of a live client, under its own number."""
+
+    def __init__(self, number, client_id, arrival):
+        super().__init__(number, "m", arrival, arrival + 1.0)
+        self.client, self.client_id = "c", client_id
+
+
+def test_tries_count_once_and_cancels_hold(tmp_path):
+    lines = Lines(tmp_path, "live", Start.of("eager", {}))
+    policy = Recording(make_policy("eager"), lines)
+    policy.cluster_changed(10.0, CLUSTER)
+    busy = [Held(i, 100 + i, 10.0 + i / 1e4) for i in range(4)]
+    for r in busy:  # three workers, a batch each; the fourth waits
+        policy.requests_arrived(r.arrival, [r])
+        policy.decide(r.arrival)
+    policy.requests_cancelled(10.002, [busy[3]])
+    policy.decide(10.002)
+    gone = Cluster.of(CLUSTER.models.values(), list(CLUSTER.workers.values())[1:], CLUSTER.delay)
+    policy.cluster_changed(10.005, gone)
+    policy.requests_arrived(10.006, [Held(9, 100, 10.006)])  # its worker died
+    policy.decide(10.006)
+    (life,) = read(lines.close())
+    assert replay(life).identical
+    report = recorded(life)
+    assert report.count() == 4
+    assert report.batches["status"].tolist() == ["lost"] * 3
+    assert tape(life).first_of[9] == 0
+    said = what_if(life, "eager")
+    # w0 left with the first request, which went elsewhere; the cancelled one never ran.
+    assert said.requests["outcome"].tolist() == ["good", "good", "good", "pending"]
+    assert said.batches["status"].tolist()[:1] == ["lost"]
+
+
+class Shaky:
+    """Not a pure state machine: it remembers across its lives."""
+
+    serves_late = True
+    lives = 0
+
+    def __init__(self):
+        Shaky.lives += 1
+        self.waiting = []
+
+    def cluster_changed(self, now, cluster): ...
+    def requests_cancelled(self, now, requests): ...
+    def batch_finished(self, now, worker, outcome): ...
+    def requests_arrived(self, now, requests):
+        self.waiting += requests
+
+    def decide(self, now):
+        if now > 3.0:
+            raise RuntimeError(f"in life {Shaky.lives}")
+        taken, self.waiting = self.waiting, []
+        if not taken:
+            return Decision()
+        return Decision([Dispatch(1, "w0", "v", taken, now, now + Shaky.lives)])
+
+
+def test_errors_and_impure_policies(tmp_path):
+    Shaky.lives = 0
+    lines = Lines(tmp_path, "shaky", Start.of(Shaky, {}))
+    policy = Recording(Shaky(), lines)
+    policy.cluster_changed(0.0, CLUSTER)
+    policy.decide(0.0)
+    policy.requests_arrived(1.0, [Request(0, "m", 1.0, 2.0)])
+    policy.decide(1.0)
+    with pytest.raises(RuntimeError):
+        policy.decide(4.0)
+    (life,) = read(lines.close())
+    found = replay(life)
+    assert (found.rounds, found.difference.round) == (1, 1)
+    assert "to 2.0" in found.difference.recorded
+    assert "to 3.0" in found.difference.replayed
+
+    def same():
+        Shaky.lives = 0
+        return Shaky()
+
+    again = replay(life, same)
+    assert again.identical
+    assert again.error == "RuntimeError: in life 1"
+    assert tape(life).errors == [(4.0, "RuntimeError: in life 1")]
+
+
+def test_a_log_that_cannot_be_replayed_says_why(tmp_path):
+    life, _ = record(tmp_path, "eager", {}, duration_s=0.2)
+    for change, match in (
+        ({"begins": False}, "the beginning is gone"),
+        ({"lost": (12, -1)}, "12 rows were not kept and 1 files are missing"),
+        ({"start": Start.of(make_policy("eager"), {})}, "ready-made object"),
+        ({"start": Start.of("ramsis", {"solver": print})}, "arguments of policy 'ramsis'"),
+    ):
+        with pytest.raises(ValueError, match=match):
+            replay(type(life)(**{**vars(life), **change}))
+    with pytest.raises(ValueError, match=r"warmup_s must be .* less than the 0\.\d+ s"):
+        recorded(life, warmup_s=3.0)
+    lines = Lines(tmp_path / "idle", "idle", Start.of("eager", {}))
+    lines(Round(0.0, [("cluster_changed", (0.0, CLUSTER))], Decision()))
+    (idle,) = read(lines.close())
+    with pytest.raises(ValueError, match="no request arrived"):
+        tape(idle)
+
+
+def test_nearest():
+    nearest = Nearest([(1.0, 10.0), (2.0, 20.0), (4.0, 40.0)])
+    found = [nearest(at, 0.0) for at in (0, 1.4, 1.6, 2.9, 3.1, 9)]
+    assert found == [10.0, 10.0, 20.0, 20.0, 40.0, 40.0]
+    assert Nearest([])(3.0, 7.0) == 7.0
