@@ -15,8 +15,10 @@ if TYPE_CHECKING:
     from ray_slo.simulation.decision_log import Life
     from ray_slo.simulation.report import Report
 
-_COLUMNS = ("goodput_per_s", "bad_rate", "accuracy", "latency_p50_ms", "latency_p95_ms")
-_COLUMNS += ("latency_p99_ms", "batch_size_mean", "idle_fraction")
+_COLUMNS = (
+    *("goodput_per_s", "bad_rate", "accuracy", "latency_p50_ms", "latency_p95_ms"),
+    *("latency_p99_ms", "batch_size_mean", "idle_fraction"),
+)
 _HEADINGS = ("good/s", "bad", "accur.", "p50", "p95", "p99", "batch", "idle")
 RECORDED, SIMULATED = "recorded", "simulated"
 

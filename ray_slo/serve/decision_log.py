@@ -48,9 +48,14 @@ def open_log(spec: AppSpec, epoch: str) -> DecisionLog | None:
     if (wanted := spec.decision_log) is None:
         return None
     application = spec.name or next(iter(spec.models))
-    about = {"application": application, "models": list(spec.models)}
-    options = {"max_mb": wanted.max_mb, "flush_s": wanted.flush_s}
-    return DecisionLog(wanted.dir, f"{application}-{epoch}", **options, **about)
+    return DecisionLog(
+        wanted.dir,
+        f"{application}-{epoch}",
+        max_mb=wanted.max_mb,
+        flush_s=wanted.flush_s,
+        application=application,
+        models=list(spec.models),
+    )
 
 
 class DecisionLog:

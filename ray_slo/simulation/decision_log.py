@@ -345,7 +345,9 @@ class Encoder:
 
 
 def _assigned(assigned: Assigned | None) -> list[Any] | None:
-    return assigned and [assigned.variant, assigned.batch_size, assigned.load]
+    if assigned is None:
+        return None
+    return [assigned.variant, assigned.batch_size, assigned.load]
 
 
 def _table_text(table: Any) -> str | None:
@@ -374,7 +376,10 @@ def to_arrow(rows: Sequence[Row], breathe: Callable[[], None] = lambda: None) ->
     """Rows as an Arrow table. `breathe` is called between columns."""
     import pyarrow as pa
 
-    types: dict[str, Any] = {"list<int64>": pa.list_(pa.int64()), "list<double>": pa.list_(pa.float64())}
+    types: dict[str, Any] = {
+        "list<int64>": pa.list_(pa.int64()),
+        "list<double>": pa.list_(pa.float64()),
+    }
     arrays = []
     for column, kind in zip(zip(*rows, strict=True), COLUMNS.values(), strict=True):
         arrays.append(pa.array(column, types.get(kind, kind)))

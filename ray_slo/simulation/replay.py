@@ -16,7 +16,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -334,8 +334,10 @@ def recorded(life: Life | Tape, warmup_s: float = 0.0) -> Report:
         at = index_of.get(t.first_of.get(number, -1))
         if at is not None:
             batch_of[at], reason[at], dropped[at] = -1, reasons.index(why), when - t.zero
-    names = ("worker", "variant", "size", "status", "dispatched_s")
-    names += ("predicted_start_s", "predicted_finish_s", "started_s", "finished_s")
+    names = (
+        *("worker", "variant", "size", "status", "dispatched_s"),
+        *("predicted_start_s", "predicted_finish_s", "started_s", "finished_s"),
+    )
     columns = list(zip(*rows, strict=True)) or [()] * len(names)
     end = float(requests.arrival[-1]) + 1e-9
     return Report(
@@ -503,7 +505,7 @@ class _Replay(_Run):
 
     def loop(self) -> None:
         if any(True for _, p, *_ in self.heap if p == _CANCEL):
-            self.policy = _Watched(self.policy, self.waiting)
+            self.policy = cast(Policy, _Watched(self.policy, self.waiting))
         super().loop()
 
     def _event(self, priority: int, what: Any, batch: Any) -> None:
