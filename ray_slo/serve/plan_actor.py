@@ -108,11 +108,12 @@ def _more(now: Mapping[Any, int], before: Mapping[Any, int]) -> dict[Any, int]:
 
 
 class FrontendSays(NamedTuple):
-    """Frontend → planner."""
+    """Frontend → planner. `tuned`: arguments of the planner that were changed while it runs."""
 
     client: str
     counts: Counts
     version: str
+    tuned: Mapping[str, Any] = {}
 
 
 @dataclass(frozen=True)
@@ -157,6 +158,13 @@ class Brain(Protocol):
     def configure(self, spec: AppSpec) -> None:
         """Take over a specification of the same fingerprint."""
 
+    def tune(self, kwargs: Mapping[str, Any]) -> bool:
+        """Go by these arguments on top of the specification's; whether that is news.
+
+        Raises:
+            ValueError: they are none.
+        """
+
     def counted(self, now: float, over_s: float, counts: Counts) -> None:
         """What one frontend counted in the `over_s` seconds since it last said."""
 
@@ -190,9 +198,14 @@ class Brain(Protocol):
 
 def make_brain(spec: AppSpec) -> Brain:
     """The brain of the planner that the application names."""
-    from ray_slo.serve.plan_loki import LokiBrain
+    assert spec.planner is not None
+    if spec.planner.is_loki:
+        from ray_slo.serve.plan_loki import LokiBrain
 
-    return LokiBrain(spec)
+        return LokiBrain(spec)
+    from ray_slo.serve.plan_kairos import KairosBrain
+
+    return KairosBrain(spec)
 
 
 @dataclass
@@ -280,6 +293,8 @@ class PlanActor(AppActor):
                 over_s = max(now - before.seen_at, 1e-3)
                 self._brain.counted(now, over_s, says.counts.since(before.counts))
             self._frontends[says.client] = _Frontend(says.counts, now)
+            if self._brain.tune(says.tuned):
+                logger.info("arguments of the planner: %s", dict(says.tuned))
         return None if self._planned_at is None else now - self._planned_at
 
     async def target(self, kind: str) -> int | None:

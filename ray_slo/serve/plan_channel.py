@@ -42,6 +42,7 @@ class PlanReporter:
         self._finished: Counter[str] = Counter()
         self._made: dict[str, Counter[str]] = {}
         self._sizes: Counter[int] = Counter()
+        self._tuned: dict[str, Any] = {}
         self._decided_at: float | None = None
         self._metrics = GroupMetrics()
         self._task = asyncio.get_running_loop().create_task(self._report())
@@ -56,6 +57,11 @@ class PlanReporter:
         self._finished[variant] += 1
         if made:
             self._made.setdefault(variant, Counter()).update(made)
+
+    def tune(self, kwargs: Mapping[str, Any]) -> None:
+        """Change arguments of the planner, as against the specification's; told from now on, to
+        every actor that plans the application."""
+        self._tuned = dict(kwargs)
 
     async def status(self) -> dict[str, Any]:
         """The actor's, or what is known of the plan without it."""
@@ -85,7 +91,7 @@ class PlanReporter:
     def _says(self) -> FrontendSays:
         made = {variant: dict(counts) for variant, counts in self._made.items()}
         counts = Counts(self._requests, dict(self._finished), made, dict(self._sizes))
-        return FrontendSays(self._client, counts, self._spec.fingerprint)
+        return FrontendSays(self._client, counts, self._spec.fingerprint, self._tuned)
 
     async def _report(self) -> None:
         while True:

@@ -94,6 +94,11 @@ class LokiBrain:
         self._most = worker.most_replicas
         self._task_of = {key: ref.model for key, ref in spec.variants().items()}
 
+    def tune(self, kwargs: Mapping[str, Any]) -> bool:
+        if kwargs:
+            raise ValueError("the arguments of 'loki' cannot be changed while it runs")
+        return False
+
     # -- what is heard ---------------------------------------------------------------------
 
     def counted(self, now: float, over_s: float, counts: Counts) -> None:

@@ -53,13 +53,20 @@ class _Loaded:
     Attributes:
         call: the user's batch method; with variants, bound to this variant's network.
         owner: name of the user's class, for messages.
+        size: of an item, where the user's class says (`size(item)`): profiles are by the sum of
+            sizes then, not by the number of items.
     """
 
     ref: VariantRef
     call: Callable[[list[Any]], Any]
     is_async: bool
     owner: str
+    size: Callable[[Any], int] | None = None
     profile: OnlineProfile = field(init=False)
+
+    def load(self, items: list[Any]) -> int:
+        """What a batch of these counts for in the profile."""
+        return len(items) if self.size is None else sum(map(self.size, items))
 
 
 @dataclass
@@ -313,7 +320,8 @@ class Worker:
             await self._add_exit_points(ref, self._spec.models[ref.model], network)
         cls = type(instance)
         is_async = inspect.iscoroutinefunction(cls.__call__)
-        self._variants[key] = _Loaded(ref, call, is_async, cls.__name__)
+        size = getattr(cls, "size", None)
+        self._variants[key] = _Loaded(ref, call, is_async, cls.__name__, size)
         return self._variants[key]
 
     async def _load_network(self, ref: VariantRef, spec: VariantSpec) -> Any:
@@ -402,7 +410,7 @@ class Worker:
             says = f"{file} says {prior.latency(1) * 1e3:.4g} ms for {one}"
             return prior, prior.latency(1), says
         if hasattr(cls, "example_input") and self._spec.profile_seconds > 0:
-            measured = await self._measure(loaded, cls.example_input(), limit, slo_s, budget_s)
+            measured = await self._measure(loaded, cls.example_input, limit, slo_s, budget_s)
             fastest_s = min(min(times) for times in measured.values())
             says = f"{one} took {fastest_s * 1e3:.4g} ms at best on {self._kind!r} workers"
             quantile = model.profile_quantile
@@ -425,9 +433,19 @@ class Worker:
         )
 
     async def _measure(
-        self, loaded: _Loaded, example: Any, limit: int, slo_s: float, budget_s: float
+        self,
+        loaded: _Loaded,
+        example_input: Callable[..., Any],
+        limit: int,
+        slo_s: float,
+        budget_s: float,
     ) -> dict[int, list[float]]:
         sizes = doubling_sizes(limit)
+        example = example_input()
+
+        def batch(size: int) -> list[Any]:
+            return [example] * size if loaded.size is None else [example_input(size)]
+
         if loaded.is_async:
             # Runs on the loop, as it will in service.
             measured: dict[int, list[float]] = {}
@@ -436,7 +454,7 @@ class Worker:
                 for _ in range(3):
                     start = time.perf_counter()
                     with self._scope():
-                        await loaded.call([example] * size)
+                        await loaded.call(batch(size))
                     measured.setdefault(size, []).append(time.perf_counter() - start)
                 if time.perf_counter() > until or min(measured[size]) > slo_s:
                     break
@@ -444,7 +462,7 @@ class Worker:
 
         def run(items: list[Any]) -> Any:
             with self._scope():
-                return loaded.call(items)
+                return loaded.call(batch(len(items)))
 
         if self._tasks:
             return await self._measure_between(run, example, sizes)
@@ -589,9 +607,9 @@ class Worker:
         start = time.monotonic()
         loaded = self._variants[batch.variant]
         profile = loaded.profile
-        size = len(items)
-        in_range = 1 <= size <= profile.prior.max_batch_size
-        self._running_since = (start, profile.profile.latency(size) if in_range else 0.0)
+        size, load = len(items), loaded.load(items)
+        in_range = 1 <= load <= profile.prior.max_batch_size
+        self._running_since = (start, profile.profile.latency(load) if in_range else 0.0)
         measured: list[tuple[int, float]] = []
         results: list[tuple[bool, Any]] = []
         try:
@@ -600,8 +618,8 @@ class Worker:
             status = BatchStatus.PREEMPTED
         end = time.monotonic()
         self._running_since = None
-        for run_size, seconds in measured:
-            profile.observe(run_size, seconds)
+        for run_load, seconds in measured:
+            profile.observe(run_load, seconds)
         report = BatchReport(
             batch_id=batch.id,
             worker=self.id,
@@ -688,8 +706,8 @@ class Worker:
                 "it must return a list with one result per item",
                 model=loaded.ref.model,
             )
-        if 1 <= len(items) <= loaded.profile.prior.max_batch_size:
-            measured.append((len(items), max(seconds, 1e-7)))
+        if 1 <= (load := loaded.load(items)) <= loaded.profile.prior.max_batch_size:
+            measured.append((load, max(seconds, 1e-7)))
         return list(results)
 
     async def _one_by_one(

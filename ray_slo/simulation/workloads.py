@@ -388,7 +388,22 @@ class Gaussian(_Sizes):
         return np.clip(np.rint(sizes), 1, self.max_size).astype(np.int64)
 
 
-Sizes = Annotated[LogNormal | Gaussian, Field(discriminator="kind")]
+class Measured(_Sizes):
+    """Sizes as they were seen, drawn anew.
+
+    Attributes:
+        values: of requests, in any order.
+    """
+
+    kind: Literal["measured"] = "measured"
+    values: list[PositiveInt] = Field(min_length=1)
+
+    def quantiles(self, at: Floats) -> Ints:
+        values = np.sort(np.array(self.values, dtype=np.int64))
+        return np.asarray(values[np.minimum((at * len(values)).astype(int), len(values) - 1)])
+
+
+Sizes = Annotated[LogNormal | Gaussian | Measured, Field(discriminator="kind")]
 
 
 @dataclass(frozen=True)
