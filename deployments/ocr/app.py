@@ -30,6 +30,7 @@ READERS = {
 MAX_BYTES = 16 * 2**20
 MAX_SIDE = 4096  # pixels, checked before decoding
 SLO_MS = 1500.0
+FLOOR = 70.0  # percent of characters: what is read worse is of no use
 MEASURED = Path(__file__).with_name("measured.json")  # by `python -m deployments.ocr.measure`
 
 
@@ -115,10 +116,10 @@ class Recognise:
 
     @staticmethod
     def example_input() -> Grey:
-        """A line that is about as long, for its height, as nine of ten are shorter than."""
+        """A line that is about as long, for its height, as the mean on rendered pages."""
         from .pages import line
 
-        return line("Order october quality 12/9/2028")
+        return line("Order october quality 12/9/2028 quantity $17.40")
 
 
 def join(boxes: list[list[list[float]]], outputs: dict[str, list[Any]]) -> Answer:
@@ -177,6 +178,7 @@ def pipeline(latency_slo_ms: float = SLO_MS, **options: Any) -> Pipeline:
         "num_replicas": 2,
         "max_replicas": 4,
         "ray_actor_options": {"num_cpus": 0.5},
+        "planner": {"name": "loki", "kwargs": {"accuracy_floor": FLOOR}},
         "profile_seconds": 10.0,
         "name": "ocr",
     }

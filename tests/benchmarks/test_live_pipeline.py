@@ -1,0 +1,77 @@
+"""The part of `live-pipeline` that needs no Ray: the ramp, what is made of a run, and its plot."""
+
+import math
+import time
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from benchmarks import live_pipeline
+from benchmarks.live_pipeline import BIN_S, SLO_S, Glance, Seen, largest, plot, ramp, resting, rows
+
+
+def test_the_ramp_rises_to_the_peak_and_falls_as_it_rose():
+    for quick in (True, False):
+        rates = ramp(6.0, quick)
+        assert rates == rates[::-1]
+        assert max(rates) == 6.0 and rates[0] == live_pipeline.TRICKLE
+        steps = np.diff(rates[: rates.index(6.0) + 1])
+        assert (steps >= 0).all() and steps.max() < 6.0
+
+
+def test_largest_is_found_to_a_twentieth():
+    assert largest(lambda demand: demand <= 7.3) == pytest.approx(7.3, abs=0.05)
+    assert largest(lambda demand: False) == pytest.approx(0.0, abs=0.05)
+
+
+def test_a_resting_batch_takes_its_share_of_a_core(monkeypatch):
+    monkeypatch.setattr(live_pipeline, "share", lambda: 0.25)
+
+    def work(self, network, items):
+        until = time.thread_time() + 0.02
+        while time.thread_time() < until:
+            pass
+        return [network(item) for item in items]
+
+    start = time.perf_counter()
+    assert resting(work)(None, str, [1, 2]) == ["1", "2"]
+    assert time.perf_counter() - start >= 0.02 / 0.25
+
+
+def run_of(rates):
+    """In every bin an answer, one that is late, a refusal and a failure."""
+    seen, glances = [], []
+    for i in range(len(rates)):
+        at = i * BIN_S + 1
+        seen += [
+            Seen(at, "answered", 0.5, accuracy=90.0, wrong=1, written=10),
+            Seen(at, "answered", SLO_S + 0.1, accuracy=80.0, wrong=0, written=10),
+            Seen(at, "refused", 0.1),
+            Seen(at, "error", 0.1, error="KeyError()"),
+        ]
+        glances.append(Glance(at, 1.0, 3, 2, Counter({"det480": 1, "rec48": 1})))
+    return rows((3.0, 7.0), rates, seen, glances)
+
+
+def test_rows_by_phase_and_over_time():
+    rates = [1.0, 2.0, 1.0]
+    made = {(row.case, row.metric): row.ours for row in run_of(rates)}
+    assert made["capacity", "most accurate"] == 3.0
+    for case in ("phases · rising", "phases · at the peak", "phases · all", "over time · 10 s"):
+        assert made[case, "demand"] == 4 / BIN_S
+        assert made[case, "accuracy, of variants"] == 85.0
+        assert made[case, "accuracy, of characters"] == pytest.approx(95.0)
+        assert made[case, "violations"] == 75.0
+        assert made[case, "workers wanted"] == 3.0 and made[case, "workers running"] == 2.0
+        assert made[case, "variants in use"] == 2.0
+    assert made["phases · all", "failed"] == 3.0
+    assert made["phases · all", "late"] == 3.0
+
+
+def test_a_bin_without_requests_has_no_figures_and_is_plotted_all_the_same(tmp_path):
+    made = rows((3.0, 7.0), [1.0, 2.0, 1.0], [], [Glance(1.0, 0.1, 2, 2)])
+    by_metric = {row.metric: row.ours for row in made if row.case == "over time · 0 s"}
+    assert math.isnan(by_metric["violations"]) and by_metric["failed"] == 0
+    (path,) = plot(made, tmp_path)
+    assert path.stat().st_size > 10_000
