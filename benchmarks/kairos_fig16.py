@@ -1,5 +1,9 @@
 """Kairos Figure 16: (a) Gaussian sizes; (b) latencies that vary by 5 %.
 
+The paper does not say which Gaussian. Ours has the mean of the log-normal sizes, 144, and a
+standard deviation of 72. *Mean 250*: with larger requests (250 ± 100), not even the upper bound of
+a mixed pool is much above the homogeneous one on our latencies.
+
 Throughput of the chosen pool over the homogeneous one, scaled up to the budget. *Learned*: the
 policy begins with a straight line through latencies that are 30 % too long, and learns from what
 it sees. (The paper's policy always learns; ours is told the latencies elsewhere.)
@@ -18,6 +22,9 @@ from benchmarks.kairos_systems import (
 )
 from benchmarks.rows import Row
 from ray_slo.planning import kairos
+from ray_slo.simulation import Gaussian
+
+LARGER = Gaussian(mean=250, std=100)
 
 
 def run(quick: bool, seed: int) -> list[Row]:
@@ -25,10 +32,10 @@ def run(quick: bool, seed: int) -> list[Row]:
     rows = []
     for model in MODELS[:1] if quick else MODELS:
         case = Case(model)
-        gaussian = Case(model, sizes=GAUSSIAN)
         for name, at, policy, noise in (
             ("log-normal", case, KAIROS, {}),
-            ("Gaussian", gaussian, KAIROS, {}),
+            ("Gaussian", Case(model, sizes=GAUSSIAN), KAIROS, {}),
+            ("Gaussian, mean 250", Case(model, sizes=LARGER), KAIROS, {}),
             ("5 % noise", case, KAIROS, {"latency_noise": 0.05}),
             ("5 % noise, learned", case, ("kairos", {"learn": True}), {"latency_noise": 0.05}),
         ):
@@ -41,5 +48,6 @@ def run(quick: bool, seed: int) -> list[Row]:
             rows += [
                 Row(label, "throughput", "req/s", got),
                 Row(label, "over homogeneous", "×", got / base),
+                Row(label, "of the fluid bound", "%", 100 * got / plan.bound),
             ]
     return rows

@@ -2,7 +2,7 @@
 
 Latencies are `zoos/kairos_ec2.csv`: a synthetic set with the paper's structure (see the README
 there), so ratios between pools are the set's as much as the systems'. Sizes follow a log-normal
-whose mean, 144, is near the 165 of DeepRecSys' default, or a Gaussian; up to 1000.
+whose mean, 144, is near the 165 of DeepRecSys' default, or a Gaussian of the same mean; up to 1000.
 
 *Allowable throughput*: the largest Poisson rate at which at most 1 % of the requests are late or
 dropped (99th percentile within the SLO).
@@ -33,7 +33,7 @@ TYPES: tuple[InstanceType, ...] = tuple(CATALOGUE.values())
 BASE = "g4dn.xlarge"
 BUDGET = 2.5
 LOG_NORMAL = LogNormal(median=90, sigma=1.1)
-GAUSSIAN = Gaussian(mean=250, std=100)
+GAUSSIAN = Gaussian(mean=144, std=72)
 Distribution = LogNormal | Gaussian
 
 Policy = tuple[str, dict[str, Any]]

@@ -26,6 +26,9 @@ class InstanceType(BaseModel):
         memory_gb: main memory, where known.
         accelerator_type: as Ray names it ("T4"), where there is one.
         resources: of one worker on it: num_cpus, num_gpus and custom resources.
+        spot_price_per_hour: of an instance that may be taken away, where there is one. Such prices
+            change by the day and by region, so `CATALOGUE` has none.
+        interruptions_per_hour: how often a spot instance is taken away, on average.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -35,6 +38,13 @@ class InstanceType(BaseModel):
     memory_gb: PositiveFloat | None = None
     accelerator_type: str | None = None
     resources: dict[str, NonNegativeFloat] = {}
+    spot_price_per_hour: PositiveFloat | None = None
+    interruptions_per_hour: NonNegativeFloat = 0.0
+
+    def availability(self, replacement_s: float) -> float:
+        """Share of the time that a spot instance is there, if another takes its place so many
+        seconds after an interruption."""
+        return 1 / (1 + self.interruptions_per_hour * replacement_s / 3600)
 
     @property
     def ray_actor_options(self) -> dict[str, object]:

@@ -174,24 +174,26 @@ class _Tables:
         return float(share.sum() / (share @ self.latency[kind, start:stop]))
 
 
-def configurations(prices: Sequence[float] | Floats, budget: float) -> Ints:
+def configurations(
+    prices: Sequence[float] | Floats, budget: float, most: int = _MAX_CONFIGURATIONS
+) -> Ints:
     """Every number of instances of each type that costs at most `budget`, shape (n, types).
 
     Raises:
-        ValueError: there are more than 20 million.
+        ValueError: there are more than `most`.
     """
     prices = np.asarray(prices, dtype=float)
     made: Ints = np.zeros((1, 0), dtype=np.int64)
     left = np.array([budget * (1 + 1e-12)])
     for price in prices:
-        most = np.floor(left / price).astype(np.int64) + 1
-        if most.sum() > _MAX_CONFIGURATIONS:
+        each = np.floor(left / price).astype(np.int64) + 1
+        if each.sum() > most:
             raise ValueError(
-                f"a budget of {budget:g} allows more than {_MAX_CONFIGURATIONS:,} configurations; "
+                f"a budget of {budget:g} allows more than {most:,} configurations; "
                 "plan for a part of it, or with fewer types"
             )
-        row = np.repeat(np.arange(len(most)), most)
-        count = np.arange(len(row)) - np.repeat(np.cumsum(most) - most, most)
+        row = np.repeat(np.arange(len(each)), each)
+        count = np.arange(len(row)) - np.repeat(np.cumsum(each) - each, each)
         made = np.column_stack([made[row], count])
         left = left[row] - count * price
     return made
@@ -240,18 +242,19 @@ def _paper_bounds(t: _Tables, base: int, counts: Ints) -> tuple[Floats, NDArray[
     return bound, base_bound
 
 
-def fluid_bounds(problem: Problem, counts: Ints, resolution: int = 8) -> Floats:
+def fluid_bounds(problem: Problem, counts: Ints | Floats, resolution: int = 8) -> Floats:
     """The least of many dual bounds for each row of `counts`, requests per second.
 
     A grid of prices, and then a finer one around the prices that gave the least bounds.
 
     Args:
+        counts: instances of each type, shape (n, types); parts of one are there part of the time.
         resolution: steps of the first grid per type. Any value gives true upper bounds.
     """
     return _fluid_bounds(_Tables(problem), counts, resolution)
 
 
-def _fluid_bounds(t: _Tables, counts: Ints, resolution: int = 8) -> Floats:
+def _fluid_bounds(t: _Tables, counts: Ints | Floats, resolution: int = 8) -> Floats:
     bounds = np.zeros(len(counts))
     # Sizes that no rented type serves in time: no rate is sustained.
     able = np.where(counts > 0, t.reach, 0).max(axis=1, initial=0) == len(t.sizes)

@@ -161,8 +161,10 @@ class Kairos:
         xi: ξ: a request is planned to be answered within this share of its SLO.
         late: what becomes of a request that cannot be: "drop", or "serve" it on a worker that
             nobody else wants.
-        pick: with more requests than workers, match the "cheapest" (the paper) or the most
-            "urgent" ones.
+        pick: with more requests than workers, match the "cheapest" (the paper), the most "urgent",
+            or the "scarce" ones, for which one kind of hardware alone is fast enough, and then the
+            most urgent. Those live through an overload that the others bring about, as when all
+            other kinds of workers are lost.
         batch: let waiting requests join one that is sent, where all stay in time and the time that
             they add, weighted, is less than they would take anywhere alone. The paper never
             batches: a request is a batch already.
@@ -182,7 +184,7 @@ class Kairos:
         *,
         xi: float = 0.98,
         late: Literal["drop", "serve"] = "drop",
-        pick: Literal["cheapest", "urgent"] = "urgent",
+        pick: Literal["cheapest", "urgent", "scarce"] = "urgent",
         batch: bool = False,
         learn: bool = False,
         penalty: float = 10.0,
@@ -191,7 +193,7 @@ class Kairos:
             raise ValueError(f"xi must be above 0 and at most 1, got {xi}")
         for name, value, choices in (
             ("late", late, ("drop", "serve")),
-            ("pick", pick, ("cheapest", "urgent")),
+            ("pick", pick, ("cheapest", "urgent", "scarce")),
         ):
             if value not in choices:
                 raise ValueError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
@@ -200,7 +202,7 @@ class Kairos:
         self.serves_late = late == "serve"
         self.matchings = 0
         self._xi = xi
-        self._urgent = pick == "urgent"
+        self._pick = pick
         self._penalty = penalty
         self._batch = batch
         self._learn = learn
@@ -302,6 +304,14 @@ class Kairos:
         self._max_size = max((p.max_batch_size for p in profiles.values()), default=1)
         shape = len(self._models) + 1, self._max_size + 2, len(kinds)
         self._latency = np.full(shape, np.inf)  # the last model and the last size: not served
+        # Whether one kind of hardware alone, there now or not, is fast enough, by (model, size).
+        able = np.zeros(shape[:2], dtype=np.int64)
+        for model in cluster.models.values():
+            known = {h: p for v in reversed(model.variants) for h, p in v.profiles.items()}
+            for profile in known.values():
+                reach = profile.max_batch_within(self._xi * model.latency_slo_s)
+                able[self._models[model.name], : min(reach, self._max_size) + 1] += 1
+        self._scarce = able == 1
         for (name, hardware), users in self._users.items():
             profile = profiles[users[0]]
             if self._learn:
@@ -403,15 +413,21 @@ class Kairos:
         if len(rows) == 0:
             pairs: list[tuple[int, int]] = []
         else:
-            if self._urgent and len(rows) > len(self._order):
+            if self._pick != "cheapest" and len(rows) > len(self._order):
                 # The least slack on the fastest worker first.
                 slack = w.due[rows] - self._shortest[w.model[rows], w.size[rows]]
-                rows = rows[np.argpartition(slack, len(self._order))[: len(self._order)]]
+                if self._pick == "scarce":
+                    first = np.lexsort((slack, ~self._scarce[w.model[rows], w.size[rows]]))
+                else:
+                    first = np.argpartition(slack, len(self._order))
+                rows = rows[first[: len(self._order)]]
                 rows.sort()
             cost = total if len(rows) == n else total[rows]
             cost = cost * self._weight[w.model[rows]][:, self._kind]
             fits = in_time if len(rows) == n else in_time[rows]
             penalty = self._penalty * w.slo[rows]
+            if self._pick == "scarce":  # of two that need the same worker, it goes to the scarcer
+                penalty *= 1 + self._scarce[w.model[rows], w.size[rows]]
             cost = np.where(fits, cost, penalty[:, None])
             if len(rows) == 1:
                 pairs = [(int(rows[0]), int(cost[0].argmin()))]

@@ -111,6 +111,14 @@ def test_with_more_requests_than_workers(pick, first):
     assert h.timeline() == [(0.0, "strong0", [first])]
 
 
+def test_what_few_kinds_can_do_lives_through_the_loss_of_the_others():
+    # The weak workers are gone. They are too slow for the 10, which has more slack than the 4.
+    for pick, first in (("urgent", 1), ("scarce", 2)):
+        h = host(pool("s"), pick=pick, xi=1.0)
+        h.arrive([request(1, 4, slo=3.0), request(2, 10)])
+        assert h.timeline() == [(0.0, "strong0", [first])]
+
+
 def test_requests_that_cannot_make_it_push_nobody_away():
     # 1 is late everywhere but on the strong worker, which is busy. Weighted penalties would give
     # it the weak worker and leave 2 without.
@@ -190,7 +198,7 @@ def test_learning_finds_the_truth_from_a_wrong_guess():
     [
         ({"xi": 0.0}, "xi must be above 0 and at most 1, got 0.0"),
         ({"late": "maybe"}, "late must be one of drop, serve, got 'maybe'"),
-        ({"pick": "best"}, "pick must be one of cheapest, urgent, got 'best'"),
+        ({"pick": "best"}, "pick must be one of cheapest, urgent, scarce, got 'best'"),
         ({"penalty": 1.0}, "penalty must be above 1"),
     ],
 )
