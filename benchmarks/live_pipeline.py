@@ -38,10 +38,10 @@ from ray_slo.planning import loki
 from ray_slo.planning.result import Infeasible
 from ray_slo.simulation.workloads import Trace
 
-SLO_S = 2.0
+SLO_S = 2.5
 CLIENT_SHARE = 0.95  # of it, the server is told: the rest is the way from and to the client
 WORKERS = 4
-CORES = 0.8  # share of the machine's that the workers may use together
+CORES = 0.6  # share of the machine's that the workers may use together
 TRICKLE = 0.3  # pages per second
 PEAK = 0.75  # of the capacity with accuracy scaling
 FLOOR = 70.0  # percent: pages are refused rather than read at a lower mean accuracy
@@ -117,10 +117,17 @@ def run(quick: bool, seed: int) -> list[Row]:
         from ray import serve
 
         handle = serve.get_app_handle(APP)
-        limits = asyncio.run(capacities(handle))
+        told = planned(handle)
+        limits = capacities(told)
         rates = ramp((0.5 if quick else PEAK) * limits[1], quick)
         seen, glances = asyncio.run(drive(handle, rates, 20 if quick else 60, seed))
-    return rows(limits, rates, seen, glances)
+        learned = profiles(handle.slo_status.remote().result())
+    return rows(limits, rates, seen, glances) + [
+        Row(f"a batch of one · {variant}", f"latency {when}", "ms", 1e3 * known[variant].latency(1))
+        for variant in told
+        for when, known in (("at start", told), ("at the end", learned))
+        if variant in known
+    ]
 
 
 def application(profile_seconds: float) -> Any:
@@ -164,24 +171,30 @@ def pipeline(profile_seconds: float) -> Any:
     )
 
 
-async def capacities(handle: Any) -> tuple[float, float]:
+def planned(handle: Any) -> dict[str, LatencyProfile]:
+    """Wait for the first plan; the profiles that it goes by."""
+    while (status := handle.slo_status.remote().result())["plan"]["state"] != "planned":
+        time.sleep(0.5)
+    return profiles(status)
+
+
+def profiles(status: dict[str, Any]) -> dict[str, LatencyProfile]:
+    """By variant."""
+    return {
+        name.partition("@")[0]: LatencyProfile.from_json(profile)
+        for name, profile in status["profiles"].items()
+    }
+
+
+def capacities(known: dict[str, LatencyProfile]) -> tuple[float, float]:
     """Pages per second that all workers can serve: with the most accurate variants, and with those
     that keep the floor.
 
     By the planner, with the profiles that it goes by, and with its headroom.
     """
-    while True:
-        status = await handle.slo_status.remote()
-        if status["plan"]["state"] == "planned":
-            break
-        await asyncio.sleep(0.5)
-    profiles = {
-        name.partition("@")[0]: LatencyProfile.from_json(profile)
-        for name, profile in status["profiles"].items()
-    }
     spec = pipeline(1.0).spec()
     problem = loki.Problem(
-        spec.pipeline.loki_tasks(profiles.__getitem__),
+        spec.pipeline.loki_tasks(known.__getitem__),
         demand=1.0,
         workers=WORKERS,
         slo_s=CLIENT_SHARE * SLO_S,
@@ -224,7 +237,7 @@ async def drive(
 ) -> tuple[list[Seen], list[Glance]]:
     """Send pages at these rates, whatever becomes of them; look at the plan once a second."""
     from deployments.ocr.pages import errors, pages
-    from ray_slo.serve.loadgen import status_of
+    from ray_slo.serve import loadgen
 
     series = pages(count, seed + 1000)
     rng = np.random.default_rng(seed)
@@ -238,7 +251,9 @@ async def drive(
             response = handle.remote(page.png, response_metadata=True)
             answer = await asyncio.wait_for(response, 30.0)
         except Exception as error:  # whatever it raises is a result here
-            return Seen(at, status_of(error), loop.time() - start - at, error=repr(error)[:200])
+            return Seen(
+                at, loadgen.status_of(error), loop.time() - start - at, error=repr(error)[:200]
+            )
         latency_s = loop.time() - start - at
         wrong, written = errors(page.lines, answer.result["text"])
         return Seen(at, "answered", latency_s, answer.accuracy, wrong, written)
