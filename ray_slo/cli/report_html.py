@@ -1,13 +1,18 @@
-"""A self-contained HTML page with text, tables and plots: no network or scripts, light and dark."""
+"""A self-contained HTML page with text, tables, plots and charts: no network, light and dark.
+
+Plots are figures drawn once, as SVG; charts are drawn by the page's own script from the page's data,
+can be filtered and zoomed, and are there only where a page has `data`.
+"""
 
 from __future__ import annotations
 
 import io
+import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -34,27 +39,42 @@ class Table:
 
 
 @dataclass(frozen=True)
+class Details:
+    """A line that opens to numbered steps. `tags` ("model", "outcome") are what a filter goes by."""
+
+    head: str
+    steps: Sequence[str]
+    tags: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class Section:
-    """A heading, paragraphs, a table, and figures as SVG (from `svg`) with captions."""
+    """A heading, paragraphs, a table, details, charts (names that `templates/report.js` knows) and
+    figures as SVG (from `svg`), both with captions."""
 
     heading: str
     text: Sequence[str] = ()
     table: Table | None = None
+    charts: Sequence[tuple[str, str]] = ()
     figures: Sequence[tuple[str, str]] = ()
+    details: Sequence[Details] = ()
     code: str = ""
 
 
 @dataclass(frozen=True)
 class Page:
-    """A page; `facts` are short (name, value) pairs under the title."""
+    """A page; `facts` are short (name, value) pairs under the title, `data` is what charts show."""
 
     title: str
     lead: str = ""
     facts: Sequence[tuple[str, str]] = ()
     sections: Sequence[Section] = field(default_factory=list)
+    data: Mapping[str, Any] | None = None
 
     def render(self) -> str:
         """The HTML. All text is escaped; only SVG goes in as it is."""
+        # Inside a script element only its end tag and comments mean something.
+        data = self.data and json.dumps(self.data, separators=(",", ":")).replace("<", "\\u003c")
         from jinja2 import Environment, PackageLoader, StrictUndefined
 
         environment = Environment(
@@ -64,7 +84,7 @@ class Page:
             trim_blocks=True,
             lstrip_blocks=True,
         )
-        return environment.get_template("report.html.j2").render(page=self)
+        return environment.get_template("report.html.j2").render(page=self, data=data)
 
     def write(self, path: str | Path) -> Path:
         """Write it, creating folders; the path."""

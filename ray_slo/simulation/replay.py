@@ -21,7 +21,7 @@ from typing import Any, cast
 import numpy as np
 
 from ray_slo.core.cluster import Cluster, Worker
-from ray_slo.core.decisions import Action, Decision, Dispatch, Drop, DropReason
+from ray_slo.core.decisions import Action, Decision, Dispatch, Drop, DropReason, Preempt
 from ray_slo.core.policy import Policy
 from ray_slo.core.profiles import LatencyProfile, OnlineProfile
 from ray_slo.core.requests import BatchOutcome, BatchStatus, Request, WorkerId
@@ -196,6 +196,7 @@ class Tape:
     batches: dict[int, TapeBatch]
     drops: dict[int, tuple[float, DropReason]]
     cancels: list[tuple[float, int]]
+    preempts: list[tuple[float, Preempt]]
     errors: list[tuple[float, str]]
 
 
@@ -222,7 +223,7 @@ def tape(life: Life) -> Tape:
     Raises:
         ValueError: it holds no request.
     """
-    made = Tape(math.nan, -math.inf, [], {}, {}, {}, {}, [], [])
+    made = Tape(math.nan, -math.inf, [], {}, {}, {}, {}, [], [], [])
     origins: dict[tuple[str, int], int] = {}
     held: dict[WorkerId, int] = {}
     running: dict[int, TapeBatch] = {}
@@ -260,6 +261,8 @@ def tape(life: Life) -> Tape:
             elif isinstance(action, Drop):
                 for q in action.requests:
                     made.drops[q.id] = (r.now, action.reason)
+            else:
+                made.preempts.append((r.now, action))
         made.end = r.now
     if not made.requests:
         raise ValueError(f"{life.scheduler}: no request arrived in this log")

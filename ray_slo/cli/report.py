@@ -1,0 +1,76 @@
+"""`ray-slo report`: one page from a decision log, a simulation or a bench run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ray_slo.cli.report_html import Page, Section
+
+if TYPE_CHECKING:
+    from ray_slo.cli.report_data import Source
+
+_OVER_TIME = "Every request by the time of its arrival. Drag sideways to choose a time."
+_LATENCY = "Share of all requests answered within a time: what was refused or lost never is."
+_SIZES = "Batches by the number of requests in them."
+_MIX = "Which network answered, and how accurate the answers in time are."
+_TIMELINE = (
+    "A bar is a batch, its number the requests in it; orange below: some of them were late. Drag to "
+    "move; pinch, or ctrl and the wheel, to zoom."
+)
+_ERRORS = "How much later a batch ended than the policy predicted when it sent it."
+
+
+def report(
+    source: Annotated[
+        Path,
+        typer.Argument(
+            help="A decision log (file or folder), a simulation (report.npz, or the folder of "
+            "`simulate --report`), or a bench run (the folder of `bench --out`)."
+        ),
+    ],
+    out: Annotated[Path, typer.Option(help="Where the page goes.")] = Path("report.html"),
+    run: Annotated[
+        str | None, typer.Option(help="Which scheduler of a log; default: the newest.")
+    ] = None,
+    warmup_s: Annotated[
+        float, typer.Option(help="Start of a log that figures do not count.")
+    ] = 0.0,
+) -> None:
+    """Write a self-contained HTML page: what was answered when, by whom, and why not in time."""
+    from ray_slo.cli.report_data import load
+
+    path = page(load(source, run, warmup_s)).write(out)
+    typer.echo(f"wrote {path} ({path.stat().st_size / 1e6:.1f} MB)")
+
+
+def page(source: Source) -> Page:
+    """The page of a run."""
+    data = source.data
+    has_batches = data["batches"] is not None and len(data["batches"]["size"]) > 0
+    sections = [
+        Section("Goodput and violations", source.notes, charts=[("goodput", _OVER_TIME)]),
+        Section("Latency against the SLO", charts=[("latency", _LATENCY)]),
+    ]
+    if has_batches or data["requests"].get("batch_size"):
+        sections.append(Section("Batch sizes", charts=[("sizes", _SIZES)]))
+    if len(data["variants"]) > 1:
+        sections.append(Section("Variants and accuracy", charts=[("mix", _MIX)]))
+    if has_batches:
+        sections += [
+            Section("What every worker ran", charts=[("timeline", _TIMELINE)]),
+            Section("Prediction error", charts=[("errors", _ERRORS)]),
+        ]
+    if source.worst:
+        bad = any(o["bad"] for o in data["outcomes"])
+        words = "Missed, of every kind, by most." if bad else "None was missed; the tightest."
+        sections.append(Section("The worst requests", [words], details=source.worst))
+    sections += [Section(heading, words, table) for heading, words, table in source.tables]
+    return Page(source.title, f"From the {source.kind}.", source.facts, sections, data)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command()(report)
