@@ -12,7 +12,7 @@ import typer
 from typer.core import TyperGroup
 
 # One module per command, each with `register(app)`.
-COMMANDS = ("simulate", "profile", "solve", "policy", "bench", "status", "replay")
+COMMANDS = ("simulate", "profile", "solve", "policy", "bench", "status", "replay", "report")
 
 
 def _describe(error: Exception) -> str:
