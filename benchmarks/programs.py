@@ -185,6 +185,21 @@ PROGRAMS: dict[str, tuple[str, str, str]] = {
         "Loki §4, §6.5, Figure 1",
         "time of a plan and of routing tables; where hardware and accuracy scaling end",
     ),
+    "loki-fig1": (
+        "benchmarks.loki_fig1",
+        "Loki §1, Figure 1",
+        "accuracy and servers as demand grows: hardware scaling, accuracy scaling, shedding",
+    ),
+    "loki-fig5": (
+        "benchmarks.loki_fig5",
+        "Loki §6.2, Figure 5",
+        "a day of traffic analysis end to end, with InferLine and Proteus",
+    ),
+    "loki-fig6": (
+        "benchmarks.loki_fig6",
+        "Loki §6.2, Figure 6",
+        "a day of the social media pipeline end to end, with InferLine and Proteus",
+    ),
     "kairos-matching": (
         "benchmarks.kairos_matching",
         "Kairos §5.1, §6",
@@ -264,6 +279,11 @@ PROGRAMS: dict[str, tuple[str, str, str]] = {
         "benchmarks.kairos_spot",
         "ray-slo",
         "beyond Kairos: spot beside on-demand instances, with interruptions",
+    ),
+    "kairos-accuracy": (
+        "benchmarks.kairos_accuracy",
+        "ray-slo",
+        "beyond Kairos: hardware and variants in one plan, beside hardware first",
     ),
     "preemption-gain": (
         "benchmarks.preemption_gain",
