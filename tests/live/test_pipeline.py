@@ -1,0 +1,157 @@
+"""A pipeline on a local Ray: answers joined, errors named, nothing lost."""
+
+import time
+
+import httpx
+import pytest
+import ray
+import stages
+
+import ray_slo
+from ray_slo.errors import BatchResultError, RefusedEarly
+from ray_slo.serve import build_app
+from ray_slo.serve.scheduler_actor import find_scheduler
+
+pytestmark = pytest.mark.live
+
+TINY = {"num_cpus": 0.1}
+SLO_MS = 20_000  # time for Serve to start another replica on a busy machine
+SPELLED = {"by": "f1", "words": ["t-o", "b-e"]}
+Speller = ray_slo.Pipeline(
+    stages.tasks(),
+    latency_slo_ms=SLO_MS,
+    join=stages.joined,
+    path_accuracies={"f1/s1": 88.0},
+    num_replicas=3,
+    ray_actor_options=TINY,
+    planner={"name": "loki", "interval_s": 2, "rates": {"find": 2}},
+    name="speller",
+    num_frontends=2,
+    profile_seconds=0.4,
+)
+
+
+@pytest.fixture(scope="module")
+def app(ray_cluster):
+    with ray_cluster.running(Speller.bind(), "speller", "/speller") as handle:
+        eventually(lambda: status(handle)["plan"].get("step") == "hardware")
+        yield handle
+
+
+def status(handle):
+    return handle.slo_status.remote().result()
+
+
+def eventually(condition, within_s=30):
+    until = time.monotonic() + within_s
+    while time.monotonic() < until:
+        if condition():
+            return True
+        time.sleep(0.2)
+    return False
+
+
+def test_answers_are_joined_and_name_every_stage(app, ray_cluster):
+    answer = app.remote(" to be ", response_metadata=True).result()
+    assert answer.result == SPELLED
+    assert (answer.model, answer.variant, answer.accuracy) == ("speller", "f1/s1", 88.0)
+    assert answer.deadline_met
+    find, spell = answer.stages
+    assert (find.task, find.requests, find.variants) == ("find", 1, {"f1": 1})
+    assert (spell.task, spell.requests, spell.variants) == ("spell", 2, {"s1": 2})
+    assert find.exec_ms > 30 and spell.exec_ms > 20
+    assert app.remote("").result() == "empty"
+    assert app.remote("to be", model="speller").result() == SPELLED
+
+    url = f"{ray_cluster.url}/speller"
+    response = httpx.post(url, json="to be", timeout=30)
+    assert response.json() == SPELLED
+    assert response.headers["x-slo-variant"] == "f1/s1"
+    assert response.headers["x-slo-stages"].startswith('find;requests=1;variants="f1*1";batch')
+    assert httpx.get(url).json()["pipeline"]["parents"] == {"find": None, "spell": "find"}
+    seen = status(app)
+    assert {"find", "spell", "speller"} >= set(seen["goodput"])
+    kinds = {w["assigned"]["variant"] for w in seen["workers"].values() if w["assigned"]}
+    assert kinds == {"f1", "s1"}
+
+
+def test_errors_are_answered_once_and_name_the_task(app, ray_cluster):
+    url = f"{ray_cluster.url}/speller"
+    for item, code, says in (
+        (3, 422, "preprocess refused the item: a text is wanted, not 3 (in task 'find')"),
+        ("to fail", 500, "in task 'find'"),
+        ("a poison pill", 500, "this word cannot be spelled; in task 'spell'"),
+        ("nonsense", 500, "must return per request a result, or ray_slo.Outputs(result, {'spell'"),
+    ):
+        response = httpx.post(url, json=item, timeout=30)
+        assert response.status_code == code
+        assert says in response.json()["message"]
+    with pytest.raises(ValueError, match="cannot be spelled"):
+        app.remote("poison ivy").result()
+    with pytest.raises(BatchResultError, match="in task 'find'"):
+        app.remote("nonsense").result()
+
+
+def test_the_deadline_is_end_to_end(app):
+    with pytest.raises(RefusedEarly) as error:
+        app.remote("to be", latency_slo_ms=20).result()
+    assert error.value.model == "speller"
+
+
+def test_who_leaves_cancels_what_it_made(app):
+    before = status(app)["counts"]["granted"]
+    asked = app.remote(" ".join(["slow"] * 500))
+    assert eventually(lambda: status(app)["queued"]["spell"] > 100)
+    asked.cancel()
+    assert eventually(lambda: status(app)["queued"]["spell"] == 0, within_s=5)
+    assert status(app)["counts"]["granted"] - before < 400
+    assert app.remote("to be").result() == SPELLED
+
+
+def test_a_worker_killed_in_the_middle_of_a_stage_costs_nobody_an_answer(app, tmp_path):
+    others = [app.remote("to be") for _ in range(10)]
+    fatal = app.remote(f"to {tmp_path}/died be")
+    others += [app.remote("to be") for _ in range(10)]
+    assert fatal.result(timeout_s=60)["words"][::2] == ["t-o", "b-e"]
+    assert (tmp_path / "died").exists()
+    assert [o.result(timeout_s=60)["words"] for o in others] == [SPELLED["words"]] * 20
+
+
+def test_the_scheduler_killed_under_load(app):
+    epoch, answers = status(app)["epoch"], []
+    for i in range(40):
+        answers.append(app.remote("to be"))
+        if i == 20:
+            ray.kill(find_scheduler("speller#speller"), no_restart=False)
+        time.sleep(0.02)
+    assert [a.result(timeout_s=60)["words"] for a in answers] == [SPELLED["words"]] * 40
+    assert eventually(lambda: status(app).get("epoch", epoch) != epoch)
+
+
+def test_yaml_with_neither_planner_nor_join(ray_cluster):
+    net = {"load": "stages:Net", "args": ["net", 0.01]}
+    args = {
+        "pipeline": {
+            "latency_slo_ms": SLO_MS,
+            "tasks": {
+                "find": {
+                    "callable": "stages:Find",
+                    "variants": {"f": {**net, "accuracy": 90}},
+                },
+                "spell": {
+                    "callable": "stages:Spell",
+                    "parent": "find",
+                    "variants": {"s": {**net, "accuracy": 50}},
+                },
+            },
+        },
+        "planner": None,
+        "policy": "deferred",
+        "workers": {"cpu": {"ray_actor_options": TINY}},
+        "profile_seconds": 0.3,
+        "name": "plain",
+    }
+    with ray_cluster.running(build_app(args), "plain", "/plain") as handle:
+        answer = handle.remote("to be", response_metadata=True).result()
+        assert answer.result == {"result": {"by": "net"}, "outputs": {"spell": ["t-o", "b-e"]}}
+        assert (answer.variant, answer.accuracy) == ("f/s", pytest.approx(45))
