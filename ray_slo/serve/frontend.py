@@ -199,7 +199,7 @@ class Frontend:
                 pipeline.parents,
                 postprocess=self._postprocess,
                 join={name: _Hook(join, threads) for name, join in spec.joins().items()},
-                made=self._plan and self._plan.finished,
+                made=None if self._plan is None else self._plan.finished,
             )
         self._ids = itertools.count()
         self._pending: dict[int, _Pending] = {}

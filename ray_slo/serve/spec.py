@@ -196,7 +196,7 @@ class _Served(_Strict):
 
     def without_code(self) -> Self:
         """The same without the user's classes and arguments."""
-        bare = {"callable": "", "args": (), "kwargs": {}, "user_config": None}
+        bare: dict[str, Any] = {"callable": "", "args": (), "kwargs": {}, "user_config": None}
         variants = {
             name: v.model_copy(update={"load": "", "args": (), "kwargs": {}})
             for name, v in self.variants.items()
@@ -350,16 +350,12 @@ class PipelineSpec(_Strict):
     @property
     def factors(self) -> dict[str, dict[str, float]]:
         """Downstream items expected per request, by variant and child task; all variants."""
-        return {
-            variant: {
-                child: (spec.factors if spec is not None else {}).get(
-                    child, task.factors.get(child, 1.0)
-                )
-                for child in self.children(name)
-            }
-            for name, task in self.tasks.items()
-            for variant, spec in (task.variants or {name: None}).items()
-        }
+        found: dict[str, dict[str, float]] = {}
+        for name, task in self.tasks.items():
+            usual = {child: task.factors.get(child, 1.0) for child in self.children(name)}
+            own = {variant: spec.factors for variant, spec in task.variants.items()}
+            found |= {variant: {**usual, **said} for variant, said in (own or {name: {}}).items()}
+        return found
 
     @property
     def measured_paths(self) -> dict[tuple[str, ...], float]:
@@ -393,10 +389,9 @@ class PipelineSpec(_Strict):
         request came; None where it was not measured and a variant's own is not known."""
         if (measured := self.path_accuracies.get("/".join(path))) is not None:
             return measured
-        own: dict[str, float | None] = {}
-        for name, task in self.tasks.items():
-            variants = {n: v.accuracy for n, v in task.variants.items()}
-            own |= variants or {name: task.accuracy}
+        own = {name: task.accuracy for name, task in self.tasks.items() if not task.variants}
+        for task in self.tasks.values():
+            own.update({name: variant.accuracy for name, variant in task.variants.items()})
         known = [accuracy for variant in path if (accuracy := own.get(variant)) is not None]
         return 100 * math.prod(a / 100 for a in known) if len(known) == len(path) else None
 
@@ -911,16 +906,19 @@ class AppSpec(_Strict):
             ValueError: it cannot be imported, or it is no function.
         """
         pipeline, found = self.pipeline, dict[str, Any]()
-        for task in pipeline.parents if pipeline is not None else ():
-            own = inspect.getattr_static(self.models[task].load(), "join", None)
-            if own is not None and pipeline is not None and pipeline.children(task):
+        if pipeline is None:
+            return found
+        for task in pipeline.parents:
+            target: Any = self.models[task].load()
+            own = inspect.getattr_static(target, "join", None)
+            if own is not None and pipeline.children(task):
                 if not isinstance(own, staticmethod | classmethod):
                     raise ValueError(
                         f"pipeline.tasks.{task}.callable: join must be a @staticmethod or "
                         "@classmethod: it runs where the model is not loaded"
                     )
-                found[task] = self.models[task].load().join  # type: ignore[attr-defined]
-        if pipeline is not None and (join := pipeline.join) is not None:
+                found[task] = target.join
+        if (join := pipeline.join) is not None:
             try:
                 join = import_attr(join) if isinstance(join, str) else join
             except ValueError as error:

@@ -111,7 +111,7 @@ class Tree:
         *,
         postprocess: Mapping[str, Hook] | None = None,
         join: Mapping[str, Hook] | None = None,
-        made: Callable[[str, dict[str, int]], None] | None = None,
+        made: Callable[[str, Mapping[str, int]], None] | None = None,
     ) -> None:
         self.root = next(iter(parents))
         self._children = {t: [c for c, parent in parents.items() if parent == t] for t in parents}
@@ -146,7 +146,7 @@ class Tree:
                 outputs: dict[str, list[Any]] = {child: [] for child in children}
                 for node in below:
                     outputs[node.task].append(node.joined)
-                join = self._join.get(task, _nested)
+                join: Hook = self._join.get(task, _nested)
                 result = await join(result, outputs)
         except Exception as error:
             say_task(error, task)
