@@ -1,33 +1,48 @@
 """Loki's load balancer (§5): routing tables, and what becomes of requests that fall behind.
 
-A task of a pipeline is a *model* here, a request made by another one says so in `upstream`, and
+A task of a pipeline is a *model* here, a request that another one made says so in `upstream`, and
 deadlines are end to end: no clock starts again at a task. A planner gives workers a variant and a
 batch size (`Worker.assigned`); `planning.routing.most_accurate_first` makes tables of that for the
 demand at the root and the multiplicative factors, both measured here, whenever the cluster changes
-and every `rebalance_s`. A request goes to a worker that the table of its upstream worker gives, by
-a low-discrepancy sequence in place of dice; one that finds no capacity in the table goes to
-whoever would finish it first. Workers take what waits for them in the order of deadlines, as soon
-as they are idle, in batches of at most the configured size.
+and every `rebalance_s`. A request goes where the table of its upstream worker says, by a
+low-discrepancy sequence in place of dice; one that finds no capacity there goes to whoever would
+finish it first. Workers take what waits for them in the order of deadlines, as soon as they are
+idle, in batches of at most the configured size.
 
-The *budget* of a task. The planner holds SLO ≥ waiting_factor · Σ ℓ(configured batch) along a path:
-the factor, 2, stands for a wait as long as an execution (§4.1). What a request spends at a task,
+The *budget* of a task. By the plan, Σ waiting_factor · ℓ(configured batch) on a path is within the
+SLO: the factor, 2, is for a wait as long as an execution (§4.1). What a request spends at a task,
 waiting included, is therefore held against waiting_factor · ℓ; against ℓ alone, as §4.2 may be
-read, everything that ever waits would be late.
+read, whatever waits would be late.
 
 What becomes of a request that is late by x at a task, against its budget (§5.2, §6.3):
 
 * `none`: nothing, it is served late;
-* `last_task`: nothing, but at the last task it is dropped when less is left than an execution;
+* `last_task`: nothing, but at a last task it is dropped when less is left than an execution;
 * `per_task`: it is dropped before the next task;
 * `opportunistic`: where the table says a worker with execution time y, it goes to the most accurate
   worker with capacity left and an execution time of at most y − x, or else is dropped.
 
-The last two also drop what an idle worker could not finish before the deadline.
+The last two also drop what could not meet its deadline if it were run now.
 
 Worked example: a detector with ℓ = 20 ms makes 4 requests per frame; a large recogniser takes 20 ms
 as well, a small one 10 ms. Budgets: 40, 40 and 20 ms. A frame that spent 45 ms at the detector is
-late by x = 5 ms. Its requests would go to the large one, y = 20 ms; with y − x = 15 ms only the
-small one makes up for it.
+late by x = 5 ms. Its requests would go to the large one, y = 20 ms; as y − x = 15 ms, they go to
+the small one if it has capacity left.
+
+Ours is `slack`, the default. Not what was spent decides, but what is left:
+
+* a request goes where the table says if it is expected to be done there so early that the rest of
+  the path has the time that the plan gives it; else to the most accurate group of which that is
+  true; else to the one that is done first;
+* it is dropped when a batch is made, if that would end later than the deadline less the least that
+  must follow: full batches of the fastest variants below, after what waits there already, and what
+  the batches that run now will make. Frames for which the tasks below have no room leave at the
+  root, before they cost anything;
+* the workers of a variant share a queue (`queues="variant"`): a request does not wait for one of
+  them while another is idle;
+* where a plan leaves a variant with fewer workers, what waits for it is routed again.
+
+The paper itself: `drop="opportunistic", queues="worker"`; `loki-fig7` has the measurements.
 """
 
 from __future__ import annotations
@@ -59,6 +74,9 @@ DropRule = Literal["slack", "opportunistic", "per_task", "last_task", "none"]
 Queues = Literal["variant", "worker"]
 
 _GOLDEN = (math.sqrt(5) - 1) / 2
+_LEAST_SHARE = 0.75
+"""The head is dropped if the batch that it can still be in is smaller than this share of the batch
+without it: small batches would make even more late."""
 
 
 class _Flight(NamedTuple):
@@ -68,6 +86,7 @@ class _Flight(NamedTuple):
     variant: str
     start_at: float
     end_at: float
+    makes: Mapping[str, float]  # requests for each child task, as expected
 
 
 class _Worker:
@@ -153,7 +172,8 @@ class Pipeline:
         parents: parent by task, the root's None; the root first, parents before children.
         factors: requests made for each child task per request, by variant, as far as known;
             1 for a child that is not named. They are learned.
-        drop: what becomes of late requests.
+        drop: what becomes of late requests: "slack" (ours), or one of the paper's rules,
+            "opportunistic", "per_task", "last_task", "none".
         queues: the workers of a variant share a queue ("variant"), or each has its own ("worker").
         waiting_factor: of the planner: a task's budget is so many executions of a batch.
         rebalance_s: tables are made anew at least so often while requests arrive.
@@ -219,6 +239,8 @@ class Pipeline:
         self._last_budget: dict[str, float] = {}  # by variant
         self._backup: dict[str, list[tuple[float, float, _Group]]] = {}
         self._rebalance_at = -math.inf
+        self._latencies: dict[str, tuple[float, float]] = {}  # fastest and slowest batch of a task
+        self._coming = dict.fromkeys(parents, 0.0)  # requests that running batches will make
         self._position: dict[str, float] = dict.fromkeys(parents, 0.5)
         self._home: dict[RequestId, _Group] = {}
         self._dirty: dict[_Group, None] = {}
@@ -260,6 +282,7 @@ class Pipeline:
         if mine is None:
             return
         done = flights.pop(mine)
+        self._expect(done, -1)
         if flights and mine == 0:  # the one sent ahead runs now
             ahead, start_at = flights[0], max(now, flights[0].start_at)
             end_at = start_at + ahead.end_at - ahead.start_at
@@ -282,9 +305,12 @@ class Pipeline:
             worker.rank = rank
             worker.groups = []
         for id in known.keys() - cluster.workers.keys():
+            for flight in known[id].flights:
+                self._expect(flight, -1)
             known[id].flights.clear()  # its timers are void
         self._services = list(self._serving(cluster))
         old, self._groups = self._groups, {}
+        before = {key: len(group.members) for key, group in old.items()}
         self._of_task = {task: [] for task in self._parents}
         self._budget = {}
         for s in self._services:
@@ -306,14 +332,16 @@ class Pipeline:
                 key = task, "", "", "", ""
                 limbo = self._groups[key] = old.get(key) or _Group(task, "", 1)
                 groups.append(limbo)
-        self._fastest = self._least_rest()
+        self._plan_rest()
         self._dirty = dict.fromkeys(self._groups.values())
         for worker in self._workers.values():
             self._place(now, worker)
         self._rebalance(now)
         for key, group in old.items():
-            if key not in self._groups:
+            gone = key not in self._groups
+            if gone:
                 group.alarm = math.inf
+            if gone or (self._drop == "slack" and len(group.members) < before[key]):
                 for r in group.queue.take(len(group.queue)):
                     del self._home[r.id]
                     self._route(now, r)
@@ -456,6 +484,7 @@ class Pipeline:
                 self.factors.observe(variant, self._finished[variant], made)
                 self._finished[variant] = 0
                 made.update(dict.fromkeys(made, 0))
+        self._factors_of = {v: self.factors.of(v) for v in self._variants}
         tasks_of: dict[WorkerId, int] = {}
         for s in self._services:
             tasks_of[s.worker.id] = tasks_of.get(s.worker.id, 0) + 1
@@ -466,7 +495,7 @@ class Pipeline:
                 s.accuracy,
                 s.profile.throughput(s.batch_size) / tasks_of[s.worker.id],
                 s.profile.latency(s.batch_size),
-                self.factors.of(s.variant),
+                self._factors_of[s.variant],
                 s.load,
             )
             for s in self._services
@@ -559,11 +588,11 @@ class Pipeline:
         return upstream.spent_s - budget_s
 
     def _in_time(self, now: float, r: Request, group: _Group) -> _Group:
-        due = r.deadline - self._rest_s(r.model)
+        due = r.deadline - self._planned_rest[r.model]
         if self._finish_at(now, group) <= due:
             return group
         best, best_at = group, math.inf
-        for other in self._of_task[r.model]:
+        for other in self._of_task[r.model]:  # the most accurate first
             finish_at = self._finish_at(now, other)
             if finish_at <= due:
                 return other
@@ -571,24 +600,45 @@ class Pipeline:
                 best, best_at = other, finish_at
         return best
 
-    def _rest_s(self, task: str) -> float:
-        """What is left to do after a task."""
-        return self._fastest[task]
-
-    def _least_rest(self) -> dict[str, float]:
-        """Least time after each task until all of its sinks are done: full batches, no waiting."""
-        rest: dict[str, float] = {}
+    def _plan_rest(self) -> None:
+        """Time after each task until all of its sinks are done: as planned, and at least (full
+        batches of the fastest, no waiting). Requests per second that each task can take."""
+        self._planned_rest: dict[str, float] = {}
+        self._least_rest: dict[str, float] = {}
+        self._capacity: dict[str, float] = {}
         for task in reversed(self._parents):
-            rest[task] = max(
-                (
-                    rest[child]
-                    + self._communication_s
-                    + min((g.latency_s for g in self._of_task[child] if g.members), default=0.0)
-                    for child in self._children[task]
-                ),
-                default=0.0,
+            groups = [g for g in self._of_task[task] if g.members]
+            self._capacity[task] = sum(
+                len(g.members) * g.profile.throughput(g.batch_size) for g in groups
             )
-        return rest
+            self._latencies[task] = (
+                min((g.latency_s for g in groups), default=0.0),
+                max((g.latency_s for g in groups), default=0.0),
+            )
+            planned = least = 0.0
+            for child in self._children[task]:
+                fastest, slowest = self._latencies[child]
+                planned_s = self._waiting_factor * slowest + self._planned_rest[child]
+                planned = max(planned, self._communication_s + planned_s)
+                least = max(least, self._communication_s + fastest + self._least_rest[child])
+            self._planned_rest[task], self._least_rest[task] = planned, least
+
+    def _rest_s(self, task: str, ahead_s: float) -> float:
+        """Least time after a task for what leaves it `ahead_s` from now, after all that waits for
+        the tasks below by then."""
+        rest_s = 0.0
+        for child in self._children[task]:
+            if not (capacity := self._capacity[child]):
+                continue
+            waiting = sum(len(g.queue) for g in self._of_task[child]) + self._coming[child]
+            wait_s = max(waiting / capacity - ahead_s, 0.0)
+            own_s = self._communication_s + wait_s + self._latencies[child][0]
+            rest_s = max(rest_s, own_s + self._rest_s(child, ahead_s))
+        return rest_s
+
+    def _expect(self, flight: _Flight, sign: int) -> None:
+        for child, number in flight.makes.items():
+            self._coming[child] += sign * number
 
     def _finish_at(self, now: float, group: _Group) -> float:
         """When one more request would be done, as far as can be told."""
@@ -627,7 +677,9 @@ class Pipeline:
         if not group.members:
             return r.deadline
         if self._drops_late(group.task):
-            need_s = self._delay_s + group.profile.latency(1) + self._must_follow_s(group.task)
+            need_s = self._delay_s + group.profile.latency(1)
+            if self._drop == "slack":
+                need_s += self._least_rest[group.task]
             return r.deadline + TOLERANCE_S - need_s
         return math.inf
 
@@ -637,19 +689,24 @@ class Pipeline:
             return not self._children[task]
         return self._drop != "none"
 
-    def _must_follow_s(self, task: str) -> float:
-        return self._fastest[task] if self._drop == "slack" else 0.0
-
     def _send(self, now: float, group: _Group, worker: _Worker, actions: list[Action]) -> None:
-        """A batch of the earliest deadlines; those that a whole batch would make late are dropped,
-        as small batches would make even more of them late."""
-        queue, drops = group.queue, self._drops_late(group.task)
-        slack_s = TOLERANCE_S - self._must_follow_s(group.task)
+        """A batch of the earliest deadlines, less those that would be late in it."""
+        queue, task = group.queue, group.task
+        drops, by_slack = self._drops_late(task), self._drop == "slack"
         while queue:
             size = min(len(queue), group.batch_size)
             start_at = max(worker.free_at, now + self._delay(size))
             end_at = start_at + group.profile.latency(size)
-            if not drops or end_at <= queue.head.deadline + slack_s:
+            if not drops:
+                break
+            due = queue.head.deadline + TOLERANCE_S
+            if by_slack and self._children[task]:
+                due -= self._rest_s(task, end_at - now)
+            if end_at <= due:
+                break
+            fits = group.profile.max_batch_within(due - start_at)
+            if fits >= _LEAST_SHARE * size:
+                size, end_at = fits, start_at + group.profile.latency(fits)
                 break
             r = queue.pop()
             del self._home[r.id]
@@ -661,7 +718,10 @@ class Pipeline:
             del self._home[r.id]
         self._batch_id += 1
         actions.append(Dispatch(self._batch_id, worker.id, group.variant, batch, start_at, end_at))
-        worker.flights.append(_Flight(self._batch_id, group.variant, start_at, end_at))
+        makes = {c: size * factor for c, factor in self._factors_of[group.variant].items()}
+        flight = _Flight(self._batch_id, group.variant, start_at, end_at, makes)
+        self._expect(flight, 1)
+        worker.flights.append(flight)
         self._place(now, worker)
 
     def _refuse(self, now: float, r: Request, reason: DropReason) -> None:
