@@ -4,7 +4,7 @@ Detection, then cars and faces, on the published profiles; all three tasks fit i
 scaling ends at 198 req/s. The published trace is the shape of a day of Azure Functions in 347
 points of 50 to 425 req/s. It has one a second, which makes the day 249 times as fast as it was:
 demand doubles in 20 s, two periods of the planner. Here a point lasts 4 s (62 times as fast); with
---quick, every twelfth point lasts 4 s, so that starts and loads weigh more.
+--quick, every sixteenth point lasts 4 s, so that starts and loads weigh more.
 
 *The two-task chain* (no faces, hardware scaling ends at 208 req/s) and *what times and headroom
 cost* are shown on the first 80 points, where demand rises to 191 req/s.
@@ -20,7 +20,7 @@ from benchmarks.loki_data import CARS, FACES, trace, traffic
 from benchmarks.loki_systems import Day, compare, figures, plot_days, problem
 from benchmarks.rows import Row
 
-STEP_S, QUICK_EVERY, RISE = 4.0, 12, 80
+STEP_S, QUICK_EVERY, RISE = 4.0, 16, 80
 # Figure 5 and §6.2: "up to".
 PAPER = {
     "Proteus: violations, whole day": 10.0,

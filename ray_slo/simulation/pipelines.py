@@ -454,7 +454,7 @@ class _PipelineRun(_Run):
             if live is None:  # the root
                 live = self.live[frame] = {}
             else:
-                del live[r.id]
+                live.pop(r.id, None)
             before = len(born)
             upstream = Upstream(worker, variant, self.now - r.arrival)
             for child, counts in made:
