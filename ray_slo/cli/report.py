@@ -17,8 +17,8 @@ _LATENCY = "Share of all requests answered within a time: what was refused or lo
 _SIZES = "Batches by the number of requests in them."
 _MIX = "Which network answered, and how accurate the answers in time are."
 _TIMELINE = (
-    "A bar is a batch, its number the requests in it; orange below: some of them were late. Drag to "
-    "move; pinch, or ctrl and the wheel, to zoom."
+    "A bar is a batch, its number the requests in it; orange below: some of them were late. Drag "
+    "to move; pinch, or ctrl and the wheel, to zoom."
 )
 _ERRORS = "How much later a batch ended than the policy predicted when it sent it."
 

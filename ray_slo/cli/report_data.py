@@ -148,12 +148,12 @@ def of_log(path: Path, run: str | None = None, warmup_s: float = 0.0) -> Source:
         )
     if found.preempts:
         rows = [
-            (f"{at - found.zero:.3f}", p.worker, p.reason, p.variant, number(p.gain))
+            (f"{at - found.zero:.3f}", p.worker, p.variant, number(p.gain), p.reason)
             for at, p in found.preempts[:_MOST_CHANGES]
         ]
-        columns = ("at (s)", "worker", "why", "to run", "gain in requests")
+        columns = ("at (s)", "worker", "to run", "gain in requests", "why")
         words = [f"The first {len(rows)} of {len(found.preempts)}."]
-        source.tables.append(("Preemptions", words, Table(columns, rows)))
+        source.tables.append(("Preemptions", words, Table(columns, rows, prose=True)))
     if changes := list(_changes(found)):
         shown = changes[:_MOST_CHANGES]
         words = [
@@ -162,7 +162,7 @@ def of_log(path: Path, run: str | None = None, warmup_s: float = 0.0) -> Source:
         ]
         if len(changes) > len(shown):
             words.append(f"The first {len(shown)} of {len(changes)}.")
-        table = Table(("at (s)", "what changed"), shown)
+        table = Table(("at (s)", "what changed"), shown, prose=True)
         source.tables.append(("What the policy was told of the cluster", words, table))
     return source
 
@@ -289,7 +289,7 @@ def _refused(report: Report) -> Table | None:
         for reason, count in counts.items()
         if count
     ]
-    return Table(("reason", "requests", "meaning"), rows) if rows else None
+    return Table(("reason", "requests", "meaning"), rows, prose=True) if rows else None
 
 
 def _changes(tape: Tape) -> Iterable[tuple[str, str]]:
@@ -394,15 +394,15 @@ def _explained(report: Report, i: int) -> Details:
     def at(time: float) -> str:
         return f"+{1e3 * (time - arrival):.1f} ms"
 
-    busy, workers = around.busy(arrival), len(report.meta["workers"])
-    waiting = around.waiting(arrival)
+    busy = around.busy(arrival)
     steps = [
-        f"arrived at {arrival:.3f} s for {r['model']}, to be answered within {1e3 * budget:.4g} ms; "
-        f"{waiting or 'nobody'} waited before it, {len(busy)} of {workers} workers were busy"
+        f"arrived at {arrival:.3f} s for {r['model']}, to be answered within {1e3 * budget:.4g} "
+        f"ms; {around.waiting(arrival) or 'nobody'} waited before it, {len(busy) or 'no'} "
+        f"worker{'s were' if len(busy) != 1 else ' was'} busy"
     ]
-    if len(busy) == workers and workers:
+    if busy:
         worker, free = min(busy.items(), key=lambda item: item[1])
-        steps.append(f"{at(free)}: {worker} was the first worker to be free again")
+        steps.append(f"{at(free)}: {worker} was the first of them to be done")
     outcome = str(r["outcome"])
     head = f"{r['model']} at {arrival:.3f} s: "
     if outcome == "dropped":
@@ -424,7 +424,8 @@ def _ran(report: Report, r: Any, at: Callable[[float], str]) -> list[str]:
     b = report.batches.iloc[int(r["batch"])]
     sent, started, finished = (float(b[k]) for k in ("dispatched_s", "started_s", "finished_s"))
     predicted = float(b["predicted_finish_s"])
-    others = f"with {b['size'] - 1} others" if b["size"] > 1 else "alone"
+    others = ("alone", "with one other")[b["size"] - 1] if b["size"] < 3 else ""
+    others = others or f"with {b['size'] - 1} others"
     spare = 1e3 * (float(r["deadline_s"]) - predicted)
     steps = [
         f"{at(sent)}: sent to {b['worker']} {others} as {b['variant']}; predicted to end at "
@@ -506,7 +507,7 @@ def of_bench(folder: Path) -> Source:
         "workers": [],
         "slo_ms": [slo_ms] * len(models),
         **_outcomes(names),
-        "from": float(min(t[measured][:1].tolist() + [t.max(initial=0.0)])),
+        "from": float(min([*t[measured][:1].tolist(), t.max(initial=0.0)])),
         "to": float(t.max(initial=0.0)),
         "requests": {
             "t": _rounded(t[shown], 4),

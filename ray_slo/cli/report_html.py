@@ -1,7 +1,7 @@
 """A self-contained HTML page with text, tables, plots and charts: no network, light and dark.
 
-Plots are figures drawn once, as SVG; charts are drawn by the page's own script from the page's data,
-can be filtered and zoomed, and are there only where a page has `data`.
+Plots are figures drawn once, as SVG; charts are drawn by the page's own script from its data, can
+be filtered and zoomed, and are there only where a page has `data`.
 """
 
 from __future__ import annotations
@@ -31,16 +31,18 @@ _STYLE = {
 
 @dataclass(frozen=True)
 class Table:
-    """Cells as text; the first column is a row's name. `strong` rows are emphasised."""
+    """Cells as text; the first column is a row's name. `strong` rows are emphasised; the last
+    column may hold `prose`."""
 
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
     strong: Sequence[int] = ()
+    prose: bool = False
 
 
 @dataclass(frozen=True)
 class Details:
-    """A line that opens to numbered steps. `tags` ("model", "outcome") are what a filter goes by."""
+    """A line that opens to numbered steps; a filter goes by its `tags` ("model", "outcome")."""
 
     head: str
     steps: Sequence[str]

@@ -8,6 +8,8 @@
   const state = { model: -1, variant: -1, worker: -1, outcome: -1, from: D.from, to: D.to };
   const view = { from: D.from, to: D.to };  // of the worker timeline
 
+  const happened = new Set(R.outcome);
+
   const css = (name) => getComputedStyle(document.documentElement).getPropertyValue("--" + name).trim();
   const hue = (i) => PALETTE[((i % PALETTE.length) + PALETTE.length) % PALETTE.length];
   const fixed = (x, digits = 1) => x === null || !isFinite(x) ? "–" : x.toFixed(digits);
@@ -54,7 +56,7 @@
   }
 
   function frame(plot, x, y, xLabel, yLabel) {
-    const width = plot.clientWidth || 320, height = 220, left = 46, bottom = 34, top = 8, right = 8;
+    const width = plot.clientWidth || 320, height = 220, left = 46, bottom = 34, top = 20, right = 8;
     const span = (x[1] - x[0]) || 1, rise = (y[1] - y[0]) || 1;
     const X = (v) => left + (v - x[0]) / span * (width - left - right);
     const Y = (v) => height - bottom - (v - y[0]) / rise * (height - bottom - top);
@@ -132,7 +134,7 @@
     const f = frame(plot, [state.from, state.to], [0, Math.max(...total, 1e-9) * 1.05], "time of arrival (s)", "requests per second");
     const order = D.outcomes.map((_, k) => k).sort((a, b) => D.outcomes[a].bad - D.outcomes[b].bad);
     stacked(f, bins.edges, order.map((k) => rates[k]), order.map((k) => css(D.outcomes[k].colour)));
-    legend(plot, order.map((k) => [D.outcomes[k].name, css(D.outcomes[k].colour)]));
+    legend(plot, order.filter((k) => happened.has(k)).map((k) => [D.outcomes[k].name, css(D.outcomes[k].colour)]));
     readout(plot, f.svg, (px) => {
       const b = bins.of(f.back(px));
       const parts = order.filter((k) => rates[k][b]).map((k) => `${D.outcomes[k].name} ${fixed(rates[k][b])}/s`);
@@ -332,7 +334,7 @@
       pen.globalAlpha = 1;
       pen.fillStyle = soft;
       pen.textAlign = "center";
-      for (const t of ticks(view.from, view.to, (width - left) / 80)) pen.fillText(String(t), X(t), height - axis / 2);
+      for (const t of ticks(view.from, view.to, (width - left) / 80)) pen.fillText(String(t), clamp(X(t), left + 8, width - 12), height - axis / 2);
       pen.restore();
       pen.textAlign = "left";
       pen.fillStyle = ink;
@@ -388,10 +390,11 @@
   const form = document.getElementById("filter");
   const shown = el("output", { "aria-live": "polite" });
 
-  function select(key, words, names) {
+  function select(key, words, names, offered = () => true) {
     if (names.length < 2) return;
     const box = el("select", { name: key, "aria-label": words });
-    box.append(el("option", { value: -1 }, words), ...names.map((name, i) => el("option", { value: i }, name)));
+    box.append(el("option", { value: -1 }, words));
+    names.forEach((name, i) => { if (offered(i)) box.append(el("option", { value: i }, name)); });
     box.addEventListener("change", () => { state[key] = +box.value; draw(); });
     form.append(box);
   }
@@ -420,7 +423,7 @@
   select("model", "every model", D.models);
   select("variant", "every variant", D.variants);
   select("worker", "every worker", D.workers);
-  select("outcome", "every outcome", [...D.outcomes.map((o) => o.name), "all violations"]);
+  select("outcome", "every outcome", [...D.outcomes.map((o) => o.name), "all violations"], (i) => i === D.outcomes.length || happened.has(i));
   const reset = el("button", { type: "button" }, "show all");
   reset.addEventListener("click", () => {
     Object.assign(state, { model: -1, variant: -1, worker: -1, outcome: -1, from: D.from, to: D.to });
