@@ -208,7 +208,8 @@ def build_app_from_spec(spec: AppSpec) -> Application:
     """Frontend and workers as Serve deployments.
 
     An application deployed again by the same process with nothing but `num_replicas`,
-    `num_frontends` or `user_config` changed is changed in place: no replica restarts.
+    `num_frontends`, `user_config` or the budget of the planner `kairos` (any of its `kwargs`)
+    changed is changed in place: no replica restarts.
 
     Raises:
         ValueError: a class or a loader cannot be imported or cannot work.
@@ -221,7 +222,7 @@ def build_app_from_spec(spec: AppSpec) -> Application:
     workers = {}
     for kind, worker in spec.workers.items():
         replicas: dict[str, Any] = {"num_replicas": worker.num_replicas}
-        if worker.scales:
+        if spec.replica_bounds(kind) is not None:
             replicas = {"autoscaling_config": autoscaling(spec, kind)}
         deployed = serve.deployment(
             Worker,
@@ -241,6 +242,7 @@ def build_app_from_spec(spec: AppSpec) -> Application:
         Frontend,
         name=name,
         num_replicas=spec.num_frontends,
+        user_config={"planner": _tunable(spec)} if _tunable(spec) else None,
         ray_actor_options=spec.frontend_actor_options,
         max_ongoing_requests=_UNBOUNDED,
         logging_config={"enable_access_log": spec.access_log},
@@ -276,6 +278,11 @@ def _versioned(deployed: Any, spec: AppSpec) -> Any:
     return deployed.options(version=spec.fingerprint, _internal=True)
 
 
+def _tunable(spec: AppSpec) -> dict[str, Any]:
+    """Arguments of the planner that can be changed while it runs."""
+    return spec.planner.kwargs if spec.planner is not None and spec.planner.is_kairos else {}
+
+
 def _fingerprint(spec: AppSpec) -> str:
     """Equal for equal applications of this process, while their modules have not been edited."""
     models = {n: {**m.__dict__, "user_config": None} for n, m in spec.models.items()}
@@ -286,6 +293,8 @@ def _fingerprint(spec: AppSpec) -> str:
         for k, v in spec.__dict__.items()
         if k not in {"models", "workers", "groups", "policy", "num_frontends"}
     }
+    if _tunable(spec):
+        rest["planner"] = spec.planner.model_copy(update={"kwargs": {}})  # type: ignore[union-attr]
     rest["groups"] = {name: group.models for name, group in spec.groups.items()}
     code: list[Any] = [cls for model in spec.models.values() for cls in model.load().__mro__]
     code += [v.loader() for model in spec.models.values() for v in model.variants.values()]

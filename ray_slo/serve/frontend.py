@@ -102,6 +102,7 @@ class _Pending:
         "result",
         "retries",
         "sent_at",
+        "size",
         "upstream",
     )
 
@@ -126,6 +127,7 @@ class _Pending:
         self.retries = 0
         self.preemptions = 0
         self.sent_at = math.nan
+        self.size = 1
 
     @property
     def context(self) -> dict[str, Any]:
@@ -180,21 +182,22 @@ class Frontend:
         threads = ThreadPoolExecutor(4, thread_name_prefix="ray-slo-frontend")
         self._preprocess: dict[str, _Hook] = {}
         self._postprocess: dict[str, _Hook] = {}
+        self._sizes: dict[str, Callable[[Any], int]] = {}
         for name, model in spec.models.items():
             cls = model.load()
             if hasattr(cls, "preprocess"):
                 self._preprocess[name] = _Hook(cls.preprocess, threads)
             if hasattr(cls, "postprocess"):
                 self._postprocess[name] = _Hook(cls.postprocess, threads)
+            if hasattr(cls, "size"):
+                self._sizes[name] = cls.size
         # What clients may ask for: latency SLO in milliseconds, and where it comes in.
         self._offers = {name: (m.latency_slo_ms, name) for name, m in spec.models.items()}
         self._tree: Tree | None = None
-        self._plan: PlanReporter | None = None
+        self._plan = PlanReporter(spec, app_key, client) if spec.planned else None
         if (pipeline := spec.pipeline) is not None:
             self._offers = {spec.deployment_name: (pipeline.latency_slo_ms, pipeline.root)}
             self._accuracy = functools.cache(pipeline.accuracy)
-            if spec.planned:
-                self._plan = PlanReporter(spec, app_key, client)
             self._tree = Tree(
                 pipeline.parents,
                 postprocess=self._postprocess,
@@ -308,6 +311,27 @@ class Frontend:
                 {"error": type(error).__name__, "reason": "failed", "message": said},
                 status_code=500,
             )
+
+    def reconfigure(self, user_config: dict[str, Any]) -> None:
+        """Serve's hook: `{"planner": {…}}` changes arguments of the planner while it runs.
+
+        Raises:
+            ConfigError: another key, or arguments that the planner does not take.
+        """
+        from ray_slo.serve.plan_kairos import arguments
+
+        planner = self._spec.planner
+        if set(user_config) != {"planner"} or planner is None or not planner.is_kairos:
+            raise ConfigError(
+                "user_config of a frontend: {'planner': {…}}, with arguments of 'kairos'; "
+                f"got {user_config!r}"
+            )
+        try:
+            arguments({**planner.kwargs, **user_config["planner"]})
+        except (ValueError, TypeError) as error:
+            raise ConfigError(f"user_config.{error}") from None
+        assert self._plan is not None
+        self._plan.tune(user_config["planner"])
 
     async def slo_heartbeat(self, beat: Heartbeat) -> None:
         """From workers, when the scheduler lives here."""
@@ -455,7 +479,7 @@ class Frontend:
     # -- one request -----------------------------------------------------------------------
 
     async def _answer(self, asked: _Asked, item: Any) -> Answer:
-        if self._plan is not None:
+        if self._plan is not None and asked.model not in self._sizes:
             self._plan.arrived()
         if self._num_owned >= self._spec.max_queued_requests:
             self._metrics.unanswered(asked.model, "refused", "queue_full")
@@ -481,7 +505,9 @@ class Frontend:
 
     async def _answer_one(self, asked: _Asked, item: Any) -> Answer:
         item = await self._preprocessed(asked.model, item)
-        pending = _Pending(next(self._ids), asked.model, asked, item, asked.arrival)
+        pending = self._made(asked.model, asked, item, asked.arrival)
+        if self._plan is not None and asked.model in self._sizes:
+            self._plan.arrived(pending.size)
         value = await self._result(pending)
         if asked.model in self._postprocess:
             value = await self._postprocess[asked.model](value)
@@ -498,6 +524,26 @@ class Frontend:
             raise BadInput(
                 f"preprocess refused the item: {error}", field="item", model=model
             ) from error
+
+    def _made(self, model: str, asked: _Asked, item: Any, *about: Any) -> _Pending:
+        """A request of a preprocessed item, and its size."""
+        pending = _Pending(next(self._ids), model, asked, item, *about)
+        if (size := self._sizes.get(model)) is not None:
+            try:
+                pending.size = int(size(item))
+            except (ValueError, TypeError, LookupError, AttributeError) as error:
+                raise BadInput(
+                    f"the item has no size: {error}", field="item", model=model
+                ) from error
+            limit = self._spec.models[model].max_batch_size
+            if not 1 <= pending.size <= limit:
+                raise BadInput(
+                    f"the item's size is {pending.size}; 1 to {limit} can be served "
+                    "(max_batch_size)",
+                    field="item",
+                    model=model,
+                )
+        return pending
 
     async def _result(self, pending: _Pending) -> Any:
         """What a worker makes of it."""
@@ -554,7 +600,7 @@ class Frontend:
                 item = await self._preprocessed(task, item)
             elif task in self._preprocess:  # what it may refuse is not the client's
                 item = await self._preprocess[task](item)
-            pending = _Pending(next(self._ids), task, asked, item, entered, upstream)
+            pending = self._made(task, asked, item, entered, upstream)
             value = await self._result(pending)
         except BaseException as error:
             self._metrics.unanswered(task, *_outcome(error))
@@ -603,7 +649,9 @@ class Frontend:
             )
             return
         pending.grant = None
-        self._channel.submit(Submit(pending.id, pending.model, budget_s, upstream=pending.upstream))
+        self._channel.submit(
+            Submit(pending.id, pending.model, budget_s, pending.size, pending.upstream)
+        )
 
     def _fail(self, pending: _Pending, error: BaseException) -> None:
         if not pending.future.done():
@@ -790,8 +838,25 @@ class Frontend:
         task.add_done_callback(self._tasks.discard)
 
     async def _meet_workers(self) -> None:
-        for handle in self._workers.values():
-            await self._channel.join(await handle.introduce.remote())
+        if not self._spec.planned:
+            for handle in self._workers.values():
+                await self._channel.join(await handle.introduce.remote())
+            return
+        # A planner may want none of a kind; then nobody would ever answer, and Serve would start a
+        # worker for the waiting call. Those that are there beat to the scheduler by themselves.
+        meetings = {asyncio.ensure_future(self._meet(handle)) for handle in self._workers.values()}
+        try:
+            while meetings:
+                done, meetings = await asyncio.wait(meetings, return_when=asyncio.FIRST_COMPLETED)
+                if any(meeting.exception() is None for meeting in done) or not meetings:
+                    done.pop().result()
+                    return
+        finally:
+            for meeting in meetings:
+                meeting.cancel()
+
+    async def _meet(self, handle: Any) -> None:
+        await self._channel.join(await handle.introduce.remote())
 
     async def _refresh_metrics(self) -> None:
         while True:

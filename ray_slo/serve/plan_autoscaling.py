@@ -96,12 +96,12 @@ def autoscaling(spec: AppSpec, kind: str) -> AutoscalingConfig:
     More replicas are started at once; fewer are kept when that has been the plan for an interval,
     so that noise in the demand does not stop and start processes.
     """
-    worker = spec.workers[kind]
-    assert spec.planner is not None
+    bounds = spec.replica_bounds(kind)
+    assert spec.planner is not None and bounds is not None
     return AutoscalingConfig(
-        min_replicas=worker.min_replicas,
-        initial_replicas=worker.num_replicas,
-        max_replicas=worker.most_replicas,
+        min_replicas=bounds[0],
+        initial_replicas=spec.workers[kind].num_replicas,
+        max_replicas=bounds[1],
         upscale_delay_s=0.0,
         downscale_delay_s=spec.planner.interval_s,
         policy=AutoscalingPolicy(

@@ -50,6 +50,7 @@ from ray_slo.simulation.workloads import Measured, Workload
 _LEAST_SIZES = 20  # seen before they are planned with
 _MOST_CONFIGURATIONS = 200_000
 _SAMPLE = 500  # sizes that a problem holds
+_NEAR_TIE = 0.9  # of the highest bound
 
 
 class Arguments(BaseModel):
@@ -238,9 +239,10 @@ def _most(
     planned = kairos.plan(job.problem, job.args.bound)
     if not isinstance(planned, Infeasible):
         chosen = _index(counts, [planned.counts.get(n, 0) for n in names])
-        if chosen is not None:
+        # The rule is for a choice among near ties. Where there are few configurations, the ten
+        # best are unlike, and the one in their middle may be a bad one.
+        if chosen is not None and bounds[chosen] >= _NEAR_TIE * bounds.max():
             return chosen, planned.explanation.rstrip("."), job.args.attained, 0
-    # What the rule says is beyond the limits of some type.
     return int(bounds.argmax()), "the highest upper bound", job.args.attained, 0
 
 

@@ -22,6 +22,7 @@ class TargetedRouter(RequestRouter):
     """Routes a call to the replica named by its `worker` argument."""
 
     _seen: set[str]
+    _running: set[str]
     _changed: asyncio.Event | None = None
 
     @property
@@ -31,17 +32,21 @@ class TargetedRouter(RequestRouter):
         return False
 
     def initialize_state(self, **kwargs: object) -> None:
-        self._seen = set()
+        self._seen, self._running = set(), set()
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
-        super().update_replicas(replicas)
-        self._seen.update(r.replica_id.unique_id for r in replicas)
+        # Where the last one went, Serve would not ask us and have calls wait for another, which
+        # may never come, while all that it had named are gone: so it goes on with the last ones.
+        if replicas or not self._seen:
+            super().update_replicas(replicas)
+        self._running = {r.replica_id.unique_id for r in replicas}
+        self._seen |= self._running
         if self._changed is not None:
             self._changed.set()
 
     def _find(self, worker: str) -> RunningReplica | None:
         for replica in self.curr_replicas.values():
-            if replica.replica_id.unique_id == worker:
+            if replica.replica_id.unique_id == worker and worker in self._running:
                 return replica
         return None
 

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 from ray_slo.core import LatencyProfile
 from ray_slo.planning import loki
+from ray_slo.planning.catalogue import CATALOGUE, InstanceType
 from ray_slo.scheduling.registry import import_attr, make_policy
 
 _PIPELINE = "pipeline"  # the default policy of a pipeline
@@ -122,8 +123,11 @@ class _Served(_Strict):
     Attributes:
         callable: class (or "module:Class") whose instances map a list of items to a list of
             results. Optional static methods: `preprocess(item)` and `postprocess(result)`, which
-            run in the frontend, and `example_input()`, a representative preprocessed item for
-            warm-up and profiling. Optional method: `reconfigure(user_config)`.
+            run in the frontend; `example_input()`, a representative preprocessed item for
+            warm-up and profiling; and `size(item)` of a preprocessed item that is a list of things,
+            say: profiles and `max_batch_size` are then by the sum of sizes, and
+            `example_input(size)` makes an item of a size. Optional method:
+            `reconfigure(user_config)`.
         args, kwargs: of the class's constructor.
         variants: networks that can answer, by name, best liked first. The batch method is then
             `__call__(self, network, items)`, and the policy chooses the network per batch.
@@ -418,24 +422,51 @@ class WorkerSpec(_Strict):
 
     Attributes:
         num_replicas: so many; at first, where a planner changes that (default: `min_replicas`).
-        min_replicas, max_replicas: between these the planner "loki" decides; without
-            `max_replicas` there are always `num_replicas`.
+        min_replicas, max_replicas: between these the planner decides. With "loki", there are
+            always `num_replicas` without `max_replicas`; with "kairos", they are 0 and as many as
+            its budget pays for.
+        instance_type: for the planner "kairos": name of a type in
+            `ray_slo.planning.catalogue.CATALOGUE`, or the fields of one, e.g.
+            {price_per_hour: 0.5}.
+        ray_actor_options: Ray resources of a worker. Default: those of its instance type, if it
+            has one.
     """
 
     num_replicas: int = Field(default=1, ge=1)
-    min_replicas: int = Field(default=1, ge=1)
+    min_replicas: int = Field(default=1, ge=0)
     max_replicas: int | None = Field(default=None, ge=1)
+    instance_type: InstanceType | None = None
     ray_actor_options: dict[str, Any] = Field(default_factory=dict)
+
+    @field_validator("instance_type", mode="before")
+    @classmethod
+    def _from_catalogue(cls, value: Any) -> Any:
+        if isinstance(value, str):
+            if value not in CATALOGUE:
+                raise ValueError(
+                    f"no type {value!r} in the catalogue; it has {', '.join(CATALOGUE)}; for "
+                    "another one, give its fields, e.g. {price_per_hour: 0.5}"
+                )
+            return CATALOGUE[value]
+        return {"name": "custom", **value} if isinstance(value, dict) else value
+
+    @model_validator(mode="after")
+    def _resources_of_the_type(self) -> WorkerSpec:
+        if self.instance_type is not None and "ray_actor_options" not in self.model_fields_set:
+            self.ray_actor_options = dict(self.instance_type.ray_actor_options)
+        return self
 
     @model_validator(mode="after")
     def _in_range(self) -> WorkerSpec:
+        if self.instance_type is not None and self.max_replicas is None:
+            return self
         if self.max_replicas is None and "min_replicas" in self.model_fields_set:
             raise ValueError(
                 f"min_replicas is {self.min_replicas} without max_replicas; there would always be "
                 "num_replicas"
             )
         if self.scales and "num_replicas" not in self.model_fields_set:
-            self.num_replicas = self.min_replicas
+            self.num_replicas = max(self.min_replicas, 1)
         if self.scales and not self.min_replicas <= self.num_replicas <= self.most_replicas:
             raise ValueError(
                 f"num_replicas must be from min_replicas {self.min_replicas} to max_replicas "
@@ -489,29 +520,33 @@ class GroupSpec(_Strict):
 
 
 class PlannerSpec(_Strict):
-    """Who decides which models (and, without `groups`, which workers) make a group; or, in a
-    pipeline, how many workers serve which variant in batches of what size.
+    """Who decides which models (and, without `groups`, which workers) make a group; in a pipeline,
+    how many workers serve which variant in batches of what size; or how many workers of which
+    instance type there are.
 
     Attributes:
         name: "herd" (largest burst tolerance, sizes the groups itself) or "partition" (even loads
-            on a fixed number of groups); "loki" for a pipeline.
+            on a fixed number of groups); "loki" for a pipeline; "kairos" for workers of unlike
+            instance types under a budget, or "kairos_plus", which simulates what it chooses from.
         interval_s: it plans at deployment, and again after every interval, for the demand that was
-            measured in it. Default: 60, and 10 for "loki", which also plans when the demand has
-            changed by more than chance.
+            measured in it. Default: 60 for groups, and 10 for the others, which also plan when the
+            demand has changed by more than chance.
         rates: requests per second expected of models, until there is a measured interval; 1 where
             not given. In a pipeline, of its root.
-        memory_mb: of models on a worker; 0 where not given. Not for "loki".
+        memory_mb: of models on a worker; 0 where not given. For groups.
         min_gain: a plan that is better by no more than this share is not worth the moves. Not for
             "loki", which has `swap_cost`.
-        demand: of "loki": how the demand is anticipated (`ray_slo.planning.demand`).
+        demand: how the demand is anticipated (`ray_slo.planning.demand`). Not for groups.
         make_before_break: of "loki": a worker loads its next variant before it lets go of the last
             one, so that it serves all the time; False where memory is for one.
         kwargs: further arguments of the planner's `Problem` (`ray_slo.planning`), e.g.
             {"group_worker_limit": 4} of herd, {"sub_clusters": 2} of partition, or
-            {"headroom_quantile": 0.95} of loki.
+            {"headroom_quantile": 0.95} of loki. Of kairos: `ray_slo.serve.plan_kairos.Arguments`,
+            e.g. {"budget_per_hour": 2.5}; they can be changed while it runs, by the frontend's
+            `user_config: {planner: {budget_per_hour: 1.5}}`.
     """
 
-    name: Literal["herd", "partition", "loki"]
+    name: Literal["herd", "partition", "loki", "kairos", "kairos_plus"]
     interval_s: float = Field(default=60.0, gt=0)
     rates: dict[str, float] = Field(default_factory=dict)
     memory_mb: dict[str, float] = Field(default_factory=dict)
@@ -522,16 +557,21 @@ class PlannerSpec(_Strict):
 
     @model_validator(mode="after")
     def _kwargs_fit(self) -> PlannerSpec:
-        others = {"memory_mb", "min_gain"} if self.is_loki else {"demand", "make_before_break"}
+        others = {"demand", "make_before_break"}
+        if not self.makes_groups:
+            others = {"memory_mb", "min_gain"} if self.is_loki else {"memory_mb", *others}
+            others.discard("demand")
         if wrong := sorted(others & self.model_fields_set):
             raise ValueError(f"{wrong[0]}: not for the planner {self.name!r}; leave it out")
-        if not self.is_loki:
+        if self.makes_groups:
             from ray_slo.serve.groups import check_kwargs
 
             check_kwargs(self.name, self.kwargs)
             return self
         if "interval_s" not in self.model_fields_set:
             self.interval_s = 10.0
+        if self.is_kairos:
+            return self  # the application checks them, under their own names
         valid = sorted({f.name for f in fields(loki.Problem)} - _MEASURED)
         if unknown := sorted(set(self.kwargs) - set(valid)):
             raise ValueError(
@@ -544,8 +584,18 @@ class PlannerSpec(_Strict):
 
     @property
     def is_loki(self) -> bool:
-        """Whether it plans a pipeline; else groups."""
+        """Whether it plans a pipeline."""
         return self.name == "loki"
+
+    @property
+    def is_kairos(self) -> bool:
+        """Whether it plans how many workers of which instance type there are."""
+        return self.name in ("kairos", "kairos_plus")
+
+    @property
+    def makes_groups(self) -> bool:
+        """Whether it plans serving groups."""
+        return not (self.is_loki or self.is_kairos)
 
 
 @dataclass(frozen=True)
@@ -693,11 +743,14 @@ class AppSpec(_Strict):
     @model_validator(mode="after")
     def _pipeline_fits(self) -> AppSpec:
         scaled = [kind for kind, worker in self.workers.items() if worker.scales]
+        if self.planner is not None and self.planner.is_kairos:
+            self._check_kairos(self.planner)
+            return self
         if self.planner is None or not self.planner.is_loki:
             if scaled:
                 raise ValueError(
                     f"workers.{scaled[0]}.max_replicas: nobody decides how many there are; that "
-                    "takes a pipeline with the planner 'loki'"
+                    "takes a pipeline with the planner 'loki', or the planner 'kairos'"
                 )
             if self.pipeline is not None and self.planner is not None:
                 raise ValueError(
@@ -716,8 +769,50 @@ class AppSpec(_Strict):
                 f"workers: the planner 'loki' plans for workers that are alike, but there are "
                 f"{', '.join(self.workers)}; name one kind"
             )
+        if none := [kind for kind, worker in self.workers.items() if worker.min_replicas < 1]:
+            raise ValueError(f"workers.{none[0]}.min_replicas must be at least 1, got 0")
         self._check_loki(self.pipeline, self.planner)
         return self
+
+    def _check_kairos(self, planner: PlannerSpec) -> None:
+        from ray_slo.serve.plan_kairos import arguments
+
+        name = planner.name
+        if self.pipeline is not None:
+            raise ValueError(f"planner.name: {name!r} plans for a model; a pipeline has 'loki'")
+        if self.groups:
+            raise ValueError(f"groups: {name!r} plans `workers`; leave groups out")
+        if len(self.models) > 1 or any(model.variants for model in self.models.values()):
+            raise ValueError(f"models: {name!r} plans for one model without variants")
+        for kind, worker in self.workers.items():
+            if worker.instance_type is None:
+                raise ValueError(
+                    f"workers.{kind}.instance_type: required by the planner {name!r}: a name in "
+                    f"the catalogue ({', '.join(CATALOGUE)}) or, e.g., {{price_per_hour: 0.5}}"
+                )
+        for model, rate in planner.rates.items():
+            if model not in self.models or not 0 < rate < math.inf:
+                raise ValueError(
+                    f"planner.rates: a positive rate of {', '.join(self.models)}, "
+                    f"got {model!r}: {rate}"
+                )
+        given = arguments(planner.kwargs)
+        if given.base is not None and given.base not in self.workers:
+            raise ValueError(
+                f"planner.kwargs.base must be one of the workers, {', '.join(self.workers)}, "
+                f"got {given.base!r}"
+            )
+
+    def replica_bounds(self, kind: str) -> tuple[int, int] | None:
+        """The least and the most workers of a kind that its planner may want; None where there are
+        always `num_replicas`."""
+        worker = self.workers[kind]
+        if self.planner is None or not self.planner.is_kairos:
+            return (worker.min_replicas, worker.most_replicas) if worker.scales else None
+        assert worker.instance_type is not None
+        least = worker.min_replicas if "min_replicas" in worker.model_fields_set else 0
+        paid = self.planner.kwargs["budget_per_hour"] / worker.instance_type.price_per_hour
+        return least, worker.max_replicas or max(worker.num_replicas, math.floor(paid + 1e-9))
 
     def _check_loki(self, pipeline: PipelineSpec, planner: PlannerSpec) -> None:
         for task, rate in planner.rates.items():
@@ -754,6 +849,9 @@ class AppSpec(_Strict):
             self.policy = PolicySpec(name=_PIPELINE, kwargs=kwargs)
         elif self.policy.name == _PIPELINE:
             raise ValueError("policy: 'pipeline' is for a pipeline, and there is none")
+        if self.policy.name is None and self.planner is not None and self.planner.is_kairos:
+            make_policy("kairos", self.policy.kwargs)  # may raise
+            self.policy = PolicySpec(name="kairos", kwargs=self.policy.kwargs)
         if self.policy.name is None:
             chooses = any(model.variants for model in self.models.values())
             name = _WITH_VARIANTS if chooses else "deferred"
@@ -788,7 +886,7 @@ class AppSpec(_Strict):
             )
         if self.groups:
             self._check_groups()
-        if self.planner is not None and not self.planner.is_loki:
+        if self.planner is not None and self.planner.makes_groups:
             self._check_planner(self.planner)
         if self.groups:
             kinds = {_kind(g, k): w for g, s in self.groups.items() for k, w in s.workers.items()}
@@ -886,12 +984,12 @@ class AppSpec(_Strict):
     @property
     def grouped(self) -> bool:
         """Whether there are serving groups."""
-        return bool(self.groups) or (self.planner is not None and not self.planner.is_loki)
+        return bool(self.groups) or (self.planner is not None and self.planner.makes_groups)
 
     @property
     def planned(self) -> bool:
-        """Whether a planner says which variants of a pipeline a worker loads."""
-        return self.planner is not None and self.planner.is_loki
+        """Whether a planner says what workers load and how many there are."""
+        return self.planner is not None and not self.planner.makes_groups
 
     def group_of_kind(self, kind: str) -> str | None:
         """The group that a kind of worker belongs to; None where a planner decides."""
@@ -1056,7 +1154,7 @@ def check_user_class(target: Any, has_variants: bool = False) -> type[Any]:
             f"{target.__name__}.__call__ takes ({', '.join(p.name for p in takes[1:])}); without "
             f"variants it must be {wanted}"
         )
-    for name in ("preprocess", "postprocess", "example_input"):
+    for name in ("preprocess", "postprocess", "example_input", "size"):
         for owner in target.__mro__:
             if name in owner.__dict__:
                 if not isinstance(owner.__dict__[name], staticmethod | classmethod):

@@ -250,7 +250,7 @@ def test_groups_name_their_workers():
             {"groups": {"a": {"workers": {"b": {}}, "models": ["m"]}, "a-b": {"models": ["n"]}}},
             "workers of the same name; rename",
         ),
-        ({"planner": {"name": "hurd"}}, r"planner\.name: .*'herd' or 'partition', got 'hurd'"),
+        ({"planner": {"name": "hurd"}}, r"planner\.name: .*'herd', 'partition', .*got 'hurd'"),
         ({"planner": {"name": "herd", "every_s": 5}}, r"planner\.every_s: unknown key.*interval_s"),
         ({"planner": {"name": "herd", "interval_s": 0}}, r"planner\.interval_s: .*greater than 0"),
         ({"planner": {"name": "herd", "kwargs": {"x": 1}}}, "has no argument 'x'; valid .*backend"),

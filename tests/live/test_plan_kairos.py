@@ -1,0 +1,116 @@
+"""Workers of unlike types under a budget: how many there are follows the budget, and no request is
+lost."""
+
+import threading
+import time
+from collections import Counter
+
+import pytest
+import rankers
+from ray import serve
+
+from ray_slo.serve import build_app
+
+pytestmark = pytest.mark.live
+
+LARGE = 100  # only "strong" answers that in time
+
+
+def app(budget):
+    return build_app(
+        {
+            "models": {
+                "rank": {
+                    "callable": "rankers:Ranker",
+                    "latency_slo_ms": 1000,
+                    "max_batch_size": LARGE,
+                }
+            },
+            "workers": {
+                "strong": {**rankers.kind("strong", 0.001, price=1.0), "max_replicas": 3},
+                "weak": {
+                    **rankers.kind("weak", 0.015, price=0.25),
+                    "num_replicas": 3,
+                    "max_replicas": 3,
+                },
+            },
+            "planner": {
+                "name": "kairos",
+                "interval_s": 2,
+                "kwargs": {
+                    "budget_per_hour": budget,
+                    "follow_load": False,
+                    "sizes": {5: 0.8, LARGE: 0.2},
+                },
+            },
+            "profile_seconds": 1.0,
+            "retries": 5,
+            "name": "rank",
+        }
+    )
+
+
+def plan(handle):
+    return handle.slo_status.remote().result(timeout_s=20)["plan"]
+
+
+def eventually(condition, within_s=40):
+    until = time.monotonic() + within_s
+    while time.monotonic() < until:
+        if condition():
+            return True
+        time.sleep(0.2)
+    return False
+
+
+class Load:
+    """Mixed sizes, ten a second; what became of them, by size and kind of worker."""
+
+    def __init__(self, handle):
+        self._handle = handle
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self.answered, self.failed, self.processes = Counter(), [], set()
+
+    def _run(self):
+        waiting = []
+        while not self._stop.wait(0.1):
+            size = LARGE if len(waiting) % 5 == 0 else 5
+            waiting.append((size, self._handle.remote(size, latency_slo_ms=5000)))
+        for size, response in waiting:
+            try:
+                kind, process = response.result(timeout_s=30)
+                self.answered[size, kind] += 1
+                self.processes.add(process)
+            except Exception as error:
+                self.failed.append(repr(error))
+
+    def __enter__(self):
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exc):
+        self._stop.set()
+        self._thread.join()
+
+
+def test_replica_counts_follow_the_budget_and_no_request_is_lost(ray_cluster):
+    with ray_cluster.running(app(1.75), "rank", "/rank") as handle:
+        assert eventually(lambda: plan(handle).get("running") == {"strong": 1, "weak": 3}), plan(
+            handle
+        )
+        with Load(handle) as load:
+            time.sleep(1.0)
+            serve.run(app(1.0), name="rank", route_prefix="/rank")
+            assert eventually(lambda: plan(handle)["running"] == {"strong": 1, "weak": 0}), plan(
+                handle
+            )
+            time.sleep(0.5)
+        assert load.failed == []
+        assert load.answered[5, "weak"] > 0
+        assert load.answered[LARGE, "strong"] > 0
+        assert len(load.processes) <= 4  # those that there were: nobody was restarted
+        status = plan(handle)
+        assert status["budget_per_hour"] == 1.0
+        assert status["error"] is None
+        assert status["cost_per_hour"] == 1.0
