@@ -1,7 +1,7 @@
 """Kairos Figure 12: the sizes change from log-normal to Gaussian (RM2). Who reacts, how soon?
 
-Before the change every scheme runs its best pool for log-normal sizes. *0*: the throughput of that
-pool after the change; *1*, *5*, …: of the best configuration after as many evaluations, over the
+Before the change all run what Kairos planned for log-normal sizes. *0*: the throughput of that pool
+after the change; *1*, *5*, …: of the best configuration after as many evaluations, over the
 homogeneous pool. Kairos evaluates none: its new configuration is there at 1. Ribbon and CLKWRK
 search with Bayesian optimisation, Kairos+ by its bounds.
 """

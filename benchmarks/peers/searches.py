@@ -2,7 +2,7 @@
 
 Each is a generator of (index, value) pairs in order of evaluation, over a space of configurations
 (rows of instance counts). As in the paper, all of them skip sub-configurations of what was
-evaluated: fewer instances cannot serve more.
+evaluated: fewer instances cannot serve more; unless a space says otherwise.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ Steps = Iterator[tuple[int, float]]
 class Space:
     """Configurations, and which of them are still worth evaluating."""
 
-    def __init__(self, counts: Ints, evaluate: Evaluate) -> None:
+    def __init__(self, counts: Ints, evaluate: Evaluate, prune: bool = True) -> None:
         self.counts = counts
+        self._prune = prune
         self.live = np.ones(len(counts), dtype=bool)
         self.known: dict[int, float] = {}
         self._evaluate = evaluate
@@ -30,7 +31,9 @@ class Space:
 
     def evaluate(self, i: int) -> float:
         self.known[i] = self._evaluate(i)
-        self.live &= ~(self.counts <= self.counts[i]).all(axis=1)
+        self.live[i] = False
+        if self._prune:
+            self.live &= ~(self.counts <= self.counts[i]).all(axis=1)
         return self.known[i]
 
     def find(self, row: Ints) -> int | None:
