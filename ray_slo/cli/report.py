@@ -64,7 +64,8 @@ def page(source: Source) -> Page:
             Section("Prediction error", charts=[("errors", _ERRORS)]),
         ]
     if source.worst:
-        bad = any(o["bad"] for o in data["outcomes"])
+        happened = {data["outcomes"][i]["name"] for i in set(data["requests"]["outcome"])}
+        bad = any(o["bad"] for o in data["outcomes"] if o["name"] in happened)
         words = "Missed, of every kind, by most." if bad else "None was missed; the tightest."
         sections.append(Section("The worst requests", [words], details=source.worst))
     sections += [Section(heading, words, table) for heading, words, table in source.tables]

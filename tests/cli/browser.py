@@ -70,7 +70,7 @@ class Tab:
             "Emulation.setDeviceMetricsOverride",
             **{"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600},
         )
-        await self.call("Page.navigate", url=path.resolve().as_uri())
+        await self.call("Page.navigate", url=f"file://{path}")
         until = time.monotonic() + 60
         while not self.loaded:
             assert time.monotonic() < until, "the page did not load"
@@ -95,20 +95,27 @@ class Tab:
             )
 
     async def screenshot(self, path: Path) -> None:
-        """The whole page, however long."""
+        """The whole page, however long, as a PNG."""
         found = await self.call("Page.captureScreenshot", captureBeyondViewport=True)
-        path.write_bytes(base64.b64decode(found["data"]))
+        _write(path, base64.b64decode(found["data"]))
+
+
+def _write(path: Path, data: bytes) -> None:
+    path.write_bytes(data)
+
+
+def _start(profile: Path) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [str(CHROMIUM), *_FLAGS, f"--user-data-dir={profile}", "about:blank"],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
 
 
 @contextlib.asynccontextmanager
 async def chromium(profile: Path) -> Any:
     """A browser of our own; yields a function that opens a tab. Ends with the block."""
-    assert CHROMIUM
-    process = subprocess.Popen(
-        [CHROMIUM, *_FLAGS, f"--user-data-dir={profile}", "about:blank"],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
+    process = _start(profile)
     try:
         said = profile / "DevToolsActivePort"
         until = time.monotonic() + 60

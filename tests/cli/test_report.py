@@ -1,0 +1,339 @@
+"""`ray-slo report`: what the page says, and what a browser makes of it."""
+
+import asyncio
+import json
+import re
+
+import numpy as np
+import pandas as pd
+import pytest
+from typer.testing import CliRunner
+
+from ray_slo.cli import app, report_data
+from ray_slo.cli.report import page
+from ray_slo.cli.report_data import load, of_report
+from ray_slo.core import (
+    Assigned,
+    Cluster,
+    DispatchDelay,
+    LatencyProfile,
+    Model,
+    Variant,
+    Worker,
+)
+from ray_slo.scheduling import make_policy
+from ray_slo.serve.loadreport import LoadResult
+from ray_slo.simulation import WorkerEvent, simulate
+from ray_slo.simulation.decision_log import Lines, Recording, Start
+from ray_slo.simulation.report import Report
+from ray_slo.simulation.workloads import Workload
+from tests.cli.browser import CHROMIUM, chromium
+
+EVIL = "</script><b>cats"
+
+
+def variant(name, scale, accuracy):
+    return Variant(name, {"cpu": LatencyProfile.linear(0.002 * scale, 0.01 * scale, 32)}, accuracy)
+
+
+CLUSTER = Cluster.of(
+    [
+        Model("dogs", 0.06, (variant("d-small", 1, 70.0), variant("d-large", 2, 80.0))),
+        Model(EVIL, 0.1, (variant("c-only", 1.5, 90.0),)),
+    ],
+    [
+        Worker("w0", "cpu", frozenset({"d-small", "d-large", "c-only"}), Assigned("d-small", 8, 9)),
+        Worker("w1", "cpu", frozenset({"d-small", "d-large", "c-only"})),
+    ],
+    DispatchDelay(0.001),
+)
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory):
+    """A folder of each kind of source, of the same run."""
+    folder = tmp_path_factory.mktemp("sources")
+    lines = Lines(folder / "log", "20260101-zoo", Start.of("price", {}, wall_at=1e9))
+    report = simulate(
+        Recording(make_policy("price"), lines),
+        CLUSTER,
+        Workload.poisson(500),
+        duration_s=3.0,
+        latency_noise=0.2,
+        worker_events=[WorkerEvent(1.0, "w1", "leave"), WorkerEvent(1.5, "w1", "join")],
+    )
+    lines.close()
+    (folder / "sim").mkdir()
+    report.save(folder / "sim" / "report.npz")
+    frame = report.requests
+    latency = frame["latency_s"].fillna(1.0).to_numpy()
+    requests = pd.DataFrame(
+        {
+            "intended_s": frame["arrival_s"],
+            "sent_s": frame["arrival_s"] + 0.002,
+            "done_s": frame["arrival_s"] + latency,
+            "latency_s": latency,
+            "measured": frame["arrival_s"] > 0.5,
+            "status": frame["outcome"]
+            .map({"good": "ok", "late": "late", "dropped": "refused", "pending": "error"})
+            .astype(str),
+            "error": np.where(frame["outcome"] == "dropped", "503: would_miss", None),
+            "correct": pd.array([None] * len(frame), dtype="boolean"),
+            "model": frame["model"].astype(str),
+            "variant": frame["variant"].astype(object),
+            "accuracy": 75.0,
+            "batch_size": 4.0,
+            "queue_s": 0.01,
+            "exec_s": 0.02,
+        }
+    )
+    (folder / "bench").mkdir()
+    requests.to_csv(folder / "bench" / "requests.csv", index=False)
+    summary = LoadResult(requests, 0.1, 3.0, 0.5, 0.1).summary
+    (folder / "bench" / "summary.json").write_text(json.dumps(summary))
+    return folder, report
+
+
+def headings(html):
+    return re.findall(r"<h2>(.*?)</h2>", html)
+
+
+CHARTS = ["Goodput and violations", "Latency against the SLO", "Batch sizes"]
+CHARTS += ["Variants and accuracy"]
+WORDS = ["The worst requests", "By model", "Why requests were given up"]
+BATCHES = ["What every worker ran", "Prediction error"]
+
+
+@pytest.mark.parametrize(
+    ("name", "wanted"),
+    [
+        (
+            "log",
+            [*CHARTS, *BATCHES, *WORDS, "What the policy was told of the cluster"],
+        ),
+        (
+            "sim",
+            [*CHARTS, *BATCHES, "The worst requests", "By model", "Why requests were given up"],
+        ),
+        ("bench", [*CHARTS, "The worst requests", "Errors"]),
+    ],
+)
+def test_one_page_from_any_source(sources, tmp_path, name, wanted):
+    folder, report = sources
+    out = tmp_path / "new" / "page.html"
+    shown = CliRunner().invoke(app, ["report", str(folder / name), "--out", str(out)])
+    assert shown.exit_code == 0, shown.output
+    assert shown.stdout.startswith(f"wrote {out}")
+    html = out.read_text()
+    assert headings(html) == wanted
+    assert not re.search(r'(src|href)="(?!#)|@import|url\((?!#)', html)  # nothing to fetch
+    assert EVIL not in html
+    data = json.loads(re.search(r'id="data">(.*?)</script>', html, re.S)[1])
+    assert data["models"] == (["dogs", EVIL] if name != "bench" else sorted(["dogs", EVIL]))
+    bad = [o["bad"] for o in data["outcomes"]]
+    violations = sum(bad[o] for o in data["requests"]["outcome"])
+    assert violations == report.count() - report.count("good") > 0
+    assert len(data["requests"]["t"]) == report.count()
+
+
+def test_figures_and_words(sources):
+    folder, report = sources
+    source = load(folder / "log")
+    facts = dict(source.facts)
+    assert facts["policy"] == "price"
+    assert facts["since"] == "2001-09-09 01:46 UTC"
+    assert facts["requests"] == f"{report.count():,}"
+    (changes,) = [t.rows for heading, _, t in source.tables if "told" in heading]
+    said = [words for _, words in changes]
+    assert "the plan wants d-small of w0, in batches of at most 8 for 9 requests/s" in said[0]
+    assert said[1] == "w1 left"
+    assert said[2].startswith("w1 (cpu) is there with c-only, d-large, d-small")
+    drops = next(t.rows for heading, _, t in source.tables if heading.startswith("Why"))
+    assert sum(int(n) for _, n, _ in drops) == report.count("dropped")
+    assert len(source.worst) == 10
+    assert {d.tags["outcome"] for d in source.worst} >= {"late", "dropped"}
+
+
+def hand_made(**requests):
+    """One worker, one model with an SLO of 100 ms; one batch of two, 20 ms longer than said."""
+    n = len(requests["batch"])
+    columns = {"model": [0] * n, "drop_reason": [-1] * n, "dropped_s": [np.nan] * n, **requests}
+    batches = {"worker": [0], "variant": [0], "size": [2], "status": [0]}
+    times = {"dispatched_s": [1.04], "predicted_start_s": [1.05], "predicted_finish_s": [1.09]}
+    times |= {"started_s": [1.06], "finished_s": [1.12]}
+    meta = {"duration_s": 2.0, "warmup_s": 0.0, "seed": 0, "policy": "by hand", "models": ["m"]}
+    meta |= {"slo_s": {"m": 0.1}, "variants": ["v"], "accuracy": {"v": None}, "workers": ["w0"]}
+    return Report(
+        meta,
+        {k: np.array(v) for k, v in columns.items()},
+        {k: np.array(v) for k, v in {**batches, **times}.items()},
+    )
+
+
+def test_the_worst_are_explained_step_by_step():
+    report = hand_made(
+        arrival_s=[1.0, 1.03, 1.07, 1.5],
+        deadline_s=[1.1, 1.13, 1.17, 1.6],
+        batch=[0, 0, -1, -1],
+        drop_reason=[-1, -1, 1, -1],
+        dropped_s=[np.nan, np.nan, 1.08, np.nan],
+    )
+    source = of_report(report, "test")
+    late, dropped, pending = source.worst
+    assert late.head == "m at 1.000 s: answered after 120.0 ms, 20.0 ms late"
+    assert list(late.steps) == [
+        "arrived at 1.000 s for m, to be answered within 100 ms; nobody waited before it, "
+        "no workers were busy",
+        "+40.0 ms: sent to w0 with one other as v; predicted to end at +90.0 ms, 10.0 ms before "
+        "its deadline",
+        "+60.0 ms: the batch began (10.0 ms later than predicted)",
+        "+120.0 ms: done; it ran 60.0 ms, 20.0 ms longer than predicted",
+        "missed by 20.0 ms. Most of its time went into this: the execution (60.0 ms)",
+    ]
+    assert dropped.head == "m at 1.070 s: given up after 10.0 ms (shed)"
+    assert dropped.steps[0].endswith("nobody waited before it, 1 worker was busy")
+    assert dropped.steps[1] == "+50.0 ms: w0 was the first of them to be done"
+    assert pending.head == "m at 1.500 s: never answered"
+
+
+def test_without_a_miss_the_tightest_are_shown():
+    report = hand_made(arrival_s=[1.0, 1.03], deadline_s=[2.0, 1.5], batch=[0, 0])
+    source = of_report(report, "test")
+    assert [d.tags["outcome"] for d in source.worst] == ["good", "good"]
+    assert source.worst[0].head.endswith("380.0 ms to spare")
+    assert "None was missed" in page(source).render()
+
+
+def test_long_runs_show_their_end(sources, monkeypatch):
+    monkeypatch.setattr(report_data, "MOST_REQUESTS", 100)
+    folder, report = sources
+    for name in ("sim", "bench"):
+        source = load(folder / name)
+        assert len(source.data["requests"]["t"]) == 100
+        assert any("Charts show the last 100 of" in note for note in source.notes)
+    batches = load(folder / "sim").data["batches"]
+    used = load(folder / "sim").data["requests"]["batch"]
+    assert max(used) == len(batches["size"]) - 1
+    assert len(batches["size"]) < len(report.batches)
+
+
+def test_what_is_no_source(tmp_path):
+    (tmp_path / "summary.json").write_text("{}")
+    (tmp_path / "requests.csv").write_text("a\n1\n")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "text.npz").write_text("hello")
+    for what, said in (
+        (tmp_path / "none", "No such file or folder"),
+        (tmp_path / "empty", "neither a decision log"),
+        (tmp_path, "no bench run: 'slo_ms'"),
+        (tmp_path / "requests.csv", "no decision log, or cut short"),
+        (tmp_path / "text.npz", "not a report file"),
+    ):
+        shown = CliRunner().invoke(app, ["report", str(what), "--out", str(tmp_path / "x.html")])
+        assert shown.exit_code == 2
+        assert said in " ".join(shown.output.split())
+    assert not (tmp_path / "x.html").exists()
+
+
+# -- in a browser ----------------------------------------------------------------------------
+
+DRAWN = """
+[...document.querySelectorAll('[data-chart]')].map(figure => {
+  const canvas = figure.querySelector('canvas');
+  if (!canvas) return [figure.dataset.chart, figure.querySelectorAll('svg path').length];
+  const pixels = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data;
+  let inked = 0;
+  for (let i = 3; i < pixels.length; i += 4) inked += pixels[i] > 0;
+  return ['timeline', inked];
+})
+"""
+COUNT = "+document.querySelector('#filter output').value.replace(/,/g, '').split(' ')[0]"
+PLACE = """(() => {{
+  const box = document.querySelector('{}');
+  box.scrollIntoView({{block: 'center'}});
+  const r = box.getBoundingClientRect();
+  return [r.left, r.top, r.width, r.height];
+}})()"""
+
+
+def choose(name, value):
+    return (
+        f"(() => {{ const box = document.querySelector('select[name={name}]'); box.value = {value};"
+        " box.dispatchEvent(new Event('change')); })()"
+    )
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine (package chromium)")
+def test_in_a_browser(sources, tmp_path):
+    folder, report = sources
+    for name in ("log", "bench"):
+        page(load(folder / name)).write(tmp_path / f"{name}.html")
+    frame = report.requests
+
+    async def look():
+        async with chromium(tmp_path / "profile") as tab:
+            log = await tab()
+            await log.open(tmp_path / "log.html")
+            drawn = dict(await log.evaluate(DRAWN))
+            assert list(drawn) == ["goodput", "latency", "sizes", "mix", "timeline", "errors"]
+            assert min(drawn.values()) >= 1
+            assert drawn["timeline"] > 1000
+            assert await log.evaluate(COUNT) == len(frame)
+
+            # The filter.
+            await log.evaluate(choose("model", 0))
+            assert await log.evaluate(COUNT) == (frame["model"] == "dogs").sum()
+            hidden = "[...document.querySelectorAll('details')].filter(d => d.hidden).length"
+            worst = load(folder / "log").worst
+            assert await log.evaluate(hidden) == sum(d.tags["model"] != "dogs" for d in worst)
+            bad = frame["outcome"] != "good"
+            await log.evaluate(choose("outcome", 4))  # all violations
+            assert await log.evaluate(COUNT) == ((frame["model"] == "dogs") & bad).sum()
+            await log.evaluate("document.querySelector('#filter button').click()")
+            assert await log.evaluate(COUNT) == len(frame)
+
+            # A time, chosen by dragging.
+            x, y, width, height = await log.evaluate(PLACE.format("[data-chart=goodput] svg"))
+            y += height / 2
+            await log.mouse(
+                ("pressed", x + width / 4, y),
+                ("moved", x + width / 3, y),
+                ("moved", x + width / 2, y),
+                ("released", x + width / 2, y),
+            )
+            part = await log.evaluate(COUNT)
+            assert 0.15 < part / len(frame) < 0.35
+
+            # The timeline is zoomed, moved, and says what is under the pointer.
+            view = "Object.values({...document.querySelector('canvas').dataset}).map(Number)"
+            shown, begin, end = await log.evaluate(view)
+            assert end - begin < 1.5
+            await log.evaluate("document.querySelector('[title=\"Zoom in\"]').click()")
+            fewer, closer, _ = await log.evaluate(view)
+            assert fewer < shown
+            assert closer > begin
+            await log.evaluate("document.querySelector('[title=Later]').click()")
+            assert (await log.evaluate(view))[1] > closer
+            x, y, width, _ = await log.evaluate(PLACE.format("canvas"))
+            await log.mouse(("moved", x + width / 2, y + 10))
+            said = "document.querySelector('[data-chart=timeline] .readout').textContent"
+            assert (await log.evaluate(said)).startswith("w0: ")
+            await log.screenshot(tmp_path / "log.png")
+
+            dark = await tab()
+            await dark.open(tmp_path / "log.html", dark=True)
+            paper = "getComputedStyle(document.body).backgroundColor"
+            assert await dark.evaluate(paper) != await log.evaluate(paper)
+            phone = await tab()
+            await phone.open(tmp_path / "log.html", width=360)
+            assert await phone.evaluate("document.documentElement.scrollWidth") == 360
+            bench = await tab()
+            await bench.open(tmp_path / "bench.html")
+            assert [name for name, _ in await bench.evaluate(DRAWN)] == list(drawn)[:4]
+            assert min(n for _, n in await bench.evaluate(DRAWN)) >= 1
+            for seen in (log, dark, phone, bench):
+                assert seen.problems == []
+                assert [url.startswith("file://") for url in seen.fetched] == [True]
+
+    asyncio.run(look())
+    assert (tmp_path / "log.png").stat().st_size > 20_000
