@@ -42,7 +42,7 @@ SYSTEMS: dict[str, Callable[[], Any]] = {
     "InferLine": lambda: inferline,
     "Proteus": Proteus,
 }
-OFF_PEAK = 0.25
+OFF_PEAK = 0.15
 SERIES = (("accuracy", "accuracy", "%"), ("servers", "servers", ""), ("violations", "missed", "%"))
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -247,6 +248,30 @@ class PipelineReport:
             "workers": self.workers_used(),
             "plans": len(self._plans),
         }
+
+    def plot(self, path: str | Path, window_s: float = 10.0) -> Path:
+        """Write a PNG of demand, accuracy, workers and violations over time (Loki Figure 5)."""
+        from matplotlib.figure import Figure
+
+        windows = self.windows(window_s)
+        panels = {
+            "demand": ("requests per second", 1.0),
+            "accuracy": ("accuracy (%)", 1.0),
+            "workers": ("workers", 1.0),
+            "violation_ratio": ("SLO violations (%)", 100.0),
+        }
+        figure = Figure(figsize=(8, 8), layout="constrained")
+        for (column, (label, scale)), axes in zip(
+            panels.items(), figure.subplots(len(panels), sharex=True), strict=True
+        ):
+            axes.step(windows.begin_s, scale * windows[column], where="post")
+            axes.set_ylabel(label)
+            if column != "accuracy":
+                axes.set_ylim(bottom=0)
+        axes.set_xlabel("time (s)")
+        path = Path(path)
+        figure.savefig(path, dpi=120)
+        return path
 
     def __repr__(self) -> str:
         return (

@@ -48,7 +48,7 @@ def test_figures_weigh_frames_by_demand_and_accuracy_by_what_was_in_time():
 
 def test_a_day(tmp_path):
     asked = problem(TASKS, 0, workers=5)
-    day = Day("small", asked, [20.0, 120.0, 120.0, 20.0], 10.0)
+    day = Day("small", asked, [15.0, 120.0, 120.0, 15.0], 10.0)
     rows = compare(day, 0, {"Proteus: servers, up to": 2.67})
     value = {(r.case, r.metric): r.ours for r in rows}
     for phase in ("whole day", "hardware scaling suffices", "accuracy scaling"):

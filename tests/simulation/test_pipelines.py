@@ -514,7 +514,7 @@ def test_arrivals_need_an_end():
 # -- windows -----------------------------------------------------------------------------------
 
 
-def test_windows():
+def test_windows(tmp_path):
     problem = replace(PROBLEM, slo_s=4.0)
     report, _ = run(at(0, 5, 5, 5, 5, 5), planned(d=1, large=1), problem=problem, duration_s=10.0)
     # In the second half four frames fill a batch of the detector and two of the names' (6 to 8,
@@ -526,6 +526,9 @@ def test_windows():
     assert windows.workers.tolist() == [2, 2]
     assert windows.busy.tolist() == pytest.approx([3 / 5, 6 / 5])
     assert report.summary()["ok"] == 3
+    assert report.plot(tmp_path / "day.png", 5.0).stat().st_size > 1000
+    with pytest.raises(ValueError, match="window_s must be positive, got 0"):
+        report.windows(0)
 
 
 # -- conservation ------------------------------------------------------------------------------
