@@ -12,13 +12,20 @@ until a base time plus a time per item has passed. Those times are the synthetic
 beside them; the SLO is stretched likewise. The loads are shares of the pool's fluid bound.
 
 *Large* queries are those that the weak type cannot rank within the SLO, even when it is idle.
+Then the planner `kairos` decides how many workers of each type there are, and its budget is raised
+and lowered again while queries come in, as a changed config would do it. *No answer* are all
+requests, of that part, that were refused, expired or failed; *settled* is the time from the change
+of the budget until as many workers run as are planned.
+
 *Simulated* is the simulator's answer for the same policy, rate and size distribution, with the
 latencies as the workers measured them and the measured dispatch delay.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,9 +54,14 @@ MARGIN_S = 0.005  # `response_margin_ms`
 STRONG, WEAK = "g4dn.xlarge", "r5n.large"
 POOL = {STRONG: 1, WEAK: 2}
 POLICIES: dict[str, kairos.Policy] = {"kairos": kairos.KAIROS, "FCFS": kairos.RIBBON}
-LOADS = (0.4, 0.6, 0.8)  # of the pool's fluid bound
+LOADS = (0.3, 0.5, 0.7)  # of the pool's fluid bound
 WARMUP_S = 5.0
 SIMULATED_S = 900.0
+BUDGETS = (0.7, 1.6, 0.7)  # per hour
+BUDGET_RATE = 5.0  # queries per second: within what the smallest budget serves
+INTERVAL_S = 4.0  # of the planner
+PAUSE_S = 10.0  # between settled workers and the next change
+SETTLE_S = 90.0  # a plan that takes longer to follow is given up on
 
 
 class Ranking(Recommender):
@@ -82,7 +94,9 @@ class Measured:
 
 
 def run(quick: bool, seed: int) -> list[Row]:
-    from ray_slo.demo.systems import local_serve, running
+    from ray import serve
+
+    from ray_slo.demo.systems import APP, local_serve, running
 
     warmup_s, window_s = (2.0, 4.0) if quick else (WARMUP_S, 40.0)
     loads = LOADS[1:2] if quick else LOADS
@@ -95,6 +109,10 @@ def run(quick: bool, seed: int) -> list[Row]:
                 for load in loads:
                     rate = load * bound
                     seen[load, name] = measure(url, payloads, rate, warmup_s, window_s, seed)
+        budgets = BUDGETS[:2] if quick else BUDGETS
+        with running(planned_application(budgets[0])):
+            handle = serve.get_app_handle(APP)
+            changes = asyncio.run(change_budgets(handle, payloads, budgets, seed))
     rows: list[Row] = []
     for load in loads:
         for name, policy in POLICIES.items():
@@ -110,7 +128,7 @@ def run(quick: bool, seed: int) -> list[Row]:
                 Row(case, "simulated not in time", "%", simulated),
                 Row(case, "large queries on the weak type", "%", found.large_on_weak),
             ]
-    return rows
+    return rows + budget_rows(changes)
 
 
 def queries(count: int, seed: int) -> Any:
@@ -167,6 +185,138 @@ def worker(kind: str, count: int, **options: Any) -> dict[str, Any]:
     }
     actor = {"num_cpus": 0.25, "runtime_env": {"env_vars": variables}}
     return {"num_replicas": count, "ray_actor_options": actor, **options}
+
+
+@dataclass
+class Change:
+    """What followed from a budget.
+
+    Attributes:
+        settled_s: from the change until the planned workers ran.
+        running: workers by kind then.
+        requests: sent from the change until the next one.
+    """
+
+    budget: float
+    settled_s: float
+    running: dict[str, int]
+    requests: pd.DataFrame
+
+
+def planned_application(budget: float) -> Any:
+    """The recommender on as many workers of each type as the planner wants."""
+    sizes = Counter(CASE.sizes.quantiles((np.arange(100) + 0.5) / 100).tolist())
+    return application(
+        kairos.KAIROS,
+        POOL,
+        2.0,
+        workers={kind: worker(kind, 1, instance_type=kind, max_replicas=4) for kind in POOL},
+        planner={
+            "name": "kairos",
+            "interval_s": INTERVAL_S,
+            "kwargs": {"budget_per_hour": budget, "follow_load": False, "sizes": dict(sizes)},
+        },
+    )
+
+
+async def change_budgets(
+    handle: Any, payloads: Any, budgets: Sequence[float], seed: int
+) -> list[Change]:
+    """Deploy again with each of the other budgets, while queries come in.
+
+    Raises:
+        TimeoutError: the workers did not follow within `SETTLE_S`.
+    """
+    from ray import serve
+
+    from ray_slo.demo.systems import APP
+    from ray_slo.serve.loadgen import status_of
+
+    rng = np.random.default_rng(seed)
+    loop = asyncio.get_running_loop()
+    start, over = loop.time(), asyncio.Event()
+    seen: list[dict[str, Any]] = []
+
+    async def one(at: float, item: Any) -> None:
+        status, hardware = "answered", ""
+        try:
+            hardware = (await asyncio.wait_for(handle.remote(item), 30.0))["hardware"]
+        except Exception as error:  # whatever it raises is a result here
+            status = status_of(error)
+        latency_s = loop.time() - start - at
+        if status == "answered":
+            status = "ok" if latency_s <= SLO_S else "late"
+        seen.append({"at": at, "status": status, "answer": hardware, "size": len(item["items"])})
+
+    async def send() -> None:
+        tasks = []
+        longest_s = (SETTLE_S + PAUSE_S) * (len(budgets) + 1)
+        times = Workload.poisson(BUDGET_RATE).arrivals.times(longest_s, rng)
+        for at in times.tolist():
+            await asyncio.sleep(max(start + at - loop.time(), 0.0))
+            if over.is_set():
+                break
+            item = payloads.items[int(rng.integers(len(payloads)))]
+            tasks.append(loop.create_task(one(at, item)))
+        await asyncio.gather(*tasks)
+
+    async def settled(budget: float) -> dict[str, int]:
+        """The workers that run, when they are those that are planned."""
+        until = loop.time() + SETTLE_S
+        while loop.time() < until:
+            plan = (await handle.slo_status.remote())["plan"]
+            wanted = {kind: plan.get("counts", {}).get(kind, 0) for kind in POOL}
+            if plan.get("budget_per_hour") == budget and plan.get("running") == wanted:
+                return wanted
+            await asyncio.sleep(0.2)
+        raise TimeoutError(f"no workers for a budget of {budget:g} within {SETTLE_S:g} s: {plan}")
+
+    sending = loop.create_task(send())
+    changes: list[tuple[float, float, float, dict[str, int]]] = []
+    try:
+        for i, budget in enumerate(budgets):
+            began = loop.time() - start
+            if i:
+                await asyncio.to_thread(
+                    serve.run, planned_application(budget), name=APP, route_prefix="/"
+                )
+            running = await settled(budget)
+            changes.append((budget, began, loop.time() - start - began, running))
+            await asyncio.sleep(PAUSE_S)
+    finally:
+        over.set()
+        await sending
+    frame = pd.DataFrame(seen)
+    ends = [began for _, began, _, _ in changes[1:]] + [np.inf]
+    return [
+        Change(budget, settled_s, running, frame[(frame["at"] >= began) & (frame["at"] < end)])
+        for (budget, began, settled_s, running), end in zip(changes, ends, strict=True)
+    ]
+
+
+def budget_rows(changes: Sequence[Change]) -> list[Row]:
+    rows: list[Row] = []
+    for i, change in enumerate(changes):
+        status = change.requests["status"]
+        large = change.requests["size"] > weak_limit()
+        case = (
+            f"planner kairos, {BUDGET_RATE:g} queries/s · {i + 1}. "
+            f"budget {change.budget:.2f} per hour"
+        )
+        rows += [
+            *(Row(case, f"workers {kind}", "", change.running[kind]) for kind in POOL),
+            Row(case, "settled", "s", change.settled_s),
+            Row(case, "queries", "", len(status)),
+            Row(case, "no answer", "", int((~status.isin(("ok", "late"))).sum())),
+            Row(case, "late", "", int((status == "late").sum())),
+            Row(
+                case,
+                "large on the weak type",
+                "",
+                int((large & (change.requests["answer"] == WEAK)).sum()),
+            ),
+        ]
+    return rows
 
 
 def measure(

@@ -305,6 +305,11 @@ PROGRAMS: dict[str, tuple[str, str, str]] = {
         "ray-slo, SHEPHERD §4",
         "live on Ray Serve: a model moved between two serving groups under load",
     ),
+    "live-heterogeneous": (
+        "benchmarks.live_heterogeneous",
+        "Kairos §8, live",
+        "live on Ray Serve: queries of unlike sizes on unlike workers, Kairos, FCFS, a new budget",
+    ),
     "live-replay": (
         "benchmarks.live_replay",
         "ray-slo",
