@@ -11,10 +11,12 @@ share of a core to itself: after a batch it rests until the processor time that 
 that share of the time gone by. Without that, it would measure itself fast while the others are
 idle, and be slow when they are not.
 
-*Accuracy, of variants* is the mean end-to-end accuracy, as measured once for each path on other
-pages, of the variants that answered; *of characters* is measured on the very answers against what
-is written on the pages. *Violations* are requests that were refused, dropped or late, end to end,
-as the client sees it; *failed* is anything that is neither an answer nor a refusal with its reason.
+*Accuracy* is that of answers in time: *of variants* as measured once for each path on other pages,
+*of characters* measured on the very answers against what is written on the pages. *Violations* are
+requests that were refused, dropped or late, end to end, as the client sees it; *failed* is anything
+that is neither an answer nor a refusal with its reason. *As simulated* is the simulator's answer
+for the same arrivals, planner and policy, with the latencies as the workers had learned them by the
+end; there, times to start a worker and to load a network are guesses.
 """
 
 from __future__ import annotations
@@ -36,7 +38,8 @@ from deployments.ocr import Detect, Recognise
 from ray_slo.core import LatencyProfile
 from ray_slo.planning import loki
 from ray_slo.planning.result import Infeasible
-from ray_slo.simulation.workloads import Trace
+from ray_slo.simulation import simulate_pipeline
+from ray_slo.simulation.workloads import Times, Trace, Workload
 
 SLO_S = 2.5
 CLIENT_SHARE = 0.95  # of it, the server is told: the rest is the way from and to the client
@@ -48,7 +51,10 @@ FLOOR = 70.0  # percent: pages are refused rather than read at a lower mean accu
 READERS = ("rec32-int8", "rec40-int8", "rec48-int8", "rec48")  # the others are slower, no better
 BIN_S = 5.0
 INTERVAL_S = 5.0  # between plans
-PLANNING = {"headroom_quantile": 0.95, "headroom_period_s": SLO_S, "accuracy_floor": FLOOR}
+SWAP_COST = 0.1  # the live planner's default
+START_S, LOAD_S = 8.0, 1.0  # in the simulator: of a worker, of a network
+NOISE = 0.25  # likewise, of latencies: lines are of different lengths
+PLANNING = {"headroom_quantile": 0.95, "headroom_period_s": 1.0, "accuracy_floor": FLOOR}
 
 
 def share() -> float:
@@ -120,14 +126,24 @@ def run(quick: bool, seed: int) -> list[Row]:
         told = planned(handle)
         limits = capacities(told)
         rates = ramp((0.5 if quick else PEAK) * limits[1], quick)
-        seen, glances = asyncio.run(drive(handle, rates, 20 if quick else 60, seed))
-        learned = profiles(handle.slo_status.remote().result())
-    return rows(limits, rates, seen, glances) + [
-        Row(f"a batch of one · {variant}", f"latency {when}", "ms", 1e3 * known[variant].latency(1))
-        for variant in told
-        for when, known in (("at start", told), ("at the end", learned))
-        if variant in known
-    ]
+        trace = Trace(rates=rates, interval_s=BIN_S)
+        times = trace.times(trace.length_s, np.random.default_rng(seed))
+        seen, glances = asyncio.run(drive(handle, times, trace.length_s, 20 if quick else 60, seed))
+        learned = told | profiles(handle.slo_status.remote().result())
+    return (
+        rows(limits, rates, seen, glances)
+        + simulated(learned, times)
+        + [
+            Row(
+                f"a batch of one · {variant}",
+                f"latency {when}",
+                "ms",
+                1e3 * known[variant].latency(1),
+            )
+            for variant in told
+            for when, known in (("at start", told), ("at the end", learned))
+        ]
+    )
 
 
 def application(profile_seconds: float) -> Any:
@@ -192,19 +208,25 @@ def capacities(known: dict[str, LatencyProfile]) -> tuple[float, float]:
 
     By the planner, with the profiles that it goes by, and with its headroom.
     """
+    problem = problem_of(known)
+    best = max(problem.path_accuracies.values())
+    return (
+        largest(lambda demand: _accuracy(problem, demand) >= best - 0.01),
+        largest(lambda demand: _accuracy(problem, demand) > 0),
+    )
+
+
+def problem_of(known: dict[str, LatencyProfile]) -> loki.Problem:
+    """What the planner is asked, but for the demand."""
     spec = pipeline(1.0).spec()
-    problem = loki.Problem(
+    return loki.Problem(
         spec.pipeline.loki_tasks(known.__getitem__),
         demand=1.0,
         workers=WORKERS,
         slo_s=CLIENT_SHARE * SLO_S,
         path_accuracies=spec.pipeline.measured_paths,
+        swap_cost=SWAP_COST,
         **PLANNING,
-    )
-    best = max(problem.path_accuracies.values())
-    return (
-        largest(lambda demand: _accuracy(problem, demand) >= best - 0.01),
-        largest(lambda demand: _accuracy(problem, demand) > 0),
     )
 
 
@@ -227,26 +249,29 @@ def _accuracy(problem: loki.Problem, demand: float) -> float:
 
 def ramp(peak: float, quick: bool) -> list[float]:
     """The demand in pages per second, by bins of `BIN_S`."""
-    low, slope, high = (1, 2, 2) if quick else (5, 14, 8)
+    low, slope, high = (1, 2, 2) if quick else (5, 20, 8)
     up = np.linspace(TRICKLE, peak, slope + 2)[1:-1].tolist()
     return [TRICKLE] * low + up + [peak] * high + up[::-1] + [TRICKLE] * low
 
 
 async def drive(
-    handle: Any, rates: Sequence[float], count: int, seed: int
+    handle: Any, times: np.ndarray[Any, Any], duration_s: float, count: int, seed: int
 ) -> tuple[list[Seen], list[Glance]]:
-    """Send pages at these rates, whatever becomes of them; look at the plan once a second."""
+    """Send pages at these times, whatever becomes of them; look at the plan once a second.
+
+    Args:
+        count: so many different pages.
+    """
     from deployments.ocr.pages import errors, pages
     from ray_slo.serve import loadgen
 
     series = pages(count, seed + 1000)
-    rng = np.random.default_rng(seed)
-    times = Trace(rates=list(rates), interval_s=BIN_S).times(BIN_S * len(rates), rng)
+    which = np.random.default_rng(seed + 1).integers(count, size=len(times))
     loop = asyncio.get_running_loop()
     start = loop.time() + 0.1
 
-    async def one(at: float, which: int) -> Seen:
-        page = series[which]
+    async def one(at: float, index: int) -> Seen:
+        page = series[index]
         try:
             response = handle.remote(page.png, response_metadata=True)
             answer = await asyncio.wait_for(response, 30.0)
@@ -260,7 +285,7 @@ async def drive(
 
     async def look() -> list[Glance]:
         glances = []
-        for second in range(int(BIN_S * len(rates))):
+        for second in range(int(duration_s)):
             await asyncio.sleep(max(start + second - loop.time(), 0.0))
             plan = (await handle.slo_status.remote())["plan"]
             serving = Counter(w["assigned"] for w in plan["workers"].values() if w["assigned"])
@@ -271,10 +296,29 @@ async def drive(
 
     looking = loop.create_task(look())
     sent = []
-    for at, which in zip(times.tolist(), rng.integers(count, size=len(times)), strict=True):
+    for at, index in zip(times.tolist(), which.tolist(), strict=True):
         await asyncio.sleep(max(start + at - loop.time(), 0.0))
-        sent.append(loop.create_task(one(at, int(which))))
+        sent.append(loop.create_task(one(at, index)))
     return list(await asyncio.gather(*sent)), await looking
+
+
+def simulated(known: dict[str, LatencyProfile], times: np.ndarray[Any, Any]) -> list[Row]:
+    """What the simulator says of the same arrivals."""
+    report = simulate_pipeline(
+        problem_of(known),
+        Workload(arrivals=Times(times_s=times.tolist())),
+        initial_demand=TRICKLE,
+        interval_s=INTERVAL_S,
+        start_s=START_S,
+        load_s=LOAD_S,
+        latency_noise=NOISE,
+    )
+    case = "as simulated"
+    return [
+        Row(case, "accuracy", "%", report.accuracy()),
+        Row(case, "violations", "%", 100 * report.violation_ratio()),
+        Row(case, "workers", "", report.workers_used()),
+    ]
 
 
 def rows(
@@ -309,8 +353,9 @@ def _rows(
     here = [s for s in seen if a <= s.at_s < b]
     at = [g for g in glances if a <= g.at_s < b]
     answered = [s for s in here if s.status == "answered"]
-    known = [s.accuracy for s in answered if s.accuracy is not None]
-    written = sum(s.written for s in answered)
+    in_time = [s for s in here if s.in_time]
+    known = [s.accuracy for s in in_time if s.accuracy is not None]
+    written = sum(s.written for s in in_time)
     latencies = [s.latency_s for s in answered]
     used = sum((g.variants for g in at), Counter())
     measured: list[tuple[str, str, float]] = [
@@ -319,7 +364,7 @@ def _rows(
         (
             "accuracy, of characters",
             "%",
-            100 * (1 - sum(s.wrong for s in answered) / written) if written else math.nan,
+            100 * (1 - sum(s.wrong for s in in_time) / written) if written else math.nan,
         ),
         ("violations", "%", 100 * _mean([not s.in_time for s in here])),
         ("late", "", sum(not s.in_time for s in answered)),
