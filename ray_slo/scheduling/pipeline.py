@@ -421,6 +421,13 @@ class Pipeline:
         variants = {v.name: m.name for m in cluster.models.values() for v in m.variants}
         if variants == self._variants:
             return
+        for variant, factors in self._prior.items():
+            children = self._children.get(variants.get(variant, ""), [])
+            if variant not in variants or set(factors) - set(children):
+                raise ValueError(
+                    f"factors must be by variant and child task; got {dict(factors)} for "
+                    f"{variant!r}, which has the children {children}"
+                )
         prior: dict[Hashable, dict[str, float]] = {}
         for variant, task in variants.items():
             known = self.factors.of(variant) if variant in self._variants else {}
@@ -574,7 +581,7 @@ class Pipeline:
         for of_backup, execution_s, backup in self._backup[r.model]:
             if of_backup < accuracy:
                 break
-            if execution_s <= limit_s:
+            if execution_s <= limit_s + TOLERANCE_S:
                 finish_at = self._finish_at(now, backup)
                 if finish_at < best_at:
                     best, best_at, accuracy = backup, finish_at, of_backup
