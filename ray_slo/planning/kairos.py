@@ -19,7 +19,8 @@ serve the large requests and leave the small ones to auxiliary instances, which 
 better at them. It is also loose where auxiliary types differ in s, as all are given the largest.
 
 `plan` takes the configuration with the highest bound if the top three agree on the number of base
-instances, else the one of the top ten that is nearest to the others (least squared distance).
+instances, else the one of the top ten that is nearest to the others (least squared distance). With
+"fluid", only configurations that use up the budget take part: others are a part of one that does.
 
 Worked example (as Figure 7, scenario 2): Q_b = 60/s for the mix, Q_b^{s+} = 40/s beyond s, Q_a =
 50/s up to s, of which there are f = 80 %. The auxiliary one is the bottleneck, as 50·0.2/0.8 = 12.5
@@ -336,6 +337,10 @@ def plan(problem: Problem, bound: Bound = "fluid") -> Plan | Infeasible[Plan]:
     if isinstance(ranked, Infeasible):
         return ranked
     t, base, counts, bounds, limited = ranked
+    considered = len(counts)
+    if bound == "fluid":
+        full = counts @ t.prices + t.prices.min() > problem.budget_per_hour * (1 + 1e-12)
+        counts, bounds, limited = counts[full], bounds[full], limited[full]
     top = counts[:3]
     if len(set(top[:, base].tolist())) == 1:
         chosen, rule = 0, "the highest upper bound; the top three have as many base instances"
@@ -346,7 +351,15 @@ def plan(problem: Problem, bound: Bound = "fluid") -> Plan | Infeasible[Plan]:
         rule = "nearest to the other nine of the ten highest upper bounds"
     runner_up = 1 if chosen == 0 else 0
     return _make_plan(
-        t, base, counts, bounds, limited, chosen, runner_up if len(counts) > 1 else None, rule
+        t,
+        base,
+        counts,
+        bounds,
+        limited,
+        chosen,
+        runner_up if len(counts) > 1 else None,
+        rule,
+        considered,
     )
 
 
@@ -386,6 +399,7 @@ def _make_plan(
     chosen: int,
     runner_up: int | None,
     rule: str,
+    considered: int,
 ) -> Plan:
     mine = _named(t, counts[chosen])
     other = None if runner_up is None else _named(t, counts[runner_up])
@@ -406,7 +420,7 @@ def _make_plan(
         t.names[base],
         bottleneck,
         other,
-        len(counts),
+        considered,
         text,
     )
 
