@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 import uuid
 from collections.abc import Callable, Mapping
@@ -38,6 +39,7 @@ _GONE_S = 10.0  # workers and frontends are taken for dead after this silence
 _SETTLE_S = 1.0  # at first: so long for all workers to say what they do
 _LISTEN_S = 3.0  # after a restart: so long for the demand to be seen
 _GAP_S = 1.0  # between plans, however much changes
+_REMIND_S = 20.0  # between profiles for frontends
 _AVOID_S = 60.0  # a variant that could not be loaded
 
 Key = tuple[str, str]  # (variant, kind of worker)
@@ -108,12 +110,26 @@ def _more(now: Mapping[Any, int], before: Mapping[Any, int]) -> dict[Any, int]:
 
 
 class FrontendSays(NamedTuple):
-    """Frontend → planner. `tuned`: arguments of the planner that were changed while it runs."""
+    """Frontend → planner.
+
+    Attributes:
+        tuned: arguments of the planner that were changed while it runs.
+        profiles: what it last heard, for an actor that is new: there may be no worker any more of
+            a kind that was measured.
+    """
 
     client: str
     counts: Counts
     version: str
     tuned: Mapping[str, Any] = {}
+    profiles: Mapping[Key, list[float]] = {}
+
+
+class FrontendHears(NamedTuple):
+    """Planner → frontend. `profiles`: None where they are as it has heard."""
+
+    plan_age_s: float | None
+    profiles: Mapping[Key, list[float]] | None = None
 
 
 @dataclass(frozen=True)
@@ -192,6 +208,9 @@ class Brain(Protocol):
     def target(self, kind: str) -> int | None:
         """Workers of a kind; None: as many as there are."""
 
+    def limit(self, kind: str, most: int) -> None:
+        """Serve starts no more of a kind."""
+
     def status(self, now: float) -> dict[str, Any]:
         """For people."""
 
@@ -218,6 +237,7 @@ class _Worker:
 class _Frontend:
     counts: Counts
     seen_at: float
+    told_at: float = -math.inf  # when it was last told profiles
 
 
 class PlanActor(AppActor):
@@ -283,8 +303,8 @@ class PlanActor(AppActor):
         if self._workers.pop(worker, None) is not None:
             self._refresh()
 
-    async def frontend(self, says: FrontendSays) -> float | None:
-        """Count; returns the age of the plan in seconds."""
+    async def frontend(self, says: FrontendSays) -> FrontendHears:
+        """Count, and say how old the plan is; once in a while, what a successor has to know."""
         self._start()
         now = time.monotonic()
         if says.version == self._spec.fingerprint:
@@ -292,14 +312,27 @@ class PlanActor(AppActor):
             if before is not None:  # what was counted before we knew it, we cannot place in time
                 over_s = max(now - before.seen_at, 1e-3)
                 self._brain.counted(now, over_s, says.counts.since(before.counts))
-            self._frontends[says.client] = _Frontend(says.counts, now)
+            told_at = before.told_at if before is not None else -math.inf
+            self._frontends[says.client] = _Frontend(says.counts, now, told_at)
+            for key, table in says.profiles.items():
+                self._profiles.setdefault(key, LatencyProfile(table))
             if self._brain.tune(says.tuned):
                 logger.info("arguments of the planner: %s", dict(says.tuned))
-        return None if self._planned_at is None else now - self._planned_at
+        age_s = None if self._planned_at is None else now - self._planned_at
+        known = self._frontends.get(says.client)
+        if age_s is None or known is None or now - known.told_at < _REMIND_S:
+            return FrontendHears(age_s)
+        known.told_at = now
+        return FrontendHears(age_s, {key: p.table for key, p in self._profiles.items()})
 
-    async def target(self, kind: str) -> int | None:
-        """How many workers of a kind there should be; None: as many as there are."""
+    async def target(self, kind: str, most: int) -> int | None:
+        """How many workers of a kind there should be; None: as many as there are.
+
+        Args:
+            most: Serve starts no more.
+        """
         self._start()
+        self._brain.limit(kind, most)
         return self._brain.target(kind)
 
     # -- asked by people -------------------------------------------------------------------
@@ -379,8 +412,8 @@ class PlanActor(AppActor):
 
     def _hear(self, says: WorkerSays, now: float) -> None:
         before = self._workers.get(says.worker)
-        if before is None and says.assigned is not None and self._planned_at is None:
-            self._took_over = True
+        if before is None and says.ready and self._planned_at is None:
+            self._took_over = True  # it was there before us
         for variant, (why, number) in says.errors.items():
             known = before.says.errors.get(variant) if before is not None else None
             if known is None or known[1] != number:

@@ -70,7 +70,8 @@ class PlanAutoscaling:
             self._actor = self._found(context)
         if self._actor is not None:
             self._asked_at = now
-            self._answer = self._actor.target.remote(self._kind)
+            most = context.capacity_adjusted_max_replicas
+            self._answer = self._actor.target.remote(self._kind, most)
 
     def _found(self, context: AutoscalingContext) -> Any:
         """The actor, looked up aside; None while that takes its time.

@@ -18,7 +18,9 @@ from ray_slo.serve.app_actor import AGAIN_S, AppActorLink, Follower, status_of
 from ray_slo.serve.metrics import GroupMetrics
 from ray_slo.serve.plan_actor import (
     Counts,
+    FrontendHears,
     FrontendSays,
+    Key,
     Wanted,
     WorkerSays,
     get_or_create_plan,
@@ -43,6 +45,8 @@ class PlanReporter:
         self._made: dict[str, Counter[str]] = {}
         self._sizes: Counter[int] = Counter()
         self._tuned: dict[str, Any] = {}
+        self._profiles: Mapping[Key, list[float]] = {}
+        self._remind = False  # the actor may be a new one
         self._decided_at: float | None = None
         self._metrics = GroupMetrics()
         self._task = asyncio.get_running_loop().create_task(self._report())
@@ -91,19 +95,24 @@ class PlanReporter:
     def _says(self) -> FrontendSays:
         made = {variant: dict(counts) for variant, counts in self._made.items()}
         counts = Counts(self._requests, dict(self._finished), made, dict(self._sizes))
-        return FrontendSays(self._client, counts, self._spec.fingerprint, self._tuned)
+        profiles = self._profiles if self._remind else {}
+        return FrontendSays(self._client, counts, self._spec.fingerprint, self._tuned, profiles)
 
     async def _report(self) -> None:
         while True:
             try:
-                age_s = await self._link.ask("frontend", self._says())
-                if age_s is not None:
-                    self._decided_at = time.monotonic() - age_s
+                heard: FrontendHears = await self._link.ask("frontend", self._says())
+                self._remind = False
+                if heard.plan_age_s is not None:
+                    self._decided_at = time.monotonic() - heard.plan_age_s
+                if heard.profiles is not None:
+                    self._profiles = heard.profiles
                 await asyncio.sleep(_REPORT_S)
             except asyncio.CancelledError:
                 raise
             except Exception as error:
                 logger.warning("planner unreachable (%r); the last plan holds", error)
+                self._remind = True
                 await asyncio.sleep(AGAIN_S)
             if self._decided_at is not None:
                 self._metrics.plan_age(time.monotonic() - self._decided_at)

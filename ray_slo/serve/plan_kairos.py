@@ -316,6 +316,7 @@ class KairosBrain:
     def __init__(self, spec: AppSpec) -> None:
         assert spec.planner is not None
         self._tuned: dict[str, Any] = {}
+        self._limits: dict[str, int] = {}
         self.configure(spec)
         self._rate = Rate(spec.planner.demand)
         self._sizes = Sizes()
@@ -400,10 +401,10 @@ class KairosBrain:
         return max(rate, most)
 
     def _limit(self, kind: str) -> int:
-        worker = self._spec.workers[kind]
-        if worker.max_replicas is not None:
-            return worker.max_replicas
-        return math.floor(self._args.budget_per_hour / self._types[kind].price_per_hour + 1e-9)
+        paid = self._args.budget_per_hour / self._types[kind].price_per_hour
+        bounds = self._spec.replica_bounds(kind)
+        assert bounds is not None
+        return min(math.floor(paid + 1e-9), self._limits.get(kind, bounds[1]))
 
     def _rented(self, seen: Seen) -> Configuration:
         if self._solved is not None:
@@ -417,6 +418,7 @@ class KairosBrain:
         known = {k for _, k in seen.profiles if k in self._types}
         return (
             self._args != self._job.args
+            or any(self._limit(k) != most for k, most in self._job.limits.items())
             or known != self._job.problem.profiles.keys()
             or self._sizes.differ()
             or (self._args.follow_load and self._rate.differs(now, self._job.planned_rate))
@@ -429,6 +431,9 @@ class KairosBrain:
         return Verdict(answer.why, answer.shortfall)
 
     # -- what is told ----------------------------------------------------------------------
+
+    def limit(self, kind: str, most: int) -> None:
+        self._limits[kind] = most
 
     def target(self, kind: str) -> int | None:
         if self._solved is None or self._job is None:

@@ -166,6 +166,8 @@ class LokiBrain:
             return True
         if frozenset(self._profiles(seen)) != self._job.usable:
             return True
+        if self._job.problem.workers != self._most:
+            return True
         useful = best(self._solved.whole).workers
         present = min(len(seen.serving), self._most)
         if min(present, useful) != min(self._job.present, useful):
@@ -184,6 +186,10 @@ class LokiBrain:
         return Verdict(why, shortfall)
 
     # -- what is told ----------------------------------------------------------------------
+
+    def limit(self, kind: str, most: int) -> None:
+        if kind == self._kind:
+            self._most = most
 
     def target(self, kind: str) -> int | None:
         if self._solved is None or kind != self._kind:

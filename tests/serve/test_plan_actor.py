@@ -120,18 +120,21 @@ def test_from_the_first_worker_to_a_plan():
         spec = spec_of()
         cluster = Cluster(spec, "a", "b")
         with actor_of(spec) as actor:
-            assert await actor.target("default") is None
+            assert await actor.target("default", 4) is None
             await cluster.round(actor)
             assert cluster.workers["a"].loaded == set(TABLES)  # to be measured
             assert cluster.does == {"a": None, "b": None}
             status = await cluster.settle(actor)
-            assert await actor.target("default") == 2
+            assert await actor.target("default", 4) == 2
             assert sorted(cluster.does.values()) == ["det", "large"]
             assert status["targets"] == status["running"] == {"default": 2}
             assert status["error"] is None
             assert "Hardware scaling" in status["why"]
             says = FrontendSays("f", Counts(), spec.fingerprint)
-            assert 0 <= await actor.frontend(says) < 10  # the plan's age
+            heard = await actor.frontend(says._replace(client="g"))
+            assert 0 <= heard.plan_age_s < 10
+            assert heard.profiles == {(v, "default"): table for v, table in TABLES.items()}
+            assert (await actor.frontend(says._replace(client="g"))).profiles is None
 
     asyncio.run(scenario())
 
@@ -163,7 +166,7 @@ def test_a_failing_solver_leaves_the_plan_and_is_tried_again(monkeypatch):
             await cluster.round(actor)
             status = await actor.status()
             assert status["error"] == "planning failed: RuntimeError: the solver broke"
-            assert (cluster.does, await actor.target("default")) == (before, 2)
+            assert (cluster.does, await actor.target("default", 4)) == (before, 2)
             monkeypatch.setattr(plan_actor, "in_task", working)
             await actor.replan()
             assert (await actor.status())["error"] is None
@@ -181,7 +184,7 @@ def test_without_any_plan_every_worker_serves_everything(monkeypatch):
             await cluster.round(actor)
             assert cluster.does == {"a": None, "b": None}
             assert {w.loaded for w in cluster.workers.values()} == {frozenset(TABLES)}
-            assert await actor.target("default") is None
+            assert await actor.target("default", 4) is None
 
     asyncio.run(scenario())
 
@@ -202,10 +205,39 @@ def test_a_successor_changes_nothing_until_it_has_listened():
             await cluster.round(actor)
             assert (await actor.status())["state"] == "taken over"
             assert cluster.workers == before
-            assert await actor.target("default") is None
+            assert await actor.target("default", 4) is None
             status = await cluster.settle(actor)
             assert cluster.does == {"a": "large", "b": "det"}
             assert status["targets"] == {"default": 2}
+
+    asyncio.run(scenario())
+
+
+def test_a_successor_hears_from_frontends_what_no_worker_knows():
+    async def scenario():
+        spec = spec_of()
+        cluster = Cluster(spec, "a", "b")
+        with actor_of(spec) as actor:
+            told = {(v, "default"): table for v, table in TABLES.items()}
+            await actor.frontend(FrontendSays("f", Counts(), spec.fingerprint, {}, told))
+            await cluster.round(actor)
+            assert cluster.does == {"a": None, "b": None}  # nothing is to be measured
+            await cluster.settle(actor)
+            assert sorted(cluster.does.values()) == ["det", "large"]
+
+    asyncio.run(scenario())
+
+
+def test_serve_says_how_many_there_may_be():
+    async def scenario():
+        spec = spec_of()
+        cluster = Cluster(spec, "a", "b")
+        with actor_of(spec) as actor:
+            await cluster.settle(actor)
+            await actor.target("default", 1)  # redeployed with another max_replicas
+            status = await cluster.until(actor, lambda status: status["plans"] == 2)
+            assert "out of reach with 1 workers" in status["error"]
+            assert await actor.target("default", 1) == 1
 
     asyncio.run(scenario())
 
@@ -270,12 +302,12 @@ def test_a_newer_release_starts_afresh_and_older_workers_go_on():
             newer = spec_of().stamped("two")
             newer._version = spec.version + 1
             await actor.configure(newer)
-            assert await actor.target("default") is None
+            assert await actor.target("default", 4) is None
             assert await actor.worker(cluster.workers["a"], None) == (None, None)
             await cluster.settle(renewed(cluster, newer, actor))
-            assert await actor.target("default") == 2
+            assert await actor.target("default", 4) == 2
             await actor.configure(spec)  # by a frontend of the older release
-            assert await actor.target("default") == 2
+            assert await actor.target("default", 4) == 2
 
     def renewed(cluster, spec, actor):
         cluster.spec, cluster.had = spec, {}

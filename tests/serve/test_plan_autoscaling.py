@@ -19,7 +19,7 @@ class Ray:
 
     @property
     def target(self):
-        return SimpleNamespace(remote=lambda kind: self.asked.append(kind) or len(self.asked))
+        return SimpleNamespace(remote=lambda *args: self.asked.append(args) or len(self.asked))
 
     def find(self, app_key):
         self.looked_up.append(app_key)
@@ -73,7 +73,7 @@ def test_it_follows_the_plan_with_one_call_under_way(fake):
     asked(policy, fake, 1)
     assert fake.looked_up == ["app#pipeline"]
     assert [policy(context())[0] for _ in range(3)] == [2, 2, 2]  # what there is
-    assert fake.asked == ["default"]
+    assert fake.asked == [("default", 4)]
     fake.answer(3)
     assert policy(context()) == (3, {})
     assert len(fake.asked) == 2
