@@ -200,6 +200,16 @@ PROGRAMS: dict[str, tuple[str, str, str]] = {
         "Loki §6.2, Figure 6",
         "a day of the social media pipeline end to end, with InferLine and Proteus",
     ),
+    "loki-fig7": (
+        "benchmarks.loki_fig7",
+        "Loki §6.3, Figure 7",
+        "what becomes of late requests: the paper's four rules, and ours",
+    ),
+    "loki-fig8": (
+        "benchmarks.loki_fig8",
+        "Loki §6.4, Figure 8",
+        "accuracy and violations under SLOs from 100 to 400 ms",
+    ),
     "kairos-matching": (
         "benchmarks.kairos_matching",
         "Kairos §5.1, §6",
