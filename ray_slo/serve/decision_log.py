@@ -9,6 +9,7 @@ queue is full, decisions go unlogged, and the log says how many rows that were.
 from __future__ import annotations
 
 import atexit
+import functools
 import logging
 import threading
 import time
@@ -58,6 +59,17 @@ def open_log(spec: AppSpec, epoch: str) -> DecisionLog | None:
     )
 
 
+@functools.cache
+def _warm_up() -> None:
+    """Import what writes files, now: later it would hold the event loop for a third of a second."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    encoder = Encoder()
+    encoder.start(Start(None, None, {}), 0.0)
+    pq.write_table(to_arrow(encoder.rows), pa.BufferOutputStream(), compression="zstd")
+
+
 class DecisionLog:
     """The log of one scheduler.
 
@@ -78,6 +90,7 @@ class DecisionLog:
         flush_s: float = 5.0,
         **about: Any,
     ) -> None:
+        _warm_up()
         self._folder = Path(folder)
         stamp = datetime.now(timezone.utc).strftime("%Y%m%dT%H%M%S")
         self._name = f"{stamp}-{name}"  # names sort by age
