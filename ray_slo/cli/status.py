@@ -54,11 +54,14 @@ def _print(console: Any, name: str, state: dict[str, Any]) -> None:
     models = Table("model", title_justify="left")
     for column in ("SLO ms", "queued", "goodput /s", "accuracy %"):
         models.add_column(column, justify="right")
-    for model, spec in state["models"].items():
+    offered = dict(state["models"])
+    if (pipeline := state.get("pipeline")) is not None:  # clients ask for it; models are its tasks
+        offered[pipeline["name"]] = pipeline
+    for model, spec in offered.items():
         models.add_row(
             model,
             f"{spec['latency_slo_ms']:g}",
-            str(state.get("queued", {}).get(model, "?")),
+            "" if spec is pipeline else str(state.get("queued", {}).get(model, "?")),
             f"{state['goodput'].get(model, 0.0):.1f}",
             f"{known:.2f}" if (known := state.get("accuracy", {}).get(model)) else "",
         )
@@ -73,7 +76,7 @@ def _print(console: Any, name: str, state: dict[str, Any]) -> None:
             str(p["max_batch_size"]),
             str(p["samples"]),
         )
-    workers = Table("worker", "kind", "variants")
+    workers = Table("worker", "kind", "variants", "does")
     for column in ("in flight", "heartbeat s ago"):
         workers.add_column(column, justify="right")
     for worker, w in state.get("workers", {}).items():
@@ -81,6 +84,9 @@ def _print(console: Any, name: str, state: dict[str, Any]) -> None:
             worker,
             w["kind"],
             ", ".join(w["variants"]),
+            f"{does['variant']}, batches of {does['batch_size']}"
+            if (does := w["assigned"])
+            else "",
             str(w["batches_in_flight"]),
             f"{w['last_heartbeat_s']:.1f}",
         )
@@ -88,6 +94,8 @@ def _print(console: Any, name: str, state: dict[str, Any]) -> None:
     console.print(models, profiles, workers)
     if "groups" in state:
         _print_groups(console, state)
+    if "plan" in state:
+        _print_plan(console, state["plan"])
     console.print(", ".join(f"{k} {v}" for k, v in counts.items()))
 
 
@@ -111,11 +119,13 @@ def _print_groups(console: Any, state: dict[str, Any]) -> None:
             str(counts.get("refused", "?")),
             f"{sum(state['goodput'].get(m, 0.0) for m in models):.1f}",
         )
-    plan = state["plan"]
+    console.print(groups)
+
+
+def _print_plan(console: Any, plan: dict[str, Any]) -> None:
     age_s = plan.get("plan_age_s")
     age = "none yet" if age_s is None else f"{age_s:.0f} s old"
     by = plan.get("planner") or "the configuration"
-    console.print(groups)
     why = f"plan by {by}: {plan.get('state', '?')}, {age}. {plan.get('why', '')}"
     console.print(why, markup=False)
     failed = [f"{what}: {error}" for what, error in plan.get("load_errors", {}).items()]

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 BLOCKS = re.findall(r"```(\w+)\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
 PYTHON = [code for language, code in BLOCKS if language == "python"]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
-CONFIGS = sorted((ROOT / "configs").glob("digits-*.yaml"))
+CONFIGS = [p for what in ("digits", "pipeline") for p in (ROOT / "configs").glob(f"{what}-*.yaml")]
 
 pytestmark = pytest.mark.live
 
@@ -27,7 +27,7 @@ def names():
 
 
 def test_there_is_something_to_run():
-    assert len(PYTHON) == 3 and len(EXAMPLES) >= 3 and len(CONFIGS) >= 5
+    assert len(PYTHON) == 4 and len(EXAMPLES) >= 3 and len(CONFIGS) >= 5
 
 
 @pytest.mark.parametrize("number", range(len(PYTHON)))

@@ -1,0 +1,56 @@
+"""What `ray-slo status` prints of an application's state."""
+
+import io
+
+from rich.console import Console
+
+from ray_slo.cli.status import _print
+
+
+def printed(**state):
+    worker = {"kind": "gpu", "variants": ["f", "s"], "batches_in_flight": 2}
+    base = {
+        "models": {"find": {"latency_slo_ms": 100}, "spell": {"latency_slo_ms": 100}},
+        "goodput": {"words": 3.25, "find": 4},
+        "scheduler": "embedded",
+        "pending": 0,
+        "queued": {"find": 7},
+        "workers": {"w": {**worker, "last_heartbeat_s": 0.1, "assigned": None}},
+        **state,
+    }
+    file = io.StringIO()
+    _print(Console(file=file, width=120), "app", base)
+    lines = [line.rstrip() for line in file.getvalue().splitlines()]
+    return {line.split()[1]: line for line in lines if line.startswith("│")}, lines
+
+
+def test_models_and_workers():
+    rows, lines = printed()
+    assert "7" in rows["find"]
+    assert "?" in rows["spell"]
+    assert "f, s" in rows["w"]
+    assert "words" not in rows
+    assert not any(line.startswith("plan by") for line in lines)
+
+
+def test_a_pipeline_its_plan_and_who_does_what():
+    worker = {"kind": "gpu", "variants": ["f"], "batches_in_flight": 0, "last_heartbeat_s": 0.1}
+    rows, lines = printed(
+        pipeline={"name": "words", "latency_slo_ms": 100, "parents": {}},
+        workers={"w": {**worker, "assigned": {"variant": "f", "batch_size": 8, "load": 3.0}}},
+        plan={"planner": "loki", "state": "planned", "plan_age_s": 2, "why": "Enough."},
+    )
+    assert "3.2" in rows["words"]
+    assert "f, batches of 8" in rows["w"]
+    assert "plan by loki: planned, 2 s old. Enough." in lines
+
+
+def test_groups():
+    rows, lines = printed(
+        groups={"a": {"models": ["find"], "wanted_models": ["find", "spell"]}},
+        plan={"planner": None, "state": "moving", "error": "no room", "load_errors": {"m": "why"}},
+    )
+    assert "+spell" in rows["a"]
+    assert "plan by the configuration: moving, none yet." in "\n".join(lines)
+    assert "no room" in lines
+    assert "m: why" in lines
