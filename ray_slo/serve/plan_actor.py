@@ -288,8 +288,8 @@ class PlanActor(AppActor):
             await asyncio.sleep(app_actor._POLL_S)
             return None, None
         now = time.monotonic()
-        self._hear(says, now)
-        self._refresh()
+        if self._hear(says, now):
+            self._refresh()
         until = now + app_actor._POLL_S
         while True:
             found = self._wanted.get(says.worker)
@@ -410,7 +410,8 @@ class PlanActor(AppActor):
     def _is_alone(self) -> bool:
         return not self._workers and not self._frontends
 
-    def _hear(self, says: WorkerSays, now: float) -> None:
+    def _hear(self, says: WorkerSays, now: float) -> bool:
+        """Whether there is news in it but for profiles."""
         before = self._workers.get(says.worker)
         if before is None and says.ready and self._planned_at is None:
             self._took_over = True  # it was there before us
@@ -420,17 +421,24 @@ class PlanActor(AppActor):
                 logger.warning("%s could not load %s: %s", says.worker, variant, why)
                 self._avoided[variant, says.kind] = why, now + _AVOID_S
         self._workers[says.worker] = _Worker(says, now)
-        for variant, table in says.profiles.items():
-            key = variant, says.kind
-            if variant in says.loaded or key not in self._profiles:
-                fresh = [
-                    w.says.profiles[variant]
-                    for w in self._workers.values()
-                    if w.says.kind == says.kind
-                    and variant in w.says.loaded
-                    and len(w.says.profiles.get(variant, ())) == len(table)
-                ]
-                self._profiles[key] = LatencyProfile(np.median(fresh or [table], axis=0).tolist())
+        unknown = [v for v in says.profiles if (v, says.kind) not in self._profiles]
+        for variant in unknown:
+            self._profiles[variant, says.kind] = LatencyProfile(says.profiles[variant])
+        same = before is not None and before.says._replace(profiles={}) == says._replace(
+            profiles={}
+        )
+        return not same or bool(unknown)
+
+    def _learn(self) -> None:
+        """Take the workers' profiles over."""
+        measured: dict[Key, list[list[float]]] = {}
+        for worker in self._workers.values():
+            says = worker.says
+            for variant in says.loaded & says.profiles.keys():
+                measured.setdefault((variant, says.kind), []).append(says.profiles[variant])
+        for key, tables in measured.items():
+            alike = [table for table in tables if len(table) == len(tables[0])]
+            self._profiles[key] = LatencyProfile(np.median(alike, axis=0).tolist())
 
     def _seen(self) -> Seen:
         return Seen(
@@ -467,6 +475,7 @@ class PlanActor(AppActor):
         return now - self._tried_at >= _GAP_S and self._brain.is_due(now, self._seen())
 
     def _plan_now(self, now: float) -> None:
+        self._learn()
         try:
             problem = self._brain.problem(now, self._seen())
         except NotYet as reason:
