@@ -196,10 +196,13 @@ def test_configs_name_what_there_is(config):
     assert model.load() is Recommender
     assert model.max_batch_size == app.MAX_ITEMS
     assert model.kwargs["network"] in train.NAMES
-    assert set(spec.workers) <= set(CATALOGUE)
-    for worker in spec.workers.values():
+    rented = 0.0
+    for kind, worker in spec.workers.items():
+        assert worker.instance_type == CATALOGUE[kind]
+        rented += worker.num_replicas * worker.instance_type.price_per_hour
         variables = worker.ray_actor_options["runtime_env"]["env_vars"]
         assert set(variables) == {app.BASE_VARIABLE, app.ITEM_VARIABLE}
+    assert rented <= spec.planner.kwargs["budget_per_hour"]
 
 
 def test_importing_and_preprocessing_needs_no_torch():
