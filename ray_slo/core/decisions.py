@@ -27,6 +27,8 @@ class Dispatch:
         batch_id: increasing per policy; comes back in `BatchOutcome`.
         start_at, finish_at: predicted start and finish in the host's clock, seconds. The worker
             starts as soon as it is free and has every payload; `start_at` is no order to wait.
+        price: what it was worth to a policy that has prices, in that policy's unit, if its host
+            asked (`Policy.explain`).
     """
 
     batch_id: int
@@ -35,6 +37,7 @@ class Dispatch:
     requests: Sequence[Request]
     start_at: float
     finish_at: float
+    price: float | None = None
 
     @property
     def slack_s(self) -> float:

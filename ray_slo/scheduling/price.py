@@ -279,6 +279,7 @@ class Price(BatchingPolicy):
         self._sizes: list[int] = []
         self._tables: _Tables = {}
         self._values: dict[tuple[int, ...], QueueValue] = {}  # solved so far
+        self.explain = False  # points per second of a worker's time, in every dispatch
         self._priced: dict[ModelState, tuple[int, ...]] = {}  # the one in force
         self._watched: list[ModelState] = []  # whose load is not known yet
         self._short_s = 0.0
@@ -516,6 +517,8 @@ class Price(BatchingPolicy):
             lane.variant, lane.profile = best.variant, best.profile
             if free_at > now and self._too_soon(pool, free_at - self._delay(best.size), now):
                 return
+            if self.explain:
+                self._price = best.bid()
             self._dispatch(lane, worker, best.first, best.size, free_at, now)
 
     def _choose(
