@@ -288,7 +288,7 @@ class BatchingPolicy(ABC):
         self._drops: list[tuple[float, int, ModelState]] = []
         self._serial = 0
         self._batch_id = 0
-        self._price: float | None = None  # of the next dispatch, where a policy has one
+        self._paid: float | None = None  # of the next dispatch, where a policy has one
         self._taken = False  # workers will be free later than they were going to be
         self._actions: list[Action] = []
 
@@ -561,7 +561,7 @@ class BatchingPolicy(ABC):
         self._actions.append(
             Dispatch(
                 *(self._batch_id, worker.id, lane.variant, requests),
-                *(start_at, start_at + latency_s, self._price),
+                *(start_at, start_at + latency_s, self._paid),
             )
         )
         if not worker.flights:

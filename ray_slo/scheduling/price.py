@@ -518,7 +518,7 @@ class Price(BatchingPolicy):
             if free_at > now and self._too_soon(pool, free_at - self._delay(best.size), now):
                 return
             if self.explain:
-                self._price = best.bid()
+                self._paid = best.bid()
             self._dispatch(lane, worker, best.first, best.size, free_at, now)
 
     def _choose(
