@@ -15,7 +15,7 @@ from ray_slo.planning import kairos
 
 
 def run(quick: bool, seed: int) -> list[Row]:
-    how = {"requests": 500 if quick else 4000, "tolerance": 0.03 if quick else 0.01, "seed": seed}
+    how = {"requests": 500 if quick else 2000, "tolerance": 0.03 if quick else 0.01, "seed": seed}
     top = 3 if quick else 20
     rows = []
     for model in ("RM2",) if quick else MODELS:
