@@ -120,6 +120,8 @@ class Recording:
     def __init__(self, policy: Policy, sink: Callable[[Round], None]) -> None:
         self.policy = policy
         self.serves_late = policy.serves_late  # type: ignore[misc]
+        if hasattr(policy, "explain"):
+            policy.explain = True
         self._sink = sink
         self._events: list[tuple[str, tuple[Any, ...]]] = []
 
@@ -285,7 +287,7 @@ class Encoder:
                 start_at=d.start_at,
                 finish_at=d.finish_at,
                 slack_s=d.slack_s,
-                value=getattr(d, "price", None),
+                value=d.price,
             )
         elif isinstance(action, Drop):
             self._row(
@@ -629,6 +631,7 @@ class _Decoder:
             requests,
             row[i["start_at"]],
             row[i["finish_at"]],
+            row[i["value"]],
         )
 
     def _decode_cluster(self, text: str) -> Cluster:

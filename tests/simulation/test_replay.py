@@ -133,6 +133,15 @@ def test_workers_come_and_go_as_they_did(tmp_path):
     assert recorded(life).utilisation()["w0"] == pytest.approx(report.utilisation()["w0"], abs=0.01)
 
 
+def test_a_dispatch_has_the_price_it_was_sent_at(tmp_path):
+    life, _ = record(tmp_path, "price", {})
+    prices = [a.price for r in life.rounds() for a in r.decision.actions if isinstance(a, Dispatch)]
+    assert len(prices) > 100
+    assert all(p > 0 for p in prices)
+    assert len(set(prices)) > 1
+    assert make_policy("price").explain is False
+
+
 class Held(Request):
     """A request of a live client, under its own number."""
 
