@@ -125,6 +125,27 @@ class FrontendMetrics:
             self._accuracy.set(accuracy, {"model": model})
 
 
+class PlanMetrics:
+    """What a frontend knows of the plan."""
+
+    def __init__(self) -> None:
+        self._age = _gauge(
+            "plan_age_s", "Seconds since the planner last decided; grows while it is gone."
+        )
+        self._replicas = _gauge(
+            "replicas", "Workers, as the plan wants (wanted) and there are (running).", "kind", "is"
+        )
+
+    def age(self, seconds: float) -> None:
+        """The plan is so old."""
+        self._age.set(seconds)
+
+    def replicas(self, kind: str, wanted: int | None, running: int) -> None:
+        """Workers of a kind; `wanted` is None where the plan leaves them as they are."""
+        self._replicas.set(running, {"kind": kind, "is": "running"})
+        self._replicas.set(running if wanted is None else wanted, {"kind": kind, "is": "wanted"})
+
+
 class GroupMetrics:
     """What a frontend sent to which serving group."""
 
@@ -137,9 +158,7 @@ class GroupMetrics:
         self._serves = _gauge(
             "group_serves", "1 where the model's requests go to the group.", "group", "model"
         )
-        self._plan_age = _gauge(
-            "plan_age_s", "Seconds since the planner last decided; grows while it is gone."
-        )
+        self._plan = PlanMetrics()
 
     def count(self, group: str, model: str, event: str, number: int) -> None:
         """So many requests were "submitted", "granted" or "refused"."""
@@ -155,7 +174,7 @@ class GroupMetrics:
 
     def plan_age(self, seconds: float) -> None:
         """The plan is so old."""
-        self._plan_age.set(seconds)
+        self._plan.age(seconds)
 
 
 class WorkerMetrics:

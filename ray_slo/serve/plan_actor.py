@@ -126,9 +126,16 @@ class FrontendSays(NamedTuple):
 
 
 class FrontendHears(NamedTuple):
-    """Planner → frontend. `profiles`: None where they are as it has heard."""
+    """Planner → frontend.
+
+    Attributes:
+        plan_age_s: None before there is a plan.
+        replicas: workers wanted (None: as many as there are) and running, by kind.
+        profiles: for a successor, once in a while.
+    """
 
     plan_age_s: float | None
+    replicas: Mapping[str, tuple[int | None, int]] = {}
     profiles: Mapping[Key, list[float]] | None = None
 
 
@@ -321,9 +328,14 @@ class PlanActor(AppActor):
         age_s = None if self._planned_at is None else now - self._planned_at
         known = self._frontends.get(says.client)
         if age_s is None or known is None or now - known.told_at < _REMIND_S:
-            return FrontendHears(age_s)
+            return FrontendHears(age_s, self._replicas())
         known.told_at = now
-        return FrontendHears(age_s, {key: p.table for key, p in self._profiles.items()})
+        profiles = {key: p.table for key, p in self._profiles.items()}
+        return FrontendHears(age_s, self._replicas(), profiles)
+
+    def _replicas(self) -> dict[str, tuple[int | None, int]]:
+        kinds = [w.says.kind for w in self._workers.values()]
+        return {k: (self._brain.target(k), kinds.count(k)) for k in self._spec.workers}
 
     async def target(self, kind: str, most: int) -> int | None:
         """How many workers of a kind there should be; None: as many as there are.
@@ -363,7 +375,7 @@ class PlanActor(AppActor):
             _does(w.says, wanted[name]) for name, w in self._workers.items() if name in wanted
         ):
             state = "changing"
-        kinds = [w.says.kind for w in self._workers.values()]
+        replicas = self._replicas()
         return {
             "planner": planner.name if planner is not None else None,
             "state": state,
@@ -373,8 +385,8 @@ class PlanActor(AppActor):
             "why": self._why,
             "error": self._error,
             "load_errors": {f"{v} on {k}": why for (v, k), (why, _) in self._avoided.items()},
-            "targets": {kind: self._brain.target(kind) for kind in self._spec.workers},
-            "running": {kind: kinds.count(kind) for kind in self._spec.workers},
+            "targets": {kind: wanted for kind, (wanted, _) in replicas.items()},
+            "running": {kind: running for kind, (_, running) in replicas.items()},
             "workers": {
                 name: {
                     "ready": w.says.ready,

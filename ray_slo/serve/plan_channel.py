@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from ray_slo.core.cluster import Assigned
 from ray_slo.serve.app_actor import AGAIN_S, AppActorLink, Follower, status_of
-from ray_slo.serve.metrics import GroupMetrics
+from ray_slo.serve.metrics import PlanMetrics
 from ray_slo.serve.plan_actor import (
     Counts,
     FrontendHears,
@@ -48,7 +48,7 @@ class PlanReporter:
         self._profiles: Mapping[Key, list[float]] = {}
         self._remind = False  # the actor may be a new one
         self._decided_at: float | None = None
-        self._metrics = GroupMetrics()
+        self._metrics = PlanMetrics()
         self._task = asyncio.get_running_loop().create_task(self._report())
 
     def arrived(self, size: int = 1) -> None:
@@ -107,6 +107,8 @@ class PlanReporter:
                     self._decided_at = time.monotonic() - heard.plan_age_s
                 if heard.profiles is not None:
                     self._profiles = heard.profiles
+                for kind, (wanted, running) in heard.replicas.items():
+                    self._metrics.replicas(kind, wanted, running)
                 await asyncio.sleep(_REPORT_S)
             except asyncio.CancelledError:
                 raise
@@ -115,7 +117,7 @@ class PlanReporter:
                 self._remind = True
                 await asyncio.sleep(AGAIN_S)
             if self._decided_at is not None:
-                self._metrics.plan_age(time.monotonic() - self._decided_at)
+                self._metrics.age(time.monotonic() - self._decided_at)
 
 
 class _Worker(Protocol):

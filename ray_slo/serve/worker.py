@@ -237,7 +237,7 @@ class Worker:
             times = {self._variants[key].profile.profile.latency(1): key for key in keys}
             if times and min(times) > model.latency_slo_ms / 1e3:
                 raise ConfigError(
-                    f"models.{name}.latency_slo_ms: no batch can meet {model.latency_slo_ms:g} ms: "
+                    f"{self._slo_field(name)}: no batch can meet {model.latency_slo_ms:g} ms: "
                     f"a batch of one of {times[min(times)]} took {min(times) * 1e3:.4g} ms on "
                     f"{self._kind!r} workers"
                 )
@@ -259,6 +259,15 @@ class Worker:
         while here := [b for b in self._batches.values() if b.variant in keys]:
             await asyncio.wait([waiter for batch in here for waiter in batch.waiters.values()])
         self._forget(keys)
+
+    def _field(self, model: str) -> str:
+        """Where the configuration speaks of a model."""
+        return f"{'models' if self._spec.pipeline is None else 'pipeline.tasks'}.{model}"
+
+    def _slo_field(self, model: str) -> str:
+        if self._spec.pipeline is None:
+            return f"{self._field(model)}.latency_slo_ms"
+        return f"pipeline.latency_slo_ms, in task {model}"
 
     def _keys(self, model: str) -> list[str]:
         return [key for key, ref in self._refs.items() if ref.model == model]
@@ -332,7 +341,7 @@ class Worker:
             )
         except Exception as error:
             raise ConfigError(
-                f"models.{ref.model}.variants.{ref.name}: load failed: "
+                f"{self._field(ref.model)}.variants.{ref.name}: load failed: "
                 f"{type(error).__name__}: {error}"
             ) from error
 
@@ -345,7 +354,7 @@ class Worker:
                 module = module_of(network)
                 await self._loop.run_in_executor(self._builder, Preemptible, module, points)
             except (TypeError, ValueError) as error:
-                raise ConfigError(f"models.{ref.model}.exit_points: {error}") from error
+                raise ConfigError(f"{self._field(ref.model)}.exit_points: {error}") from error
         if points and known is not None:
             chosen = [p.delay_p95_s for p in known.points if p.exit_points == known.chosen]
             self._preempt_delay_s = max(self._preempt_delay_s, *chosen)
@@ -385,7 +394,7 @@ class Worker:
         if len(too_slow) == len(keys):
             name = self._variants[keys[0]].ref.model
             raise ConfigError(
-                f"models.{name}.latency_slo_ms: no batch can meet {model.latency_slo_ms:g} ms: "
+                f"{self._slo_field(name)}: no batch can meet {model.latency_slo_ms:g} ms: "
                 f"{min(too_slow.values())[1]}"
             )
         for key, (_, says) in too_slow.items():
@@ -402,7 +411,8 @@ class Worker:
         own = ref.spec.profile if ref.spec is not None else None
         cls = type(self._models[ref.model])
         if (file := own or model.profile) is not None:
-            field = f"models.{ref.model}{f'.variants.{ref.name}' * (own is not None)}.profile"
+            owner = f".variants.{ref.name}" * (own is not None)
+            field = f"{self._field(ref.model)}{owner}.profile"
             names = (ref.name, f"{ref.model}/{ref.name}")
             found = self._from_file(field, file, names, alone=own is not None or not ref.spec)
             points = {b: found.latency(b) for b in range(1, min(found.max_batch_size, limit) + 1)}
@@ -501,7 +511,7 @@ class Worker:
         method: Callable[[Any], Any] | None = getattr(self._models[name], "reconfigure", None)
         if method is None:
             raise ConfigError(
-                f"models.{name}.user_config is set, but {type(self._models[name]).__name__} "
+                f"{self._field(name)}.user_config is set, but {type(self._models[name]).__name__} "
                 "has no reconfigure(user_config)"
             )
         if inspect.iscoroutinefunction(method):

@@ -133,6 +133,7 @@ def test_from_the_first_worker_to_a_plan():
             says = FrontendSays("f", Counts(), spec.fingerprint)
             heard = await actor.frontend(says._replace(client="g"))
             assert 0 <= heard.plan_age_s < 10
+            assert heard.replicas == {"default": (2, 2)}
             assert heard.profiles == {(v, "default"): table for v, table in TABLES.items()}
             assert (await actor.frontend(says._replace(client="g"))).profiles is None
 

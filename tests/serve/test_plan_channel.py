@@ -116,7 +116,10 @@ def test_a_frontend_counts_and_reminds_a_new_actor(monkeypatch):
     monkeypatch.setattr(plan_channel, "_REPORT_S", 0.01)
     monkeypatch.setattr(plan_channel, "AGAIN_S", 0.01)
     enough = asyncio.Event()
-    heard, answers = [], [FrontendHears(3.0, {("v", "k"): [0.1]}), ConnectionError("it died")]
+    heard, answers = (
+        [],
+        [FrontendHears(3.0, {"default": (3, 2)}, {("v", "k"): [0.1]}), ConnectionError("it died")],
+    )
 
     async def ask(self, method, says):
         assert method == "frontend"
