@@ -137,6 +137,7 @@ def deployment(
     response_margin_ms: float | None = None,
     profile_seconds: float | None = None,
     max_body_bytes: int | None = None,
+    decision_log: str | dict[str, Any] | None = None,
 ) -> Any:
     """Serve a class under a latency SLO, batched across all its replicas by deadline.
 
@@ -176,6 +177,7 @@ def deployment(
         ray_actor_options: of a worker, e.g. {"num_gpus": 1}.
         name: of the deployment and of the model; default: the class's name.
         max_batch_size: upper bound; the policy chooses the size.
+        decision_log: folder for what the scheduler was told and decided (`ray-slo report`).
 
     The other arguments are fields of `ray_slo.serve.spec.AppSpec` and `ModelSpec` and documented
     there.

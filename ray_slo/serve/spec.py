@@ -685,6 +685,11 @@ class AppSpec(_Strict):
     _version: float = PrivateAttr(default_factory=time.time)
     _fingerprint: str = PrivateAttr(default="")
 
+    @field_validator("decision_log", mode="before")
+    @classmethod
+    def _log_by_folder(cls, value: Any) -> Any:
+        return {"dir": value} if isinstance(value, str) else value
+
     @field_validator("policy", mode="before")
     @classmethod
     def _policy_by_name(cls, value: Any) -> Any:
