@@ -327,6 +327,7 @@ def recorded(life: Life | Tape, warmup_s: float = 0.0) -> Report:
                 d.finish_at - t.zero,
                 (o.started_at if o else min(d.start_at, gone)) - t.zero,
                 (o.finished_at if o else gone) - t.zero,
+                math.nan if d.price is None else d.price,
             )
         )
         for q in d.requests:
@@ -339,7 +340,7 @@ def recorded(life: Life | Tape, warmup_s: float = 0.0) -> Report:
             batch_of[at], reason[at], dropped[at] = -1, reasons.index(why), when - t.zero
     names = (
         *("worker", "variant", "size", "status", "dispatched_s"),
-        *("predicted_start_s", "predicted_finish_s", "started_s", "finished_s"),
+        *("predicted_start_s", "predicted_finish_s", "started_s", "finished_s", "price"),
     )
     columns = list(zip(*rows, strict=True)) or [()] * len(names)
     end = float(requests.arrival[-1]) + 1e-9

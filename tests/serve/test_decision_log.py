@@ -122,6 +122,7 @@ def test_the_specification(tmp_path):
     assert open_log(parse_spec({"models": {"m": model}}), "e") is None
     asked = {"dir": str(tmp_path), "max_mb": 3}
     spec = parse_spec({"models": {"m": model}, "decision_log": asked, "name": "digits"})
+    assert parse_spec({"models": {"m": model}, "decision_log": "d"}).decision_log.dir == "d"
     log = open_log(spec, "e0e0")
     log.close(20.0)
     assert log.status()["name"].endswith("-digits-e0e0")
