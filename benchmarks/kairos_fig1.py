@@ -41,7 +41,7 @@ POLICIES: dict[str, Policy] = {"first come, first served": RIBBON, "Kairos": KAI
 
 def run(quick: bool, seed: int) -> list[Row]:
     how = {
-        "requests": 5000 if quick else 20_000,
+        "requests": 3000 if quick else 20_000,
         "tolerance": 0.03 if quick else 0.005,
         "seed": seed,
     }

@@ -203,6 +203,7 @@ class Kairos:
         self.matchings = 0
         self._xi = xi
         self._pick = pick
+        self._seen: set[str] = set()  # hardware of any worker so far
         self._penalty = penalty
         self._batch = batch
         self._learn = learn
@@ -304,11 +305,12 @@ class Kairos:
         self._max_size = max((p.max_batch_size for p in profiles.values()), default=1)
         shape = len(self._models) + 1, self._max_size + 2, len(kinds)
         self._latency = np.full(shape, np.inf)  # the last model and the last size: not served
-        # Whether one kind of hardware alone, there now or not, is fast enough, by (model, size).
+        # Whether one kind of hardware alone, there now or before, is fast enough, by (model, size).
+        self._seen.update(hardware for hardware, _ in kinds)
         able = np.zeros(shape[:2], dtype=np.int64)
         for model in cluster.models.values():
             known = {h: p for v in reversed(model.variants) for h, p in v.profiles.items()}
-            for profile in known.values():
+            for profile in (known[h] for h in self._seen & known.keys()):
                 reach = profile.max_batch_within(self._xi * model.latency_slo_s)
                 able[self._models[model.name], : min(reach, self._max_size) + 1] += 1
         self._scarce = able == 1

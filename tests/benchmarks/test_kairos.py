@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from benchmarks import kairos_accuracy, kairos_spot
+from benchmarks.kairos_fig1 import POOLS, at_risk
 from benchmarks.kairos_systems import (
     BASE,
     CLKWRK,
@@ -23,8 +25,9 @@ from benchmarks.kairos_systems import (
 from benchmarks.peers.clkwrk import Clkwrk
 from benchmarks.peers.deeprecsys import DeepRecSys, climb
 from benchmarks.peers.ribbon import Ribbon
+from benchmarks.peers.searches import Space
 from ray_slo.core import BatchStatus
-from ray_slo.planning import kairos
+from ray_slo.planning import kairos, spot, tiers
 from tests.scheduling.harness import Host
 from tests.scheduling.test_kairos import pool, request
 
@@ -129,3 +132,61 @@ def test_kairos_is_ahead_of_its_peers_and_near_the_bound():
     assert 0.8 < got["kairos"] / plan.bound < 1.0
     counts = kairos.configurations([t.price_per_hour for t in TYPES], case.budget)
     assert plan.bound == pytest.approx(np.max(kairos.fluid_bounds(problem, counts)), rel=0.05)
+
+
+def test_figure_1_is_a_matter_of_what_is_at_risk():
+    case = Case("RM2")
+    risks = [at_risk(case, counts) for counts, _ in POOLS]
+    assert risks[0] == 0
+    assert risks[1] < 0.01 < min(risks[2:])  # only (3, 1, 3) may be late so rarely
+
+
+def test_spaces_prune_or_do_not():
+    counts = np.array([[0, 1], [1, 1], [2, 0]])
+    space = Space(counts, float)
+    assert space.evaluate(1) == 1
+    assert space.live.tolist() == [False, False, True]
+    space = Space(counts, float, prune=False)
+    space.evaluate(1)
+    assert space.live.tolist() == [True, False, True]
+
+
+def mixed(spots):
+    return spot.SpotPlan({BASE: 2}, spots, 2.0, 100.0, 688, "capacity", 1, "")
+
+
+def test_spot_instances_are_there_as_often_as_said():
+    case = Case("RM2")
+    chosen = mixed({BASE: 1, "r5n.large": 19})
+    assert kairos_spot.interruptible(chosen)[:2] == [f"{BASE}-2", "r5n.large-0"]
+    away, span = kairos_spot.REPLACEMENT_SLOS * case.slo_s, 5000.0
+    events = kairos_spot.interruptions(case, chosen, 0.9, span, 0)
+    lost = sum(min(e.at_s + away, span) - e.at_s for e in events if e.action == "leave")
+    assert lost / (20 * span) == pytest.approx(0.1, rel=0.1)
+    assert {e.id for e in events} == set(kairos_spot.interruptible(chosen))
+    assert kairos_spot.reach(case, chosen) == 688
+
+
+def test_large_requests_live_through_the_loss_of_all_spot_instances():
+    case = Case("RM2")
+    chosen = mixed({"r5n.large": 15})
+    kept = {
+        name: kairos_spot.storm(case, chosen, policy, 130.0, True, 0)
+        for name, policy in (("scarce", kairos_spot.SCARCE), ("urgent", ("kairos", {})))
+    }
+    assert kept["scarce"] > 0.9
+    assert kept["urgent"] < 0.5
+
+
+def test_variants_and_hardware_in_one_plan():
+    case = Case("RM2")
+    first = kairos.plan(case.problem())
+    assert isinstance(first, kairos.Plan)
+    problem = kairos_accuracy.tiered(case, 140.0)
+    together, second = tiers.plan(problem), tiers.plan(problem, first.counts)
+    assert isinstance(together, tiers.Plan)
+    assert isinstance(second, tiers.Plan)
+    assert together.accuracy > second.accuracy + 0.3
+    accuracy, bad = kairos_accuracy.simulated(case, problem, together, ("kairos", {}), 2000, 0)
+    assert accuracy == pytest.approx(together.accuracy, abs=0.3)
+    assert bad < 0.02

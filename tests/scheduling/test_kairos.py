@@ -114,7 +114,8 @@ def test_with_more_requests_than_workers(pick, first):
 def test_what_few_kinds_can_do_lives_through_the_loss_of_the_others():
     # The weak workers are gone. They are too slow for the 10, which has more slack than the 4.
     for pick, first in (("urgent", 1), ("scarce", 2)):
-        h = host(pool("s"), pick=pick, xi=1.0)
+        h = host(pool("sw"), pick=pick, xi=1.0)
+        h.change(pool("s"))
         h.arrive([request(1, 4, slo=3.0), request(2, 10)])
         assert h.timeline() == [(0.0, "strong0", [first])]
 
