@@ -39,6 +39,7 @@ _GONE_S = 10.0  # workers and frontends are taken for dead after this silence
 _SETTLE_S = 1.0  # at first: so long for all workers to say what they do
 _LISTEN_S = 3.0  # after a restart: so long for the demand to be seen
 _GAP_S = 1.0  # between plans, however much changes
+_RETRY_S = 10.0  # after planning failed
 _REMIND_S = 20.0  # between profiles for frontends
 _AVOID_S = 60.0  # a variant that could not be loaded
 
@@ -268,6 +269,7 @@ class PlanActor(AppActor):
         self._planned_at: float | None = None
         self._tried_at: float | None = None
         self._took_over = False
+        self._failed = False  # the last attempt
         self._why = "not planned yet"
         self._error: str | None = None
         self._plans = 0
@@ -484,6 +486,8 @@ class PlanActor(AppActor):
             return False
         if self._tried_at is None or now - self._tried_at >= planner.interval_s:
             return True
+        if self._failed:
+            return now - self._tried_at >= _RETRY_S
         return now - self._tried_at >= _GAP_S and self._brain.is_due(now, self._seen())
 
     def _plan_now(self, now: float) -> None:
@@ -508,11 +512,13 @@ class PlanActor(AppActor):
             raise
         except Exception as error:
             logger.exception("planning failed; the last plan holds")
+            self._failed = True
             self._error = f"planning failed: {type(error).__name__}: {error}"
             return
         if verdict.why != self._why:
             logger.info("plan: %s", verdict.why)
         self._why, self._error = verdict
+        self._failed = False
         self._planned_at = time.monotonic()
         self._plans += 1
         self._refresh()

@@ -169,8 +169,8 @@ def test_a_failing_solver_leaves_the_plan_and_is_tried_again(monkeypatch):
             assert status["error"] == "planning failed: RuntimeError: the solver broke"
             assert (cluster.does, await actor.target("default", 4)) == (before, 2)
             monkeypatch.setattr(plan_actor, "in_task", working)
-            await actor.replan()
-            assert (await actor.status())["error"] is None
+            monkeypatch.setattr(plan_actor, "_RETRY_S", 0.05)  # long before the interval is over
+            await cluster.until(actor, lambda status: status["error"] is None)
 
     asyncio.run(scenario())
 
