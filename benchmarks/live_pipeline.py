@@ -35,6 +35,7 @@ import numpy as np
 
 from benchmarks.rows import Row
 from deployments.ocr import Detect, Recognise
+from deployments.ocr.app import SIDES
 from ray_slo.core import LatencyProfile
 from ray_slo.planning import loki
 from ray_slo.planning.result import Infeasible
@@ -50,6 +51,7 @@ PEAK = 0.75  # of the capacity with accuracy scaling
 FLOOR = 70.0  # percent: pages are refused rather than read at a lower mean accuracy
 READERS = ("rec32-int8", "rec40-int8", "rec48-int8", "rec48")  # the others are slower, no better
 BIN_S = 5.0
+BY_VARIANT = "workers by variant, over time"
 INTERVAL_S = 5.0  # between plans
 SWAP_COST = 0.1  # the live planner's default
 START_S, LOAD_S = 8.0, 1.0  # in the simulator: of a worker, of a network
@@ -93,7 +95,7 @@ class Seen:
     accuracy: float | None = None  # of the variants, percent
     wrong: int = 0  # characters
     written: int = 0
-    error: str = ""
+    why: str = ""  # not answered
 
     @property
     def in_time(self) -> bool:
@@ -302,6 +304,14 @@ async def drive(
     return list(await asyncio.gather(*sent)), await looking
 
 
+def why(error: Exception) -> str:
+    """The reason that an error of ray-slo gives, and where in the pipeline; of others all."""
+    if (reason := getattr(error, "reason", None)) is None:
+        return repr(error)[:200]
+    task = getattr(error, "task", None)
+    return f"{reason} in {task}" if task else str(reason)
+
+
 def simulated(known: dict[str, LatencyProfile], times: np.ndarray[Any, Any]) -> list[Row]:
     """What the simulator says of the same arrivals."""
     report = simulate_pipeline(
@@ -342,8 +352,19 @@ def rows(
         "all": (0.0, end),
     }.items():
         made += _rows(f"phases · {phase}", a, b, seen, glances)
-    for i in range(len(rates)):
-        made += _rows(f"over time · {i * BIN_S:g} s", i * BIN_S, (i + 1) * BIN_S, seen, glances)
+    reasons = Counter(s.why for s in seen if s.why)
+    made += [Row("not answered", reason, "", number) for reason, number in reasons.most_common()]
+    bins = [(f"{i * BIN_S:g} s", i * BIN_S, (i + 1) * BIN_S) for i in range(len(rates))]
+    for when, a, b in bins:
+        made += _rows(f"over time · {when}", a, b, seen, glances)
+    used = {variant for glance in glances for variant in glance.variants}
+    variants = [v for v in (*SIDES, *READERS) if v in used]
+    for when, a, b in bins:
+        at = [g for g in glances if a <= g.at_s < b]
+        made += [
+            Row(f"{BY_VARIANT} · {when}", v, "", _mean([g.variants[v] for g in at]))
+            for v in variants
+        ]
     return made
 
 
@@ -390,33 +411,50 @@ def plot(rows: Sequence[Row], directory: Path) -> list[Path]:
     """Demand, accuracy, workers and violations over time, as Loki's Figure 5."""
     from matplotlib.figure import Figure
 
-    over_time: dict[str, list[tuple[float, float]]] = {}
-    for row in rows:
-        title, _, when = row.case.partition(" · ")
-        if title == "over time" and row.ours is not None:
-            over_time.setdefault(row.metric, []).append((float(when.split()[0]), row.ours))
+    over_time = _series(rows, "over time")
+    by_variant = _series(rows, BY_VARIANT)
     capacity = {row.metric: row.ours for row in rows if row.case == "capacity"}
-    figure = Figure(figsize=(8, 9), layout="constrained")
-    panels = figure.subplots(4, 1, sharex=True)
+    figure = Figure(figsize=(8, 10), layout="constrained")
+    panels = figure.subplots(5, 1, sharex=True)
     shown = (
         ("pages/s", ("demand",)),
         ("accuracy (%)", ("accuracy, of variants", "accuracy, of characters")),
         ("workers", ("workers wanted", "workers running")),
         ("requests (%)", ("violations",)),
     )
-    for panel, (label, metrics) in zip(panels, shown, strict=True):
+    for panel, (label, metrics) in zip(panels, shown, strict=False):
         for metric in metrics:
-            at, values = zip(*over_time[metric], strict=True)
+            at, values = over_time[metric]
             panel.step([t + BIN_S / 2 for t in at], values, where="mid", label=metric)
         panel.set_ylabel(label)
-        panel.set_ylim(bottom=None if "accuracy" in label else 0)
-    for metric, value in capacity.items():
+        if "accuracy" not in label:
+            panel.set_ylim(bottom=0)
+    for style, (metric, value) in zip((":", "--"), capacity.items(), strict=True):
         if value is not None:
-            panels[0].axhline(value, color="grey", linestyle=":")
-            panels[0].annotate(f"capacity, {metric}", (0, value), va="bottom", fontsize="small")
+            panels[0].axhline(value, color="grey", linestyle=style, label=f"capacity, {metric}")
+    under = np.zeros(len(next(iter(by_variant.values()))[0])) if by_variant else None
+    for variant, (at, values) in by_variant.items():
+        panels[4].bar(at, values, BIN_S, under, align="edge", label=variant)
+        under = under + np.nan_to_num(np.array(values))
+    panels[4].set_ylabel("workers serving")
+    panels[4].set_xlabel("time (s)")
     for panel in panels:
-        panel.legend(loc="upper right")
-    panels[-1].set_xlabel("time (s)")
+        if panel.get_legend_handles_labels()[0]:
+            panel.legend(
+                loc="lower left", bbox_to_anchor=(0, 1), ncols=8, frameon=False, fontsize="small"
+            )
     path = directory / "live-pipeline.png"
     figure.savefig(path, dpi=120)
     return [path]
+
+
+def _series(rows: Sequence[Row], title: str) -> dict[str, tuple[list[float], list[float]]]:
+    """(seconds, values) by metric of the rows under a title."""
+    found: dict[str, tuple[list[float], list[float]]] = {}
+    for row in rows:
+        head, _, when = row.case.partition(" · ")
+        if head == title:
+            at, values = found.setdefault(row.metric, ([], []))
+            at.append(float(when.split()[0]))
+            values.append(math.nan if row.ours is None else row.ours)
+    return found

@@ -20,8 +20,10 @@ from benchmarks.live_pipeline import (
     resting,
     rows,
     simulated,
+    why,
 )
 from ray_slo.core import LatencyProfile
+from ray_slo.serve.errors import RefusedEarly
 
 
 def test_the_ramp_rises_to_the_peak_and_falls_as_it_rose():
@@ -60,8 +62,8 @@ def run_of(rates):
         seen += [
             Seen(at, "answered", 0.5, accuracy=90.0, wrong=1, written=10),
             Seen(at, "answered", SLO_S + 0.1, accuracy=80.0, wrong=0, written=10),
-            Seen(at, "refused", 0.1),
-            Seen(at, "error", 0.1, error="KeyError()"),
+            Seen(at, "refused", 0.1, why="would_miss in detect"),
+            Seen(at, "error", 0.1, why="KeyError()"),
         ]
         glances.append(Glance(at, 1.0, 3, 2, Counter({"det480": 1, "rec48": 1})))
     return rows((3.0, 7.0), rates, seen, glances)
@@ -78,8 +80,17 @@ def test_rows_by_phase_and_over_time():
         assert made[case, "violations"] == 75.0
         assert made[case, "workers wanted"] == 3.0 and made[case, "workers running"] == 2.0
         assert made[case, "variants in use"] == 2.0
+    assert made["workers by variant, over time · 5 s", "det480"] == 1.0
+    assert made["not answered", "would_miss in detect"] == made["not answered", "KeyError()"] == 3
     assert made["phases · all", "failed"] == 3.0
     assert made["phases · all", "late"] == 3.0
+
+
+def test_why_says_the_reason_and_the_task():
+    refused = RefusedEarly("no", reason="would_miss", task="detect")
+    assert why(refused) == "would_miss in detect"
+    assert why(RefusedEarly("no", reason="shed")) == "shed"
+    assert why(KeyError("x")) == "KeyError('x')"
 
 
 def test_a_bin_without_requests_has_no_figures_and_is_plotted_all_the_same(tmp_path):
