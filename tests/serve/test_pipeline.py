@@ -3,6 +3,7 @@ with its scheduler, real workers with their threads, and a wire between them tha
 
 import asyncio
 import contextlib
+import random
 import threading
 import time
 from types import SimpleNamespace
@@ -15,6 +16,7 @@ from ray_slo import Outputs
 from ray_slo.errors import (
     BadInput,
     BatchResultError,
+    Expired,
     RefusedEarly,
     UnknownModel,
     WorkerLost,
@@ -135,8 +137,9 @@ def running(monkeypatch):
         front = Frontend.__new__(Frontend)
         handle = Handle(workers)
         await front.__init__(spec, {"default": handle})
+        link.heartbeat = front.slo_heartbeat
         for worker in workers.values():
-            await front.slo_heartbeat(worker._heartbeat())
+            await worker._send_heartbeat()
         try:
             yield front, handle
         finally:
@@ -296,3 +299,49 @@ async def test_what_was_made_is_counted_for_the_planner(running):
         await front("a b")
         await front("")
         assert said == [("f", {"spell": 2}), ("s", {}), ("s", {}), ("f", {"spell": 0})]
+
+
+@in_loop
+async def test_whatever_happens_everybody_hears_once_and_nothing_is_left(running):
+    dice = random.Random(7)
+    async with running(spec(retries=3)) as (front, handle):
+
+        async def client():
+            words = dice.choices(["to", "be", "or", "not"], k=dice.randrange(6))
+            if dice.random() < 0.1:
+                words.append("poison")
+            text = "fail" if dice.random() < 0.05 else " ".join(words)
+            slo_ms = dice.choice([9, 300, 9000])
+            asking = asyncio.ensure_future(front(text, latency_slo_ms=slo_ms))
+            if dice.random() < 0.2:
+                await asyncio.sleep(dice.random() * 0.2)
+                asking.cancel()
+            try:
+                return words, await asking
+            except asyncio.CancelledError:
+                return words, "cancelled"
+            except (KeyError, ValueError, RefusedEarly, Expired) as error:
+                return words, error
+
+        clients = []
+        for _ in range(200):
+            clients.append(asyncio.ensure_future(client()))
+            await asyncio.sleep(0.004)
+            if dice.random() < 0.02:
+                handle.dying.append(dice.choice("fs"))
+        for words, got in await asyncio.gather(*clients):
+            if isinstance(got, dict):
+                assert got == {"f": words}
+            elif not isinstance(got, RefusedEarly | Expired) and got != "cancelled":
+                assert str(got).strip("'") in ("poison", "fail")
+        assert not front._pending
+        assert front._num_owned == 0
+        assert not front._channel._scheduler._queued
+        unanswered, answered = outcomes(front)
+        ended = [said for said in unanswered if said[0] == "p"] + [m for m in answered if m == "p"]
+        assert len(ended) == 200
+        kinds = {outcome for model, outcome, _ in unanswered if model == "p"}
+        assert kinds >= {"cancelled", "failed", "refused"}
+        assert "p" in answered
+        handle.dying.clear()
+        assert await front("so it goes") == {"f": ["so", "it", "goes"]}
