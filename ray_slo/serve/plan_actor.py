@@ -273,6 +273,7 @@ class PlanActor(AppActor):
         self._why = "not planned yet"
         self._error: str | None = None
         self._plans = 0
+        self._took_s: float | None = None  # the last plan, from problem to answer
 
     # -- asked by workers, frontends and Serve ---------------------------------------------
 
@@ -384,6 +385,7 @@ class PlanActor(AppActor):
             "plan_age_s": None if self._planned_at is None else now - self._planned_at,
             "last_tried_s": None if self._tried_at is None else now - self._tried_at,
             "plans": self._plans,
+            "planning_took_s": self._took_s,
             "why": self._why,
             "error": self._error,
             "load_errors": {f"{v} on {k}": why for (v, k), (why, _) in self._avoided.items()},
@@ -506,6 +508,7 @@ class PlanActor(AppActor):
 
     async def _plan(self, problem: Any) -> None:
         """Plan, and go by it. Whatever fails, the last plan stays."""
+        began = time.monotonic()
         try:
             verdict = self._brain.adopt(problem, await in_task(self._brain.solve, problem))
         except asyncio.CancelledError:
@@ -520,6 +523,7 @@ class PlanActor(AppActor):
         self._why, self._error = verdict
         self._failed = False
         self._planned_at = time.monotonic()
+        self._took_s = self._planned_at - began
         self._plans += 1
         self._refresh()
 
