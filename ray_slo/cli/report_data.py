@@ -433,7 +433,7 @@ def _ran(report: Report, r: Any, at: Callable[[float], str]) -> list[str]:
         + (f"{spare:.1f} ms before its deadline" if spare >= 0 else f"{-spare:.1f} ms too late")
     ]
     if "price" in b and not math.isnan(b["price"]):
-        steps[0] += f"; worth {b['price']:.4g} to the policy"
+        steps[0] += f"; worth {number(b['price'], 4)} to the policy"
     begun = float(b["predicted_start_s"])
     delay = f" ({1e3 * (started - begun):.1f} ms later than predicted)" * (started - begun > 1e-3)
     steps.append(f"{at(started)}: the batch began{delay}")

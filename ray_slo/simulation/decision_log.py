@@ -429,13 +429,13 @@ def _open(path: Path) -> _File:
     import pyarrow.parquet as pq
 
     try:
-        file = pq.ParquetFile(path)
-        about = json.loads((file.schema_arrow.metadata or {}).get(_METADATA, b"{}"))
+        with pq.ParquetFile(path) as file:
+            schema, table = file.schema_arrow, file.read(["what", "reason", "detail", "size"])
+        about = json.loads((schema.metadata or {}).get(_METADATA, b"{}"))
         if about.get("format") != FORMAT:
             raise ValueError(
                 f"{path}: no decision log: format must be {FORMAT!r}, got {about.get('format')!r}"
             )
-        table = file.read(["what", "reason", "detail", "size"])
         marks = pc.is_in(table["what"], value_set=pa.array(["start", "lost"]))
         found = []
         for i in pc.indices_nonzero(marks).to_pylist():
@@ -526,7 +526,9 @@ def _life(scheduler: str) -> dict[str, Any]:
 def _read_rows(path: Path, begin: int, end: int | None) -> Iterator[Row]:
     import pyarrow.parquet as pq
 
-    table = pq.read_table(path, columns=list(COLUMNS)).slice(begin)
+    # Opened once: a live writer may put a longer file in its place at any time.
+    with pq.ParquetFile(path) as file:
+        table = file.read(list(COLUMNS)).slice(begin)
     if end is not None:
         table = table.slice(0, end - begin)
     return zip(*(column.to_pylist() for column in table.columns), strict=True)

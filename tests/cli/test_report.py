@@ -153,7 +153,7 @@ def test_figures_and_words(sources):
     assert len(source.worst) == 10
     assert {d.tags["outcome"] for d in source.worst} >= {"late", "dropped"}
     late = next(d for d in source.worst if d.tags["outcome"] == "late")
-    assert any(re.search(r"; worth \d+\.?\d* to the policy", step) for step in late.steps)
+    assert any(re.search(r"; worth -?\d+(\.\d+)? to the policy", step) for step in late.steps)
 
 
 def hand_made(**requests):
