@@ -9,7 +9,8 @@ First come, first served knows no sizes: an auxiliary instance is given requests
 for. What the figure shows is therefore a matter of two shares: *at risk* is the share of the
 requests that fall on such an instance if all instances are as busy as they can be. Above the 1 %
 that may be late, a pool cannot use its auxiliary instances, and the smaller the part of the base in
-it, the less it serves.
+it, the less it serves. One late request in a hundred is a rare event: runs with `--quick` are too
+short to tell the pools apart.
 """
 
 from __future__ import annotations

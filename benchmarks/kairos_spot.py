@@ -37,7 +37,7 @@ SCARCE: Policy = ("kairos", {"pick": "scarce"})
 
 
 def run(quick: bool, seed: int) -> list[Row]:
-    requests = 1000 if quick else 12_000
+    requests = 1000 if quick else 8000
     how = {"requests": requests, "tolerance": 0.03 if quick else 0.01, "seed": seed}
     rows = []
     for model in ("RM2",) if quick else ("RM2", "WND"):
