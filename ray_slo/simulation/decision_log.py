@@ -586,7 +586,7 @@ class _Decoder:
                 events.append(("preempt_failed", (at, row[i["worker"]], row[i["batch"]])))
             elif what == "tables":
                 texts = json.loads(row[i["detail"]])
-                tables = [_table_from(t) for t in texts if t is not None]
+                tables = [None if t is None else _table_from(t) for t in texts]
                 events.append(("tables_solved", (at, tables)))
             elif what == "decide":
                 deciding = Round(at, events, Decision([], row[i["wake_at"]]))

@@ -100,8 +100,12 @@ def replay(life: Life, make: Callable[[], Policy] | None = None) -> Replayed:
         error, decided = "", Decision()
         try:
             for name, args in r.events:
+                if name == "tables_solved" and None in args[1]:
+                    raise _NotHeld(f"{life.scheduler}: the policy was given tables of its own kind")
                 getattr(policy, name)(*args)
             decided = policy.decide(r.now)
+        except _NotHeld:
+            raise
         except Exception as raised:  # as the recorded one may have
             error = f"{type(raised).__name__}: {raised}"
         difference = _difference(rounds, r.now, r.decision, r.error, decided, error)
@@ -112,6 +116,10 @@ def replay(life: Life, make: Callable[[], Policy] | None = None) -> Replayed:
         rounds += 1
         actions += len(decided.actions)
     return Replayed(rounds, actions, None)
+
+
+class _NotHeld(ValueError):
+    """An event that a log cannot hold."""
 
 
 def policy_of(life: Life) -> Policy:

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from ray_slo.core import (
+    BatchOutcome,
     Cluster,
     Decision,
     Dispatch,
@@ -13,11 +14,13 @@ from ray_slo.core import (
     Request,
     Variant,
 )
+from ray_slo.planning import ramsis
 from ray_slo.scheduling import make_policy
 from ray_slo.simulation import WorkerEvent, simulate
 from ray_slo.simulation.decision_log import Lines, Recording, Round, Start, read
 from ray_slo.simulation.replay import Nearest, recorded, replay, tape, truth_of, what_if
 from ray_slo.simulation.workloads import Workload
+from tests.scheduling import tables
 
 VARIANTS = (
     Variant("v", {"default": LatencyProfile.linear(0.002, 0.01, 32)}, 70.0),
@@ -251,3 +254,44 @@ def test_nearest():
     found = [nearest(at, 0.0) for at in (0, 1.4, 1.6, 2.9, 3.1, 9)]
     assert found == [10.0, 10.0, 20.0, 20.0, 40.0, 40.0]
     assert Nearest([])(3.0, 7.0) == 7.0
+
+
+def with_tables(folder, solve):
+    """A run of `ramsis` whose tables are solved aside."""
+    lines = Lines(folder, "tables", Start.of("ramsis", {"solver": None}))
+    policy = Recording(make_policy("ramsis", {"solver": None}), lines)
+    policy.cluster_changed(0.0, CLUSTER)
+    for i in range(60):
+        now = i / 100
+        policy.requests_arrived(now, [Request(i, "m", now, now + 0.1)])
+        for action in policy.decide(now).actions:
+            if isinstance(action, Dispatch):
+                outcome = BatchOutcome(action.batch_id, action.requests, now, now)
+                policy.batch_finished(now, action.worker, outcome)
+        for problem in policy.wanted()[:1]:
+            policy.tables_solved(now, [solve(problem)])
+    policy.decide(2.0)
+    (life,) = read(lines.close())
+    return life
+
+
+def test_tables_solved_aside_are_recorded(tmp_path):
+    life = with_tables(tmp_path / "real", ramsis.solve)
+    assert replay(life).identical
+    found = replay(life, lambda: Deaf(make_policy("ramsis", {"solver": None}))).difference
+    assert found is not None  # the tables made a difference
+    own = with_tables(tmp_path / "own", tables.solve)
+    with pytest.raises(ValueError, match="tables of its own kind"):
+        replay(own)
+
+
+class Deaf:
+    """Does not hear of tables."""
+
+    def __init__(self, policy):
+        self.policy = policy
+
+    def __getattr__(self, name):
+        return getattr(self.policy, name)
+
+    def tables_solved(self, now, tables): ...
