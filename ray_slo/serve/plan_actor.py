@@ -57,6 +57,7 @@ class WorkerSays(NamedTuple):
         errors: variants that it could not load, why, and the number of the failure.
         version: fingerprint of its specification.
         ready: Serve may send it requests; before, it loads what it is to begin with.
+        age_s: since it started.
     """
 
     worker: str
@@ -67,6 +68,7 @@ class WorkerSays(NamedTuple):
     errors: Mapping[str, tuple[str, float]] = {}
     version: str = ""
     ready: bool = True
+    age_s: float = 0.0
 
 
 class Wanted(NamedTuple):
@@ -145,7 +147,7 @@ class Seen:
     """What a brain decides by.
 
     Attributes:
-        workers: those that are there, as they last said.
+        workers: those that are there, as they last said, the oldest first.
         profiles: by variant and kind: the median of what workers that have it loaded measured, else
             what was last known.
         avoided: could not be loaded lately.
@@ -239,6 +241,7 @@ def make_brain(spec: AppSpec) -> Brain:
 class _Worker:
     says: WorkerSays
     seen_at: float
+    born: float
 
 
 @dataclass
@@ -436,13 +439,13 @@ class PlanActor(AppActor):
             if known is None or known[1] != number:
                 logger.warning("%s could not load %s: %s", says.worker, variant, why)
                 self._avoided[variant, says.kind] = why, now + _AVOID_S
-        self._workers[says.worker] = _Worker(says, now)
+        born = before.born if before is not None else now - says.age_s
+        self._workers[says.worker] = _Worker(says, now, born)
         unknown = [v for v in says.profiles if (v, says.kind) not in self._profiles]
         for variant in unknown:
             self._profiles[variant, says.kind] = LatencyProfile(says.profiles[variant])
-        same = before is not None and before.says._replace(profiles={}) == says._replace(
-            profiles={}
-        )
+        plain = says._replace(profiles={}, age_s=0.0)
+        same = before is not None and before.says._replace(profiles={}, age_s=0.0) == plain
         return not same or bool(unknown)
 
     def _learn(self) -> None:
@@ -458,7 +461,7 @@ class PlanActor(AppActor):
 
     def _seen(self) -> Seen:
         return Seen(
-            {name: w.says for name, w in self._workers.items()},
+            {n: w.says for n, w in sorted(self._workers.items(), key=lambda item: item[1].born)},
             self._profiles,
             frozenset(self._avoided),
         )

@@ -156,6 +156,7 @@ class PlanFollower(Follower[Wanted]):
         self._retry_at: dict[str, float] = {}
         self._raised: dict[str, Exception] = {}
         self._ready = False
+        self._started = time.monotonic()
         planner = spec.planner
         self._make_first = planner is None or planner.make_before_break
 
@@ -177,6 +178,7 @@ class PlanFollower(Follower[Wanted]):
             dict(self._errors),
             self._spec.fingerprint,
             self._ready,
+            time.monotonic() - self._started,
         )
 
     async def follow(self) -> None:

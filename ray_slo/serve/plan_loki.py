@@ -92,6 +92,7 @@ class LokiBrain:
         self._spec, self._pipeline, self._planner = spec, spec.pipeline, spec.planner
         self._kind, worker = next(iter(spec.workers.items()))
         self._most = worker.most_replicas
+        self._scales = worker.scales
         self._task_of = {key: ref.model for key, ref in spec.variants().items()}
 
     def tune(self, kwargs: Mapping[str, Any]) -> bool:
@@ -204,18 +205,24 @@ class LokiBrain:
             new = [w for w, says in seen.workers.items() if not says.assigned and not says.loaded]
             new = list(seen.workers) if hopeless and not self._runs(seen) else new
             return dict.fromkeys(new, self._all(seen)) if unknown or hopeless else {}
-        serving = seen.serving
-        placed = self._placed(best(self._solved.now), serving)
+        plan, serving = best(self._solved.now), seen.serving
+        staying = serving
+        if self._scales:  # Serve takes the youngest away, so the others must do
+            staying = dict(list(serving.items())[: max(plan.workers, 1)])
+        placed = self._placed(plan, staying)
         if placed is None:
             return {worker: self._shared(says, seen) for worker, says in seen.workers.items()}
         told = {worker: assigned.variant for worker, assigned in placed.items()}
+        settled = all(placed[w].variant in serving[w].loaded for w in placed)
         answer = {}
         for worker, says in serving.items():
-            assigned = placed.get(worker)
-            if assigned is None:  # till it is needed, or Serve takes it away
-                answer[worker] = Wanted(None, tuple(sorted(says.loaded)))
-            else:
+            if (assigned := placed.get(worker)) is not None:
                 answer[worker] = self._step(worker, assigned, serving, placed)
+            elif settled or not self._planner.make_before_break:
+                # It keeps what it has till it is needed, or Serve takes it away.
+                answer[worker] = Wanted(None, tuple(sorted(says.loaded)))
+            else:  # others are not ready to do without it
+                answer[worker] = Wanted(says.assigned, tuple(sorted(says.loaded)))
         # Those that start load what they will be needed for; the others go on until they are up.
         later = self._placed(best(self._solved.whole), seen.workers) or {}
         for worker in seen.workers.keys() - serving.keys():
@@ -252,7 +259,7 @@ class LokiBrain:
     ) -> dict[str, Assigned] | None:
         """Assignments by worker; None where they do not cover all tasks."""
         used = {a.variant for a in plan.assignments}
-        current = {w: self._current(says, used) for w, says in sorted(workers.items())}
+        current = {w: self._current(says, used) for w, says in workers.items()}
         # Those that have something first: the others may be starting still.
         current = dict(sorted(current.items(), key=lambda item: item[1] is None))
         placed = place(plan, current)

@@ -164,6 +164,27 @@ def test_a_worker_goes_on_with_what_it_does():
     assert assigned(brain, seen) == {"a": "large", "b": "det", "c": None}
 
 
+def test_those_that_serve_will_take_away_hand_over_first():
+    brain = LokiBrain(spec_of(rate=10.0))  # for one detector and one "large"
+    three = [says("old", ["det"], "det"), says("mid", ["small"], "small")]
+    young = says("young", ["large"], "large")
+    seen = seen_of(*three, young)
+    planned(brain, seen)
+    assert assigned(brain, seen) == {"old": "det", "mid": "large", "young": "large"}
+    later = seen_of(three[0], says("mid", ["small", "large"], "large"), young)
+    wanted = brain.wanted(later, False)
+    assert wanted["young"] == (None, ("large",), {})
+    assert wanted["mid"].keep == ("large",)
+
+
+def test_where_nobody_is_taken_away_whoever_has_a_variant_serves():
+    brain = LokiBrain(spec_of(num_replicas=3, max_replicas=None, rate=10.0))
+    workers = says("a", ["det"], "det"), says("b", ["small"], "small")
+    seen = seen_of(*workers, says("c", ["large"], "large"))
+    planned(brain, seen)
+    assert assigned(brain, seen) == {"a": "det", "b": None, "c": "large"}
+
+
 def test_the_only_worker_of_a_task_stays_until_another_can_take_over():
     brain = LokiBrain(spec_of(rate=10.0))
     first = seen_of(says("a", ["det"], "det"), says("b", ["large"], "large"))
