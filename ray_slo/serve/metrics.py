@@ -1,7 +1,7 @@
 """`serve_slo_*` metrics. Ray exports them to Prometheus with the prefix `ray_`.
 
-Those about requests carry the tag `model`, those about batches `variant`, too; Serve adds its own
-deployment, replica and application.
+Those about requests carry the tag `model`, those about batches `variant`, too (of a pipeline: each
+task as a model, and the whole by its name); Serve adds its own deployment, replica and application.
 """
 
 from __future__ import annotations

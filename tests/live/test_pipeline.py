@@ -98,11 +98,17 @@ def test_the_deadline_is_end_to_end(app):
     assert error.value.model == "speller"
 
 
-def test_who_leaves_cancels_what_it_made(app):
+@pytest.mark.parametrize("way", ["handle", "http"])
+def test_who_leaves_cancels_what_it_made(app, ray_cluster, way):
     before = status(app)["counts"]["granted"]
-    asked = app.remote(" ".join(["slow"] * 500))
-    assert eventually(lambda: status(app)["queued"]["spell"] > 100)
-    asked.cancel()
+    page = " ".join(["slow"] * 500)
+    if way == "handle":
+        asked = app.remote(page)
+        assert eventually(lambda: status(app)["queued"]["spell"] > 100)
+        asked.cancel()
+    else:
+        with pytest.raises(httpx.ReadTimeout):
+            httpx.post(f"{ray_cluster.url}/speller", json=page, timeout=1)
     assert eventually(lambda: status(app)["queued"]["spell"] == 0, within_s=5)
     assert status(app)["counts"]["granted"] - before < 400
     assert app.remote("to be").result() == SPELLED
