@@ -183,7 +183,12 @@ def pipeline(profile_seconds: float) -> Any:
         min_replicas=2,
         max_replicas=WORKERS,
         ray_actor_options={"num_cpus": 0.4},
-        planner={"name": "loki", "interval_s": INTERVAL_S, "kwargs": PLANNING},
+        planner={
+            "name": "loki",
+            "interval_s": INTERVAL_S,
+            "rates": {"detect": TRICKLE},
+            "kwargs": PLANNING,
+        },
         profile_seconds=profile_seconds,
         name="ocr",
     )
