@@ -12,13 +12,16 @@ until a base time plus a time per item has passed. Those times are the synthetic
 beside them; the SLO is stretched likewise. The loads are shares of the pool's fluid bound.
 
 *Large* queries are those that the weak type cannot rank within the SLO, even when it is idle.
-Then the planner `kairos` decides how many workers of each type there are, and its budget is raised
-and lowered again while queries come in, as a changed config would do it. *No answer* are all
-requests, of that part, that were refused, expired or failed; *settled* is the time from the change
-of the budget until as many workers run as are planned.
+*Simulated* is the simulator's answer for the same policy, rate, size distribution and time, with
+the latencies as the workers measured them and the measured dispatch delay: the mean of 20 runs.
+FCFS is past what it can sustain at most of these loads, so that its figures depend on when the
+large queries come; and a live frontend gives up on a query one second after its deadline, and FCFS
+has one less to serve.
 
-*Simulated* is the simulator's answer for the same policy, rate and size distribution, with the
-latencies as the workers measured them and the measured dispatch delay.
+Then the planner `kairos` decides how many workers of each type there are, and its budget is raised
+and lowered again while queries come in, as a changed config would do it. *No answer*: refused,
+expired or failed; *settled*: from the change of the budget until as many workers run as are
+planned.
 """
 
 from __future__ import annotations
@@ -56,7 +59,7 @@ POOL = {STRONG: 1, WEAK: 2}
 POLICIES: dict[str, kairos.Policy] = {"kairos": kairos.KAIROS, "FCFS": kairos.RIBBON}
 LOADS = (0.3, 0.5, 0.7)  # of the pool's fluid bound
 WARMUP_S = 5.0
-SIMULATED_S = 900.0
+SIMULATIONS = 20
 BUDGETS = (0.7, 1.6, 0.7)  # per hour
 BUDGET_RATE = 5.0  # queries per second: within what the smallest budget serves
 INTERVAL_S = 4.0  # of the planner
@@ -117,15 +120,21 @@ def run(quick: bool, seed: int) -> list[Row]:
     for load in loads:
         for name, policy in POLICIES.items():
             found, rate = seen[load, name], load * bound
-            simulated = predict(policy, POOL, found, rate, 60.0 if quick else SIMULATED_S, seed)
+            simulated = np.mean(
+                [
+                    predict(policy, POOL, found, rate, warmup_s, window_s, seed + i)
+                    for i in range(2 if quick else SIMULATIONS)
+                ]
+            )
             case = (
                 f"1 {STRONG} and 2 {WEAK}, simulated hardware, SLO {1e3 * SLO_S:.0f} ms · "
                 f"{100 * load:.0f} % of the bound, {rate:.1f} queries/s, {name}"
             )
             rows += [
+                Row(case, "came", "queries/s", len(found.requests) / found.window_s),
                 Row(case, "goodput", "queries/s", float(found.in_time.sum()) / found.window_s),
                 Row(case, "not in time", "%", 100 * float(1 - found.in_time.mean())),
-                Row(case, "simulated not in time", "%", simulated),
+                Row(case, "simulated not in time", "%", float(simulated)),
                 Row(case, "large queries on the weak type", "%", found.large_on_weak),
             ]
     return rows + budget_rows(changes)
@@ -351,7 +360,8 @@ def predict(
     pool: Mapping[str, int],
     seen: Measured,
     rate: float,
-    duration_s: float,
+    warmup_s: float,
+    window_s: float,
     seed: int,
 ) -> float:
     """Percent not in time in the simulator."""
@@ -366,8 +376,8 @@ def predict(
         make_policy(*policy),
         Cluster.of([model], workers, DispatchDelay(seen.delay_s)),
         Workload.poisson(rate, sizes=CASE.sizes),
-        duration_s=duration_s,
-        warmup_s=0.05 * duration_s,
+        duration_s=warmup_s + window_s,
+        warmup_s=warmup_s,
         seed=seed,
         report_delay_s=seen.delay_s,
     )
