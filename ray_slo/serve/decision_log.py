@@ -101,6 +101,7 @@ class DecisionLog:
         self._queued = self._taken = 0  # rows; one counter per thread
         self._lost = self._lost_in_all = 0
         self._rows = self._rows_before = 0  # in files; in those that are full
+        self._cpu_s = 0.0  # of the thread
         self._error = ""
         self._sequence = 0
         self._encoder = Encoder()
@@ -121,12 +122,14 @@ class DecisionLog:
         self._thread.join(wait_s)
 
     def status(self) -> dict[str, Any]:
-        """Where it is, rows written, rows lost because the queue was full, and the last error."""
+        """Where it is, rows written, rows lost as the queue was full, CPU seconds of the thread, and
+        what ended it."""
         return {
             "folder": str(self._folder),
             "name": self._name,
             "rows": self._rows,
             "rows_lost": self._lost_in_all,
+            "cpu_s": self._cpu_s,
             "error": self._error,
         }
 
@@ -189,6 +192,7 @@ class DecisionLog:
                 chunks, rows = [], 0
                 self._sequence += 1
                 encoder.new_file()
+            self._cpu_s = time.thread_time()
             if self._queue:
                 time.sleep(_PAUSE_S)
             elif closing:
