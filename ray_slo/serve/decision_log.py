@@ -122,8 +122,8 @@ class DecisionLog:
         self._thread.join(wait_s)
 
     def status(self) -> dict[str, Any]:
-        """Where it is, rows written, rows lost as the queue was full, CPU seconds of the thread, and
-        what ended it."""
+        """Where it is, rows written, rows lost as the queue was full, CPU seconds of the thread,
+        and what ended it."""
         return {
             "folder": str(self._folder),
             "name": self._name,
