@@ -272,6 +272,13 @@ class Pipeline:
             group = self._home.get(r.id)
             if group is not None and group.queue.remove(r):
                 del self._home[r.id]
+        if self._refused:  # but not yet told
+            gone = {id(r) for r in requests}
+            refused = self._refused
+            self._refused = {}
+            for reason, dropped in refused.items():
+                if kept := [r for r in dropped if id(r) not in gone]:
+                    self._refused[reason] = kept
 
     def batch_finished(self, now: float, worker: WorkerId, outcome: BatchOutcome) -> None:
         state = self._workers.get(worker)
