@@ -76,7 +76,8 @@ def _point(asked: loki.Problem, demand: float, simulated: bool) -> list[Row]:
         Row(case, "servers", "", made.workers),
         Row(case, "share served", "%", 100 * (1 - made.shed_share)),
     ]
-    rows += [Row(case, f"accuracy of {t.name}", "%", _of_task(made, t)) for t in asked.order]
+    for name, task in zip(("detector", "classifier"), asked.order, strict=True):
+        rows.append(Row(case, f"accuracy, {name}", "%", _of_task(made, task)))
     if simulated:
         report = simulate_pipeline(
             replace(asked, headroom_quantile=HEADROOM),

@@ -12,9 +12,9 @@ not counted. The trace is the published Twitter day (292 points). What is not pu
 
 The paper gives up 10 points of accuracy for its gain. Here it costs less: the second captioner of
 the published table is 4 times as fast as the first and 1.2 points less accurate. Proteus is told
-twice the SLO, as its equal parts would leave half of it to the split; the two tasks do not feed each
-other, so that being unaware of the pipeline costs it nothing here. In the trace demand jumps to 2 to
-4 times its level every twelfth point, which nobody can follow who has to start servers first.
+twice the SLO, as its equal parts would leave half of it to the split; the two tasks do not feed
+each other, so that being unaware of the pipeline costs it nothing here. In the trace demand jumps
+to 2 to 4 times its level every twelfth point, which nobody can follow who starts servers first.
 """
 
 from __future__ import annotations
