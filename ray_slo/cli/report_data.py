@@ -297,7 +297,7 @@ def _changes(tape: Tape) -> Iterable[tuple[str, str]]:
     for at, cluster in tape.clusters:
         said = list(_change(last, cluster))
         if said:
-            yield f"{at - tape.zero:.2f}", "; ".join(said)
+            yield f"{round(at - tape.zero, 2) + 0.0:.2f}", "; ".join(said)
         last = cluster
 
 
