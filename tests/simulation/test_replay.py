@@ -1,7 +1,11 @@
 """Recorded runs, replayed: the same policy decides the same, another is simulated on them."""
 
+import tempfile
+
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from ray_slo.core import (
     BatchOutcome,
@@ -21,6 +25,8 @@ from ray_slo.simulation.decision_log import Lines, Recording, Round, Start, read
 from ray_slo.simulation.replay import Nearest, recorded, replay, tape, truth_of, what_if
 from ray_slo.simulation.workloads import Workload
 from tests.scheduling import tables
+from tests.scheduling.harness import Host
+from tests.scheduling.test_contract import CASES, Script, make_cluster, operation, worker_kind
 
 VARIANTS = (
     Variant("v", {"default": LatencyProfile.linear(0.002, 0.01, 32)}, 70.0),
@@ -295,3 +301,27 @@ class Deaf:
         return getattr(self.policy, name)
 
     def tables_solved(self, now, tables): ...
+
+
+@pytest.mark.parametrize(("policy", "kwargs"), CASES, ids=str)
+@settings(max_examples=4, deadline=None, derandomize=True)
+@given(
+    kinds=st.lists(worker_kind, max_size=3),
+    operations=st.lists(operation, min_size=10, max_size=40),
+)
+def test_whatever_happens_is_recorded(policy, kwargs, kinds, operations):
+    with tempfile.TemporaryDirectory() as folder:
+        lines = Lines(folder, "random", Start.of(policy, kwargs), at=1000.0)
+        host = Host(
+            lambda: Recording(make_policy(policy, kwargs), lines),
+            make_cluster(kinds, control_s=0.004),
+            now=1000.0,
+            strict=False,
+        )
+        script = Script(host)
+        for op in operations:
+            script.do(*op)
+        (life,) = read(lines.close())
+        replayed = replay(life)
+        assert replayed.identical, replayed.difference
+        assert replayed.rounds == len(host.decisions)
