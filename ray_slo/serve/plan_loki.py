@@ -36,6 +36,9 @@ from ray_slo.serve.traffic import Rate
 
 _DEFAULTS = {"headroom_quantile": 0.95, "swap_cost": 0.1}
 _UNKNOWN = LatencyProfile([1.0])
+# That expected factors count for. Where none are given they are 1, and a plan that believes that
+# for 100 requests leaves the tasks below without workers for as long.
+_PRIOR_REQUESTS = 20.0
 
 
 class Job(NamedTuple):
@@ -76,7 +79,7 @@ class LokiBrain:
         self.configure(spec)
         self._rate = Rate(spec.planner.demand, spec.planner.interval_s)
         prior: dict[Hashable, Mapping[str, float]] = dict(spec.pipeline.factors.items())
-        self._factors = Factors(prior)
+        self._factors = Factors(prior, prior_requests=_PRIOR_REQUESTS)
         self._job: Job | None = None
         self._solved: Solved | None = None
         self._told: dict[str, str] = {}  # variant by worker, also while it loads
