@@ -226,8 +226,8 @@ def _columns(report: Report, first: int) -> dict[str, Any]:
     np.minimum.at(slack, at, frame["slack_s"].to_numpy()[served])
     end = max(float(frame["arrival_s"].max()), float(b["finished_s"].max()) if len(b) else 0.0)
     return {
-        "from": max(begin, float(report.meta["warmup_s"])),
-        "to": end,
+        "from": _down(max(begin, float(report.meta["warmup_s"]))),
+        "to": -_down(-end),
         "requests": {
             "t": _rounded(r["arrival_s"], 4),
             "latency": _rounded(1e3 * r["latency_s"], 2),
@@ -256,6 +256,11 @@ def _outcomes(names: Iterable[str]) -> dict[str, Any]:
     return {
         "outcomes": [{"name": n, "colour": OUTCOMES[n][0], "bad": OUTCOMES[n][1]} for n in names]
     }
+
+
+def _down(seconds: float) -> float:
+    """To 0.1 ms, as times are given to the page, and never up."""
+    return math.floor(1e4 * float(seconds)) / 1e4
 
 
 def _rounded(values: Any, digits: int) -> list[float | None]:
@@ -361,8 +366,9 @@ class _Around:
     def __init__(self, report: Report) -> None:
         frame, b = report.requests, report.batches
         left = frame["started_s"].fillna(frame["dropped_s"]).fillna(np.inf)
+        self.left_at = left.to_numpy()
         self.arrivals = np.sort(frame["arrival_s"].to_numpy())
-        self.left = np.sort(left.to_numpy())
+        self.left = np.sort(self.left_at)
         self.start = b["started_s"].to_numpy() if len(b) else np.zeros(0)
         self.finish = b["finished_s"].to_numpy() if len(b) else np.zeros(0)
         self.worker = b["worker"].astype(str).to_numpy() if len(b) else np.zeros(0, dtype=str)
@@ -374,7 +380,7 @@ class _Around:
 
     def busy(self, at: float) -> dict[str, float]:
         """Busy workers, and when each was free again."""
-        on = (self.start <= at) & (self.finish > at)
+        on = (self.start < at) & (self.finish > at)
         return dict(zip(self.worker[on].tolist(), self.finish[on].tolist(), strict=True))
 
 
@@ -400,8 +406,9 @@ def _explained(report: Report, i: int) -> Details:
         f"ms; {around.waiting(arrival) or 'nobody'} waited before it, {len(busy) or 'no'} "
         f"worker{'s were' if len(busy) != 1 else ' was'} busy"
     ]
-    if busy:
-        worker, free = min(busy.items(), key=lambda item: item[1])
+    worker, free = min(busy.items(), key=lambda item: item[1], default=("", math.inf))
+    left = around.left_at[i]
+    if free < left:
         steps.append(f"{at(free)}: {worker} was the first of them to be done")
     outcome = str(r["outcome"])
     head = f"{r['model']} at {arrival:.3f} s: "
@@ -509,8 +516,8 @@ def of_bench(folder: Path) -> Source:
         "workers": [],
         "slo_ms": [slo_ms] * len(models),
         **_outcomes(names),
-        "from": float(min([*t[measured][:1].tolist(), t.max(initial=0.0)])),
-        "to": float(t.max(initial=0.0)),
+        "from": _down(min([*t[measured][:1].tolist(), t.max(initial=0.0)])),
+        "to": -_down(-t.max(initial=0.0)),
         "requests": {
             "t": _rounded(t[shown], 4),
             "latency": _rounded(np.where(answered, 1e3 * frame["latency_s"], np.nan)[shown], 2),

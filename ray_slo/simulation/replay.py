@@ -138,12 +138,12 @@ def policy_arguments(life: Life) -> tuple[str, Mapping[str, Any]]:
     if start is None or start.policy is None:
         raise ValueError(
             f"{life.scheduler}: the policy was a ready-made object, which a log cannot hold; "
-            "name one with --policy"
+            "only `--policy` (what if) can be asked of it"
         )
     if start.kwargs is None:
         raise ValueError(
             f"{life.scheduler}: arguments of policy {start.policy!r} are nothing that a log can "
-            "hold; name it with --policy and --policy-arg"
+            "hold; only `--policy` (what if) can be asked of it"
         )
     return start.policy, start.kwargs
 
@@ -351,7 +351,7 @@ def recorded(life: Life | Tape, warmup_s: float = 0.0) -> Report:
         *("predicted_start_s", "predicted_finish_s", "started_s", "finished_s", "price"),
     )
     columns = list(zip(*rows, strict=True)) or [()] * len(names)
-    end = float(requests.arrival[-1]) + 1e-9
+    end = _duration_s(t, requests)
     return Report(
         {
             "duration_s": end,
@@ -379,6 +379,12 @@ def recorded(life: Life | Tape, warmup_s: float = 0.0) -> Report:
             for i, (name, column) in enumerate(zip(names, columns, strict=True))
         },
     )
+
+
+def _duration_s(t: Tape, requests: Requests) -> float:
+    """How long requests arrived; of a single one, as long as the log goes on."""
+    last = float(requests.arrival[-1])
+    return last + 1e-9 if last > 0 else max(t.end - t.zero, 1e-3)
 
 
 def _checked(warmup_s: float, end: float) -> float:
@@ -469,7 +475,7 @@ def what_if(
     """
     t = life if isinstance(life, Tape) else tape(life)
     requests, index_of = _columns(t)
-    end = float(requests.arrival[-1]) + 1e-9
+    end = _duration_s(t, requests)
     run = _Replay(make_policy(policy, policy_kwargs), t, requests, index_of)
     run.loop()
     report = run.report({"duration_s": end, "warmup_s": _checked(warmup_s, end), "seed": None})

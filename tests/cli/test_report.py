@@ -178,7 +178,7 @@ def test_the_worst_are_explained_step_by_step():
         deadline_s=[1.1, 1.13, 1.17, 1.6],
         batch=[0, 0, -1, -1],
         drop_reason=[-1, -1, 1, -1],
-        dropped_s=[np.nan, np.nan, 1.08, np.nan],
+        dropped_s=[np.nan, np.nan, 1.13, np.nan],
     )
     source = of_report(report, "test")
     late, dropped, pending = source.worst
@@ -192,9 +192,10 @@ def test_the_worst_are_explained_step_by_step():
         "+120.0 ms: done; it ran 60.0 ms, 20.0 ms longer than predicted",
         "missed by 20.0 ms. Most of its time went into this: the execution (60.0 ms)",
     ]
-    assert dropped.head == "m at 1.070 s: given up after 10.0 ms (shed)"
+    assert dropped.head == "m at 1.070 s: given up after 60.0 ms (shed)"
     assert dropped.steps[0].endswith("nobody waited before it, 1 worker was busy")
     assert dropped.steps[1] == "+50.0 ms: w0 was the first of them to be done"
+    assert dropped.steps[2].startswith("+60.0 ms: given up (shed): ")
     assert pending.head == "m at 1.500 s: never answered"
 
 
