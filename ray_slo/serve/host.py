@@ -149,7 +149,8 @@ class PolicyHost:
             self._feed(now)
             decision = self.policy.decide(now)
         except Exception as error:
-            logger.exception("policy %r failed", type(self.policy).__name__)
+            inner = getattr(self.policy, "policy", self.policy)  # of one that is recorded
+            logger.exception("policy %r failed", type(inner).__name__)
             if self._on_error is not None:
                 self._on_error(error)
             return
