@@ -192,7 +192,7 @@ class Brain(Protocol):
         """
 
     def counted(self, now: float, over_s: float, counts: Counts) -> None:
-        """What one frontend counted in the `over_s` seconds since it last said."""
+        """What one frontend counted since it last said, in its share `over_s` of the time."""
 
     def problem(self, now: float, seen: Seen) -> Any:
         """What is to be solved.
@@ -323,7 +323,7 @@ class PlanActor(AppActor):
         if says.version == self._spec.fingerprint:
             before = self._frontends.get(says.client)
             if before is not None:  # what was counted before we knew it, we cannot place in time
-                over_s = max(now - before.seen_at, 1e-3)
+                over_s = max(now - before.seen_at, 1e-3) / len(self._frontends)
                 self._brain.counted(now, over_s, says.counts.since(before.counts))
             told_at = before.told_at if before is not None else -math.inf
             self._frontends[says.client] = _Frontend(says.counts, now, told_at)

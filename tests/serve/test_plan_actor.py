@@ -147,9 +147,9 @@ def test_a_change_of_demand_is_planned_for_before_the_interval_is_over():
         with actor_of(spec) as actor:
             actor._brain.counted(time.monotonic() - 30, 0.1, Counts(1))  # it has listened a while
             await cluster.settle(actor)
-            cluster.requests = 80
+            cluster.requests = 40
             status = await cluster.until(actor, lambda status: status["targets"]["default"] == 3)
-            assert status["demand"] == pytest.approx(40)  # 80 in two seconds
+            assert 30 < status["demand"] < 50  # in a second
             assert status["plans"] == 2
 
     asyncio.run(scenario())

@@ -246,7 +246,7 @@ def test_demand_and_factors_are_measured():
     assert not brain.is_due(20.0, seen)
     brain.counted(20.4, 0.5, Counts(150))
     assert brain.is_due(20.5, seen)
-    assert brain.rate(20.5) == 85  # 170 in two seconds: the average has not noticed yet
+    assert brain.rate(20.5) == 160  # in one second: the average has not noticed yet
     assert brain.rate(200.0) == 0.1
 
 

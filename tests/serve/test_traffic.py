@@ -25,13 +25,22 @@ def test_a_rise_shows_at_once_and_a_fall_in_a_while():
     steady(20, 0, 30, rate)
     steady(100, 30, 31, rate)
     assert rate.differs(31.0, 20.0)
-    assert rate.value(31.0) == 60  # 20 + 100 in two seconds; the average is at 43
+    assert rate.value(31.0) == 100  # in one second; the average is at 43
     steady(100, 31, 40, rate)
     steady(0, 40, 43, rate)
     assert rate.differs(43.0, 100.0)
     assert 10 < rate.value(43.0) < 60
     steady(0, 43, 80, rate)
     assert rate.value(80.0) == LEAST_RATE
+
+
+def test_several_who_count_add_up():
+    rate = Rate()
+    for i in range(1, 80):  # two, by turns, twice a second each, at 1000 a second in all
+        rate.counted(0.25 * i, 0.25, 250)
+    assert rate.value(20.0) == pytest.approx(1000, rel=0.06)
+    assert not rate.differs(20.0, 1000.0)
+    assert rate.differs(20.0, 880.0)
 
 
 def test_what_is_counted_at_first_is_no_rate_yet():
