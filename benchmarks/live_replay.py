@@ -1,7 +1,7 @@
 """Live on Ray Serve, recorded and replayed: does "what if" say what the other policy does live?
 
 The same Poisson stream over HTTP goes to `deferred` and to `eager`, each with a decision log: two
-workers whose batches take ℓ(b) = 100 ms + 12 ms · b (they sleep, as a worker of an accelerator does
+workers whose batches take ℓ(b) = 200 ms + 24 ms · b (they sleep, as a worker of an accelerator does
 while it computes), once with room to spare and once beyond what `eager` can carry. Then every log
 is replayed: with its own policy, decision by decision, and in the simulator with the *other* one.
 *Live* is the other policy's own run; *from the log* is what the log of the one says of it. All
@@ -20,12 +20,12 @@ import numpy as np
 from benchmarks.rows import Row
 from ray_slo.simulation.report import Report
 
-ALPHA_S, BETA_S = 0.012, 0.1
-SLO_S = 0.45
+ALPHA_S, BETA_S = 0.024, 0.2
+SLO_S = 0.9
 WORKERS = 2
 MODEL = "sleeper"
 POLICIES = ("deferred", "eager")
-RATES = (60.0, 100.0)
+RATES = (30.0, 50.0)
 WARMUP_S = 4.0
 
 
@@ -48,7 +48,7 @@ def run(quick: bool, seed: int) -> list[Row]:
     from ray_slo.simulation.replay import recorded, replay, tape, what_if
 
     rates = RATES[:1] if quick else RATES
-    seconds = 5.0 if quick else 40.0
+    seconds = 5.0 if quick else 60.0
     warmup_s = 1.0 if quick else WARMUP_S
     lives: dict[tuple[float, str], Life] = {}
     with tempfile.TemporaryDirectory() as folder, local_serve() as url:

@@ -25,7 +25,7 @@ from ray_slo.core.decisions import Action, Decision, Dispatch, Drop, DropReason,
 from ray_slo.core.policy import Policy
 from ray_slo.core.profiles import LatencyProfile, OnlineProfile
 from ray_slo.core.requests import BatchOutcome, BatchStatus, Request, WorkerId
-from ray_slo.scheduling.registry import make_policy
+from ray_slo.scheduling.registry import POLICIES, import_attr, make_policy
 from ray_slo.simulation.decision_log import Life, Logged
 from ray_slo.simulation.report import Report
 from ray_slo.simulation.simulator import _WORKER, _Batch, _Run, _Slot
@@ -145,7 +145,15 @@ def policy_arguments(life: Life) -> tuple[str, Mapping[str, Any]]:
             f"{life.scheduler}: arguments of policy {start.policy!r} are nothing that a log can "
             "hold; only `--policy` (what if) can be asked of it"
         )
+    if start.policy not in POLICIES and not _is_policy_class(import_attr(start.policy)):
+        raise ValueError(f"{life.scheduler}: {start.policy!r} is no class of a policy")
     return start.policy, start.kwargs
+
+
+def _is_policy_class(target: Any) -> bool:
+    """Whether it may be called: a log may come from anywhere, and so may the name in it."""
+    methods = ("requests_arrived", "requests_cancelled", "batch_finished", "cluster_changed")
+    return isinstance(target, type) and all(hasattr(target, m) for m in (*methods, "decide"))
 
 
 def _difference(

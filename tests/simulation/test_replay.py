@@ -243,9 +243,12 @@ def test_a_log_that_cannot_be_replayed_says_why(tmp_path):
         ({"lost": (12, -1)}, "12 rows were not kept and 1 files are missing"),
         ({"start": Start.of(make_policy("eager"), {})}, "ready-made object"),
         ({"start": Start.of("ramsis", {"solver": print})}, "arguments of policy 'ramsis'"),
+        ({"start": Start.of("os:mkdir", {"path": str(tmp_path / "x")})}, "no class of a policy"),
+        ({"start": Start.of("subprocess:Popen", {"args": "true"})}, "no class of a policy"),
     ):
         with pytest.raises(ValueError, match=match):
             replay(type(life)(**{**vars(life), **change}))
+    assert not (tmp_path / "x").exists()
     with pytest.raises(ValueError, match=r"warmup_s must be .* less than the 0\.\d+ s"):
         recorded(life, warmup_s=3.0)
     lines = Lines(tmp_path / "idle", "idle", Start.of("eager", {}))
