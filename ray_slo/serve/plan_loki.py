@@ -79,7 +79,7 @@ class LokiBrain:
         self.configure(spec)
         self._rate = Rate(spec.planner.demand, spec.planner.interval_s)
         prior: dict[Hashable, Mapping[str, float]] = dict(spec.pipeline.factors.items())
-        self._factors = Factors(prior, prior_requests=_PRIOR_REQUESTS)
+        self._factors = Factors(prior, prior_requests=_PRIOR_REQUESTS, siblings=True)
         self._job: Job | None = None
         self._solved: Solved | None = None
         self._told: dict[str, str] = {}  # variant by worker, also while it loads

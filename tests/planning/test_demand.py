@@ -93,6 +93,23 @@ def test_factors_follow_what_is_seen():
     assert factors.multiplicative("e") == 0
 
 
+def test_siblings_tell_of_a_variant_that_was_not_seen():
+    prior = {"a": {"x": 2.0}, "b": {"x": 4.0}, "c": {"x": 0.0}, "other": {"y": 1.0}}
+    alone = Factors(prior, prior_requests=10)
+    factors = Factors(prior, prior_requests=10, siblings=True)
+    assert [factors.of(v) for v in prior] == list(prior.values())
+    for f in (alone, factors):
+        f.observe("a", 990, {"x": 990})  # half of what was expected
+    assert alone.of("b") == {"x": 4.0}
+    assert factors.of("b")["x"] == pytest.approx(2.0, rel=0.05)
+    assert factors.of("a") == alone.of("a")  # nobody else was seen
+    assert factors.of("c") == {"x": 0.0}
+    assert factors.of("other") == {"y": 1.0}
+    for f in (alone, factors):
+        f.observe("b", 10_000, {"x": 70_000})
+    assert factors.of("b") == {"x": pytest.approx(7.0, rel=0.01)}  # its own count for more
+
+
 def test_a_variant_that_makes_nothing():
     factors = Factors({"d": {"car": 0.0}})
     factors.observe("d", 10, {})
