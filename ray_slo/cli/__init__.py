@@ -12,7 +12,10 @@ import typer
 from typer.core import TyperGroup
 
 # One module per command, each with `register(app)`.
-COMMANDS = ("simulate", "profile", "solve", "policy", "bench", "status", "replay", "report")
+COMMANDS = (
+    *("simulate", "profile", "solve", "policy", "bench", "status", "replay", "report"),
+    "dashboards",
+)
 
 
 def _describe(error: Exception) -> str:

@@ -1,0 +1,34 @@
+"""`ray-slo dashboards`: a Grafana dashboard and Prometheus rules for the metrics."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def register(app: typer.Typer) -> None:
+    app.command("dashboards")(dashboards)
+
+
+def dashboards(
+    out: Annotated[Path, typer.Option(help="Folder to write to; made where it is not there.")],
+    objective: Annotated[
+        float, typer.Option(help="Share of requests to be answered in time, e.g. 0.999.")
+    ] = 0.99,
+    max_plan_age_s: Annotated[
+        float, typer.Option(help="Alert when the planner has not decided for so long.")
+    ] = 180.0,
+) -> None:
+    """Write a Grafana dashboard like Ray's own, and Prometheus rules with alerts on the SLO."""
+    from ray_slo.serve.dashboards import dashboard, rules
+
+    files = {
+        "slo_grafana_dashboard.json": dashboard(objective),
+        "slo_rules.yml": rules(objective, max_plan_age_s),
+    }
+    out.mkdir(parents=True, exist_ok=True)
+    for name, text in files.items():
+        (out / name).write_text(text if text.endswith("\n") else f"{text}\n", encoding="utf-8")
+        typer.echo(out / name)
