@@ -14,12 +14,13 @@ workers say they run, and plans when it has listened for a while.
 from __future__ import annotations
 
 import asyncio
+import copy
 import logging
 import math
 import time
 import uuid
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -367,6 +368,50 @@ class PlanActor(AppActor):
         if self._planning is None or self._planning.done():
             raise ConfigError(self._error or self._why)
         await asyncio.wait([self._planning])
+
+    async def dry_run(self) -> dict[str, Any]:
+        """What it would plan now, and why, beside what runs; nothing is gone by.
+
+        Raises:
+            ConfigError: there is nothing to plan with yet, or no plan; says why.
+        """
+        self._start()
+        self._learn()
+        began = time.monotonic()
+        seen = self._seen()
+        try:
+            problem = self._brain.problem(began, seen)
+        except (NotYet, ValueError) as reason:
+            raise ConfigError(str(reason)) from None
+        try:
+            answer = await in_task(self._brain.solve, problem)
+        except Exception as error:
+            raise ConfigError(f"planning failed: {type(error).__name__}: {error}") from None
+        trial = copy.deepcopy(self._brain, {id(self._spec): self._spec})
+        why, shortfall = trial.adopt(problem, answer)
+        wanted, replicas = trial.wanted(seen, False), self._replicas()
+        workers = {}
+        for name, says in seen.workers.items():
+            new = wanted[name].assigned if name in wanted else says.assigned
+            workers[name] = {
+                "kind": says.kind,
+                "does": says.assigned and asdict(says.assigned),
+                "would": new and asdict(new),
+                "load": sorted(set(wanted[name].keep) - says.loaded) if name in wanted else [],
+            }
+        return {
+            "planner": self._spec.planner and self._spec.planner.name,
+            "why": why,
+            "shortfall": shortfall,
+            "why_in_force": self._why,
+            "took_s": time.monotonic() - began,
+            "replicas": {
+                kind: {"running": running, "target": target, "would": trial.target(kind)}
+                for kind, (target, running) in replicas.items()
+            },
+            "workers": workers,
+            "plan": trial.status(time.monotonic()),
+        }
 
     async def status(self) -> dict[str, Any]:
         """What `ray-slo status` shows of the plan."""

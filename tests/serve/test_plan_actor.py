@@ -155,6 +155,39 @@ def test_a_change_of_demand_is_planned_for_before_the_interval_is_over():
     asyncio.run(scenario())
 
 
+def test_a_dry_run_says_what_it_would_do_and_does_nothing(monkeypatch):
+    async def scenario():
+        spec = spec_of()
+        cluster = Cluster(spec, "a", "b")
+        with actor_of(spec) as actor:
+            with pytest.raises(ConfigError, match="no worker is there yet"):
+                await actor.dry_run()
+            before = await cluster.settle(actor)
+            same = await actor.dry_run()
+            assert same["replicas"] == {"default": {"running": 2, "target": 2, "would": 2}}
+            assert all(w["does"] == w["would"] and not w["load"] for w in same["workers"].values())
+            actor._brain.counted(time.monotonic(), 1.0, Counts(15))
+            actor._planning = asyncio.ensure_future(asyncio.sleep(60))  # it does not plan itself
+            would = await actor.dry_run()
+            assert would["replicas"] == {"default": {"running": 2, "target": 2, "would": 4}}
+            assert "Accuracy scaling" in would["why"]
+            assert would["why_in_force"] == before["why"]
+            does, wanted = (
+                {w[k]["variant"] for w in would["workers"].values()} for k in ("does", "would")
+            )
+            assert (does, wanted) == ({"det", "large"}, {"det", "small"})
+            await cluster.round(actor)
+            after = await actor.status()
+            for key in ("plans", "why", "targets", "workers", "assignments"):
+                assert after[key] == before[key]
+            break_solver(monkeypatch)
+            with pytest.raises(ConfigError, match="planning failed: RuntimeError: the solver"):
+                await actor.dry_run()
+            actor._planning.cancel()
+
+    asyncio.run(scenario())
+
+
 def test_a_failing_solver_leaves_the_plan_and_is_tried_again(monkeypatch):
     async def scenario():
         spec = spec_of()
