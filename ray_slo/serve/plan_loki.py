@@ -36,6 +36,7 @@ from ray_slo.serve.traffic import Rate
 
 _DEFAULTS = {"headroom_quantile": 0.95, "swap_cost": 0.1}
 _UNKNOWN = LatencyProfile([1.0])
+_LEAST_FACTOR = 0.05  # a task that gets nothing for hours is still there
 # That expected factors count for. Where none are given they are 1, and a plan that believes that
 # for 100 requests leaves the tasks below without workers for as long.
 _PRIOR_REQUESTS = 20.0
@@ -139,7 +140,10 @@ class LokiBrain:
         if self._solved is None and not running and (unknown := self._unknown(seen)):
             raise NotYet(f"{', '.join(unknown)} not measured yet")
         profiles = self._profiles(seen)
-        factors = {v: self._factors.of(v) for v in self._task_of}
+        factors = {
+            v: {c: max(f, _LEAST_FACTOR) for c, f in self._factors.of(v).items()}
+            for v in self._task_of
+        }
         tasks = tuple(
             replace(task, variants=tuple(v for v in task.variants if v.name in profiles))
             for task in self._pipeline.loki_tasks(lambda v: profiles.get(v, _UNKNOWN), factors)

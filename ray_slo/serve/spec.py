@@ -802,6 +802,12 @@ class AppSpec(_Strict):
                     f"got {model!r}: {rate}"
                 )
         given = arguments(planner.kwargs)
+        ((model, served),) = self.models.items()
+        if given.sizes is not None and max(given.sizes) > served.max_batch_size:
+            raise ValueError(
+                f"planner.kwargs.sizes: {max(given.sizes)} is more than {model!r} takes "
+                f"(max_batch_size is {served.max_batch_size})"
+            )
         if given.base is not None and given.base not in self.workers:
             raise ValueError(
                 f"planner.kwargs.base must be one of the workers, {', '.join(self.workers)}, "

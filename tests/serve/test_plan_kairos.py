@@ -198,6 +198,10 @@ def test_mistakes_in_arguments_name_the_field():
         ({"planner": {"name": "kairos"}}, "planner.kwargs.budget_per_hour: required"),
         ({"planner": {"name": "kairos", "memory_mb": {"a": 1}}}, "memory_mb: not for the planner"),
         ({"models": {}}, "models: required"),
+        (
+            {"planner": {"name": "kairos", "kwargs": {"budget_per_hour": 1, "sizes": {99: 1}}}},
+            "sizes: 99 is more than 'rank' takes .max_batch_size is 64",
+        ),
     ],
 )
 def test_mistakes_in_the_application_name_the_field(change, says):

@@ -250,6 +250,14 @@ def test_demand_and_factors_are_measured():
     assert brain.rate(200.0) == 0.1
 
 
+def test_a_task_that_gets_nothing_keeps_a_worker():
+    brain = LokiBrain(spec_of(rate=10.0))
+    brain.counted(1.0, 1.0, Counts(0, {"det": 10**7}, {}))
+    seen = seen_of(says("a"), says("b"))
+    planned(brain, seen)
+    assert sorted(assigned(brain, seen).values()) == ["det", "large"]
+
+
 def test_a_budget_of_accuracy_for_swaps_and_no_headroom_beyond_what_is_asked():
     problem = LokiBrain(spec_of(kwargs={"headroom_quantile": 0.9})).problem(0.0, seen_of(says("w")))
     assert problem.problem.headroom_quantile == 0.9
