@@ -7,8 +7,8 @@ ever less.
 
 In the paper 200 ms is the least SLO that can be served at all. On the published profiles it is far
 less, as the fastest path takes 14 ms (27 with as much waiting): 100 and 150 ms are shown as well.
-What grows with a tighter SLO is the number of small, inefficient batches; at 100 ms the most accurate
-detector and recogniser are too slow together, so that there is no hardware scaling at all.
+What grows with a tighter SLO is the number of small, inefficient batches; at 100 ms the most
+accurate detector and recogniser are too slow together: there is no hardware scaling at all.
 """
 
 from __future__ import annotations
@@ -37,7 +37,10 @@ def run(quick: bool, seed: int) -> list[Row]:
         case = f"{slo_ms} ms"
         rows += [
             Row(
-                case, "hardware scaling ends at", "req/s", loki.capacity(asked, most_accurate=True)
+                case,
+                "hardware scaling ends at",
+                "req/s",
+                max(loki.capacity(asked, most_accurate=True), 0.0),
             ),
             Row(case, "mean accuracy", "%", report.accuracy()),
             Row(
