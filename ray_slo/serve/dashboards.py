@@ -15,6 +15,7 @@ from __future__ import annotations
 import copy
 import itertools
 import json
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -56,18 +57,18 @@ def dashboard(objective: float = 0.99) -> str:
         ],
         base_json_file_name="serve_deployment_grafana_dashboard_base.json",
     )
-    text, _ = factory._generate_grafana_dashboard(config)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)  # Ray does not close the file it reads
+        text, _ = factory._generate_grafana_dashboard(config)
     made: dict[str, Any] = json.loads(text)
     made["title"] = "Serve SLO Dashboard"
     _, filters, _ = factory._read_configs_for_dashboard(config)
     variables = {v["name"]: v for v in made["templating"]["list"]}
     like = variables.pop("Route")
-    variables["Model"] = _variable(
-        like, "Model", f"{PREFIX}requests_total", 'application=~"$Application"', *filters
-    )
-    variables["SessionName"] = _variable(
-        like, "SessionName", "ray_node_network_receive_speed", *filters
-    )
+    of_model = (f"{PREFIX}requests_total", 'application=~"$Application"', *filters)
+    variables["Model"] = _variable(like, "Model", "model", *of_model)
+    of_session = ("ray_node_network_receive_speed", *filters)
+    variables["SessionName"] = _variable(like, "SessionName", "SessionName", *of_session)
     order = ("datasource", "SessionName", "Application", "Deployment", "Replica", "Model")
     made["templating"]["list"] = [variables.pop(n) for n in order] + list(variables.values())
     return json.dumps(made, indent=2)
@@ -222,10 +223,11 @@ def _alert(
 # -- dashboard -----------------------------------------------------------------------------
 
 
-def _variable(like: dict[str, Any], name: str, metric: str, *matchers: str) -> dict[str, Any]:
-    """A variable with the values that the label has; named as the label, but for its case."""
+def _variable(
+    like: dict[str, Any], name: str, label: str, metric: str, *matchers: str
+) -> dict[str, Any]:
+    """A variable with the values that the label has."""
     made = copy.deepcopy(like)
-    label = name if name == "SessionName" else name.lower()
     made["name"] = name
     made["definition"] = f"label_values({metric}{{{','.join(matchers)}}}, {label})"
     made["query"]["query"] = made["definition"]
