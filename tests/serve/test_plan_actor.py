@@ -149,8 +149,8 @@ def test_a_change_of_demand_is_planned_for_before_the_interval_is_over():
             await cluster.settle(actor)
             cluster.requests = 40
             status = await cluster.until(actor, lambda status: status["targets"]["default"] == 3)
-            assert 30 < status["demand"] < 50  # in a second
-            assert status["plans"] == 2
+            assert 15 < status["demand"] <= 45
+            assert status["plans"] >= 2  # and the interval is an hour
 
     asyncio.run(scenario())
 
