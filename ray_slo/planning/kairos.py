@@ -326,7 +326,7 @@ def plan(problem: Problem, bound: Bound = "fluid") -> Plan | Infeasible[Plan]:
     """`kairos`: the configuration to rent, from upper bounds alone (§5.2).
 
     Args:
-        bound: "fluid", or "paper" (Equation 15), whose choices sustain up to 25 % less
+        bound: "fluid", or "paper" (Equation 15), whose choices sustain up to 3 % less
             (`kairos-bounds`).
 
     Returns:

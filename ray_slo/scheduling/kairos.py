@@ -242,8 +242,9 @@ class Kairos:
         mine = next((f for f in state.flights if f[0] == outcome.batch_id), None)
         if mine is None:
             return
+        ran = mine is state.flights[0]
         state.flights.remove(mine)
-        if state.flights:  # the one sent ahead runs now
+        if ran and state.flights:  # the one sent ahead runs now
             batch_id, variant, start, finish = state.flights[0]
             begin = max(now, start)
             state.flights[0] = (batch_id, variant, begin, begin + finish - start)

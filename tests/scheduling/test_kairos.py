@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 from ray_slo.core import (
+    BatchOutcome,
+    BatchStatus,
     Cluster,
     DispatchDelay,
     Drop,
@@ -127,6 +129,21 @@ def test_requests_that_cannot_make_it_push_nobody_away():
     h.arrive([request(0, 15)])  # strong until 7.5
     h.arrive([request(1, 10), request(2, 7)])
     assert h.timeline() == [(0.0, "strong0", [0]), (0.0, "weak1", [2])]
+
+
+def test_a_batch_sent_ahead_that_is_lost_leaves_the_running_one_alone():
+    policy = Kairos(xi=1.0)
+    policy.cluster_changed(0.0, pool("s", delay=0.5))
+    first, second = request(1, 4), request(2, 4)
+    policy.requests_arrived(0.0, [first, second])
+    (running,) = policy.decide(0.0).actions
+    (ahead,) = policy.decide(2.0).actions  # the first ends at 2.5
+    assert (running.finish_at, ahead.start_at) == (2.5, 2.5)
+    lost = BatchOutcome(ahead.batch_id, ahead.requests, 2.2, 2.2, BatchStatus.LOST)
+    policy.batch_finished(2.2, "strong0", lost)
+    policy.requests_arrived(2.2, ahead.requests)
+    (again,) = policy.decide(2.2).actions
+    assert again.start_at == pytest.approx(2.7)
 
 
 def test_batches_are_sent_ahead_by_the_delay():
