@@ -188,7 +188,8 @@ class GroupedChannel:
             except Exception as error:
                 logger.warning("planner unreachable (%r); the last plan holds", error)
                 await asyncio.sleep(AGAIN_S)
-            if self._decided_at is not None:
+            # Without a planner the layout is the configuration's, and no age is too old.
+            if self._decided_at is not None and self._spec.planner is not None:
                 self._metrics.plan_age(self._loop.time() - self._decided_at)
 
     def _says(self) -> FrontendSays:

@@ -47,6 +47,7 @@ def ray_cluster():
     port = free_port()
     # For Ray's processes: the deadline middleware in Serve's proxy, and the tests' own modules.
     os.environ[PROXY_CALLBACK_ENV] = PROXY_CALLBACK
+    os.environ.setdefault("RAY_metrics_report_interval_ms", "3000")  # Ray's 10 s are long to wait
     here = str(Path(__file__).parent)
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [here, os.getenv("PYTHONPATH")]))
     context = ray.init(
