@@ -155,52 +155,68 @@ FAST, SLOW = "RaySLOBurnsFast", "RaySLOBurnsSlowly"
 PLAN, DEAF, SILENT = "RaySLOPlanIsOld", "RaySLOPreemptionIsDeaf", "RaySLOSchedulerIsSilent"
 
 
+PLAN_AGE = f'{PREFIX}plan_age_s{{application="a"}}'
+# What is counted, when one looks (minutes), and which alerts then fire.
+CASES = {
+    "a fifth refused": (outcomes(ok="0+80x90", refused="0+20x90"), 80, {FAST, SLOW}),
+    "late and failed": (
+        outcomes(ok="0+80x90", late="0+10x90", failed="0+10x90"),
+        80,
+        {FAST, SLOW},
+    ),
+    "a tenth refused": (outcomes(ok="0+90x90", refused="0+10x90"), 80, {SLOW}),
+    "a twentieth refused": (outcomes(ok="0+95x90", refused="0+5x90"), 80, set()),
+    "clients' doing": (
+        outcomes(ok="0+50x90", cancelled="0+25x90", invalid="0+25x90"),
+        80,
+        set(),
+    ),
+    "nothing in time": (outcomes(refused="0+20x90"), 80, {FAST, SLOW}),
+    "over for ten minutes": (outcomes(ok="0+10x90", refused="0+10x60 600x30"), 70, {SLOW}),
+    "over for 40 minutes": (outcomes(ok="0+10x120", refused="0+10x60 600x60"), 100, set()),
+    "a plan of 3 min": ({PLAN_AGE: "0+60x10"}, 3, set()),
+    "a plan of 6 min": ({PLAN_AGE: "0+60x10"}, 6, {PLAN}),
+    "plans in time": ({PLAN_AGE: "0 30 60 0 30 60 0 30 60 0"}, 9, set()),
+    "most run on": (preemptions("0+1x30", "0+3x30"), 25, {DEAF}),
+    "most stop": (preemptions("0+3x30", "0+1x30"), 25, set()),
+    "requests wait, batches stand still": ({PENDING: "5x20", BATCHES: "7x20"}, 10, {SILENT}),
+    "requests wait, no batch ever": ({PENDING: "5x20"}, 10, {SILENT}),
+    "requests wait, batches run": ({PENDING: "5x20", BATCHES: "0+7x20"}, 10, set()),
+    "requests wait, others are refused": (
+        {PENDING: "5x20", **outcomes(refused="0+1x20")},
+        10,
+        {FAST, SLOW},
+    ),
+    "requests expire": (
+        {PENDING: "0x20", **outcomes(expired="0+1x20")},
+        10,
+        {SILENT, FAST, SLOW},
+    ),
+    "nobody asks": ({PENDING: "0x20"}, 10, set()),
+}
+
+
 @pytest.mark.skipif(PROMTOOL is None, reason="promtool is not installed (Debian: prometheus)")
-@pytest.mark.parametrize(
-    ("series", "minute", "firing"),
-    [
-        (outcomes(ok="0+80x90", refused="0+20x90"), 80, {FAST, SLOW}),
-        (
-            outcomes(ok="0+80x90", late="0+10x90", failed="0+10x90"),
-            80,
-            {FAST, SLOW},
-        ),
-        (outcomes(ok="0+90x90", refused="0+10x90"), 80, {SLOW}),
-        (outcomes(ok="0+95x90", refused="0+5x90"), 80, set()),
-        (outcomes(ok="0+50x90", cancelled="0+25x90", invalid="0+25x90"), 80, set()),
-        (outcomes(refused="0+20x90"), 80, {FAST, SLOW}),
-        # Over for ten minutes: the hour is still bad, the last five minutes are not.
-        (outcomes(ok="0+10x90", refused="0+10x60 600x30"), 70, {SLOW}),
-        (outcomes(ok="0+10x120", refused="0+10x60 600x60"), 100, set()),
-        ({f'{PREFIX}plan_age_s{{application="a"}}': "0+60x10"}, 3, set()),
-        ({f'{PREFIX}plan_age_s{{application="a"}}': "0+60x10"}, 6, {PLAN}),
-        ({f'{PREFIX}plan_age_s{{application="a"}}': "0 30 60 0 30 60 0 30 60 0"}, 9, set()),
-        (preemptions("0+1x30", "0+3x30"), 25, {DEAF}),
-        (preemptions("0+3x30", "0+1x30"), 25, set()),
-        ({PENDING: "5x20", BATCHES: "7x20"}, 10, {SILENT}),
-        ({PENDING: "5x20"}, 10, {SILENT}),
-        ({PENDING: "5x20", BATCHES: "0+7x20"}, 10, set()),
-        ({PENDING: "0x20"}, 10, set()),
-        ({PENDING: "0x20", **outcomes(expired="0+1x20")}, 10, {SILENT, FAST, SLOW}),
-        ({PENDING: "5x20", **outcomes(refused="0+1x20")}, 10, {FAST, SLOW}),
-    ],
-)
-def test_alerts(series, minute, firing, tmp_path):
+def test_alerts_fire_when_they_should(tmp_path):
+    tests = [
+        {
+            "interval": "1m",
+            "input_series": [{"series": s, "values": v} for s, v in series.items()],
+            "promql_expr_test": [
+                {
+                    # promtool shows the query, and so the name, of what fails.
+                    "expr": f'sum by (alertname) (ALERTS{{alertstate="firing"}}) # {name}',
+                    "eval_time": f"{minute}m",
+                    "exp_samples": [
+                        {"labels": f'{{alertname="{alert}"}}', "value": 1} for alert in firing
+                    ],
+                }
+            ],
+        }
+        for name, (series, minute, firing) in CASES.items()
+    ]
     (tmp_path / "rules.yml").write_text(rules(), "utf-8")
-    case = {
-        "interval": "1m",
-        "input_series": [{"series": s, "values": v} for s, v in series.items()],
-        "promql_expr_test": [
-            {
-                "expr": 'sum by (alertname) (ALERTS{alertstate="firing"})',
-                "eval_time": f"{minute}m",
-                "exp_samples": [
-                    {"labels": f'{{alertname="{name}"}}', "value": 1} for name in firing
-                ],
-            }
-        ],
-    }
-    test = {"rule_files": ["rules.yml"], "evaluation_interval": "1m", "tests": [case]}
+    test = {"rule_files": ["rules.yml"], "evaluation_interval": "1m", "tests": tests}
     (tmp_path / "test.yml").write_text(yaml.safe_dump(test), "utf-8")
     ran = subprocess.run(
         [PROMTOOL, "test", "rules", "test.yml"], cwd=tmp_path, capture_output=True, text=True
