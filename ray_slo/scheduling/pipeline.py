@@ -43,6 +43,9 @@ Ours is `slack`, the default. Not what was spent decides, but what is left:
 * where a plan leaves a variant with fewer workers, what waits for it is routed again.
 
 The paper itself: `drop="opportunistic", queues="worker"`; `loki-fig7` has the measurements.
+
+A request costs O(log n) for its queue and its table, and a look at the task's groups only where the
+table's choice is full or too late.
 """
 
 from __future__ import annotations
