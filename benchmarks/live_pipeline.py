@@ -283,9 +283,8 @@ async def drive(
             response = handle.remote(page.png, response_metadata=True)
             answer = await asyncio.wait_for(response, 30.0)
         except Exception as error:  # whatever it raises is a result here
-            return Seen(
-                at, loadgen.status_of(error), loop.time() - start - at, error=repr(error)[:200]
-            )
+            late_s = loop.time() - start - at
+            return Seen(at, loadgen.status_of(error), late_s, why=why(error))
         latency_s = loop.time() - start - at
         wrong, written = errors(page.lines, answer.result["text"])
         return Seen(at, "answered", latency_s, answer.accuracy, wrong, written)

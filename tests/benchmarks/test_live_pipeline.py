@@ -1,5 +1,6 @@
 """The part of `live-pipeline` that needs no Ray: the ramp, what is made of a run, and its plot."""
 
+import asyncio
 import math
 import time
 from collections import Counter
@@ -14,6 +15,7 @@ from benchmarks.live_pipeline import (
     Glance,
     Seen,
     capacities,
+    drive,
     largest,
     plot,
     ramp,
@@ -22,7 +24,9 @@ from benchmarks.live_pipeline import (
     simulated,
     why,
 )
+from deployments.ocr.pages import pages
 from ray_slo.core import LatencyProfile
+from ray_slo.serve.answers import Answer
 from ray_slo.serve.errors import RefusedEarly
 
 
@@ -84,6 +88,49 @@ def test_rows_by_phase_and_over_time():
     assert made["not answered", "would_miss in detect"] == made["not answered", "KeyError()"] == 3
     assert made["phases · all", "failed"] == 3.0
     assert made["phases · all", "late"] == 3.0
+
+
+class Replies:
+    """Stands for a Serve handle: reads every page but the second perfectly."""
+
+    def __init__(self):
+        self.asked = 0
+        self.slo_status = self
+
+    def remote(self, png=None, response_metadata=False):
+        return self.status() if png is None else self.read(png)
+
+    async def status(self):
+        worker = {"assigned": "det480"}
+        return {
+            "plan": {
+                "workers": {"a": worker, "b": {"assigned": None}},
+                "targets": {"default": 3},
+                "running": {"default": 2},
+                "demand": 1.5,
+            }
+        }
+
+    async def read(self, png):
+        self.asked += 1
+        if self.asked == 2:
+            raise RefusedEarly("no", reason="would_miss", task="detect")
+        (truth,) = [p for p in pages(2, 1000) if p.png == png]
+        text = "\n".join(truth.lines)
+        return Answer({"text": text}, "ocr", "det480/rec48", 91.0, 1, 1.0, 1.0, 2.0, 100.0)
+
+
+def test_pages_are_sent_and_what_comes_of_each_is_kept():
+    times = np.array([0.05, 0.1, 0.15])
+    seen, glances = asyncio.run(drive(Replies(), times, 1.0, count=2, seed=0))
+    assert [s.status for s in seen] == ["answered", "refused", "answered"]
+    assert [s.in_time for s in seen] == [True, False, True]
+    assert [s.failed for s in seen] == [False, False, False]
+    assert [s.why for s in seen] == ["", "would_miss in detect", ""]
+    assert [(s.wrong, s.accuracy) for s in seen if s.in_time] == [(0, 91.0)] * 2
+    (glance,) = glances
+    assert (glance.demand, glance.wanted, glance.running) == (1.5, 3, 2)
+    assert glance.variants == {"det480": 1}
 
 
 def test_why_says_the_reason_and_the_task():
