@@ -13,7 +13,7 @@ from typer.core import TyperGroup
 
 # One module per command, each with `register(app)`.
 COMMANDS = (
-    *("simulate", "profile", "solve", "policy", "bench", "status", "replay", "report"),
+    *("simulate", "plan", "profile", "solve", "policy", "bench", "status", "replay", "report"),
     "dashboards",
 )
 

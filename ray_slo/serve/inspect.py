@@ -7,6 +7,9 @@ from typing import Any
 import ray
 from ray import serve
 
+from ray_slo.serve.errors import ConfigError
+from ray_slo.serve.plan_actor import find_plan
+
 
 def frontends() -> dict[str, str]:
     """Frontend deployment by application name, for every application made by ray-slo."""
@@ -32,21 +35,54 @@ def read_status(address: str, application: str | None) -> dict[str, dict[str, An
     Raises:
         ValueError: no cluster at `address`, or no such application.
     """
+    found = _find(address, application)
+    if not found:
+        raise ValueError("no ray-slo application is running on this cluster")
+    return {
+        app: serve.get_deployment_handle(name, app).slo_status.remote().result(timeout_s=10)
+        for app, name in sorted(found.items())
+    }
+
+
+def read_dry_run(address: str, application: str, timeout_s: float = 60.0) -> dict[str, Any]:
+    """What the application's planner would do now (`PlanActor.dry_run`).
+
+    Raises:
+        ValueError: no cluster at `address`, no such application, or nothing in it that plans.
+        ConfigError: there is no plan, and why.
+    """
+    found = _find(address, application)
+    try:
+        actor = find_plan(f"{application}#{found[application]}")
+    except ValueError:
+        raise ValueError(
+            f"application {application!r} has no planner of its workers: its args have no "
+            "`planner` named loki, kairos or kairos_plus"
+        ) from None
+    try:
+        answer: dict[str, Any] = ray.get(actor.dry_run.remote(), timeout=timeout_s)
+    except ray.exceptions.RayTaskError as error:
+        if isinstance(error.cause, ConfigError):
+            raise error.cause from None
+        raise
+    except (ray.exceptions.RayActorError, ray.exceptions.GetTimeoutError) as error:
+        raise ValueError(f"the planner of {application!r} does not answer: {error}") from None
+    return answer
+
+
+def _find(address: str, application: str | None) -> dict[str, str]:
+    """Frontends by application: of one, or all."""
     if not ray.is_initialized():
         try:
             ray.init(address=address, log_to_driver=False, logging_level="warning")
         except ConnectionError as error:
             raise ValueError(f"no Ray cluster found at address {address!r}: {error}") from None
     found = frontends()
-    if application is not None and application not in found:
+    if application is None:
+        return found
+    if application not in found:
         raise ValueError(
             f"application {application!r} is not a running ray-slo application; "
             f"running: {', '.join(sorted(found)) or 'none'}"
         )
-    chosen = [application] if application is not None else sorted(found)
-    if not chosen:
-        raise ValueError("no ray-slo application is running on this cluster")
-    return {
-        app: serve.get_deployment_handle(found[app], app).slo_status.remote().result(timeout_s=10)
-        for app in chosen
-    }
+    return {application: found[application]}
