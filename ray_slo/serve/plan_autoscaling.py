@@ -103,6 +103,9 @@ def autoscaling(spec: AppSpec, kind: str) -> AutoscalingConfig:
         min_replicas=bounds[0],
         initial_replicas=spec.workers[kind].num_replicas,
         max_replicas=bounds[1],
+        # Serve starts a replica, whatever its policy says, where there is none and this aggregate
+        # of the requests in its last half minute is not 0.
+        aggregation_function="min",
         upscale_delay_s=0.0,
         downscale_delay_s=spec.planner.interval_s,
         policy=AutoscalingPolicy(
