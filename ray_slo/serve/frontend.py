@@ -52,7 +52,7 @@ from ray_slo.serve.messages import (
 from ray_slo.serve.metrics import FrontendMetrics
 from ray_slo.serve.plan_channel import PlanReporter
 from ray_slo.serve.request_context import LATENCY_HEADER, PROXIED_HEADER, TIMEOUT_HEADER
-from ray_slo.serve.scheduler import Quantile
+from ray_slo.serve.scheduler import FEW_SAMPLES, Quantile
 from ray_slo.serve.spec import AppSpec, VariantRef, worker_deployment
 from ray_slo.serve.tree import Tree, Visit, say_task
 
@@ -60,6 +60,7 @@ logger = logging.getLogger(__name__)
 
 _GRACE_S = 1.0  # a caller hears something by its deadline plus this, whatever happens
 _MEET_S = 5.0  # for workers to introduce themselves again
+_WAY_BACK = 0.25  # of an SLO, at most
 _INLINE_S = 0.002  # pre- and postprocessing slower than this leaves the event loop for a thread
 # What a call to a worker raises when the worker is gone, or its node with the result.
 _GONE = (
@@ -207,7 +208,7 @@ class Frontend:
         self._ids = itertools.count()
         self._pending: dict[int, _Pending] = {}
         self._num_owned = 0  # from arrival to answer, pre- and postprocessing included
-        self._overhead = Quantile(0.95)
+        self._overhead = Quantile(0.95, prior=FEW_SAMPLES)
         self._metrics = FrontendMetrics()
         self._tasks: set[asyncio.Task[None]] = set()
         self._channel: Channel
@@ -631,8 +632,10 @@ class Frontend:
 
     def _submit(self, pending: _Pending) -> None:
         """(Again) to the scheduler, with what is left of the budget less the way back."""
-        margin_s = self._spec.response_margin_ms / 1e3 + 0.5 * self._overhead.value(default=0.0)
         asked, now = pending.asked, self._clock()
+        # At most a share of the SLO: who refuses everything never learns that it is quicker now.
+        way_back_s = min(0.5 * self._overhead.value(default=0.0), _WAY_BACK * asked.slo_s)
+        margin_s = self._spec.response_margin_ms / 1e3 + way_back_s
         budget_s = asked.deadline - margin_s - now
         if budget_s <= 0:
             gone_s = now - asked.arrival

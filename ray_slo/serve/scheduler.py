@@ -50,6 +50,7 @@ _MATERIAL = 0.02  # a profile that changed by less is no news to the policy
 _FORGET_AFTER_S = 60.0  # what a variant was seen to take, when it is not used any more
 _SOLVER = "ray_slo.planning.ramsis:solve"  # for policies that have their tables solved aside
 _TICK_S = 0.5
+FEW_SAMPLES = 20  # samples of a delay, before which it is not believed for one that was long
 # A worker that could not be reached is left alone: it drains, or is being reconfigured. Longer and
 # longer, as long as it is not reached.
 _QUARANTINE_S = (0.5, 5.0)
@@ -90,11 +91,17 @@ class _WorkerState:
 
 
 class Quantile:
-    """Quantile of the last `window` samples."""
+    """Quantile of the last `window` samples.
 
-    def __init__(self, q: float, window: int = 128) -> None:
+    Args:
+        prior: so many samples of the default stand in for those that are still missing: what one
+            cold start took is not what is to be expected.
+    """
+
+    def __init__(self, q: float, window: int = 128, prior: int = 0) -> None:
         self._q = q
         self._samples: deque[float] = deque(maxlen=window)
+        self._prior = prior
         self._value: float | None = None
 
     def add(self, value: float) -> None:
@@ -106,8 +113,13 @@ class Quantile:
         if self._value is None:
             if not self._samples:
                 return default
-            self._value = float(np.quantile(self._samples, self._q))
+            missing = max(self._prior - len(self._samples), 0)
+            self._value = float(np.quantile([*self._samples, *[default] * missing], self._q))
         return self._value
+
+    def forget(self) -> None:
+        self._samples.clear()
+        self._value = None
 
 
 class Scheduler:
@@ -150,7 +162,7 @@ class Scheduler:
         self._ran_at: dict[str, float] = {}
         self._next_id = 0
         self._generation = 0  # of the policy
-        self._overhead = Quantile(0.9)
+        self._overhead = Quantile(0.9, prior=FEW_SAMPLES)
         self._prediction_error = Quantile(0.5)
         self._preempt_delay = Quantile(0.9)
         self._preemptions: deque[Preemption] = deque(maxlen=_PREEMPTIONS_KEPT)
@@ -598,6 +610,7 @@ class Scheduler:
         if not idle or budget_s < 0.5 * self._spec.models[model].latency_slo_ms / 1e3:
             return
         self._ran_at[model] = now
+        self._overhead.forget()
         quickest: dict[str, tuple[float, str]] = {}  # by kind
         for (variant, kind), online in self._profiles.items():
             if self._variants[variant].model == model:
