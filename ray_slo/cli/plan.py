@@ -105,7 +105,7 @@ def _which(answer: Answer) -> str:
     """Counts by kind, where there are several."""
     if answer.counts is None or set(answer.counts) == {"default"}:
         return ""
-    return ", ".join(f"{n} {kind}" for kind, n in answer.counts.items())
+    return "\n".join(f"{n} {kind}" for kind, n in answer.counts.items())
 
 
 def _print(console: Console, title: str, answers: Sequence[Answer]) -> None:

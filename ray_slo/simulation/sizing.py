@@ -13,9 +13,9 @@ more is tried. The figures of an answer are the worst over the seeds.
   bound is lower is not looked at. With a budget also the pool with the most throughput under it.
 * *Pipelines*: workers for `loki.plan`, with any variants and with the most accurate alone.
 
-Worked example: ℓ(b) = b + 5 ms, an SLO of 25 ms, 4000 requests/s. A batch of 20 takes 25 ms, so a
-worker serves at most 800 per second, and the fluid limit is 5 workers; a policy that drops at most
-1 % needs one or two more.
+Worked example: ℓ(b) = b + 5 ms, an SLO of 25 ms, 3600 requests/s. A batch of 20 takes 25 ms, so a
+worker serves at most 800 per second: the fluid limit is 4.5, 5 workers. Those would have to run
+batches of 20 with no gaps, of requests that just came; `deferred` needs 6.
 """
 
 from __future__ import annotations
@@ -56,7 +56,8 @@ Named = tuple[str, Mapping[str, Any]]
 
 _KIND = "default"  # of workers, where no pool names some
 _SIZES = 2000  # quantiles of the sizes that a pool is planned for
-_CONFIGURATIONS = 300_000
+_CONFIGURATIONS = 300_000  # of a pool, that are compared
+_EVALUATIONS = 8  # of pools for a budget
 _ATTAINED = 0.9  # of its bound, by a good policy: where the search begins
 
 
@@ -141,7 +142,7 @@ class Answer:
         counts: workers by kind, or by variant in a pipeline; None where nothing passed.
         figures: predicted for it; None where nothing was run.
         why: in words: limits, reasons, where it comes from.
-        least: workers in the fluid limit: no policy does with fewer.
+        least: workers in the fluid limit: no policy does with fewer for long.
         cost_per_hour: of a pool.
         carries: requests per second that it sustains at the bad rate, where that was searched.
         probes: (number, bad rate) of every run, in order.
@@ -341,14 +342,34 @@ def _cheapest(question: Question, policy: Named, alone: Answer, most: float) -> 
 
 
 def _for_budget(question: Question, policy: Named, budget: float) -> Answer:
-    """What should carry most under the budget: what it does at the load, and at most."""
-    name = f"{policy[0]}, most for {budget:g} per hour"
+    """What carries most under the budget: how much that is, and what it does at the load."""
+    name = f"{policy[0]}, most for the budget"
+
+    def carries(counts: Mapping[str, int]) -> float:
+        found = goodput_search(
+            lambda: make_policy(*policy),
+            _cluster(question, counts),
+            question.workload,
+            duration_s=question.duration_s,
+            warmup_s=question.warmup_s,
+            bad_rate=question.bad_rate,
+            tolerance=0.02,
+            growth=1.25,
+            seed=question.seeds[0],
+            latency_noise=question.latency_noise,
+        )
+        return found.rate
+
     counts: dict[str, int]
     if question.workload.sizes is not None:
-        made = kairos.plan(_problem(question, budget))
-        if isinstance(made, Infeasible):
-            return Answer(name, None, None, made.reason)
-        counts, why = made.counts, made.explanation
+        # As the planner `kairos_plus` does.
+        best = kairos.search(
+            _problem(question, budget), carries, margin=0.01, max_evaluations=_EVALUATIONS
+        )
+        if isinstance(best, Infeasible):
+            return Answer(name, None, None, best.reason)
+        counts, most = best.counts, best.throughput
+        why = f"the most of the pools that were simulated, {len(best.evaluated)} of {best.space}"
     else:
         prices = np.array([t.price_per_hour for t in question.types])
         rows = kairos.configurations(prices, budget)
@@ -357,22 +378,11 @@ def _for_budget(question: Question, policy: Named, budget: float) -> Answer:
             return Answer(name, None, None, "nothing within the budget meets the SLO")
         row = rows[int(np.lexsort((rows @ prices, -bounds))[0])]
         counts = {t.name: int(n) for t, n in zip(question.types, row, strict=True) if n}
-        why = f"the highest upper bound, {bounds.max():.4g}/s"
+        most, why = carries(counts), f"the highest upper bound, {bounds.max():.4g}/s"
     search = _Search(question, lambda _, seed: _run(question, policy, counts, seed))
-    found = goodput_search(
-        lambda: make_policy(*policy),
-        _cluster(question, counts),
-        question.workload,
-        duration_s=question.duration_s,
-        warmup_s=question.warmup_s,
-        bad_rate=question.bad_rate,
-        tolerance=0.02,
-        growth=1.25,
-        seed=question.seeds[0],
-        latency_noise=question.latency_noise,
-    )
-    cost = _cost(question, counts)
-    return Answer(name, counts, search.worst(1), why, None, cost, found.rate, tuple(search.probes))
+    figures, cost = search.worst(1), _cost(question, counts)
+    why = f"budget {budget:g} per hour; {why}"
+    return Answer(name, counts, figures, why, None, cost, most)
 
 
 def _sizes(question: Question) -> kairos.Ints:
@@ -431,7 +441,7 @@ def _too_slow(question: Question, kind: str) -> str:
 
 
 def _fluid_limit(question: Question, kind: str) -> int | None:
-    """Workers without which no policy serves the load, by full batches; None with sizes."""
+    """Workers without which no policy serves the load for long; None with sizes."""
     if question.workload.sizes is not None:
         return None
     rng = np.random.default_rng(question.seeds[0])
@@ -581,8 +591,7 @@ def _stages(question: Question, policy: Named, problem: loki.Problem, name: str)
     counts: dict[str, int] = {}
     for a in made.assignments:
         counts[a.variant] = counts.get(a.variant, 0) + a.workers
-    least = min(k for k, plan in plans.items() if isinstance(plan, loki.Plan))
-    return Answer(name, counts, search.worst(n), made.explanation, least, probes=probes)
+    return Answer(name, counts, search.worst(n), made.explanation, probes=probes)
 
 
 # -- what if -----------------------------------------------------------------------------------

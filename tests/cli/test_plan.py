@@ -1,0 +1,110 @@
+import io
+import json
+
+import pytest
+from rich.console import Console
+
+from ray_slo.cli import main
+from ray_slo.cli.plan import print_dry_run
+
+SPEC = """
+cluster: {models: {a.b: {latency_slo_ms: 25, profile: {alpha_ms: 1, beta_ms: 5}}}}
+workload: {arrivals: {kind: constant, rate: 1000}}
+duration_s: 0.5
+"""
+
+
+@pytest.fixture
+def run(capsys, monkeypatch):
+    """Run `ray-slo plan ARGS`: (exit code, stdout, stderr)."""
+    monkeypatch.setenv("COLUMNS", "160")
+
+    def call(*args):
+        with pytest.raises(SystemExit) as exit:
+            main(["plan", *(str(a) for a in args)])
+        out, err = capsys.readouterr()
+        return exit.value.code, out, err
+
+    return call
+
+
+@pytest.fixture
+def spec(tmp_path):
+    path = tmp_path / "plan.yaml"
+    path.write_text(SPEC)
+    return path
+
+
+def test_tables(run, spec):
+    code, out, _ = run(spec, "--what-if", "load=+50%", "--what-if", "slo=5ms")
+    assert code == 0
+    rows = {line.split("│")[1].strip(): line for line in out.splitlines() if "│" in line}
+    assert "1000 requests/s, at most 1.0 % bad" in out
+    cells = [cell.strip() for cell in rows["deferred"].split("│")[2:-1]]
+    assert [cell.split(" · ")[0] for cell in cells] == ["2", "3", "none"]
+
+
+def test_json(run, spec):
+    policies = ("--policy", "deferred", "--policy", "eager")
+    code, out, _ = run(spec, *policies, "--what-if", "load=+500%", "--json")
+    assert code == 0
+    told = json.loads(out)
+    assert (told["load_per_s"], told["bad_rate"]) == (1000, 0.01)
+    assert [a["name"] for a in told["answers"]] == ["deferred", "eager"]
+    answer, more = told["answers"][0], told["what_if"]["load=+500%"][0]
+    assert answer["workers"] == 2 < more["workers"]
+    assert answer["bad_rate"] <= 0.01
+    assert 6 <= answer["p99_ms"] <= 25
+    assert answer["models"]["a.b"]["p99_ms"] == answer["p99_ms"]
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        ([], "give either a SPEC or --live APP"),
+        (["SPEC", "--live", "app"], "give either a SPEC or --live APP"),
+        (["--live", "app", "--what-if", "load=2x"], "--what-if and --policy go with a SPEC"),
+        (["SPEC", "--what-if", "cost=3"], "'cost' must be one of load, slo, latency, budget"),
+        (["SPEC", "--policy", "eagre"], "policy 'eagre' is unknown; choose one of"),
+        (["nowhere.yaml"], "nowhere.yaml: No such file or directory"),
+    ],
+)
+def test_mistakes_get_a_short_message_and_code_2(run, spec, args, message):
+    code, out, err = run(*(spec if a == "SPEC" else a for a in args))
+    assert (code, out) == (2, "")
+    assert message in err
+    assert "Traceback" not in err
+
+
+def test_a_dry_run_is_shown_beside_what_runs():
+    one = {"variant": "large", "batch_size": 4, "load": None}
+    found = {
+        "planner": "loki",
+        "why": "Accuracy scaling: [now].",
+        "why_in_force": "Hardware scaling.",
+        "took_s": 0.1,
+        "replicas": {"gpu": {"running": 2, "target": 2, "would": 3}},
+        "workers": {
+            "w1": {"kind": "gpu", "does": one, "would": one, "load": []},
+            "w2": {"kind": "gpu", "does": None, "would": one, "load": ["large"]},
+        },
+        "plan": {"demand": 12.5},
+    }
+
+    def printed():
+        file = io.StringIO()
+        print_dry_run(Console(file=file, width=120), "app", found)
+        return file.getvalue()
+
+    text = printed()
+    assert "app: loki would plan for 12.5/s now" in text
+    assert "why: Accuracy scaling: [now]." in text
+    assert "in force: Hardware scaling." in text
+    rows = [[c.strip() for c in line.split("│")[1:-1]] for line in text.splitlines()]
+    assert ["gpu", "2", "2", "3"] in rows
+    assert ["w2", "gpu", "whatever comes", "large, batches of 4", "large"] in rows
+    assert "w1" not in text
+    found["workers"].pop("w2")
+    found["replicas"]["gpu"]["target"] = None
+    assert "every worker that is there would go on" in printed()
+    assert "as many as there are" in printed()
