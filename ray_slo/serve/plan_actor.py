@@ -273,6 +273,7 @@ class PlanActor(AppActor):
         self._planned_at: float | None = None
         self._tried_at: float | None = None
         self._took_over = False
+        self._listens_since = self._started
         self._failed = False  # the last attempt
         self._why = "not planned yet"
         self._error: str | None = None
@@ -326,6 +327,8 @@ class PlanActor(AppActor):
             if before is not None:  # what was counted before we knew it, we cannot place in time
                 over_s = max(now - before.seen_at, 1e-3) / len(self._frontends)
                 self._brain.counted(now, over_s, says.counts.since(before.counts))
+            if not self._frontends:
+                self._listens_since = now
             told_at = before.told_at if before is not None else -math.inf
             self._frontends[says.client] = _Frontend(says.counts, now, told_at)
             for key, table in says.profiles.items():
@@ -432,6 +435,7 @@ class PlanActor(AppActor):
             "state": state,
             "plan_age_s": None if self._planned_at is None else now - self._planned_at,
             "last_tried_s": None if self._tried_at is None else now - self._tried_at,
+            "epoch": self._epoch,
             "plans": self._plans,
             "planning_took_s": self._took_s,
             "why": self._why,
@@ -532,8 +536,10 @@ class PlanActor(AppActor):
         assert planner is not None
         if self._planning is not None and not self._planning.done():
             return False
-        if now - self._started < (_LISTEN_S if self._took_over else _SETTLE_S):
+        if now - self._started < _SETTLE_S:
             return False
+        if self._took_over and now - self._listens_since < _LISTEN_S:
+            return False  # what runs is better than a plan for a demand that nobody has seen
         if self._tried_at is None or now - self._tried_at >= planner.interval_s:
             return True
         if self._failed:
