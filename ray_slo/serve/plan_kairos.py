@@ -362,7 +362,8 @@ class KairosBrain:
     # -- problem and plan ------------------------------------------------------------------
 
     def problem(self, now: float, seen: Seen) -> Job:
-        profiles = {k: p for (_, k), p in seen.profiles.items() if k in self._types}
+        known = {k: p for (_, k), p in seen.profiles.items()}
+        profiles = {k: known[k] for k in self._types if k in known}  # in their order
         new = {says.kind for says in seen.workers.values()} - profiles.keys()
         if self._solved is None and (new or not profiles):
             raise NotYet(f"{', '.join(sorted(new)) or 'no worker'} not measured yet")
