@@ -1,6 +1,7 @@
 """Workers of unlike types under a budget: how many there are follows the budget, and no request is
 lost."""
 
+import json
 import threading
 import time
 from collections import Counter
@@ -9,6 +10,7 @@ import pytest
 import rankers
 from ray import serve
 
+from ray_slo.cli import main
 from ray_slo.serve import build_app
 
 pytestmark = pytest.mark.live
@@ -94,12 +96,30 @@ class Load:
         self._thread.join()
 
 
-def test_replica_counts_follow_the_budget_and_no_request_is_lost(ray_cluster):
+def dry_run(capsys):
+    """`ray-slo plan --live`: what is planned already."""
+    with pytest.raises(SystemExit) as exit:
+        main(["plan", "--live", "rank", "--json"])
+    assert exit.value.code == 0
+    would = json.loads(capsys.readouterr().out)
+    replicas = {kind: (n["running"], n["would"]) for kind, n in would["replicas"].items()}
+    assert replicas == {"strong": (1, 1), "weak": (2, 2)}
+    assert would["plan"]["budget_per_hour"] == 1.5
+    assert would["why"].startswith("1 strong + 2 weak at 1.5 per hour")
+    with pytest.raises(SystemExit) as exit:
+        main(["plan", "--live", "nobody"])
+    assert exit.value.code == 2
+    message = "'nobody' is not a running ray-slo application; running: rank"
+    assert message in capsys.readouterr().err
+
+
+def test_replica_counts_follow_the_budget_and_no_request_is_lost(ray_cluster, capsys):
     with ray_cluster.running(app(1.5), "rank", "/rank") as handle:
         assert eventually(lambda: plan(handle).get("running") == {"strong": 1, "weak": 2}), plan(
             handle
         )
         assert handle.remote(LARGE).result()[0] == "strong"
+        dry_run(capsys)
         with Load(handle) as load:
             time.sleep(1.0)
             serve.run(app(1.0), name="rank", route_prefix="/rank")
