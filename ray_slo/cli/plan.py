@@ -176,7 +176,7 @@ def print_dry_run(console: Console, application: str, found: Mapping[str, Any]) 
     changes = [
         (name, w["kind"], _does(w["does"]), _does(w["would"]), ", ".join(w["load"]))
         for name, w in found["workers"].items()
-        if w["load"] or w["does"] != w["would"]
+        if w["load"] or _does(w["does"]) != _does(w["would"])  # a load alone is no change
     ]
     if changes:
         console.print(table("changes", ("worker", "kind", "does", "would do", "loads"), changes))

@@ -11,6 +11,7 @@ import ray
 import stages
 
 import ray_slo
+from ray_slo.serve.inspect import read_dry_run
 from ray_slo.serve.plan_actor import find_plan
 
 pytestmark = pytest.mark.live
@@ -109,6 +110,9 @@ def shown(handle):
 
 def test_replicas_and_variants_follow_the_demand(words):
     assert eventually(lambda: settled(words, ["f0", ACCURATE])), shown(words)
+    would = read_dry_run("auto", "words")
+    assert would["replicas"] == {"default": {"running": 2, "target": 2, "would": 2}}
+    assert all(w["would"]["variant"] == w["does"]["variant"] for w in would["workers"].values())
     with Load(words, 10) as load:  # the accurate one makes four a second
         assert eventually(lambda: settled(words, ["f0", QUICK, ACCURATE])), shown(words)
         status = plan(words)
