@@ -432,7 +432,7 @@ def plot(rows: Sequence[Row], directory: Path) -> list[Path]:
             panel.step([t + BIN_S / 2 for t in at], values, where="mid", label=metric)
         panel.set_ylabel(label)
         if "accuracy" not in label:
-            panel.set_ylim(bottom=0)
+            panel.set_ylim(0, max(panel.get_ylim()[1], 5.0))
     for style, (metric, value) in zip((":", "--"), capacity.items(), strict=True):
         if value is not None:
             panels[0].axhline(value, color="grey", linestyle=style, label=f"capacity, {metric}")
