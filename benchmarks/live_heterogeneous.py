@@ -275,7 +275,7 @@ async def change_budgets(
         while loop.time() < until:
             plan = (await handle.slo_status.remote())["plan"]
             wanted = {kind: plan.get("counts", {}).get(kind, 0) for kind in POOL}
-            if plan.get("budget_per_hour") == budget and plan.get("running") == wanted:
+            if plan.get("planned_budget_per_hour") == budget and plan.get("running") == wanted:
                 return wanted
             await asyncio.sleep(0.2)
         raise TimeoutError(f"no workers for a budget of {budget:g} within {SETTLE_S:g} s: {plan}")

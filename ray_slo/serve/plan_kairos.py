@@ -455,8 +455,9 @@ class KairosBrain:
         if len(self._sizes):
             low, high = np.quantile(self._sizes.values(), (0.5, 0.95)).tolist()
             answer["sizes"] = {"seen": len(self._sizes), "p50": low, "p95": high}
-        if self._solved is not None:
+        if self._solved is not None and self._job is not None:
             solved = self._solved._asdict()
+            answer["planned_budget_per_hour"] = self._job.args.budget_per_hour
             keys = ("counts", "cost_per_hour", "bound", "attained", "evaluated")
             answer |= {key: solved[key] for key in keys}
         return answer
