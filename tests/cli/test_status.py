@@ -2,8 +2,10 @@
 
 import io
 
+import pytest
 from rich.console import Console
 
+from ray_slo.cli import main
 from ray_slo.cli.status import _print
 
 
@@ -54,3 +56,11 @@ def test_groups():
     assert "plan by the configuration: moving, none yet." in "\n".join(lines)
     assert "no room" in lines
     assert "m: why" in lines
+
+
+@pytest.mark.parametrize("command", [["status"], ["plan", "--live", "app"]])
+def test_an_address_where_nothing_listens_is_an_error_at_once(command, capsys):
+    with pytest.raises(SystemExit) as exit:
+        main([*command, "--address", "127.0.0.1:1"])
+    assert exit.value.code == 2
+    assert "no Ray cluster found at address '127.0.0.1:1'" in capsys.readouterr().err
