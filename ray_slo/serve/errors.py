@@ -212,5 +212,13 @@ def http_response(error: SLOError) -> Response:
     return JSONResponse(error.to_body(), status_code=error.status_code, headers=headers)
 
 
+def error_body(error: Exception) -> dict[str, Any]:
+    """The body for any error: `to_body()`, or what is known of the user's own."""
+    if isinstance(error, SLOError):
+        return error.to_body()
+    said = "; ".join([str(error), *getattr(error, "__notes__", ())])
+    return {"error": type(error).__name__, "reason": "failed", "message": said}
+
+
 def _rounded(value: float | None) -> float | None:
     return None if value is None else round(value, 3)

@@ -16,7 +16,7 @@ import json
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
@@ -26,6 +26,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 
 from ray_slo.core.requests import Upstream
+from ray_slo.serve import grpc
 from ray_slo.serve.answers import Answer, joined_answer, to_json
 from ray_slo.serve.channel import ActorChannel, Channel, EmbeddedChannel
 from ray_slo.serve.errors import (
@@ -36,6 +37,7 @@ from ray_slo.serve.errors import (
     SLOError,
     UnknownModel,
     WorkerLost,
+    error_body,
     http_response,
 )
 from ray_slo.serve.group_channel import GroupedChannel
@@ -51,6 +53,7 @@ from ray_slo.serve.messages import (
 )
 from ray_slo.serve.metrics import FrontendMetrics
 from ray_slo.serve.plan_channel import PlanReporter
+from ray_slo.serve.protos import DescribeReply, InferReply
 from ray_slo.serve.request_context import LATENCY_HEADER, PROXIED_HEADER, TIMEOUT_HEADER
 from ray_slo.serve.scheduler import FEW_SAMPLES, Quantile
 from ray_slo.serve.spec import AppSpec, VariantRef, worker_deployment
@@ -166,7 +169,7 @@ class _Hook:
 
 
 class Frontend:
-    """Ingress of an application: HTTP requests and handle calls come in here."""
+    """Ingress of an application: HTTP and gRPC requests and handle calls come in here."""
 
     async def __init__(  # type: ignore[misc]
         self, spec: AppSpec, workers: dict[str, Any]
@@ -279,7 +282,7 @@ class Frontend:
                     status_code=405,
                     headers={"allow": "GET, POST"},
                 )
-            slo_s = self._slo_s(name, self._requested_slo_ms(request, name))
+            slo_s = self._slo_s(name, self._requested_slo_ms(request.headers, name))
             body = await request.body()
             if len(body) > self._spec.max_body_bytes:
                 return JSONResponse(
@@ -290,7 +293,7 @@ class Frontend:
                     },
                     status_code=413,
                 )
-            item = self._parse(request, body, name)
+            item = self._parse(request.headers.get("content-type", ""), body, name)
             answer = await self._answer(_Asked(name, arrival, slo_s), item)
             if isinstance(answer.result, Response):
                 answer.result.headers.update(answer.headers())
@@ -307,11 +310,31 @@ class Frontend:
             return http_response(error)
         except Exception as error:
             logger.exception("request failed")
-            said = "; ".join([str(error), *getattr(error, "__notes__", ())])
-            return JSONResponse(
-                {"error": type(error).__name__, "reason": "failed", "message": said},
-                status_code=500,
-            )
+            return JSONResponse(error_body(error), status_code=500)
+
+    async def Infer(self, request: Any, grpc_context: Any) -> Any:  # noqa: N802
+        """gRPC's way in (`protos/inference.proto`); what goes wrong is in `grpc_context`."""
+        arrival = self._clock()
+        try:
+            name = self._model_name(request.model or None)
+            headers = dict(grpc_context.invocation_metadata())
+            is_own = request.HasField("latency_slo_ms")
+            own_ms = request.latency_slo_ms if is_own else self._requested_slo_ms(headers, name)
+            slo_s = self._slo_s(name, own_ms)
+            if (left_ms := self._header(headers, PROXIED_HEADER)) is not None:
+                slo_s = min(slo_s, left_ms / 1e3)  # after its deadline, a gRPC client has hung up
+            item = self._grpc_item(request, name)
+            answer = await self._answer(_Asked(name, arrival, slo_s), item)
+            return grpc.reply_of(answer)
+        except Exception as error:
+            if not isinstance(error, SLOError):
+                logger.exception("request failed")
+            grpc.fail(grpc_context, error)
+            return InferReply()
+
+    async def Describe(self, request: Any) -> Any:  # noqa: N802
+        """What GET answers over HTTP."""
+        return DescribeReply(json=json.dumps(self._describe()))
 
     def reconfigure(self, user_config: dict[str, Any]) -> None:
         """Serve's hook: `{"planner": {…}}` changes arguments of the planner while it runs.
@@ -431,22 +454,24 @@ class Frontend:
             )
         return slo_ms / 1e3
 
-    def _requested_slo_ms(self, request: HttpRequest, model: str) -> float | None:
+    def _requested_slo_ms(self, headers: Mapping[str, str], model: str) -> float | None:
         """`x-slo-latency-ms` replaces the model's SLO; a timeout can only tighten it."""
-        own_ms = self._header(request, LATENCY_HEADER)
+        own_ms = self._header(headers, LATENCY_HEADER)
         if own_ms is not None:
             return own_ms
-        timeout_ms = self._header(request, PROXIED_HEADER)
+        timeout_ms = self._header(headers, PROXIED_HEADER)
         if timeout_ms is None:
-            timeout_s = self._header(request, TIMEOUT_HEADER, zero_is_none=True)
+            timeout_s = self._header(headers, TIMEOUT_HEADER, zero_is_none=True)
             timeout_ms = None if timeout_s is None else timeout_s * 1e3
         if timeout_ms is None:
             return None
         return min(timeout_ms, self._offers[model][0])
 
     @staticmethod
-    def _header(request: HttpRequest, name: str, *, zero_is_none: bool = False) -> float | None:
-        text = request.headers.get(name)
+    def _header(
+        headers: Mapping[str, str], name: str, *, zero_is_none: bool = False
+    ) -> float | None:
+        text = headers.get(name)
         if text is None:
             return None
         try:
@@ -459,9 +484,9 @@ class Frontend:
             raise BadInput(f"header {name} must be a positive number, got {text!r}", field=name)
         return value
 
-    def _parse(self, request: HttpRequest, body: bytes, model: str) -> Any:
+    def _parse(self, content_type: str, body: bytes, model: str) -> Any:
         """JSON by content type; raw bytes for anything else, if the model has a `preprocess`."""
-        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        kind = content_type.partition(";")[0].strip().lower()
         is_json = kind == "application/json" or kind.endswith("+json")
         takes_bytes = self._offers[model][1] in self._preprocess
         if not is_json and takes_bytes and kind:
@@ -476,6 +501,21 @@ class Frontend:
                 field="body",
                 model=model,
             ) from None
+
+    def _grpc_item(self, request: Any, model: str) -> Any:
+        kind = request.WhichOneof("item")
+        if kind is None:
+            raise BadInput("no item; give json or data", field="item", model=model)
+        body = request.data if kind == "data" else request.json.encode()
+        if len(body) > (limit := self._spec.max_body_bytes):
+            raise BadInput(
+                f"{kind} has {len(body)} bytes; at most {limit} are read",
+                reason="body_too_large",
+                field=kind,
+                model=model,
+            )
+        content_type = "application/json" if kind == "json" else "application/octet-stream"
+        return self._parse(content_type, body, model)
 
     # -- one request -----------------------------------------------------------------------
 

@@ -6,6 +6,8 @@ application gets the client's value, and the proxy's own timeout comes a grace p
 safety net. Serve loads it from the environment of the machine that runs the proxy::
 
     RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH=ray_slo.serve.proxy:middlewares
+
+The same callback keeps Serve's gRPC server on one host (`grpc.bind_to_host`).
 """
 
 from __future__ import annotations
@@ -46,4 +48,7 @@ class DeadlineMiddleware:
 
 def middlewares() -> list[Middleware]:
     """What Serve's proxy callback returns."""
+    from ray_slo.serve.grpc import bind_to_host
+
+    bind_to_host()
     return [Middleware(DeadlineMiddleware)]

@@ -6,7 +6,8 @@ A deadline comes, first found first taken, from
 2. the HTTP request that Serve is handling: `x-slo-latency-ms`, else `x-request-timeout-seconds`.
    Serve keeps no headers in its request context, so `_note_http_deadlines` wraps the one place
    where a replica hands the ASGI scope to user code;
-3. the gRPC request's metadata, by the same names (Serve does not read gRPC's own deadline).
+3. the gRPC request's metadata, by the same names; `ray_slo.serve.grpc.with_deadlines` puts gRPC's
+   own deadline there, which Serve does not read.
 
 `x-slo-latency-ms` replaces the model's SLO. `x-request-timeout-seconds` can only tighten it: it is
 when Serve's proxy gives up, and gateways set it to minutes. Neither crosses a `DeploymentHandle`:

@@ -10,6 +10,7 @@ import pytest
 import ray
 from ray import serve
 
+from ray_slo.serve.grpc import SERVICER
 from ray_slo.serve.proxy import PROXY_CALLBACK, PROXY_CALLBACK_ENV
 
 
@@ -19,10 +20,12 @@ class LocalCluster:
 
     Attributes:
         url: of Serve's HTTP proxy, without a slash at the end.
+        grpc: of Serve's gRPC proxy, host and port.
         address: for `ray.init(address=…)` of another process.
     """
 
     url: str
+    grpc: str
     address: str
 
     @contextlib.contextmanager
@@ -44,7 +47,7 @@ def free_port() -> int:
 @pytest.fixture(scope="session")
 def ray_cluster():
     """Start Ray and Serve once; stop what was started, and nothing else."""
-    port = free_port()
+    port, grpc_port = free_port(), free_port()
     # For Ray's processes: the deadline middleware in Serve's proxy, and the tests' own modules.
     os.environ[PROXY_CALLBACK_ENV] = PROXY_CALLBACK
     os.environ.setdefault("RAY_metrics_report_interval_ms", "3000")  # Ray's 10 s are long to wait
@@ -57,9 +60,16 @@ def ray_cluster():
         log_to_driver=bool(os.environ.get("RAY_SLO_TEST_LOGS")),
         configure_logging=False,
     )
-    serve.start(http_options={"host": "127.0.0.1", "port": port})
+    serve.start(
+        http_options={"host": "127.0.0.1", "port": port},
+        grpc_options={"port": grpc_port, "grpc_servicer_functions": [SERVICER]},
+    )
     try:
-        yield LocalCluster(f"http://127.0.0.1:{port}", context.address_info["address"])
+        yield LocalCluster(
+            f"http://127.0.0.1:{port}",
+            f"127.0.0.1:{grpc_port}",
+            context.address_info["address"],
+        )
     finally:
         serve.shutdown()
         ray.shutdown()

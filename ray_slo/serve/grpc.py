@@ -1,0 +1,232 @@
+"""gRPC beside HTTP: the service for Serve's gRPC proxy, its deadlines, and a stub for clients.
+
+Start Serve with `grpc_options={"port": …, "grpc_servicer_functions": [SERVICER]}`; every ray-slo
+application then answers `ray_slo.v1.Inference` (`protos/inference.proto`) as it answers HTTP.
+
+Serve hands a call's metadata to the application but not its deadline. `with_deadlines` writes what
+is left of it into the metadata, where `request_context` looks for it; it does so for services of
+one's own, too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import json
+import os
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import grpc
+from starlette.responses import Response
+
+from ray_slo.serve.answers import Answer, to_json
+from ray_slo.serve.errors import SLOError, error_body
+from ray_slo.serve.protos import (
+    SERVICE,
+    DescribeReply,
+    DescribeRequest,
+    InferReply,
+    InferRequest,
+    Stage,
+)
+from ray_slo.serve.request_context import PROXIED_HEADER
+
+SERVICER = "ray_slo.serve.grpc:add_inference_to_server"
+ERROR_METADATA = "x-slo-error"
+PUSHBACK_METADATA = "grpc-retry-pushback-ms"  # how gRPC says Retry-After
+HOST_ENV = "RAY_SLO_GRPC_HOST"
+
+# Bytes: clients take 8 KB of trailing metadata, where a byte may be written as six.
+_MAX_MESSAGE = 600
+_MAX_BODY = 4096
+_METHODS = {"Infer": (InferRequest, InferReply), "Describe": (DescribeRequest, DescribeReply)}
+
+
+class InferenceStub:
+    """Client of `ray_slo.v1.Inference`, on a channel of `grpc` or `grpc.aio`.
+
+    Example:
+        >>> stub = InferenceStub(grpc.insecure_channel("127.0.0.1:9000"))  # doctest: +SKIP
+        >>> stub.Infer(InferRequest(json="3"), timeout=0.2, metadata=[("application", "digits")])
+    """
+
+    def __init__(self, channel: Any) -> None:
+        for name, (request, reply) in _METHODS.items():
+            call = channel.unary_unary(
+                f"/{SERVICE}/{name}",
+                request_serializer=request.SerializeToString,
+                response_deserializer=reply.FromString,
+            )
+            setattr(self, name, call)
+
+
+def reported(error: Any) -> dict[str, Any]:
+    """What a failed call's `grpc.RpcError` says of its reason: the body of HTTP's answer.
+
+    Empty where the application did not answer, as when the client's deadline passed first.
+    """
+    said = dict(error.trailing_metadata() or ()).get(ERROR_METADATA)
+    return {} if said is None else dict(json.loads(said))
+
+
+# -- in Serve's proxy --------------------------------------------------------------------------
+
+
+class _WithDeadline:
+    """A call's context whose metadata says what is left of its deadline."""
+
+    def __init__(self, context: Any) -> None:
+        self._context = context
+        left_s = context.time_remaining()
+        kept = [(k, v) for k, v in context.invocation_metadata() or () if k != PROXIED_HEADER]
+        if left_s is not None:
+            kept.append((PROXIED_HEADER, repr(max(left_s * 1e3, 1e-3))))
+        self._metadata = tuple(kept)
+
+    def invocation_metadata(self) -> tuple[tuple[str, Any], ...]:
+        return self._metadata
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._context, name)
+
+
+def with_deadlines(add_to_server: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
+    """A servicer function whose calls tell the application their deadline.
+
+    Args:
+        add_to_server: what protoc makes for a service, `add_…Servicer_to_server`.
+
+    Returns:
+        The same for `grpc_servicer_functions`, by the name that you give it in a module.
+    """
+
+    def add(servicer: Any, server: Any) -> None:
+        make = server.service_handler_factory  # Serve's, of what a method does
+
+        def making(service_method: str, streaming_type: Any) -> Any:
+            handle = make(service_method=service_method, streaming_type=streaming_type)
+            if inspect.isasyncgenfunction(handle):  # gRPC looks at what kind of function it is
+
+                async def streamed(request: Any, context: Any) -> AsyncIterator[Any]:
+                    async with contextlib.aclosing(handle(request, _WithDeadline(context))) as out:
+                        async for message in out:
+                            yield message
+
+                return streamed
+
+            async def called(request: Any, context: Any) -> Any:
+                return await handle(request, _WithDeadline(context))
+
+            return called
+
+        server.service_handler_factory = making
+        try:
+            add_to_server(servicer, server)
+        finally:
+            server.service_handler_factory = make
+
+    return add
+
+
+def _add_inference(servicer: Any, server: Any) -> None:
+    handlers = {
+        name: grpc.unary_unary_rpc_method_handler(
+            getattr(servicer, name),
+            request_deserializer=request.FromString,
+            response_serializer=reply.SerializeToString,
+        )
+        for name, (request, reply) in _METHODS.items()
+    }
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
+
+
+add_inference_to_server = with_deadlines(_add_inference)
+
+
+def bind_to_host() -> None:
+    """Have Serve's gRPC server of this process listen on one host: 127.0.0.1, or `HOST_ENV`'s.
+
+    Serve has an option for the host of HTTP but listens to gRPC on every interface.
+    """
+    from ray.serve._private import default_impl
+
+    original = default_impl.add_grpc_address
+    if hasattr(original, "_ray_slo"):
+        return
+
+    def add_grpc_address(server: Any, address: str) -> None:
+        host = os.environ.get(HOST_ENV) or "127.0.0.1"
+        original(server, f"{host}:{address.rpartition(':')[2]}")
+
+    add_grpc_address._ray_slo = True  # type: ignore[attr-defined]
+    default_impl.add_grpc_address = add_grpc_address
+
+
+# -- in the frontend ---------------------------------------------------------------------------
+
+
+def reply_of(answer: Answer) -> Any:
+    """The `InferReply` of an answer.
+
+    Raises:
+        TypeError: the result is not bytes, JSON, or an HTTP response held in memory.
+    """
+    result = answer.result
+    content: dict[str, Any]
+    if isinstance(result, bytes):
+        content = {"data": result, "content_type": "application/octet-stream"}
+    elif isinstance(result, Response):
+        if not hasattr(result, "body") or result.status_code != 200:
+            raise TypeError(
+                f"a {type(result).__name__} of status {result.status_code} is not for gRPC; "
+                "return bytes, JSON, or a Response of status 200 in postprocess"
+            )
+        content = {"data": bytes(result.body), "content_type": result.media_type or ""}
+    else:
+        content = {"json": to_json(result).decode()}
+    return InferReply(
+        **content,
+        model=answer.model,
+        variant=answer.variant,
+        accuracy=answer.accuracy,
+        batch_size=answer.batch_size,
+        queue_ms=answer.queue_ms,
+        exec_ms=answer.exec_ms,
+        latency_ms=answer.latency_ms,
+        latency_slo_ms=answer.latency_slo_ms,
+        deadline_met=answer.deadline_met,
+        stages=[
+            Stage(
+                task=stage.task,
+                requests=stage.requests,
+                variants=dict(stage.variants),
+                batch_size=stage.batch_size,
+                queue_ms=stage.queue_ms,
+                exec_ms=stage.exec_ms,
+            )
+            for stage in answer.stages
+        ],
+    )
+
+
+def fail(context: Any, error: Exception) -> None:
+    """Set the status of a call that failed; its reply is empty.
+
+    Raising would be Serve's way, but drops the trailing metadata.
+    """
+    body = error_body(error)
+    message = body["message"].encode()[:_MAX_MESSAGE].decode(errors="ignore")
+    body["message"] = message
+    said = json.dumps(body)
+    if len(said) > _MAX_BODY:
+        said = json.dumps({k: body[k] for k in ("error", "reason", "message")})
+    metadata = [(ERROR_METADATA, said)]
+    code = "INTERNAL"
+    if isinstance(error, SLOError):
+        code = error.grpc_code
+        if error.retry_after_s is not None:
+            metadata.append((PUSHBACK_METADATA, str(round(error.retry_after_s * 1e3))))
+    context.set_code(grpc.StatusCode[code])
+    context.set_details(message)
+    context.set_trailing_metadata(metadata)
