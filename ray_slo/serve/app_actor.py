@@ -17,7 +17,7 @@ from typing import Any, Generic, TypeVar
 
 import ray
 
-from ray_slo.serve.scheduler_actor import NAMESPACE, application_is_gone
+from ray_slo.serve.scheduler_actor import application_is_gone
 from ray_slo.serve.spec import AppSpec
 
 logger = logging.getLogger(__name__)
@@ -85,20 +85,6 @@ class AppActor:
                     ray.kill(ray.get_runtime_context().current_actor, no_restart=True)
             except Exception:
                 logger.exception("watch failed; going on")
-
-
-def get_or_create(actor_class: type[AppActor], name: str, spec: AppSpec, app_key: str) -> Any:
-    """The actor of that name; made if there is none. Blocks."""
-    actor: Any = ray.remote(actor_class)
-    return actor.options(
-        name=name,
-        namespace=NAMESPACE,
-        lifetime="detached",
-        get_if_exists=True,
-        max_restarts=-1,
-        max_concurrency=10_000,
-        num_cpus=0,
-    ).remote(spec.without_code(), app_key)
 
 
 class AppActorLink:

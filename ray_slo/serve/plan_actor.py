@@ -31,7 +31,7 @@ from ray_slo.core.cluster import Assigned
 from ray_slo.serve import app_actor
 from ray_slo.serve.app_actor import AppActor
 from ray_slo.serve.errors import ConfigError
-from ray_slo.serve.scheduler_actor import NAMESPACE, in_task
+from ray_slo.serve.scheduler_actor import NAMESPACE, get_or_create, in_task
 from ray_slo.serve.spec import AppSpec
 
 logger = logging.getLogger(__name__)
@@ -593,7 +593,7 @@ def plan_name(app_key: str) -> str:
 
 def get_or_create_plan(spec: AppSpec, app_key: str) -> Any:
     """The actor that plans the application; made if there is none. Blocks."""
-    return app_actor.get_or_create(PlanActor, plan_name(app_key), spec, app_key)
+    return get_or_create(PlanActor, plan_name(app_key), spec, app_key)
 
 
 def find_plan(app_key: str) -> Any:

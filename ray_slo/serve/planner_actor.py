@@ -38,7 +38,7 @@ from ray_slo.serve.groups import (
     wanted,
     worth_it,
 )
-from ray_slo.serve.scheduler_actor import NAMESPACE, find_scheduler, in_task
+from ray_slo.serve.scheduler_actor import NAMESPACE, find_scheduler, get_or_create, in_task
 from ray_slo.serve.spec import AppSpec
 
 logger = logging.getLogger(__name__)
@@ -501,7 +501,7 @@ def planner_name(app_key: str) -> str:
 
 def get_or_create_planner(spec: AppSpec, app_key: str) -> Any:
     """The application's planner actor; made if there is none. Blocks."""
-    return app_actor.get_or_create(PlannerActor, planner_name(app_key), spec, app_key)
+    return get_or_create(PlannerActor, planner_name(app_key), spec, app_key)
 
 
 def find_planner(app_key: str) -> Any:

@@ -164,11 +164,11 @@ def application_is_gone(app_key: str) -> bool:
     return state is None or frontend not in state.deployments
 
 
-def get_or_create_scheduler(spec: AppSpec, app_key: str) -> Any:
-    """The application's scheduler actor; made if there is none. Blocks."""
-    actor: Any = ray.remote(SchedulerActor)
+def get_or_create(actor_class: type[Any], name: str, spec: AppSpec, app_key: str) -> Any:
+    """The detached actor of that name; made if there is none. Blocks."""
+    actor: Any = ray.remote(actor_class)
     return actor.options(
-        name=app_key,
+        name=name,
         namespace=NAMESPACE,
         lifetime="detached",
         get_if_exists=True,
@@ -176,6 +176,11 @@ def get_or_create_scheduler(spec: AppSpec, app_key: str) -> Any:
         max_concurrency=10_000,
         num_cpus=0,
     ).remote(spec.without_code(), app_key)
+
+
+def get_or_create_scheduler(spec: AppSpec, app_key: str) -> Any:
+    """The application's scheduler actor; made if there is none. Blocks."""
+    return get_or_create(SchedulerActor, app_key, spec, app_key)
 
 
 async def in_task(function: Callable[[Any], Any], argument: Any) -> Any:
