@@ -166,7 +166,7 @@ def test_a_dry_run_says_what_it_would_do_and_does_nothing(monkeypatch):
             same = await actor.dry_run()
             assert same["replicas"] == {"default": {"running": 2, "target": 2, "would": 2}}
             assert all(w["does"] == w["would"] and not w["load"] for w in same["workers"].values())
-            actor._brain.counted(time.monotonic(), 1.0, Counts(15))
+            monkeypatch.setattr(actor._brain, "rate", lambda now: 60.0)  # what is heard fades
             actor._planning = asyncio.ensure_future(asyncio.sleep(60))  # it does not plan itself
             would = await actor.dry_run()
             assert would["replicas"] == {"default": {"running": 2, "target": 2, "would": 4}}
