@@ -1,10 +1,12 @@
-"""python -m benchmarks [NAME [--quick] [--seed N] [--json FILE|-] [--plot DIR]]"""
+"""python -m benchmarks [NAME [--quick] [--seed N] [--json FILE|-] [--save] [--plot DIR] | page]"""
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
+import time
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
@@ -15,6 +17,7 @@ from rich.table import Table
 
 from benchmarks.data import MissingData
 from benchmarks.programs import PROGRAMS
+from benchmarks.results import save
 from benchmarks.rows import plot_bars, tables
 
 SKIPPED = 77
@@ -27,6 +30,9 @@ def main(args: Sequence[str] | None = None) -> None:
     parser.add_argument("--quick", action="store_true", help="end within a minute on 2 cores")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", metavar="FILE", help="write the rows here; - for stdout")
+    parser.add_argument(
+        "--save", action="store_true", help="keep the rows in benchmarks/results, for the page"
+    )
     parser.add_argument("--plot", metavar="DIR", type=Path, help="write PNGs into this directory")
     options = parser.parse_args(args)
     if options.name is None:
@@ -42,6 +48,7 @@ def main(args: Sequence[str] | None = None) -> None:
 
     module_name, source, shows = PROGRAMS[options.name]
     module = import_module(module_name)
+    start = time.monotonic()
     try:
         rows = module.run(quick=options.quick, seed=options.seed)
     except MissingData as error:
@@ -53,14 +60,19 @@ def main(args: Sequence[str] | None = None) -> None:
     console.print(f"[bold]{options.name}[/bold] · {source} · {shows}")
     for table in tables(rows):
         console.print(table)
+    body = {
+        "name": options.name,
+        "source": source,
+        "quick": options.quick,
+        "seed": options.seed,
+        "rows": [row.to_json() for row in rows],
+    }
+    if options.save:
+        cpu = os.times()
+        cpu_s = cpu.user + cpu.system + cpu.children_user + cpu.children_system
+        path = save(body, cpu_s, time.monotonic() - start)
+        console.print(f"saved as {path}" if path else "not saved: a full run is", soft_wrap=True)
     if options.json:
-        body = {
-            "name": options.name,
-            "source": source,
-            "quick": options.quick,
-            "seed": options.seed,
-            "rows": [row.to_json() for row in rows],
-        }
         text = json.dumps(body, indent=1, ensure_ascii=False) + "\n"
         if options.json == "-":
             print(text, end="")
