@@ -58,6 +58,7 @@ from ray_slo.serve.request_context import LATENCY_HEADER, PROXIED_HEADER, TIMEOU
 from ray_slo.serve.scheduler import FEW_SAMPLES, Quantile
 from ray_slo.serve.spec import AppSpec, VariantRef, worker_deployment
 from ray_slo.serve.tree import Tree, Visit, say_task
+from ray_slo.serve.vitals import vitals
 
 logger = logging.getLogger(__name__)
 
@@ -391,6 +392,7 @@ class Frontend:
         return {
             **self._describe(),
             "pending": len(self._pending),
+            "process": vitals(pending=len(self._pending), owned=self._num_owned),
             "goodput": self._metrics.goodput(),
             "accuracy": self._metrics.accuracy(),
             "overhead_ms": 1e3 * self._overhead.value(default=0.0),

@@ -330,6 +330,7 @@ class Scheduler:
             "epoch": self.epoch,
             "policy": str(self._spec.policy.name),
             "queued": queued,
+            "in_flight": len(self._in_flight),
             "counts": dict(self._counts),
             "dispatch_delay_ms": 1e3 * self.dispatch_delay_s,
             "prediction_error_ms": 1e3 * self._prediction_error.value(default=0.0),

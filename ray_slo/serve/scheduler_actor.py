@@ -17,6 +17,7 @@ from ray import serve
 from ray_slo.serve.messages import BatchReport, Heartbeat, Message
 from ray_slo.serve.scheduler import Scheduler
 from ray_slo.serve.spec import AppSpec
+from ray_slo.serve.vitals import vitals
 
 logger = logging.getLogger(__name__)
 
@@ -122,7 +123,13 @@ class SchedulerActor:
         self._start().report(report)
 
     async def status(self) -> dict[str, Any]:
-        return self._start().status()
+        status = self._start().status()
+        process = vitals(
+            queued=sum(status["queued"].values()),
+            in_flight=status["in_flight"],
+            unsent=sum(len(box.messages) for box in self._mailboxes.values()),
+        )
+        return {**status, "scheduler_process": process}
 
     def _deliver(self, client: str, messages: list[Message]) -> None:
         box = self._mailboxes.get(client)

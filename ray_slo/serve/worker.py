@@ -35,6 +35,7 @@ from ray_slo.serve.messages import BatchReport, Heartbeat, Piece, PieceResult
 from ray_slo.serve.metrics import WorkerMetrics
 from ray_slo.serve.plan_channel import PlanFollower
 from ray_slo.serve.spec import AppSpec, ModelSpec, VariantRef, VariantSpec, worker_deployment
+from ray_slo.serve.vitals import vitals
 
 logger = logging.getLogger(__name__)
 
@@ -740,6 +741,11 @@ class Worker:
     async def introduce(self) -> Heartbeat:
         """To a frontend that just started."""
         return self._heartbeat()
+
+    async def slo_status(self) -> dict[str, Any]:
+        """What this worker holds."""
+        batches, waiting = len(self._batches), self._to_run.qsize()
+        return {"worker": self.id, "process": vitals(batches=batches, waiting=waiting)}
 
     def _heartbeat(self) -> Heartbeat:
         return Heartbeat(
