@@ -490,6 +490,7 @@ class PolicySpec(_Strict):
     Attributes:
         name: None for the default: `deferred`, or `price` where a model has variants, or
             `pipeline` for a pipeline.
+        kwargs: its arguments; each policy's class says which it takes.
     """
 
     name: Any = None

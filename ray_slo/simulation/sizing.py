@@ -699,7 +699,13 @@ class _Document(BaseModel):
 
 
 class PoolSpec(_Document):
-    """Instance types to choose from, by name: of the built-in catalogue, or of a file of types."""
+    """Instance types to choose from, by name: of the built-in catalogue, or of a file of types.
+
+    Attributes:
+        types: their names.
+        catalogue: file of further types, relative to the document's folder.
+        budget_per_hour: also show what carries most under it.
+    """
 
     types: list[str] = Field(min_length=1)
     catalogue: Path | None = None
@@ -719,20 +725,42 @@ class PoolSpec(_Document):
 
 
 class StageVariantSpec(_Document):
+    """A network of a task.
+
+    Attributes:
+        accuracy: percent.
+        profile: its latency profile.
+        factors: requests that it makes per request, by child task.
+    """
+
     accuracy: float = Field(ge=0, le=100)
     profile: ProfileSpec
     factors: dict[str, NonNegativeFloat] = {}
 
 
 class StageSpec(_Document):
-    """A task of a pipeline; the root has no parent."""
+    """A task of a pipeline; the root has no parent.
+
+    Attributes:
+        variants: by name.
+        parent: the task that makes its requests.
+    """
 
     variants: dict[str, StageVariantSpec] = Field(min_length=1)
     parent: str | None = None
 
 
 class PipelineSpec(_Document):
-    """A tree of tasks under one SLO, as `loki.Problem` has it."""
+    """A tree of tasks under one SLO, as `loki.Problem` has it.
+
+    Attributes:
+        latency_slo_ms: end to end.
+        tasks: by name.
+        batch_sizes: that may be configured.
+        communication_ms: between two tasks.
+        waiting_factor: time at a task, in executions of a batch, waiting included.
+        headroom_quantile: of Poisson arrivals at the rate, planned for.
+    """
 
     latency_slo_ms: PositiveFloat
     tasks: dict[str, StageSpec] = Field(min_length=1)
@@ -772,8 +800,14 @@ class PlanSpec(_Document):
     Attributes:
         cluster: models and delay; `workers`, if given, is where the search begins.
         pipeline: instead of a cluster.
+        workload: what arrives when.
         policies: to compare; by default `policy`: deferred, for a pool kairos, for a pipeline
             pipeline.
+        policy: the only one.
+        pool: instance types, where the cheapest mix of them is wanted.
+        bad_rate: share of bad requests that each model may have.
+        accuracy_floor: percent; of the requests in time, on average.
+        duration_s, warmup_s, seed, latency_noise: of each simulation.
         confirm_seeds: have to pass, too.
         max_workers: the search ends there.
     """

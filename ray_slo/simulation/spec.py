@@ -40,7 +40,14 @@ class _Spec(BaseModel):
 
 
 class ProfileSpec(_Spec):
-    """ℓ(b) as α·b + β up to `max_batch_size`, as a table, or from a file of `ray-slo profile`."""
+    """ℓ(b) as α·b + β up to `max_batch_size`, as a table, or from a file of `ray-slo profile`.
+
+    Attributes:
+        alpha_ms, beta_ms: of α·b + β.
+        max_batch_size: of α·b + β.
+        latency_ms: ℓ(1), ℓ(2), …
+        file: relative to the document's folder; it is asked for the variant by its name.
+    """
 
     alpha_ms: NonNegativeFloat | None = None
     beta_ms: NonNegativeFloat = 0.0
@@ -71,7 +78,13 @@ class ProfileSpec(_Spec):
 
 
 class VariantSpec(_Spec):
-    """A variant: one profile for all hardware, or one per hardware kind."""
+    """A variant: one profile for all hardware, or one per hardware kind.
+
+    Attributes:
+        profile: on any worker.
+        profiles: by hardware kind, instead.
+        accuracy: percent, where known.
+    """
 
     profile: ProfileSpec | None = None
     profiles: dict[str, ProfileSpec] | None = None
@@ -92,7 +105,13 @@ class VariantSpec(_Spec):
 
 
 class ModelSpec(_Spec):
-    """A model: its SLO and its variants, or a profile where it is its own only variant."""
+    """A model: its SLO and its variants, or a profile where it is its own only variant.
+
+    Attributes:
+        latency_slo_ms: from arrival to answer.
+        profile: of a model without variants.
+        variants: by name, instead.
+    """
 
     latency_slo_ms: PositiveFloat
     profile: ProfileSpec | None = None
@@ -111,7 +130,12 @@ class ModelSpec(_Spec):
 
 
 class DelaySpec(_Spec):
-    """From a decision to the start of execution: control_ms + per_request_ms · batch size."""
+    """From a decision to the start of execution: control_ms + per_request_ms · batch size.
+
+    Attributes:
+        control_ms: of any batch.
+        per_request_ms: for each request in it.
+    """
 
     control_ms: NonNegativeFloat = 0.0
     per_request_ms: NonNegativeFloat = 0.0
@@ -121,7 +145,13 @@ class DelaySpec(_Spec):
 
 
 class ClusterSpec(_Spec):
-    """Models and workers; a worker loads every variant that has a profile for its hardware."""
+    """Models and workers; a worker loads every variant that has a profile for its hardware.
+
+    Attributes:
+        models: by name.
+        workers: how many, or how many of each hardware kind.
+        delay: as the policy knows it, and as it is unless `true_delay` says otherwise.
+    """
 
     models: dict[str, ModelSpec] = Field(min_length=1)
     workers: PositiveInt | dict[str, PositiveInt] = 8
@@ -145,18 +175,46 @@ class ClusterSpec(_Spec):
 
 
 class PolicySpec(_Spec):
+    """Who decides.
+
+    Attributes:
+        name: of a policy, or "module:attr".
+        kwargs: its arguments.
+    """
+
     name: str = "deferred"
     kwargs: dict[str, Any] = {}
 
 
 class WorkerEventSpec(_Spec):
+    """A worker goes away or comes back.
+
+    Attributes:
+        at_s: seconds from the start.
+        worker: its name: "w0", "w1", …, or "KIND-0", … where hardware is named.
+        action: what happens.
+    """
+
     at_s: NonNegativeFloat
     worker: str
     action: Literal["leave", "join"]
 
 
 class SimulationSpec(_Spec):
-    """Everything that `simulate` takes. Defaults are those of `simulate`."""
+    """Everything that `simulate` takes. Defaults are those of `simulate`.
+
+    Attributes:
+        cluster: models and workers.
+        workload: what arrives when.
+        policy: who decides.
+        duration_s: requests arrive so long; may be left out where the arrivals end by themselves.
+        warmup_s: start that is not counted.
+        seed: of everything random.
+        latency_noise: σ of log(actual / profiled execution time).
+        true_delay: of dispatch, where it is not what the policy knows (`cluster.delay`).
+        report_delay_ms: from the end of a batch until the policy hears of it.
+        worker_events: workers that go and come back.
+    """
 
     cluster: ClusterSpec
     workload: Workload

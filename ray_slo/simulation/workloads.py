@@ -124,7 +124,12 @@ class Burst(_Spec):
 
 
 class Constant(_Spec):
-    """One request every 1 / rate seconds; the first at `start_s`."""
+    """One request every 1 / rate seconds; the first at `start_s`.
+
+    Attributes:
+        rate: requests per second.
+        start_s: seconds from the start.
+    """
 
     kind: Literal["constant"] = "constant"
     rate: PositiveFloat
@@ -136,7 +141,11 @@ class Constant(_Spec):
 
 
 class Poisson(_Spec):
-    """Independent arrivals at a mean of `rate` per second."""
+    """Independent arrivals at a mean of `rate` per second.
+
+    Attributes:
+        rate: requests per second.
+    """
 
     kind: Literal["poisson"] = "poisson"
     rate: PositiveFloat
@@ -146,7 +155,12 @@ class Poisson(_Spec):
 
 
 class Gamma(_Spec):
-    """Gamma-distributed gaps: shape 1 is Poisson, smaller is burstier (Symphony §5.3: 0.05)."""
+    """Gamma-distributed gaps: shape 1 is Poisson, smaller is burstier (Symphony §5.3: 0.05).
+
+    Attributes:
+        rate: requests per second, on average.
+        shape: of the gaps.
+    """
 
     kind: Literal["gamma"] = "gamma"
     rate: PositiveFloat
@@ -157,7 +171,12 @@ class Gamma(_Spec):
 
 
 class Mmpp(_Spec):
-    """Markov-modulated Poisson arrivals at a mean of `rate` per second, in bursts."""
+    """Markov-modulated Poisson arrivals at a mean of `rate` per second, in bursts.
+
+    Attributes:
+        rate: requests per second, on average.
+        burst: how high and how long bursts are.
+    """
 
     kind: Literal["mmpp"] = "mmpp"
     rate: PositiveFloat
@@ -173,6 +192,12 @@ class Trace(_Spec):
 
     Inside an interval arrivals are a Gamma process of that rate (`shape` 1: Poisson), which `burst`
     modulates (SHEPHERD §7: per-minute rates of a trace as Poisson, "stable", or MMPP, "bursty").
+
+    Attributes:
+        rates: requests per second, interval by interval.
+        interval_s: length of each.
+        shape: of the gaps inside an interval.
+        burst: bursts inside the intervals.
     """
 
     kind: Literal["trace"] = "trace"
@@ -206,7 +231,11 @@ class Trace(_Spec):
 
 
 class Times(_Spec):
-    """Explicit arrival times, seconds from the start."""
+    """Explicit arrival times, seconds from the start.
+
+    Attributes:
+        times_s: in any order.
+    """
 
     kind: Literal["times"] = "times"
     times_s: Annotated[list[NonNegativeFloat], Field(min_length=1)]
@@ -235,6 +264,9 @@ class Population(_Spec):
 
     Attributes:
         rate: mean of all streams together, requests per second.
+        streams: how many.
+        interval_s: a stream's rate holds so long.
+        burst: bursts of each stream, inside the intervals.
         sigma: standard deviation of the logarithm of a stream's mean rate.
         variation: coefficient of variation of a stream's rate from interval to interval.
         population_seed: of the streams' rates. They are the same whatever the run's seed.
@@ -321,13 +353,22 @@ def at_rate(process: ArrivalProcess, rate: float) -> ArrivalProcess:
 
 
 class Zipf(_Spec):
-    """Popularity of the i-th model (in the cluster's order) is proportional to i^-zipf."""
+    """Popularity of the i-th model (in the cluster's order) is proportional to i^-zipf.
+
+    Attributes:
+        zipf: the exponent.
+    """
 
     zipf: NonNegativeFloat
 
 
 class SloShare(_Spec):
-    """A share of the requests that asks for an SLO of its own."""
+    """A share of the requests that asks for an SLO of its own.
+
+    Attributes:
+        slo_ms: what it asks for.
+        share: of the requests; what is left has the model's SLO.
+    """
 
     slo_ms: PositiveFloat
     share: PositiveFloat
