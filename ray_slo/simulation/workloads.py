@@ -367,7 +367,7 @@ class SloShare(_Spec):
 
     Attributes:
         slo_ms: what it asks for.
-        share: of the requests; what is left has the model's SLO.
+        share: of the requests; shares are scaled to sum 1.
     """
 
     slo_ms: PositiveFloat
