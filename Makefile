@@ -8,7 +8,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 export RAY_USAGE_STATS_ENABLED = 0
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo serve test test-fast check format benchmarks clean
+.PHONY: help setup demo serve test test-fast check format benchmarks soak clean
 
 help:  ## list the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -51,6 +51,10 @@ format: $(STAMP)  ## ruff, mending
 
 benchmarks: $(STAMP)  ## list the benchmark programs
 	$(BIN)/python -m benchmarks
+
+SOAK_ARGS ?= $(if $(HOURS),--hours $(HOURS),--minutes $(or $(MINUTES),10))
+soak: $(STAMP)  ## ten minutes at 110 % of capacity; HOURS=8 for longer; fails if anything grows
+	$(BIN)/python -m benchmarks.live_soak $(SOAK_ARGS)
 
 clean:  ## remove .venv and everything made
 	rm -rf $(VENV) out .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -340,4 +340,9 @@ PROGRAMS: dict[str, tuple[str, str, str]] = {
         "Loki Figure 5",
         "live on Ray Serve, real pages: demand goes up and down, workers and variants follow",
     ),
+    "live-soak": (
+        "benchmarks.live_soak",
+        "ray-slo",
+        "live on Ray Serve: ten minutes at 110 % of capacity with callers that leave; what grows",
+    ),
 }
