@@ -26,7 +26,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 
 from ray_slo.core.requests import Upstream
-from ray_slo.serve import grpc
+from ray_slo.serve import grpc, tracing
 from ray_slo.serve.answers import Answer, joined_answer, to_json
 from ray_slo.serve.channel import ActorChannel, Channel, EmbeddedChannel
 from ray_slo.serve.errors import (
@@ -57,6 +57,7 @@ from ray_slo.serve.protos import DescribeReply, InferReply
 from ray_slo.serve.request_context import LATENCY_HEADER, PROXIED_HEADER, TIMEOUT_HEADER
 from ray_slo.serve.scheduler import FEW_SAMPLES, Quantile
 from ray_slo.serve.spec import AppSpec, VariantRef, worker_deployment
+from ray_slo.serve.tracing import RequestTrace
 from ray_slo.serve.tree import Tree, Visit, say_task
 from ray_slo.serve.vitals import vitals
 
@@ -81,6 +82,7 @@ class _Asked(NamedTuple):
     model: str
     arrival: float
     slo_s: float
+    traceparent: str | None = None
 
     @property
     def deadline(self) -> float:
@@ -108,6 +110,7 @@ class _Pending:
         "retries",
         "sent_at",
         "size",
+        "trace",
         "upstream",
     )
 
@@ -133,6 +136,7 @@ class _Pending:
         self.preemptions = 0
         self.sent_at = math.nan
         self.size = 1
+        self.trace = tracing.NOT_TRACED
 
     @property
     def context(self) -> dict[str, Any]:
@@ -177,6 +181,7 @@ class Frontend:
     ) -> None:
         self._spec = spec
         self._variants = spec.variants()
+        self._policy = tracing.name_of(spec.policy.name)
         self._workers = workers
         self._loop = asyncio.get_running_loop()
         self._clock = time.monotonic  # uvloop's loop.time() has milliseconds only
@@ -295,7 +300,8 @@ class Frontend:
                     status_code=413,
                 )
             item = self._parse(request.headers.get("content-type", ""), body, name)
-            answer = await self._answer(_Asked(name, arrival, slo_s), item)
+            asked = _Asked(name, arrival, slo_s, request.headers.get("traceparent"))
+            answer = await self._answer(asked, item)
             if isinstance(answer.result, Response):
                 answer.result.headers.update(answer.headers())
                 return answer.result
@@ -325,7 +331,8 @@ class Frontend:
             if (left_ms := self._header(headers, PROXIED_HEADER)) is not None:
                 slo_s = min(slo_s, left_ms / 1e3)  # after its deadline, a gRPC client has hung up
             item = self._grpc_item(request, name)
-            answer = await self._answer(_Asked(name, arrival, slo_s), item)
+            asked = _Asked(name, arrival, slo_s, headers.get("traceparent"))
+            answer = await self._answer(asked, item)
             return grpc.reply_of(answer)
         except Exception as error:
             if not isinstance(error, SLOError):
@@ -524,7 +531,9 @@ class Frontend:
     async def _answer(self, asked: _Asked, item: Any) -> Answer:
         if self._plan is not None and asked.model not in self._sizes:
             self._plan.arrived()
+        trace = tracing.request(*asked)
         if self._num_owned >= self._spec.max_queued_requests:
+            trace.unanswered("refused", "queue_full")
             self._metrics.unanswered(asked.model, "refused", "queue_full")
             raise RefusedEarly(
                 f"{self._num_owned} requests are waiting, which is the limit (max_queued_requests)",
@@ -535,20 +544,24 @@ class Frontend:
         self._num_owned += 1
         try:
             answer_one = self._answer_one if self._tree is None else self._answer_tree
-            answer = await answer_one(asked, item)
+            with trace.inside():
+                answer = await answer_one(asked, item, trace)
         except BaseException as error:
+            trace.unanswered(*_outcome(error), error)
             self._metrics.unanswered(asked.model, *_outcome(error))
             if isinstance(error, SLOError):
                 error.model = error.model or asked.model
             raise
         finally:
             self._num_owned -= 1
+        trace.answered(answer)
         self._metrics.answered(answer)
         return answer
 
-    async def _answer_one(self, asked: _Asked, item: Any) -> Answer:
+    async def _answer_one(self, asked: _Asked, item: Any, trace: RequestTrace) -> Answer:
         item = await self._preprocessed(asked.model, item)
         pending = self._made(asked.model, asked, item, asked.arrival)
+        pending.trace = trace
         if self._plan is not None and asked.model in self._sizes:
             self._plan.arrived(pending.size)
         value = await self._result(pending)
@@ -624,18 +637,23 @@ class Frontend:
 
     # -- one request of a pipeline ---------------------------------------------------------
 
-    async def _answer_tree(self, asked: _Asked, item: Any) -> Answer:
+    async def _answer_tree(self, asked: _Asked, item: Any, trace: RequestTrace) -> Answer:
         assert self._tree is not None
 
         async def serve(task: str, item: Any, upstream: Upstream | None) -> tuple[Any, Visit]:
-            return await self._serve_task(asked, task, item, upstream)
+            return await self._serve_task(asked, trace.task(task), task, item, upstream)
 
         node = await self._tree.run(item, serve)
         latency_ms = (self._clock() - asked.arrival) * 1e3
         return joined_answer(asked.model, node, self._accuracy, latency_ms, asked.slo_s * 1e3)
 
     async def _serve_task(
-        self, asked: _Asked, task: str, item: Any, upstream: Upstream | None
+        self,
+        asked: _Asked,
+        trace: RequestTrace,
+        task: str,
+        item: Any,
+        upstream: Upstream | None,
     ) -> tuple[Any, Visit]:
         entered = asked.arrival if upstream is None else self._clock()
         try:
@@ -644,8 +662,10 @@ class Frontend:
             elif task in self._preprocess:  # what it may refuse is not the client's
                 item = await self._preprocess[task](item)
             pending = self._made(task, asked, item, entered, upstream)
+            pending.trace = trace
             value = await self._result(pending)
         except BaseException as error:
+            trace.unanswered(*_outcome(error), error)
             self._metrics.unanswered(task, *_outcome(error))
             if isinstance(error, SLOError):
                 error.model, error.task = asked.model, task
@@ -653,6 +673,7 @@ class Frontend:
                 say_task(error, task)
             raise
         stage = self._describe_answer(pending, None)
+        trace.answered(stage)
         self._metrics.answered(stage)
         assert pending.grant is not None
         return value, Visit(
@@ -694,6 +715,7 @@ class Frontend:
             )
             return
         pending.grant = None
+        pending.trace.submitted(pending.id, budget_s)
         self._channel.submit(
             Submit(pending.id, pending.model, budget_s, pending.size, pending.upstream)
         )
@@ -787,6 +809,8 @@ class Frontend:
         sent_at = self._clock()
         for pending in share:
             pending.grant, pending.sent_at = grant, sent_at
+            pending.trace.granted(grant, self._policy)
+        traces = [p.trace for p in share]
         piece = Piece(
             batch_id=grant.batch_id,
             variant=grant.variant,
@@ -794,22 +818,24 @@ class Frontend:
             piece=grant.piece,
             num_pieces=grant.num_pieces,
             start_by_s=grant.start_in_s + max(grant.slack_s, 0.0),
+            traces=tracing.contexts(traces),
         )
         try:
-            result: PieceResult = await self._workers[grant.kind].execute.remote(
-                piece, worker=grant.worker
-            )
+            with tracing.call_of(traces):
+                result: PieceResult = await self._workers[grant.kind].execute.remote(
+                    piece, worker=grant.worker
+                )
         except asyncio.CancelledError:
             raise
         except WorkerLost as error:  # from the router: it was not even sent
             logger.warning("%s", error)
             self._channel.worker_lost(grant.worker)
-            self._submit_again(share)
+            self._submit_again(share, "worker_not_there")
             return
         except _GONE as error:
             logger.warning("worker %s is lost: %s", grant.worker, type(error).__name__)
             self._channel.worker_lost(grant.worker)
-            self._submit_again(self._with_retries_left(share, grant))
+            self._submit_again(self._with_retries_left(share, grant), "worker_lost")
             return
         except Exception as error:
             if self._refuse_unpicklable(share):
@@ -827,11 +853,13 @@ class Frontend:
         self._channel.report(result.report)
         if result.results is None:  # preempted, or the batch had to start without it
             for pending in share:
+                pending.trace.ran(result.trace)
                 pending.preemptions += result.preempted
-            self._submit_again(share)
+            self._submit_again(share, "preempted" if result.preempted else "came_too_late")
             return
         for pending, (ok, value) in zip(share, result.results, strict=True):
             pending.result = result
+            pending.trace.ran(result.trace)
             if pending.future.done():
                 continue
             if ok:
@@ -839,9 +867,10 @@ class Frontend:
             else:
                 pending.future.set_exception(value)
 
-    def _submit_again(self, share: list[_Pending]) -> None:
+    def _submit_again(self, share: list[_Pending], why: str) -> None:
         for pending in share:
             if not pending.future.done():
+                pending.trace.requeued(why)
                 self._submit(pending)
 
     def _with_retries_left(self, share: list[_Pending], grant: Grant) -> list[_Pending]:

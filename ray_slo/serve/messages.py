@@ -65,7 +65,8 @@ Message = Grant | Refusal | Stop
 class Piece:
     """Frontend → worker: one frontend's share of a batch, with payloads.
 
-    `start_by_s` after receipt the batch starts without the pieces that are still missing.
+    `start_by_s` after receipt the batch starts without the pieces that are still missing. `traces`:
+    contexts of those requests that are traced.
     """
 
     batch_id: str
@@ -74,6 +75,7 @@ class Piece:
     piece: int
     num_pieces: int
     start_by_s: float
+    traces: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)
@@ -105,6 +107,7 @@ class PieceResult:
             or the piece came too late to run: its requests should be submitted again.
         wait_s: from the receipt of the batch's first piece to the start.
         report: for an embedded scheduler (an actor hears it from the worker itself).
+        trace: context of the batch's span, if it has one.
     """
 
     results: list[tuple[bool, Any]] | None
@@ -114,6 +117,7 @@ class PieceResult:
     held_s: float
     report: BatchReport | None = None
     preempted: bool = False
+    trace: str = ""
 
 
 @dataclass(slots=True)

@@ -28,6 +28,7 @@ from ray_slo.models.preemption import (
     module_of,
 )
 from ray_slo.models.profiling import doubling_sizes, profile_callable, to_profile
+from ray_slo.serve import tracing
 from ray_slo.serve.channel import WorkerLink
 from ray_slo.serve.errors import BatchResultError, ConfigError
 from ray_slo.serve.group_channel import Membership
@@ -83,6 +84,9 @@ class _Batch:
     closed: bool = False  # it runs, or ran: a piece that comes now is too late
     stop_asked_at: float | None = None
     flag: PreemptionFlag | None = None  # of the call of the user's method that runs, or ran
+    traces: list[str] = field(default_factory=list)  # of its requests
+    caller: Any = None  # of the first that is traced
+    trace: tracing.BatchTrace = tracing.BATCH_NOT_TRACED
 
     def scope(self) -> AbstractContextManager[None]:
         """For a call of the user's method: it is stopped if the batch is, even before it starts."""
@@ -560,6 +564,9 @@ class Worker:
         if batch.closed:
             return PieceResult(None, 0, 0.0, 0.0, 0.0)
         waiter: asyncio.Future[PieceResult] = self._loop.create_future()
+        if piece.traces:
+            batch.caller = batch.caller or tracing.caller()
+            batch.traces += piece.traces
         batch.pieces[piece.piece] = piece.items
         batch.waiters[piece.piece] = waiter
         if len(batch.pieces) == batch.num_pieces or batch.stop_asked_at is not None:
@@ -620,7 +627,20 @@ class Worker:
         profile = loaded.profile
         size, load = len(items), loaded.load(items)
         in_range = 1 <= load <= profile.prior.max_batch_size
-        self._running_since = (start, profile.profile.latency(load) if in_range else 0.0)
+        expected_s = profile.profile.latency(load) if in_range else 0.0
+        self._running_since = (start, expected_s)
+        if batch.traces:
+            batch.trace = tracing.batch(
+                batch.traces,
+                batch.caller,
+                id=batch.id,
+                worker=self.id,
+                model=loaded.ref.model,
+                variant=loaded.ref.name,
+                size=size,
+                predicted_s=expected_s,
+                waited_s=start - batch.received_at,
+            )
         measured: list[tuple[int, float]] = []
         results: list[tuple[bool, Any]] = []
         try:
@@ -629,6 +649,7 @@ class Worker:
             status = BatchStatus.PREEMPTED
         end = time.monotonic()
         self._running_since = None
+        batch.trace.ended(status, end - start)
         for run_load, seconds in measured:
             profile.observe(run_load, seconds)
         report = BatchReport(
@@ -657,6 +678,7 @@ class Worker:
                 held_s=time.monotonic() - batch.received_at,
                 report=report if embedded else None,
                 preempted=preempted,
+                trace=batch.trace.context,
             )
             if not batch.waiters[i].done():
                 batch.waiters[i].set_result(answer)
@@ -692,7 +714,7 @@ class Worker:
         measured: list[tuple[int, float]],
     ) -> list[Any]:
         start = time.perf_counter()
-        scope = self._scope(batch)
+        scope = batch.trace.around(self._scope(batch))
         try:
             if loaded.is_async:
                 results = await _only_exceptions(loaded.call, items, scope)

@@ -1,0 +1,381 @@
+"""OpenTelemetry spans of requests and batches, where Serve's tracing is on.
+
+A frontend makes `slo.request` under Serve's own span of the call (in a pipeline `slo.task` for each
+request of a task below it), and under that `slo.queue`, from a submission to the decision on it. A
+worker makes one `slo.batch` per batch. It stands below the first traced request's and is linked to
+all of them, as a span has one parent; each request's span is linked to it in turn.
+
+What is not sampled has no spans, and nothing of it is sent. Attributes hold names, numbers and
+times; never an item, a result or the text of an error, which may quote them.
+
+This is the only module that knows OpenTelemetry and how Serve traces. OpenTelemetry is imported by
+the first request after Serve has set its tracing up, so where that is off it need not be there.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+from ray.serve._private import tracing_utils as serve_tracing
+
+from ray_slo.core import BatchStatus
+
+if TYPE_CHECKING:
+    from ray_slo.serve.answers import Answer
+    from ray_slo.serve.messages import Grant
+
+_FAULTS = ("refused", "expired", "failed")  # others are answers, or what a client did
+
+
+class RequestTrace:
+    """What a frontend tells of a request, or of a request of a task. This one is not traced."""
+
+    __slots__ = ()
+    context = ""  # as in the header `traceparent`
+
+    def task(self, task: str) -> RequestTrace:
+        """For a request that came to a task of the pipeline."""
+        return self
+
+    def submitted(self, request_id: int, budget_s: float) -> None:
+        """It went to the scheduler, with so much time for its result to come back."""
+
+    def granted(self, grant: Grant, policy: str) -> None:
+        """The scheduler decided on its batch."""
+
+    def ran(self, batch: str) -> None:
+        """That batch is over; `batch` is the context of its span, empty without one."""
+
+    def requeued(self, reason: str) -> None:
+        """It was granted, and goes to the scheduler again."""
+
+    def answered(self, answer: Answer) -> None:
+        """It is over, with an answer."""
+
+    def unanswered(self, outcome: str, reason: str, error: BaseException | None = None) -> None:
+        """It is over, without."""
+
+    def inside(self) -> AbstractContextManager[None]:
+        """Spans that are made inside are its children."""
+        return nullcontext()
+
+
+class BatchTrace:
+    """What a worker tells of a batch. This one is not traced."""
+
+    __slots__ = ()
+    context = ""
+
+    def around(self, scope: AbstractContextManager[None]) -> AbstractContextManager[None]:
+        """`scope`, and spans that are made inside are the batch's children."""
+        return scope
+
+    def ended(self, status: BatchStatus, exec_s: float) -> None:
+        """It is over."""
+
+
+NOT_TRACED = RequestTrace()
+BATCH_NOT_TRACED = BatchTrace()
+
+
+# -- what frontends and workers call ---------------------------------------------------------
+
+
+def request(
+    model: str, arrived_at: float, slo_s: float, traceparent: str | None = None
+) -> RequestTrace:
+    """A request that a frontend serves.
+
+    Args:
+        arrived_at: when it did, `time.monotonic()` seconds.
+        traceparent: the caller's header. Serve's replicas draw lots again where the caller's span
+            is not sampled; here such a request is not traced.
+    """
+    if not serve_tracing.is_tracing_enabled() or _declines(traceparent):
+        return NOT_TRACED
+    from opentelemetry import trace
+
+    if not trace.get_current_span().get_span_context().trace_flags.sampled:
+        return NOT_TRACED
+    span = _begin("slo.request", time.monotonic() - arrived_at)
+    if not span.is_recording():
+        return NOT_TRACED
+    span.set_attributes({"slo.model": model, "slo.latency_slo_ms": 1e3 * slo_s})
+    return _RequestTrace(span)
+
+
+def name_of(policy: Any) -> str:
+    """How spans call a policy, which may be an object."""
+    return policy if isinstance(policy, str) else getattr(policy, "__name__", type(policy).__name__)
+
+
+def contexts(requests: Iterable[RequestTrace]) -> tuple[str, ...]:
+    """What a worker has to know of these requests of a batch: of those that are traced."""
+    return tuple(r.context for r in requests if r.context)
+
+
+def call_of(requests: Iterable[RequestTrace]) -> AbstractContextManager[None]:
+    """Serve's spans of a call that is made inside for these requests are the first traced one's;
+    without one there are none."""
+    if not serve_tracing.is_tracing_enabled():
+        return nullcontext()
+    return next((r for r in requests if r.context), _Unsampled()).inside()
+
+
+def caller() -> Any:
+    """The OpenTelemetry context of the call that runs now."""
+    from opentelemetry import context
+
+    return context.get_current()
+
+
+def batch(
+    requests: Sequence[str],
+    caller: Any,
+    *,
+    id: str,
+    worker: str,
+    model: str,
+    variant: str,
+    size: int,
+    predicted_s: float,
+    waited_s: float,
+) -> BatchTrace:
+    """A batch that begins to run on a worker.
+
+    Args:
+        requests: `contexts` of all its pieces.
+        caller: of the call that brought the first of them.
+        size: its requests.
+        predicted_s: what its profile says it takes.
+        waited_s: since its first piece came.
+    """
+    if not requests or not serve_tracing.is_tracing_enabled():
+        return BATCH_NOT_TRACED
+    from opentelemetry import trace
+
+    links = [trace.Link(_remote(context)) for context in requests]
+    if not trace.get_current_span(caller).get_span_context().trace_flags.sampled:
+        caller = trace.set_span_in_context(trace.NonRecordingSpan(links[0].context))
+    span = _tracer().start_span("slo.batch", caller, links=links)
+    span.set_attributes(
+        {
+            "slo.decision": id,
+            "slo.worker": worker,
+            "slo.model": model,
+            "slo.variant": variant,
+            "slo.batch_size": size,
+            "slo.predicted_ms": 1e3 * predicted_s,
+            "slo.wait_ms": 1e3 * waited_s,
+        }
+    )
+    return _BatchTrace(span)
+
+
+def otlp() -> list[Any]:
+    """For `RAY_SERVE_TRACING_EXPORTER_IMPORT_PATH`: sends spans to an OpenTelemetry collector over
+    HTTP, in bunches and off the event loop. Where it is, `OTEL_EXPORTER_OTLP_ENDPOINT` says.
+
+    Raises:
+        ImportError: says what to install.
+    """
+    try:
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+    except ImportError as error:
+        raise ImportError("traces are sent to a collector by ray-slo[tracing]") from error
+    return [BatchSpanProcessor(OTLPSpanExporter())]
+
+
+# -- inside ----------------------------------------------------------------------------------
+
+
+class _RequestTrace(RequestTrace):
+    __slots__ = ("_preemptions", "_queue", "_retries", "_span", "context")
+
+    def __init__(self, span: Any) -> None:
+        self._span = span
+        self._queue: Any = None
+        self._retries = self._preemptions = 0
+        self.context: str = _traceparent(span)
+
+    def task(self, task: str) -> RequestTrace:
+        span = _begin("slo.task", parent=self._span)
+        span.set_attribute("slo.task", task)
+        return _RequestTrace(span)
+
+    def submitted(self, request_id: int, budget_s: float) -> None:
+        budget = {"slo.budget_ms": 1e3 * budget_s}
+        self._span.add_event("submitted", budget)
+        if self._queue is None:  # else the scheduler is new, and was told again
+            self._span.set_attribute("slo.request_id", request_id)
+            self._queue = _begin("slo.queue", parent=self._span)
+            self._queue.set_attributes(budget)
+
+    def granted(self, grant: Grant, policy: str) -> None:
+        about = {
+            "slo.decision": grant.batch_id,
+            "slo.worker": grant.worker,
+            "slo.variant": grant.variant,
+        }
+        self._span.add_event("granted", about)
+        self._end_queue(
+            {
+                **about,
+                "slo.policy": policy,
+                "slo.batch_size": grant.batch_size,
+                "slo.predicted_ms": 1e3 * grant.finish_in_s,
+                "slo.slack_ms": 1e3 * grant.slack_s,
+            }
+        )
+
+    def ran(self, batch: str) -> None:
+        if batch and self._span.is_recording():  # else its caller left, or was told to
+            self._span.add_link(_remote(batch))
+
+    def requeued(self, reason: str) -> None:
+        self._span.add_event("requeued", {"slo.reason": reason})
+        self._retries += 1
+        self._preemptions += reason == "preempted"
+
+    def answered(self, answer: Answer) -> None:
+        outcome = "ok" if answer.deadline_met else "late"
+        self._span.set_attributes(
+            {
+                "slo.variant": answer.variant,
+                "slo.batch_size": answer.batch_size,
+                "slo.queue_ms": answer.queue_ms,
+                "slo.exec_ms": answer.exec_ms,
+                "slo.latency_ms": answer.latency_ms,
+            }
+        )
+        self._end(outcome, "")
+
+    def unanswered(self, outcome: str, reason: str, error: BaseException | None = None) -> None:
+        if error is not None:
+            self._span.set_attribute("error.type", type(error).__name__)
+        if outcome in ("refused", "expired"):
+            self._span.add_event("refused", {"slo.reason": reason})
+        self._end(outcome, reason)
+
+    def inside(self) -> AbstractContextManager[None]:
+        return _inside(self._span)
+
+    def _end(self, outcome: str, reason: str) -> None:
+        if self._queue is not None:
+            self._end_queue({"slo.outcome": outcome, "slo.reason": reason}, outcome)
+        self._span.set_attributes(
+            {
+                "slo.outcome": outcome,
+                "slo.reason": reason,
+                "slo.retries": self._retries,
+                "slo.preemptions": self._preemptions,
+            }
+        )
+        _mark(self._span, outcome, reason)
+        self._span.end()
+
+    def _end_queue(self, about: dict[str, Any], outcome: str = "") -> None:
+        self._queue.set_attributes(about)
+        _mark(self._queue, outcome, about.get("slo.reason", ""))
+        self._queue.end()
+        self._queue = None
+
+
+class _BatchTrace(BatchTrace):
+    __slots__ = ("_span", "context")
+
+    def __init__(self, span: Any) -> None:
+        self._span = span
+        self.context: str = _traceparent(span)
+
+    @contextmanager
+    def around(self, scope: AbstractContextManager[None]) -> Iterator[None]:
+        with _inside(self._span), scope:
+            yield
+
+    def ended(self, status: BatchStatus, exec_s: float) -> None:
+        self._span.set_attributes(
+            {
+                "slo.exec_ms": 1e3 * exec_s,
+                "slo.status": status.value,
+                "slo.preempted": status is BatchStatus.PREEMPTED,
+            }
+        )
+        _mark(self._span, status.value, "")
+        self._span.end()
+
+
+class _Unsampled(RequestTrace):
+    """Stands in for a parent: Serve's sampler makes no spans below it."""
+
+    __slots__ = ()
+
+    def inside(self) -> AbstractContextManager[None]:
+        from opentelemetry import trace
+
+        ids = trace.SpanContext(1, 1, is_remote=False)  # valid, and its flags say "not sampled"
+        return _inside(trace.NonRecordingSpan(ids))
+
+
+@functools.cache
+def _tracer() -> Any:
+    from opentelemetry import trace
+
+    return trace.get_tracer("ray_slo")
+
+
+def _begin(name: str, since_s: float = 0.0, parent: Any = None) -> Any:
+    """A span below `parent`, or below the current one, that began so long ago."""
+    from opentelemetry import trace
+
+    context = None if parent is None else trace.set_span_in_context(parent)
+    return _tracer().start_span(name, context, start_time=time.time_ns() - int(1e9 * since_s))
+
+
+@contextmanager
+def _inside(span: Any) -> Iterator[None]:
+    from opentelemetry import context, trace
+
+    token = context.attach(trace.set_span_in_context(span))
+    # Serve's own stack of spans is one list for all tasks that a request starts.
+    stack = serve_tracing.TRACE_STACK.set([])
+    try:
+        yield
+    finally:
+        serve_tracing.TRACE_STACK.reset(stack)
+        context.detach(token)
+
+
+def _mark(span: Any, outcome: str, reason: str) -> None:
+    if outcome in _FAULTS:
+        from opentelemetry.trace import Status, StatusCode
+
+        span.set_status(Status(StatusCode.ERROR, f"{outcome}: {reason}" if reason else outcome))
+
+
+def _traceparent(span: Any) -> str:
+    ids = span.get_span_context()
+    return f"00-{ids.trace_id:032x}-{ids.span_id:016x}-{ids.trace_flags:02x}"
+
+
+def _remote(traceparent: str) -> Any:
+    """The span context that `_traceparent` wrote."""
+    from opentelemetry.trace import SpanContext, TraceFlags
+
+    _, trace_id, span_id, flags = traceparent.split("-")
+    return SpanContext(
+        int(trace_id, 16), int(span_id, 16), is_remote=True, trace_flags=TraceFlags(int(flags, 16))
+    )
+
+
+def _declines(traceparent: str | None) -> bool:
+    """Whether the caller's own span is not sampled. What is no such header says nothing."""
+    try:
+        return traceparent is not None and not int(traceparent.split("-")[3], 16) & 1
+    except (IndexError, ValueError):
+        return False
