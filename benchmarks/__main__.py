@@ -26,7 +26,9 @@ SKIPPED = 77
 
 def main(args: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser("python -m benchmarks", description="Benchmark programs.")
-    parser.add_argument("name", nargs="?", help="program to run; without it, lists them all")
+    parser.add_argument(
+        "name", nargs="?", help="program to run, or page; without it, lists them all"
+    )
     parser.add_argument("--quick", action="store_true", help="end within a minute on 2 cores")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", metavar="FILE", help="write the rows here; - for stdout")
@@ -40,6 +42,11 @@ def main(args: Sequence[str] | None = None) -> None:
         for name, (_, source, shows) in PROGRAMS.items():
             listing.add_row(name, source, shows)
         Console().print(listing)
+        return
+    if options.name == "page":
+        from benchmarks.page import write
+
+        print(f"wrote {write()}")
         return
     if options.name not in PROGRAMS:
         parser.error(f"no program {options.name!r}; choose one of {', '.join(PROGRAMS)}")

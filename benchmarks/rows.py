@@ -56,17 +56,17 @@ def tables(rows: Sequence[Row]) -> list[Table]:
         made[key].add_row(label, *(_cell(r) for r in of_case))
         for row in of_case:
             if row.peers:
-                peers = ", ".join(f"{name} {_number(value)}" for name, value in row.peers.items())
+                peers = ", ".join(f"{name} {number(value)}" for name, value in row.peers.items())
                 made[key].caption = f"{row.metric} in the paper: {peers}"
     return list(made.values())
 
 
 def _cell(row: Row) -> str:
-    paper = "" if row.paper is None else f"\n[dim]paper {_number(row.paper)}[/dim]"
-    return _number(row.ours) + paper
+    paper = "" if row.paper is None else f"\n[dim]paper {number(row.paper)}[/dim]"
+    return number(row.ours) + paper
 
 
-def _number(value: float | None) -> str:
+def number(value: float | None) -> str:
     if value is None or math.isnan(value):
         return "–"
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
