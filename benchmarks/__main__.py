@@ -36,7 +36,7 @@ def main(args: Sequence[str] | None = None) -> None:
         "--save", action="store_true", help="keep the rows in benchmarks/results, for the page"
     )
     parser.add_argument("--plot", metavar="DIR", type=Path, help="write PNGs into this directory")
-    options = parser.parse_args(args)
+    options, _ = parser.parse_known_args(args)
     if options.name is None:
         listing = Table("name", "source", "shows", box=box.SIMPLE_HEAD)
         for name, (_, source, shows) in PROGRAMS.items():
@@ -55,9 +55,14 @@ def main(args: Sequence[str] | None = None) -> None:
 
     module_name, source, shows = PROGRAMS[options.name]
     module = import_module(module_name)
+    known = set(vars(options))
+    if hasattr(module, "add_arguments"):  # of its own, for its `run`
+        module.add_arguments(parser)
+    options = parser.parse_args(args)
+    own = {name: value for name, value in vars(options).items() if name not in known}
     start = time.monotonic()
     try:
-        rows = module.run(quick=options.quick, seed=options.seed)
+        rows = module.run(quick=options.quick, seed=options.seed, **own)
     except MissingData as error:
         print(f"{options.name} skipped: {error}", file=sys.stderr)
         sys.exit(SKIPPED)

@@ -345,4 +345,9 @@ PROGRAMS: dict[str, tuple[str, str, str]] = {
         "ray-slo",
         "live on Ray Serve: ten minutes at 110 % of capacity with callers that leave; what grows",
     ),
+    "live-chaos": (
+        "benchmarks.live_chaos",
+        "ray-slo",
+        "live on Ray Serve: faults under load, and what callers see: lost, duplicated, recovery",
+    ),
 }
