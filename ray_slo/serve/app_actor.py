@@ -17,7 +17,8 @@ from typing import Any, Generic, TypeVar
 
 import ray
 
-from ray_slo.serve.scheduler_actor import application_is_gone
+from ray_slo.serve.decision_log import PlanLog, open_plan_log
+from ray_slo.serve.scheduler_actor import application_is_gone, find_scheduler
 from ray_slo.serve.spec import AppSpec
 
 logger = logging.getLogger(__name__)
@@ -39,6 +40,26 @@ class AppActor:
         self._task: asyncio.Task[None] | None = None
         self._watcher: asyncio.Task[None] | None = None
         self._changed = asyncio.Event()
+        self._log: PlanLog | None = None
+
+    def _open_log(self, spec: AppSpec, epoch: str) -> None:
+        """Begin the log of what is decided, where the application wants one."""
+        if self._log is not None:
+            self._log.close()
+        self._log = open_plan_log(spec, epoch)
+
+    async def _hear_clock(self, scheduler: str) -> None:
+        """Ask a scheduler what time it has, so that what is logged there and here can be put in
+        one order."""
+        if self._log is None:
+            return
+        try:
+            loop = asyncio.get_running_loop()
+            actor = await loop.run_in_executor(None, find_scheduler, scheduler)
+            clock, reading = await in_time(actor.clock.remote())
+            self._log.clocks.heard(clock, reading, time.monotonic())
+        except Exception as error:  # it is starting, or restarting
+            logger.info("clock of scheduler %s: %r", scheduler, error)
 
     async def _turn(self, now: float) -> None:
         """Whatever is to be done every `_STEP_S`."""
@@ -82,6 +103,8 @@ class AppActor:
                     None, application_is_gone, self._app_key
                 ):
                     logger.info("application %s is gone; leaving", self._app_key)
+                    if self._log is not None:
+                        self._log.close(1.0)
                     ray.kill(ray.get_runtime_context().current_actor, no_restart=True)
             except Exception:
                 logger.exception("watch failed; going on")

@@ -33,6 +33,7 @@ from ray_slo.serve.app_actor import AppActor
 from ray_slo.serve.errors import ConfigError
 from ray_slo.serve.scheduler_actor import NAMESPACE, get_or_create, in_task
 from ray_slo.serve.spec import AppSpec
+from ray_slo.simulation.plan_log import Outline
 
 logger = logging.getLogger(__name__)
 
@@ -43,6 +44,8 @@ _GAP_S = 1.0  # between plans, however much changes
 _RETRY_S = 10.0  # after planning failed
 _REMIND_S = 20.0  # between profiles for frontends
 _AVOID_S = 60.0  # a variant that could not be loaded
+
+FIRST = "first plan"
 
 Key = tuple[str, str]  # (variant, kind of worker)
 
@@ -120,6 +123,7 @@ class FrontendSays(NamedTuple):
         tuned: arguments of the planner that were changed while it runs.
         profiles: what it last heard, for an actor that is new: there may be no worker any more of
             a kind that was measured.
+        clock: of its scheduler's decision log, and what it shows, where they are one process.
     """
 
     client: str
@@ -127,6 +131,7 @@ class FrontendSays(NamedTuple):
     version: str
     tuned: Mapping[str, Any] = {}
     profiles: Mapping[Key, list[float]] = {}
+    clock: tuple[str, float] | None = None
 
 
 class FrontendHears(NamedTuple):
@@ -203,8 +208,8 @@ class Brain(Protocol):
             ValueError: there is no such plan, and why.
         """
 
-    def is_due(self, now: float, seen: Seen) -> bool:
-        """Whether something changed that the plan does not fit any more."""
+    def due(self, now: float, seen: Seen) -> str:
+        """What changed so that the plan does not fit any more; "" where nothing did."""
 
     def adopt(self, problem: Any, answer: Any) -> Verdict:
         """Go by this answer of `solve` from now on."""
@@ -222,8 +227,11 @@ class Brain(Protocol):
     def limit(self, kind: str, most: int) -> None:
         """Serve starts no more of a kind."""
 
-    def status(self, now: float) -> dict[str, Any]:
-        """For people."""
+    def inputs(self, now: float) -> dict[str, Any]:
+        """What it would plan for, for people: `demand` in requests per second, and the rest."""
+
+    def outcome(self) -> dict[str, Any]:
+        """The plan that it goes by, for people; nothing before there is one."""
 
 
 def make_brain(spec: AppSpec) -> Brain:
@@ -263,6 +271,7 @@ class PlanActor(AppActor):
         self._spec = spec
         self._brain = make_brain(spec)
         self._epoch = uuid.uuid4().hex[:8]
+        self._open_log(spec, self._epoch)
         self._started = time.monotonic()
         self._workers: dict[str, _Worker] = {}
         self._frontends: dict[str, _Frontend] = {}
@@ -270,6 +279,7 @@ class PlanActor(AppActor):
         self._avoided: dict[Key, tuple[str, float]] = {}  # why, and until when
         self._wanted: dict[str, Wanted] = {}
         self._planning: asyncio.Task[None] | None = None
+        self._asking: asyncio.Task[None] | None = None  # a scheduler what time it has
         self._planned_at: float | None = None
         self._tried_at: float | None = None
         self._took_over = False
@@ -323,6 +333,8 @@ class PlanActor(AppActor):
         self._start()
         now = time.monotonic()
         if says.version == self._spec.fingerprint:
+            if says.clock is not None and self._log is not None:
+                self._log.clocks.heard(*says.clock, now)
             before = self._frontends.get(says.client)
             if before is not None:  # what was counted before we knew it, we cannot place in time
                 over_s = max(now - before.seen_at, 1e-3) / len(self._frontends)
@@ -367,7 +379,7 @@ class PlanActor(AppActor):
         """
         self._start()
         if self._planning is None or self._planning.done():
-            self._plan_now(time.monotonic())
+            self._plan_now(time.monotonic(), "asked for")
         if self._planning is None or self._planning.done():
             raise ConfigError(self._error or self._why)
         await asyncio.wait([self._planning])
@@ -413,7 +425,7 @@ class PlanActor(AppActor):
                 for kind, (target, running) in replicas.items()
             },
             "workers": workers,
-            "plan": trial.status(time.monotonic()),
+            "plan": {**trial.inputs(time.monotonic()), **trial.outcome()},
         }
 
     async def status(self) -> dict[str, Any]:
@@ -455,7 +467,8 @@ class PlanActor(AppActor):
                 }
                 for name, w in self._workers.items()
             },
-            **self._brain.status(now),
+            **self._brain.inputs(now),
+            **self._brain.outcome(),
         }
 
     # -- steps -----------------------------------------------------------------------------
@@ -472,8 +485,8 @@ class PlanActor(AppActor):
             if now > until:
                 del self._avoided[key]
         self._refresh()
-        if self._plan_is_due(now):
-            self._plan_now(now)
+        if trigger := self._plan_is_due(now):
+            self._plan_now(now, trigger)
 
     def _is_alone(self) -> bool:
         return not self._workers and not self._frontends
@@ -531,38 +544,47 @@ class PlanActor(AppActor):
 
     # -- plans -----------------------------------------------------------------------------
 
-    def _plan_is_due(self, now: float) -> bool:
+    def _plan_is_due(self, now: float) -> str:
+        """What makes it plan now; "" where nothing does."""
         planner = self._spec.planner
         assert planner is not None
         if self._planning is not None and not self._planning.done():
-            return False
+            return ""
         if now - self._started < _SETTLE_S:
-            return False
+            return ""
         if self._took_over and now - self._listens_since < _LISTEN_S:
-            return False  # what runs is better than a plan for a demand that nobody has seen
-        if self._tried_at is None or now - self._tried_at >= planner.interval_s:
-            return True
+            return ""  # what runs is better than a plan for a demand that nobody has seen
+        if self._tried_at is None:
+            return "planner restarted" if self._took_over else FIRST
+        if now - self._tried_at >= planner.interval_s:
+            return "period"
         if self._failed:
-            return now - self._tried_at >= _RETRY_S
-        return now - self._tried_at >= _GAP_S and self._brain.is_due(now, self._seen())
+            return "tried again" if now - self._tried_at >= _RETRY_S else ""
+        return self._brain.due(now, self._seen()) if now - self._tried_at >= _GAP_S else ""
 
-    def _plan_now(self, now: float) -> None:
+    def _plan_now(self, now: float, trigger: str) -> None:
         self._learn()
+        seen = self._seen()
         try:
-            problem = self._brain.problem(now, self._seen())
+            problem = self._brain.problem(now, seen)
         except NotYet as reason:
             if self._planned_at is None:
                 self._why = str(reason)
             return
         except ValueError as error:
+            if str(error) != self._error:  # it may be tried every second
+                self._note(now, trigger, self._inputs(now, seen), error=str(error))
             self._tried_at, self._error = now, str(error)
             return
         self._tried_at = now
-        self._planning = asyncio.get_running_loop().create_task(self._plan(problem))
+        work = self._plan(problem, now, trigger, self._inputs(now, seen))
+        self._planning = asyncio.get_running_loop().create_task(work)
 
-    async def _plan(self, problem: Any) -> None:
+    async def _plan(self, problem: Any, now: float, trigger: str, inputs: dict[str, Any]) -> None:
         """Plan, and go by it. Whatever fails, the last plan stays."""
         began = time.monotonic()
+        if self._log is not None and not self._spec.embedded:
+            self._asking = asyncio.ensure_future(self._hear_clock(self._app_key))
         try:
             verdict = self._brain.adopt(problem, await in_task(self._brain.solve, problem))
         except asyncio.CancelledError:
@@ -571,6 +593,7 @@ class PlanActor(AppActor):
             logger.exception("planning failed; the last plan holds")
             self._failed = True
             self._error = f"planning failed: {type(error).__name__}: {error}"
+            self._note(now, trigger, inputs, error=self._error, took_s=time.monotonic() - began)
             return
         if verdict.why != self._why:
             logger.info("plan: %s", verdict.why)
@@ -580,6 +603,46 @@ class PlanActor(AppActor):
         self._took_s = self._planned_at - began
         self._plans += 1
         self._refresh()
+        self._note(now, trigger, inputs, verdict, took_s=self._took_s)
+
+    # -- what is logged of it --------------------------------------------------------------
+
+    def _inputs(self, now: float, seen: Seen) -> dict[str, Any]:
+        if self._log is None:
+            return {}
+        kinds = [says.kind for says in seen.workers.values()]
+        there = {kind: kinds.count(kind) for kind in self._spec.workers}
+        avoided = {"avoided": sorted(map("@".join, seen.avoided))} if seen.avoided else {}
+        return {**self._brain.inputs(now), "workers": there, **avoided}
+
+    def _note(
+        self,
+        now: float,
+        trigger: str,
+        inputs: dict[str, Any],
+        verdict: Verdict | None = None,
+        **rest: Any,
+    ) -> None:
+        """Log a question to the planner. Without a verdict there is no plan."""
+        if self._log is None:
+            return
+        demand, outline = inputs.pop("demand", None), None
+        if self._took_over and self._plans <= 1:  # go by what runs
+            running = [w.says.assigned for w in self._workers.values() if w.says.assigned]
+            assigned = [(a.variant, a.batch_size, 1) for a in running]
+            self._log.outline = Outline.of_assignments({}, assigned)
+        if verdict is not None:
+            targets = {kind: self._brain.target(kind) for kind in self._spec.workers}
+            plan = self._brain.outcome()
+            parts = plan.get("assignments", ())
+            outline = Outline.of_assignments(
+                targets, [(a["variant"], a["batch_size"], a["workers"]) for a in parts]
+            )
+            rest |= {"targets": targets, "plan": plan, "why": verdict.why}
+            rest |= {"shortfall": verdict.shortfall}
+            wanted = {name: w.assigned for name, w in self._wanted.items()}
+            rest["workers"] = {name: a and a.variant for name, a in wanted.items()}
+        self._log.planned(now, trigger, outline, demand=demand, inputs=inputs, **rest)
 
 
 def _does(says: WorkerSays, wanted: Wanted) -> bool:

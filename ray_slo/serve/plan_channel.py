@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 from ray_slo.core.cluster import Assigned
 from ray_slo.serve.app_actor import AGAIN_S, AppActorLink, Follower, status_of
+from ray_slo.serve.decision_log import clock_id
 from ray_slo.serve.metrics import PlanMetrics
 from ray_slo.serve.plan_actor import (
     Counts,
@@ -48,6 +49,7 @@ class PlanReporter:
         self._profiles: Mapping[Key, list[float]] = {}
         self._remind = False  # the actor may be a new one
         self._decided_at: float | None = None
+        self._has_log = spec.decision_log is not None and spec.embedded  # the scheduler's, here
         self._metrics = PlanMetrics()
         self._task = asyncio.get_running_loop().create_task(self._report())
 
@@ -96,7 +98,8 @@ class PlanReporter:
         made = {variant: dict(counts) for variant, counts in self._made.items()}
         counts = Counts(self._requests, dict(self._finished), made, dict(self._sizes))
         profiles = self._profiles if self._remind else {}
-        return FrontendSays(self._client, counts, self._spec.fingerprint, self._tuned, profiles)
+        known = self._client, counts, self._spec.fingerprint, self._tuned, profiles
+        return FrontendSays(*known, (clock_id(), time.monotonic()) if self._has_log else None)
 
     async def _report(self) -> None:
         while True:

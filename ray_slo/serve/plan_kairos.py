@@ -41,7 +41,7 @@ from ray_slo.planning import kairos
 from ray_slo.planning.kairos import Configuration
 from ray_slo.planning.result import Infeasible
 from ray_slo.scheduling.registry import make_policy
-from ray_slo.serve.plan_actor import Counts, NotYet, Seen, Verdict, Wanted
+from ray_slo.serve.plan_actor import FIRST, Counts, NotYet, Seen, Verdict, Wanted
 from ray_slo.serve.spec import AppSpec
 from ray_slo.serve.traffic import Rate, Sizes
 from ray_slo.simulation import goodput_search
@@ -413,17 +413,20 @@ class KairosBrain:
         kinds = [says.kind for says in seen.workers.values()]
         return {k: kinds.count(k) for k in self._types if k in kinds}
 
-    def is_due(self, now: float, seen: Seen) -> bool:
+    def due(self, now: float, seen: Seen) -> str:
         if self._job is None:
-            return True
-        known = {k for _, k in seen.profiles if k in self._types}
-        return (
-            self._args != self._job.args
-            or any(self._limit(k) != most for k, most in self._job.limits.items())
-            or known != self._job.problem.profiles.keys()
-            or self._sizes.differ()
-            or (self._args.follow_load and self._rate.differs(now, self._job.planned_rate))
-        )
+            return FIRST
+        if self._args != self._job.args:
+            return "arguments changed"
+        if any(self._limit(k) != most for k, most in self._job.limits.items()):
+            return "limits changed"
+        if {k for _, k in seen.profiles if k in self._types} != self._job.problem.profiles.keys():
+            return "kinds of workers changed"
+        if self._sizes.differ():
+            return "sizes changed"
+        if self._args.follow_load and self._rate.differs(now, self._job.planned_rate):
+            return "demand changed"
+        return ""
 
     def adopt(self, problem: Job, answer: Solved) -> Verdict:
         if len(self._sizes) >= _LEAST_SIZES:
@@ -446,7 +449,7 @@ class KairosBrain:
     def wanted(self, seen: Seen, hopeless: bool) -> dict[str, Wanted]:
         return dict.fromkeys(seen.workers, Wanted(None, tuple(self._spec.variants())))
 
-    def status(self, now: float) -> dict[str, Any]:
+    def inputs(self, now: float) -> dict[str, Any]:
         answer: dict[str, Any] = {
             "demand": self.rate(now),
             "budget_per_hour": self._args.budget_per_hour,
@@ -455,12 +458,17 @@ class KairosBrain:
         if len(self._sizes):
             low, high = np.quantile(self._sizes.values(), (0.5, 0.95)).tolist()
             answer["sizes"] = {"seen": len(self._sizes), "p50": low, "p95": high}
-        if self._solved is not None and self._job is not None:
-            solved = self._solved._asdict()
-            answer["planned_budget_per_hour"] = self._job.args.budget_per_hour
-            keys = ("counts", "cost_per_hour", "bound", "attained", "evaluated")
-            answer |= {key: solved[key] for key in keys}
         return answer
+
+    def outcome(self) -> dict[str, Any]:
+        if self._solved is None or self._job is None:
+            return {}
+        solved = self._solved._asdict()
+        keys = ("counts", "cost_per_hour", "bound", "attained", "evaluated")
+        return {
+            "planned_budget_per_hour": self._job.args.budget_per_hour,
+            **{key: solved[key] for key in keys},
+        }
 
 
 def _weighted(sizes: Mapping[int, float]) -> NDArray[np.int64]:

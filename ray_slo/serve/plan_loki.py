@@ -30,7 +30,7 @@ from ray_slo.planning import loki
 from ray_slo.planning.demand import Factors
 from ray_slo.planning.placement import place
 from ray_slo.planning.result import Infeasible
-from ray_slo.serve.plan_actor import Counts, NotYet, Seen, Verdict, Wanted, WorkerSays
+from ray_slo.serve.plan_actor import FIRST, Counts, NotYet, Seen, Verdict, Wanted, WorkerSays
 from ray_slo.serve.spec import AppSpec
 from ray_slo.serve.traffic import Rate
 
@@ -169,18 +169,18 @@ class LokiBrain:
         last = best(self._solved.now) if self._solved is not None else None
         return Job(problem, present, last, frozenset(profiles))
 
-    def is_due(self, now: float, seen: Seen) -> bool:
+    def due(self, now: float, seen: Seen) -> str:
         if self._job is None or self._solved is None:
-            return True
+            return FIRST
         if frozenset(self._profiles(seen)) != self._job.usable:
-            return True
+            return "variants changed"
         if self._job.problem.workers != self._most:
-            return True
+            return "limits changed"
         useful = best(self._solved.whole).workers
         present = min(len(seen.serving), self._most)
         if min(present, useful) != min(self._job.present, useful):
-            return True
-        return self._rate.differs(now, self._job.problem.demand)
+            return "worker joined" if present > self._job.present else "worker lost"
+        return "demand changed" if self._rate.differs(now, self._job.problem.demand) else ""
 
     def adopt(self, problem: Job, answer: Solved) -> Verdict:
         self._job, self._solved = problem, answer
@@ -304,15 +304,15 @@ class LokiBrain:
                 return Wanted(assigned, (assigned.variant,))
         return Wanted(now, (now.variant, assigned.variant))
 
-    def status(self, now: float) -> dict[str, Any]:
-        answer: dict[str, Any] = {
-            "demand": self.rate(now),
-            "factors": {v: f for v in self._task_of if (f := self._factors.of(v))},
-        }
+    def inputs(self, now: float) -> dict[str, Any]:
+        factors = {v: f for v in self._task_of if (f := self._factors.of(v))}
+        return {"demand": self.rate(now), "factors": factors}
+
+    def outcome(self) -> dict[str, Any]:
         if self._job is None or self._solved is None:
-            return answer
+            return {}
         plan = best(self._solved.now)
-        return answer | {
+        return {
             "planned_demand": plan.planned_demand,
             "step": plan.step,
             "accuracy": plan.accuracy,

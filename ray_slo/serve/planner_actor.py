@@ -38,8 +38,10 @@ from ray_slo.serve.groups import (
     wanted,
     worth_it,
 )
+from ray_slo.serve.plan_actor import FIRST
 from ray_slo.serve.scheduler_actor import NAMESPACE, find_scheduler, get_or_create, in_task
 from ray_slo.serve.spec import AppSpec
+from ray_slo.simulation.plan_log import Outline
 
 logger = logging.getLogger(__name__)
 
@@ -106,6 +108,7 @@ class PlannerActor(AppActor):
     def _reset(self, spec: AppSpec) -> None:
         self._spec = spec
         self._epoch = uuid.uuid4().hex[:8]
+        self._open_log(spec, self._epoch)
         self._started = time.monotonic()
         self._layout: Layout | None = None
         self._planned_at: float | None = None  # when the layout was decided on
@@ -208,6 +211,7 @@ class PlannerActor(AppActor):
             Layout({**self._layout.models, model: group}, self._layout.sizes),
             f"{model} was moved to {group} by hand",
         )
+        self._note(time.monotonic(), "moved by hand")
 
     async def replan(self, says: FrontendSays) -> None:
         """Plan now instead of at the end of the interval; returns when that is done.
@@ -223,7 +227,7 @@ class PlannerActor(AppActor):
         if self._layout is None:
             raise ConfigError("the groups are not laid out yet; try again in a moment")
         if self._planning is None or self._planning.done():
-            self._plan_now(time.monotonic())
+            self._plan_now(time.monotonic(), "asked for")
         assert self._planning is not None
         await asyncio.wait([self._planning])
 
@@ -274,7 +278,7 @@ class PlannerActor(AppActor):
             await self._drain(now)
             self._step(now)
             if self._plan_is_due(now):
-                self._plan_now(now)
+                self._plan_now(now, "period")
 
     def _is_alone(self) -> bool:
         return not self._workers and not self._frontends
@@ -374,8 +378,9 @@ class PlannerActor(AppActor):
         if planner is None or (set(listed) == set(self._spec.models) and not planner.rates):
             self._tried_at = now
             self._adopt(Layout(listed), "as configured")
+            self._note(now, FIRST)
             return
-        self._plan_now(now)
+        self._plan_now(now, FIRST)
 
     def _take_over(self, now: float) -> None:
         """Go on with what a predecessor left behind."""
@@ -400,6 +405,7 @@ class PlannerActor(AppActor):
             models.setdefault(model, (having or groups)[0])
         self._tried_at = now
         self._adopt(Layout(models, sizes), "taken over from before the planner was restarted")
+        self._note(now, "planner restarted")
 
     def _plan_is_due(self, now: float) -> bool:
         planner = self._spec.planner
@@ -408,19 +414,21 @@ class PlannerActor(AppActor):
             return False
         return now - self._tried_at >= planner.interval_s
 
-    def _plan_now(self, now: float) -> None:
+    def _plan_now(self, now: float, trigger: str) -> None:
         since = self._tried_at
         self._tried_at = now
         counted, self._counted = self._counted, {}
         if since is not None and any(counted.values()):
             interval_s = now - since
             self._rates = {m: counted.get(m, 0) / interval_s for m in self._spec.models}
-        self._planning = asyncio.get_running_loop().create_task(self._plan())
+        self._planning = asyncio.get_running_loop().create_task(self._plan(now, trigger))
 
-    async def _plan(self) -> None:
+    async def _plan(self, now: float, trigger: str) -> None:
         """Plan for the measured demand. Whatever fails, the last layout stays."""
         planner = self._spec.planner
         assert planner is not None
+        demand: Demand | None = None
+        took_s: float | None = None
         try:
             before = self._layout
             demand = Demand(
@@ -438,7 +446,9 @@ class PlannerActor(AppActor):
                 names,
                 before.models if before is not None else known,
             )
+            began = time.monotonic()
             answer, why = verdict(await in_task(solve, problem))
+            took_s = time.monotonic() - began
             if self._layout is not before:  # moved by hand, meanwhile
                 return
             pool = not self._spec.groups
@@ -454,6 +464,8 @@ class PlannerActor(AppActor):
             else:
                 self._why = f"kept, as moves would gain no more than {planner.min_gain:.0%}: {why}"
                 self._planned_at = time.monotonic()
+            what = "shortfall" if before is None else "error"  # the last layout stays
+            self._note(now, trigger, demand, took_s=took_s, **({what: why} if infeasible else {}))
         except asyncio.CancelledError:
             raise
         except Exception as error:
@@ -461,6 +473,25 @@ class PlannerActor(AppActor):
             self._error = f"planning failed: {type(error).__name__}: {error}"
             if self._layout is None:
                 self._adopt(self._fallback(), "there is no plan: every model in the first group")
+            self._note(now, trigger, demand, took_s=took_s, error=self._error)
+
+    def _note(self, now: float, trigger: str, demand: Demand | None = None, **rest: Any) -> None:
+        """Log a question to the planner, or a layout that came without one."""
+        if self._log is None:
+            return
+        layout = self._layout
+        inputs: dict[str, Any] = {"workers": self._num_workers()}
+        if demand is not None:
+            rest["demand"] = sum(demand.rates.values())
+            inputs |= {"rates": dict(demand.rates), "throughput": dict(demand.throughput)}
+        groups = {w: says.group for w, (says, _) in self._workers.items()}
+        rest = {"inputs": inputs, "workers": {**groups, **self._member}, **rest}
+        outline = None
+        if layout is not None:
+            outline = Outline(layout.sizes, groups=layout.models)
+            rest |= {"targets": dict(layout.sizes), "plan": {"groups": dict(layout.models)}}
+            rest["why"] = self._why
+        self._log.planned(now, trigger, outline, **rest)
 
     def _fallback(self) -> Layout:
         names = self._group_names()
@@ -474,6 +505,7 @@ class PlannerActor(AppActor):
         found: dict[str, list[float]] = {}
         refs = self._spec.variants()
         for group in set(self._routes.values()):
+            await self._hear_clock(f"{self._app_key}#{group}")
             try:
                 status = await asyncio.wait_for(self._scheduler_status(group), 5.0)
             except Exception as error:

@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import functools
 import logging
+import time
 import uuid
 from collections.abc import Callable
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 import ray
 from ray import serve
 
+from ray_slo.serve.decision_log import clock_id
 from ray_slo.serve.messages import BatchReport, Heartbeat, Message
 from ray_slo.serve.scheduler import Scheduler
 from ray_slo.serve.spec import AppSpec
@@ -130,6 +132,10 @@ class SchedulerActor:
             unsent=sum(len(box.messages) for box in self._mailboxes.values()),
         )
         return {**status, "scheduler_process": process}
+
+    async def clock(self) -> tuple[str, float]:
+        """Which clock its decision log's times are of, and what it shows."""
+        return clock_id(), time.monotonic()
 
     def _deliver(self, client: str, messages: list[Message]) -> None:
         box = self._mailboxes.get(client)

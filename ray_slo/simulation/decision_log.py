@@ -5,7 +5,8 @@ A `Recording` stands between a host and its policy, live and in the simulator al
 `read` gives the rounds back exactly, to the last bit of every time.
 
 One table; what stands in a column depends on `what` the row says (docs/decision-log.md). Every file
-can be read without the others: it repeats who decides, and the cluster with its profiles.
+can be read without the others: it repeats who decides, and the cluster with its profiles. What a
+planner decided is a table of its own (`plan_log`).
 """
 
 from __future__ import annotations
@@ -57,9 +58,20 @@ COLUMNS: dict[str, str] = {
     "detail": "string",
 }
 _INDEX = {name: i for i, name in enumerate(COLUMNS)}
-_AGAIN = "again"  # reason of rows that repeat at the head of a file what is known by then
+AGAIN = "again"  # reason of rows that repeat at the head of a file what is known by then
 
 Row = tuple[Any, ...]
+
+
+class Table(NamedTuple):
+    """A kind of file: its format, how names end, and (name, Arrow type) of columns in order."""
+
+    format: str
+    suffix: str
+    columns: Mapping[str, str]
+
+
+DECISIONS = Table(FORMAT, SUFFIX, COLUMNS)
 
 
 class Round(NamedTuple):
@@ -200,9 +212,9 @@ class Encoder:
         """Repeat what a reader of the next rows alone must know."""
         self._profiles.clear()
         if self._start is not None:
-            self._row(0, self._at, "start", reason=_AGAIN, detail=self._start.to_json())
+            self._row(0, self._at, "start", reason=AGAIN, detail=self._start.to_json())
         if self._cluster is not None:
-            self._encode_cluster(0, self._at, self._cluster, _AGAIN)
+            self._encode_cluster(0, self._at, self._cluster, AGAIN)
 
     def add(self, round: Round) -> None:
         """Rows of one round."""
@@ -374,45 +386,63 @@ def _table_from(text: str) -> Any:
 # -- files -----------------------------------------------------------------------------------
 
 
-def to_arrow(rows: Sequence[Row], breathe: Callable[[], None] = lambda: None) -> Any:
+def to_arrow(
+    rows: Sequence[Row], breathe: Callable[[], None] = lambda: None, kind: Table = DECISIONS
+) -> Any:
     """Rows as an Arrow table. `breathe` is called between columns."""
     import pyarrow as pa
 
     types: dict[str, Any] = {
         "list<int64>": pa.list_(pa.int64()),
         "list<double>": pa.list_(pa.float64()),
+        "list<string>": pa.list_(pa.string()),
     }
     arrays = []
-    for column, kind in zip(zip(*rows, strict=True), COLUMNS.values(), strict=True):
-        arrays.append(pa.array(column, types.get(kind, kind)))
+    for column, name in zip(zip(*rows, strict=True), kind.columns.values(), strict=True):
+        arrays.append(pa.array(column, types.get(name, name)))
         breathe()
-    return pa.table(arrays, names=list(COLUMNS))
+    return pa.table(arrays, names=list(kind.columns))
 
 
-def write_file(path: Path, table: Any, scheduler: str, sequence: int) -> int:
+def write_file(
+    path: Path, table: Any, scheduler: str, sequence: int, kind: Table = DECISIONS
+) -> int:
     """Write an Arrow table of rows; bytes. The file is there whole or not at all."""
     import pyarrow.parquet as pq
 
-    about = {"format": FORMAT, "scheduler": scheduler, "sequence": sequence}
+    about = {"format": kind.format, "scheduler": scheduler, "sequence": sequence}
     table = table.replace_schema_metadata({_METADATA: json.dumps(about).encode()})
     half = path.with_suffix(".tmp")
     # Times do not repeat and numbers mostly count up: two thirds of the size, a third of the time.
-    texts = [name for name, kind in COLUMNS.items() if kind == "string"]
-    counts = [name for name, kind in COLUMNS.items() if kind.startswith("int")]
+    texts = [name for name, type_ in kind.columns.items() if type_ == "string"]
+    counts = [name for name, type_ in kind.columns.items() if type_.startswith("int")]
+    lists = [f"{n}.list.element" for n, type_ in kind.columns.items() if type_ == "list<int64>"]
     pq.write_table(
         table,
         half,
         compression="zstd",
         use_dictionary=texts,
-        column_encoding=dict.fromkeys([*counts, "requests.list.element"], "DELTA_BINARY_PACKED"),
+        column_encoding=dict.fromkeys([*counts, *lists], "DELTA_BINARY_PACKED"),
     )
     half.replace(path)
     return path.stat().st_size
 
 
-def file_name(scheduler: str, sequence: int) -> str:
+def file_name(scheduler: str, sequence: int, kind: Table = DECISIONS) -> str:
     """Names sort by scheduler, then by time."""
-    return f"{scheduler}-{sequence:06d}{SUFFIX}"
+    return f"{scheduler}-{sequence:06d}{kind.suffix}"
+
+
+def about_file(path: Path, schema: Any, kind: Table = DECISIONS) -> dict[str, Any]:
+    """Who wrote a file (`scheduler`), and which of its files it is (`sequence`).
+
+    Raises:
+        ValueError: it is no such file.
+    """
+    about: dict[str, Any] = json.loads((schema.metadata or {}).get(_METADATA, b"{}"))
+    if (found := about.get("format")) != kind.format:
+        raise ValueError(f"{path}: no decision log: format must be {kind.format!r}, got {found!r}")
+    return about
 
 
 @dataclass(frozen=True)
@@ -431,11 +461,7 @@ def _open(path: Path) -> _File:
     try:
         with pq.ParquetFile(path) as file:
             schema, table = file.schema_arrow, file.read(["what", "reason", "detail", "size"])
-        about = json.loads((schema.metadata or {}).get(_METADATA, b"{}"))
-        if about.get("format") != FORMAT:
-            raise ValueError(
-                f"{path}: no decision log: format must be {FORMAT!r}, got {about.get('format')!r}"
-            )
+        about = about_file(path, schema)
         marks = pc.is_in(table["what"], value_set=pa.array(["start", "lost"]))
         found = []
         for i in pc.indices_nonzero(marks).to_pylist():
@@ -501,7 +527,7 @@ def read(path: str | Path) -> list[Life]:
         for i, what, reason, detail, size in file.what:
             if what == "lost":
                 lives[-1]["lost"].append(size)
-            elif reason == _AGAIN:
+            elif reason == AGAIN:
                 lives[-1]["start"] = lives[-1]["start"] or Start.from_json(detail or "")
             else:
                 if i > begin:
@@ -580,7 +606,7 @@ class _Decoder:
             elif what == "cluster":
                 known = self._cluster is not None
                 self._cluster = self._decode_cluster(row[i["detail"]])
-                if not (known and row[i["reason"]] == _AGAIN):
+                if not (known and row[i["reason"]] == AGAIN):
                     events.append(("cluster_changed", (at, self._cluster)))
             elif what == "preempt_failed":
                 events.append(("preempt_failed", (at, row[i["worker"]], row[i["batch"]])))

@@ -20,6 +20,7 @@ from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
+from pathlib import Path
 from typing import Any, Literal, Protocol, get_args
 
 import numpy as np
@@ -33,7 +34,9 @@ from ray_slo.planning.demand import Demand, Factors, changed
 from ray_slo.planning.placement import place
 from ray_slo.planning.result import Infeasible
 from ray_slo.scheduling.registry import make_policy
+from ray_slo.simulation.decision_log import Lines, Recording, Start
 from ray_slo.simulation.pipeline_report import PipelineReport
+from ray_slo.simulation.plan_log import Outline, PlanLines, Planned
 from ray_slo.simulation.simulator import _WORKER, PolicyError, _Batch, _noise, _Run, _Slot
 from ray_slo.simulation.workloads import Requests, Workload
 
@@ -43,6 +46,7 @@ _MADE, _CANCEL, _READY, _TICK, _APPLY, _CLUSTER = range(_WORKER + 1, _WORKER + 7
 Items = Literal["poisson", "geometric", "fixed"]
 Made = loki.Plan | Infeasible[loki.Plan]
 _HARDWARE = "default"
+_TRIGGERS = {"first": "first plan", "period": "period", "change": "demand changed"}
 
 
 class Planner(Protocol):
@@ -73,6 +77,7 @@ def simulate_pipeline(
     items: Items = "poisson",
     latency_noise: float = 0.0,
     truth: Sequence[loki.Task] | None = None,
+    log: str | Path | None = None,
 ) -> PipelineReport:
     """Run a pipeline until every request has been answered.
 
@@ -99,6 +104,8 @@ def simulate_pipeline(
             nearest whole numbers whose running mean is the factor.
         latency_noise: as in `simulate`.
         truth: the tasks as they are, where profiles or factors differ from the problem's.
+        log: folder for the decision log of the run, planner included, as of a live one: for
+            `ray-slo report` and `ray-slo replay`.
 
     Raises:
         ValueError: bad arguments.
@@ -145,12 +152,21 @@ def simulate_pipeline(
             "waiting_factor": problem.waiting_factor,
             **(policy_kwargs or {}),
         }
+    chosen = make_policy(target, policy_kwargs)
+    planning = _Planning(problem, planner, demand, learn_factors, clients.arrival)
+    lines: Lines | None = None
+    if log is not None:
+        about = {"application": root.name, "models": [t.name for t in problem.order]}
+        about["clock"] = name = f"simulated-{root.name}"
+        lines = Lines(log, name, Start.of(policy, policy_kwargs or {}, **about))
+        chosen = Recording(chosen, lines)
+        planning.lines = PlanLines(log, name, Start.of(planning.name, {}, **about))
     timing = _Timing(interval_s, check_s, solve_s, load_s, start_s, make_before_break)
     run = _PipelineRun(
-        make_policy(target, policy_kwargs),
+        chosen,
         problem,
         real,
-        _Planning(problem, planner, demand, learn_factors, clients.arrival),
+        planning,
         timing,
         clients,
         initial_demand,
@@ -158,6 +174,9 @@ def simulate_pipeline(
         _samplers(problem, real, items, items_rng),
     )
     run.loop()
+    if lines is not None and planning.lines is not None:
+        lines.close()
+        planning.lines.close()
     return run.pipeline_report({"duration_s": duration_s, "seed": seed})
 
 
@@ -240,6 +259,12 @@ class _Planning:
         self.planned = 0.0  # the demand of the last plan, without headroom
         self.last: loki.Plan | None = None
         self.rows: list[dict[str, Any]] = []
+        self.lines: PlanLines | None = None
+        self.outline = Outline()  # of the last plan that took effect
+
+    @property
+    def name(self) -> str:
+        return getattr(self.planner, "__name__", type(self.planner).__name__)
 
     def feed(self, now: float) -> None:
         end = int(np.searchsorted(self.arrivals, now, side="right"))
@@ -266,7 +291,8 @@ class _Planning:
             if now == 0:  # nothing measured yet
                 rates = self._expected(problem)
             observe(now, rates)
-        row: dict[str, Any] = {"asked_s": now, "why": why, "demand": demand}
+        running = sum(current.values()) if current is not None else 0
+        row: dict[str, Any] = {"asked_s": now, "why": why, "demand": demand, "running": running}
         self.rows.append(row)
         try:
             made = self.planner(problem, self.last)
@@ -274,6 +300,7 @@ class _Planning:
             if self.last is None:
                 raise
             row["error"] = f"{type(error).__name__}: {error}"
+            self.note(row, None, {})
             return None
         plan = made.best_effort if isinstance(made, Infeasible) else made
         self.last, self.planned = plan, demand
@@ -293,6 +320,48 @@ class _Planning:
             "error": "",
         }
         return plan
+
+    def note(
+        self, row: Mapping[str, Any], plan: loki.Plan | None, placed: Mapping[str, Assigned]
+    ) -> None:
+        """Log a question to the planner: as its plan takes effect, or it has none."""
+        if self.lines is None:
+            return
+        told: dict[str, Any] = {"error": row["error"]}
+        if plan is not None:
+            outline = Outline.of_assignments(
+                {_HARDWARE: plan.workers},
+                [(a.variant, a.batch_size, a.workers) for a in plan.assignments],
+            )
+            told |= {
+                "targets": outline.targets,
+                "plan": {
+                    **{k: row[k] for k in ("planned_demand", "step", "accuracy", "shed_share")},
+                    "assignments": [
+                        {
+                            "task": a.task,
+                            "variant": a.variant,
+                            "batch_size": a.batch_size,
+                            "workers": a.workers,
+                            "load": a.load,
+                        }
+                        for a in plan.assignments
+                    ],
+                },
+                "workers": {worker: a.variant for worker, a in placed.items()},
+                "changes": outline.changes(self.outline),
+                "why": plan.explanation,
+                "shortfall": None if row["feasible"] else row["explanation"],
+                "took_s": row["applied_s"] - row["asked_s"],
+            }
+            self.outline = outline
+        inputs = {"workers": {_HARDWARE: row["running"]}, "factors": self.factors_by_variant()}
+        trigger = _TRIGGERS[row["why"]]
+        self.lines(Planned(row["asked_s"], trigger, row["demand"], inputs, **told))
+
+    def factors_by_variant(self) -> dict[str, Mapping[str, float]]:
+        """As observed so far, or as the problem has them."""
+        return {v.name: dict(v.factors) for t in self._tasks() for v in t.variants if v.factors}
 
     def _tasks(self) -> tuple[loki.Task, ...]:
         if not self.learn_factors:
@@ -358,6 +427,7 @@ class _PipelineRun(_Run):
         assert plan is not None
         planning.rows[-1]["applied_s"] = 0.0
         placed = place(plan, dict.fromkeys(ids))
+        planning.note(planning.rows[-1], plan, placed)
         workers = []
         for w, host in self.hosts.items():
             host.target = placed.get(w)
@@ -550,6 +620,7 @@ class _PipelineRun(_Run):
         row["applied_s"] = self.now
         ranked = sorted(self.hosts.items(), key=lambda item: item[1].up_at == math.inf)
         placed = place(plan, {w: self._variant(host) for w, host in ranked})
+        self.planning.note(row, plan, placed)
         for worker, host in self.hosts.items():
             if (assigned := placed.get(worker)) is not None:
                 self._assign(worker, host, assigned)
@@ -654,14 +725,13 @@ class _PipelineRun(_Run):
     def pipeline_report(self, meta: dict[str, Any]) -> PipelineReport:
         """The columns as a `PipelineReport`. Raises PolicyError as `report` does."""
         n = len(self.frame_of)
+        policy = self.policy.policy if isinstance(self.policy, Recording) else self.policy
         return PipelineReport(
             {
                 **meta,
                 **self.names(),
-                "policy": type(self.policy).__name__,
-                "planner": getattr(
-                    self.planning.planner, "__name__", type(self.planning.planner).__name__
-                ),
+                "policy": type(policy).__name__,
+                "planner": self.planning.name,
                 "tasks": self.tasks,
                 "slo_s": self.problem.slo_s,
             },

@@ -89,7 +89,7 @@ def test_the_rate_decides_how_much_of_the_budget_is_spent():
     cheap = cost(brain)
     assert targets(brain)["big"] == 1  # it alone serves the largest
     counted(brain, SMALL_ONES, rate=40, start=10.0)
-    assert brain.is_due(20.0, BOTH)
+    assert brain.due(20.0, BOTH)
     assert planned(brain, 20.0).shortfall is None
     assert cheap < cost(brain) <= 3.0
     counted(brain, SMALL_ONES, rate=400, start=20.0)
@@ -103,24 +103,24 @@ def test_without_following_the_load_all_of_the_budget_is_spent():
     assert planned(brain).shortfall is None
     assert cost(brain) == pytest.approx(3.0)
     counted(brain, SMALL_ONES, rate=400)
-    assert not brain.is_due(10.0, BOTH)  # whatever the rate
+    assert not brain.due(10.0, BOTH)  # whatever the rate
 
 
 def test_a_changed_budget_is_news_and_is_kept():
     brain = KairosBrain(spec_of(follow_load=False, sizes=SMALL_ONES))
     planned(brain)
     before = targets(brain)
-    assert not brain.is_due(0.0, BOTH)
+    assert not brain.due(0.0, BOTH)
     assert not brain.tune({})
     assert brain.tune({"budget_per_hour": 1.5})
     assert not brain.tune({"budget_per_hour": 1.5})
-    assert brain.is_due(0.0, BOTH)
+    assert brain.due(0.0, BOTH)
     planned(brain)
     assert targets(brain) != before
     assert cost(brain) <= 1.5
     with pytest.raises(ValueError, match=r"planner\.kwargs\.budget_per_hour"):
         brain.tune({"budget_per_hour": -1})
-    assert brain.status(0.0)["budget_per_hour"] == 1.5
+    assert brain.inputs(0.0)["budget_per_hour"] == 1.5
 
 
 def test_a_change_of_the_sizes_is_detected_and_changes_what_is_rented():
@@ -130,13 +130,13 @@ def test_a_change_of_the_sizes_is_detected_and_changes_what_is_rented():
     small = targets(brain)
     assert small["small"] > 0
     counted(brain, SMALL_ONES, rate=40, start=10.0)
-    assert not brain.is_due(20.0, BOTH)
+    assert not brain.due(20.0, BOTH)
     counted(brain, {90: 0.5, 100: 0.5}, rate=40, start=20.0)
-    assert brain.is_due(30.0, BOTH)
+    assert brain.due(30.0, BOTH)
     planned(brain, 30.0)
     assert targets(brain) == {"big": 3, "small": 0}  # which serves none of them in time
-    assert brain.status(30.0)["size_changes"] == 1
-    assert not brain.is_due(30.0, BOTH)
+    assert brain.inputs(30.0)["size_changes"] == 1
+    assert not brain.due(30.0, BOTH)
 
 
 def test_what_runs_is_kept_while_nothing_is_much_better():
@@ -167,7 +167,7 @@ def test_a_type_that_nobody_has_measured_is_left_alone():
     planned(brain, seen=seen_of(big=1))
     assert brain.target("small") is None
     assert brain.target("big") >= 1
-    assert brain.is_due(0.0, BOTH)  # now there is one
+    assert brain.due(0.0, BOTH)  # now there is one
 
 
 def test_kairos_plus_simulates_what_it_chooses_from():
@@ -175,7 +175,7 @@ def test_kairos_plus_simulates_what_it_chooses_from():
     brain = KairosBrain(spec_of("kairos_plus", budget_per_hour=1.5, follow_load=False, **kwargs))
     verdict = planned(brain)
     assert "in the simulator, the most of" in verdict.why
-    status = brain.status(0.0)
+    status = brain.outcome()
     assert 1 <= status["evaluated"] <= 3
     assert 0.3 < status["attained"] <= 1
     assert cost(brain) <= 1.5

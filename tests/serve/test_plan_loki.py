@@ -96,7 +96,7 @@ def test_few_requests_take_few_workers_many_take_more_and_then_accuracy():
 
     for second in range(1, 6):
         brain.counted(float(second), 1.0, Counts(40))
-    assert brain.is_due(5.0, seen)
+    assert brain.due(5.0, seen)
     verdict = planned(brain, seen, now=5.0)
     assert "Hardware scaling" in verdict.why
     assert brain.target("default") == 3  # 1 detector and 40/20 of the large ones
@@ -126,11 +126,11 @@ def test_while_replicas_start_those_that_are_there_trade_accuracy():
     assert "With the 2 that are there: Accuracy scaling" in verdict.why
     assert sorted(assigned(brain, seen).values()) == ["det", "small"]
     third = seen_of(*seen.workers.values(), says("c"))
-    assert brain.is_due(0.0, third)  # its arrival is worth a plan
+    assert brain.due(0.0, third)  # its arrival is worth a plan
     planned(brain, third)
     assert sorted(assigned(brain, third).values()) == ["det", "large", "large"]
     fourth = seen_of(*third.workers.values(), says("d"))
-    assert not brain.is_due(0.0, fourth)  # nobody needs that one
+    assert not brain.due(0.0, fourth)  # nobody needs that one
 
 
 def test_a_worker_that_starts_loads_what_it_will_do_and_the_others_go_on_meanwhile():
@@ -139,10 +139,10 @@ def test_a_worker_that_starts_loads_what_it_will_do_and_the_others_go_on_meanwhi
     planned(brain, seen_of(*two))
     assert assigned(brain, seen_of(*two)) == {"a": "det", "b": "small"}
     starting = seen_of(*two, says("c", ready=False))
-    assert not brain.is_due(0.0, starting)
+    assert not brain.due(0.0, starting)
     assert assigned(brain, starting) == {"a": "det", "b": "small", "c": "large"}
     up = seen_of(*two, says("c", ["large"], "large"))
-    assert brain.is_due(0.0, up)
+    assert brain.due(0.0, up)
     planned(brain, up)
     assert assigned(brain, up) == {"a": "det", "b": "large", "c": "large"}
 
@@ -243,9 +243,9 @@ def test_demand_and_factors_are_measured():
     factors = brain.problem(20.0, seen).problem.tasks[0].variants[0].factors
     assert factors == {"name": pytest.approx(3.86, rel=0.01)}  # 20 at 1, 400 at 4
     brain.adopt(problem := brain.problem(20.0, seen), brain.solve(problem))
-    assert not brain.is_due(20.0, seen)
+    assert not brain.due(20.0, seen)
     brain.counted(20.4, 0.5, Counts(150))
-    assert brain.is_due(20.5, seen)
+    assert brain.due(20.5, seen)
     assert brain.rate(20.5) == 160  # in one second: the average has not noticed yet
     assert brain.rate(200.0) == 0.1
 
