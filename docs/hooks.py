@@ -1,0 +1,211 @@
+"""What MkDocs runs beside its plugins: pages made of the code, and files that pages link to.
+
+* `<!-- fields: module.Class -->` becomes a table of a pydantic model's fields. What they mean is
+  said in the class's docstring, under "Attributes:".
+* `<!-- commands -->` becomes the reference of the command line, made by Typer.
+* A link out of docs/, `../configs/digits-deferred.yaml`, works on the code host as it stands. On
+  the site it leads to a page with that file; one that is not there fails `mkdocs build --strict`.
+"""
+
+from __future__ import annotations
+
+import enum
+import logging
+import posixpath
+import re
+import types
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Literal, Union, get_args, get_origin
+
+import yaml
+from mkdocs.structure.files import File, Files
+from pydantic import TypeAdapter
+
+ROOT = Path(__file__).parents[1]
+FILES = "files"  # folder of the site with what is outside docs/
+# A link's target, without its fragment; nothing that has a scheme.
+LINK = re.compile(r"(?<=\]\()(?!\w+:|#|/)([^)\s#]+)(?=[)#])")
+FENCE = re.compile(r"^(```|~~~).*?^\1", re.MULTILINE | re.DOTALL)
+log = logging.getLogger("mkdocs.hooks")
+
+
+# -- files outside docs/ -----------------------------------------------------------------------
+
+
+def outside(source: str, link: str) -> str | None:
+    """Path from the repository's root that a link of a page in docs/ means; None if it is inside.
+
+    Args:
+        source: the page's path in docs/, or below `FILES`.
+    """
+    if source.startswith(f"{FILES}/"):
+        home = posixpath.dirname(source.removeprefix(f"{FILES}/"))
+    else:
+        home = posixpath.join("docs", posixpath.dirname(source))
+    path = posixpath.normpath(posixpath.join(home, link))
+    if path.startswith("docs/"):
+        return None
+    return posixpath.join(path, "README.md") if (ROOT / path).is_dir() else path
+
+
+def page_of(path: str) -> str:
+    """Where the site has the page for a file outside docs/."""
+    return f"{FILES}/{path}" + ("" if path.endswith(".md") else ".md")
+
+
+def shown(path: str) -> str:
+    """A file as a page."""
+    text = (ROOT / path).read_text(encoding="utf-8")
+    if path.endswith(".md"):
+        return text
+    language = {".yaml": "yaml", ".py": "python", ".proto": "protobuf"}.get(Path(path).suffix, "")
+    return f"# {path}\n\n````{language}\n{text}````\n"
+
+
+def links(markdown: str) -> Iterator[str]:
+    for match in LINK.finditer(FENCE.sub("", markdown)):
+        yield match[1]
+
+
+def on_files(files: Files, config: Any) -> Files:
+    """Adds a page for every file outside docs/ that a page, or such a file, links to."""
+    todo = [(f.src_uri, f.content_string) for f in files.documentation_pages()]
+    while todo:
+        source, markdown = todo.pop()
+        for path in {outside(source, link) for link in links(markdown)} - {None}:
+            if (ROOT / path).is_file() and files.get_file_from_path(page_of(path)) is None:
+                content = shown(path)
+                files.append(File.generated(config, page_of(path), content=content))
+                if path.endswith(".md"):
+                    todo.append((page_of(path), content))
+    return files
+
+
+def rewritten(markdown: str, source: str) -> str:
+    """The page with links that lead out of docs/ (or, in a file shown, back into it) mended."""
+    here = posixpath.dirname(source)
+
+    def mend(match: re.Match[str]) -> str:
+        path = outside(source, match[1])
+        if path is not None:
+            return posixpath.relpath(page_of(path), here or ".")
+        if not source.startswith(f"{FILES}/"):
+            return match[1]
+        home = posixpath.dirname(source.removeprefix(f"{FILES}/"))
+        inside = posixpath.normpath(posixpath.join(home, match[1])).removeprefix("docs/")
+        return posixpath.relpath(inside, here)
+
+    return LINK.sub(mend, markdown)
+
+
+# -- pages made of the code --------------------------------------------------------------------
+
+
+def described(model: type[Any]) -> dict[str, str]:
+    """What the docstrings of a class and its bases say of its fields."""
+    found: dict[str, str] = {}
+    for cls in reversed(model.__mro__):
+        _, _, section = (cls.__doc__ or "").partition("Attributes:\n")
+        indent = len(section) - len(section.lstrip(" "))
+        for entry in re.split(rf"\n(?= {{{indent}}}\S)", section.split("\n\n")[0].rstrip()):
+            names, colon, meaning = entry.strip().partition(":")
+            if colon and re.fullmatch(r"[\w, ]+", names):
+                said = " ".join(meaning.split())
+                found |= dict.fromkeys(re.split(r", *", names), said)
+    return found
+
+
+def type_name(annotation: Any) -> str:
+    """A type as a config's author would say it."""
+    origin, args = get_origin(annotation), get_args(annotation)
+    if annotation in (None, type(None)):
+        return "null"
+    if annotation is Any:
+        return "any"
+    if origin is Callable:
+        return "function or class"
+    if origin is Literal:
+        return ", ".join(f'"{choice}"' for choice in args)
+    if origin in (Union, types.UnionType):
+        kinds = map(type_name, args)
+        return " or ".join(dict.fromkeys(kind for kind in kinds if kind != "null"))
+    if hasattr(annotation, "__metadata__"):
+        return type_name(annotation.__origin__)
+    if origin in (list, tuple, frozenset, set):
+        return f"list of {type_name(args[0])}" if args else "list"
+    if origin is dict:
+        return f"{type_name(args[1])} by name" if type_name(args[1]) != "any" else "mapping"
+    simple = {str: "text", int: "integer", float: "number", bool: "true or false", Path: "path"}
+    if annotation in simple:
+        return simple[annotation]
+    if isinstance(annotation, type) and issubclass(annotation, enum.Enum):
+        return ", ".join(f'"{choice.value}"' for choice in annotation)
+    return getattr(annotation, "__name__", str(annotation))
+
+
+def default_of(field: Any) -> str:
+    """As YAML has it; empty where there is none."""
+    if field.is_required():
+        return "required"
+    value = TypeAdapter(Any).dump_python(
+        field.get_default(call_default_factory=True), mode="json", exclude_unset=True
+    )
+    if value is None or value in ({}, [], ""):
+        return ""
+    return f"`{yaml.safe_dump(value, default_flow_style=True, width=1000).splitlines()[0]}`"
+
+
+def limits(field: Any) -> str:
+    """Bounds that pydantic checks."""
+    signs = {"gt": ">", "ge": "≥", "lt": "<", "le": "≤"}
+    found = [
+        f"{sign} {getattr(rule, name):g}"
+        for rule in field.metadata
+        for name, sign in signs.items()
+        if getattr(rule, name, None) is not None
+    ]
+    return f" ({', '.join(found)})" if found else ""
+
+
+def fields_table(path: str) -> str:
+    """A table of a pydantic model's fields.
+
+    Raises:
+        LookupError: a field that its docstring does not explain.
+    """
+    module, _, name = path.rpartition(".")
+    model = getattr(import_module(module), name)
+    said = described(model)
+    rows = ["| field | type | default | meaning |", "|---|---|---|---|"]
+    for field, info in model.model_fields.items():
+        meaning = info.description or said.get(field)
+        if field == "kind":
+            meaning = "which process it is"
+        if not meaning:
+            raise LookupError(f"{path}.{field}: its docstring does not say what it means")
+        kind = type_name(info.annotation) + limits(info)
+        cells = [f"`{field}`", kind, default_of(info), meaning]
+        rows.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    return "\n".join(rows)
+
+
+def commands() -> str:
+    """The command line's reference, by Typer's own generator."""
+    import typer
+    from typer.cli import get_docs_for_click
+
+    from ray_slo.cli import app
+
+    command = typer.main.get_command(app)
+    context = typer.Context(command, info_name="ray-slo")
+    made = get_docs_for_click(obj=command, ctx=context, name="ray-slo", indent=0)
+    return made.split("\n", 1)[1]  # the page has a title
+
+
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    """Fills in what is made of the code, and mends links."""
+    markdown = re.sub(r"<!-- fields: (\S+) -->", lambda m: fields_table(m[1]), markdown)
+    markdown = re.sub(r"<!-- commands -->", lambda _: commands(), markdown)
+    return rewritten(markdown, page.file.src_uri)
