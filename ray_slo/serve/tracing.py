@@ -92,16 +92,22 @@ def request(
 
     Args:
         arrived_at: when it did, `time.monotonic()` seconds.
-        traceparent: the caller's header. Serve's replicas draw lots again where the caller's span
-            is not sampled; here such a request is not traced.
+        traceparent: the caller's header. Where Serve's span is none of its trace, the request is:
+            Serve loses the header if its proxy does not trace (which `TracingConfig` does not make
+            it do, https://github.com/ray-project/ray/pull/65437), or if it says "not sampled".
     """
-    if not serve_tracing.is_tracing_enabled() or _declines(traceparent):
+    if not serve_tracing.is_tracing_enabled():
         return NOT_TRACED
     from opentelemetry import trace
 
-    if not trace.get_current_span().get_span_context().trace_flags.sampled:
+    parent = trace.get_current_span()
+    if traceparent is not None:
+        caller = _caller(traceparent)
+        if caller.get_span_context().trace_id != parent.get_span_context().trace_id:
+            parent = caller if caller.get_span_context().is_valid else parent
+    if not parent.get_span_context().trace_flags.sampled:
         return NOT_TRACED
-    span = _begin("slo.request", time.monotonic() - arrived_at)
+    span = _begin("slo.request", time.monotonic() - arrived_at, parent)
     if not span.is_recording():
         return NOT_TRACED
     span.set_attributes({"slo.model": model, "slo.latency_slo_ms": 1e3 * slo_s})
@@ -204,7 +210,7 @@ class _RequestTrace(RequestTrace):
         self.context: str = _traceparent(span)
 
     def task(self, task: str) -> RequestTrace:
-        span = _begin("slo.task", parent=self._span)
+        span = _begin("slo.task", 0.0, self._span)
         span.set_attribute("slo.task", task)
         return _RequestTrace(span)
 
@@ -213,7 +219,7 @@ class _RequestTrace(RequestTrace):
         self._span.add_event("submitted", budget)
         if self._queue is None:  # else the scheduler is new, and was told again
             self._span.set_attribute("slo.request_id", request_id)
-            self._queue = _begin("slo.queue", parent=self._span)
+            self._queue = _begin("slo.queue", 0.0, self._span)
             self._queue.set_attributes(budget)
 
     def granted(self, grant: Grant, policy: str) -> None:
@@ -329,12 +335,12 @@ def _tracer() -> Any:
     return trace.get_tracer("ray_slo")
 
 
-def _begin(name: str, since_s: float = 0.0, parent: Any = None) -> Any:
-    """A span below `parent`, or below the current one, that began so long ago."""
+def _begin(name: str, since_s: float, parent: Any) -> Any:
+    """A span that began so long ago."""
     from opentelemetry import trace
 
-    context = None if parent is None else trace.set_span_in_context(parent)
-    return _tracer().start_span(name, context, start_time=time.time_ns() - int(1e9 * since_s))
+    start_time = time.time_ns() - int(1e9 * since_s)
+    return _tracer().start_span(name, trace.set_span_in_context(parent), start_time=start_time)
 
 
 @contextmanager
@@ -373,9 +379,10 @@ def _remote(traceparent: str) -> Any:
     )
 
 
-def _declines(traceparent: str | None) -> bool:
-    """Whether the caller's own span is not sampled. What is no such header says nothing."""
-    try:
-        return traceparent is not None and not int(traceparent.split("-")[3], 16) & 1
-    except (IndexError, ValueError):
-        return False
+def _caller(traceparent: str) -> Any:
+    """The span that the header names, or an invalid one."""
+    from opentelemetry import context, trace
+    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+    found = TraceContextTextMapPropagator().extract({"traceparent": traceparent}, context.Context())
+    return trace.get_current_span(found)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import ray
 from ray import serve
+from ray.serve._private.constants import DEFAULT_TRACING_EXPORTER_IMPORT_PATH
 
 from ray_slo.serve.grpc import SERVICER
 from ray_slo.serve.proxy import PROXY_CALLBACK, PROXY_CALLBACK_ENV
@@ -22,11 +23,13 @@ class LocalCluster:
         url: of Serve's HTTP proxy, without a slash at the end.
         grpc: of Serve's gRPC proxy, host and port.
         address: for `ray.init(address=…)` of another process.
+        spans: where Serve's tracing writes its files, of requests whose caller's span is sampled.
     """
 
     url: str
     grpc: str
     address: str
+    spans: Path
 
     @contextlib.contextmanager
     def running(self, app, name="app", route_prefix="/"):
@@ -51,6 +54,9 @@ def ray_cluster():
     # For Ray's processes: the deadline middleware in Serve's proxy, and the tests' own modules.
     os.environ[PROXY_CALLBACK_ENV] = PROXY_CALLBACK
     os.environ.setdefault("RAY_metrics_report_interval_ms", "3000")  # Ray's 10 s are long to wait
+    # Traced is what a caller asks to be: for nobody else it costs next to nothing.
+    os.environ["RAY_SERVE_TRACING_EXPORTER_IMPORT_PATH"] = DEFAULT_TRACING_EXPORTER_IMPORT_PATH
+    os.environ["RAY_SERVE_TRACING_SAMPLING_RATIO"] = "0"
     here = str(Path(__file__).parent)
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [here, os.getenv("PYTHONPATH")]))
     context = ray.init(
@@ -69,6 +75,7 @@ def ray_cluster():
             f"http://127.0.0.1:{port}",
             f"127.0.0.1:{grpc_port}",
             context.address_info["address"],
+            Path(context.address_info["session_dir"]) / "logs" / "serve" / "spans",
         )
     finally:
         serve.shutdown()

@@ -311,18 +311,30 @@ async def test_unsampled_requests_have_no_spans_and_send_nothing(app, traces):  
         with trace.use_span(unsampled):
             await front(("a", 1))
         await front(("a", 1))  # nobody's child: nor does it begin a trace
-        with traces.call():  # Serve's replica drew lots, but the caller had said no
-            no = f"00-{7:032x}-{7:016x}-00"
-            assert tracing.request("m", front._clock(), 5.0, no) is tracing.NOT_TRACED
-            for header in (f"00-{7:032x}-{7:016x}-01", "nonsense", None):
-                traced = tracing.request("m", front._clock(), 5.0, header)
-                assert traced is not tracing.NOT_TRACED
-                traced.unanswered("cancelled", "cancelled")
-        assert [s.name for s in traces.spans()] == ["slo.request"] * 3
+        assert traces.spans() == []
         assert [(piece.traces, context.trace_flags) for piece, context in pieces] == [((), 0)] * 2
         assert all(context.is_valid for _, context in pieces)  # so that Serve does not draw lots
     # Serve's stack of spans is as it was.
     assert tracing.serve_tracing.TRACE_STACK.get([]) == []
+
+
+def test_where_serves_span_is_not_of_the_callers_trace(traces):
+    def traced(header):
+        request = tracing.request("m", 0.0, 5.0, header)
+        if request is tracing.NOT_TRACED:
+            return None
+        request.unanswered("cancelled", "cancelled")
+        span = traces.spans()[-1]
+        return span.context.trace_id, span.parent.span_id
+
+    yes, no = (f"00-{7:032x}-{8:016x}-0{flag}" for flag in (1, 0))
+    assert (traced(None), traced("nonsense"), traced(no)) == (None, None, None)
+    assert traced(yes) == (7, 8)
+    with traces.call() as serves:
+        mine = serves.trace_id, serves.span_id
+        assert (traced(None), traced("nonsense")) == (mine, mine)
+        assert traced(f"00-{serves.trace_id:032x}-{8:016x}-01") == mine
+        assert (traced(yes), traced(no)) == ((7, 8), None)
 
 
 @in_loop

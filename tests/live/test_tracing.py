@@ -1,0 +1,148 @@
+"""Serve's tracing is on: spans of proxy, frontend and worker are one trace, the caller's."""
+
+import json
+import secrets
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import pandas as pd
+import pytest
+
+from ray_slo.serve import build_app
+
+pytestmark = pytest.mark.live
+
+ARGS = {
+    "models": {"square": {"callable": "apps:Tasks", "latency_slo_ms": 1000}},
+    "workers": {"small": {"ray_actor_options": {"num_cpus": 0.1}}},
+    "scheduler": "actor",
+    "policy": "deferred",
+    "profile_seconds": 0.3,
+}
+
+
+def caller():
+    """Ids of a caller's trace and span."""
+    return secrets.token_hex(16), secrets.token_hex(8)
+
+
+def header(ids, sampled=True):
+    return {"traceparent": "-".join(("00", *ids, "01" if sampled else "00"))}
+
+
+def exported(folder):
+    """All spans so far, by id. The files hold one object after the other."""
+    spans, decoder = {}, json.JSONDecoder()
+    for file in folder.glob("*_tracing.json"):
+        text = file.read_text("utf-8").strip()
+        while text:
+            try:
+                span, end = decoder.raw_decode(text)
+            except json.JSONDecodeError:  # being written
+                break
+            spans[span["context"]["span_id"].removeprefix("0x")] = span
+            text = text[end:].lstrip()
+    return spans
+
+
+def ours(spans):
+    return [s for s in spans.values() if s["name"].startswith("slo.")]
+
+
+def linked(span):
+    return {link["context"]["span_id"].removeprefix("0x") for link in span["links"]}
+
+
+def way_up(spans, span):
+    """Names from a span to the topmost that is known, and that one's parent."""
+    names = []
+    while span is not None:
+        names.append(span["name"])
+        parent = span["parent_id"].removeprefix("0x")
+        span = spans.get(parent)
+    return names, parent
+
+
+def test_one_trace_from_the_caller_to_the_worker(ray_cluster, tmp_path):
+    app = build_app({**ARGS, "decision_log": {"dir": str(tmp_path), "flush_s": 0.2}})
+    with ray_cluster.running(app, "traced", "/traced"), ThreadPoolExecutor(4) as pool:
+        url = f"{ray_cluster.url}/traced/square"
+        callers = [caller() for _ in range(4)]
+        declined = caller()
+        headers = [*map(header, callers), header(declined, sampled=False), {}]
+        answers = list(pool.map(lambda h: httpx.post(url, json=3, headers=h, timeout=30), headers))
+        assert [a.json() for a in answers] == [{"value": 9}] * 6
+        refused = caller()
+        late = {**header(refused), "x-slo-latency-ms": "1"}
+        assert httpx.post(url, json=3, headers=late, timeout=30).status_code == 503
+        spans = _until_whole(ray_cluster.spans, {ids for ids, _ in [*callers, refused]})
+        rows = _log(tmp_path)
+
+    by_trace = {}
+    for span in ours(spans):
+        by_trace.setdefault(span["context"]["trace_id"].removeprefix("0x"), []).append(span)
+    assert set(by_trace) == {ids for ids, _ in [*callers, refused]}  # and of nobody else
+    batches = {i: s for i, s in spans.items() if s["name"] == "slo.batch"}
+    for (trace, above), answer in zip(callers, answers, strict=False):
+        request, queue = (
+            next(s for s in by_trace[trace] if s["name"] == name)
+            for name in ("slo.request", "slo.queue")
+        )
+        names, top = way_up(spans, request)
+        assert names[0] == "slo.request"
+        assert names[1].startswith("replica_handle_request square")
+        assert names[-1].startswith("proxy_http_request")
+        assert top == above
+        assert way_up(spans, queue) == (["slo.queue", *names], above)
+        # The batch that it was in knows of it, and it of the batch.
+        own = request["context"]["span_id"].removeprefix("0x")
+        (batch,) = (batches[i] for i in linked(request))
+        assert own in linked(batch)
+        said = request["attributes"]
+        assert said["slo.batch_size"] == int(answer.headers["x-slo-batch-size"])
+        assert said["slo.outcome"] == "ok"
+        # And the scheduler's log knows the decision.
+        decision = queue["attributes"]["slo.decision"]
+        assert decision == batch["attributes"]["slo.decision"]
+        _, _, number = decision.split("-")
+        (arrived,) = rows[rows["client_request"] == said["slo.request_id"]]["request"]
+        (chosen,) = rows[(rows["what"] == "dispatch") & (rows["batch"] == int(number))]["requests"]
+        assert arrived in chosen
+    for batch in batches.values():
+        names, top = way_up(spans, batch)
+        assert names[1].startswith("replica_handle_request square-small-worker execute")
+        assert names[2].startswith("route_to_replica square-small-worker execute")
+        assert names[3] == "slo.request"
+        assert top in {above for _, above in callers}
+    (request,) = (s for s in by_trace[refused[0]] if s["name"] == "slo.request")
+    assert request["attributes"]["slo.outcome"] == "refused"
+    assert request["status"]["status_code"] == "ERROR"
+
+
+def _until_whole(folder, traces, seconds=15):
+    """Spans, when each of the traces is there up to the proxy."""
+    deadline = time.monotonic() + seconds
+    while True:
+        spans = exported(folder)
+        done = {
+            s["context"]["trace_id"].removeprefix("0x")
+            for s in spans.values()
+            if s["name"].startswith("proxy_http_request")
+        }
+        if traces <= done:
+            return spans
+        assert time.monotonic() < deadline, (traces - done, sorted(s["name"] for s in spans))
+        time.sleep(0.1)
+
+
+def _log(folder, seconds=15):
+    """Rows of the decision log, when all is written."""
+    deadline = time.monotonic() + seconds
+    while True:
+        files = sorted(folder.glob("*.parquet"))
+        rows = pd.concat(map(pd.read_parquet, files)) if files else pd.DataFrame({"request": []})
+        if rows["request"].nunique() >= 6:
+            return rows
+        assert time.monotonic() < deadline, rows
+        time.sleep(0.1)
