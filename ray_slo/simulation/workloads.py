@@ -434,6 +434,7 @@ class Measured(_Sizes):
 
     Attributes:
         values: of requests, in any order.
+        max_size: of no use here.
     """
 
     kind: Literal["measured"] = "measured"
