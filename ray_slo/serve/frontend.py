@@ -63,7 +63,9 @@ from ray_slo.serve.vitals import vitals
 
 logger = logging.getLogger(__name__)
 
-_GRACE_S = 1.0  # a caller hears something by its deadline plus this, whatever happens
+# A caller hears something by its deadline plus a second, whatever happens; so long it waits here,
+# and the rest is for the way.
+_GRACE_S = 0.75
 _MEET_S = 5.0  # for workers to introduce themselves again
 _WAY_BACK = 0.25  # of an SLO, at most
 _INLINE_S = 0.002  # pre- and postprocessing slower than this leaves the event loop for a thread

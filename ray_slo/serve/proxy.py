@@ -17,6 +17,8 @@ from typing import Any
 
 from starlette.middleware import Middleware
 
+from ray_slo.serve.failover import FailoverMiddleware
+
 PROXY_CALLBACK_ENV = "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH"
 PROXY_CALLBACK = "ray_slo.serve.proxy:middlewares"
 
@@ -51,4 +53,4 @@ def middlewares() -> list[Middleware]:
     from ray_slo.serve.grpc import bind_to_host
 
     bind_to_host()
-    return [Middleware(DeadlineMiddleware)]
+    return [Middleware(DeadlineMiddleware), Middleware(FailoverMiddleware)]

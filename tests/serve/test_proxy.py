@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from ray_slo.serve.failover import FailoverMiddleware
 from ray_slo.serve.proxy import PROXY_CALLBACK, DeadlineMiddleware, middlewares
 
 
@@ -47,4 +48,4 @@ def test_callback_is_what_serve_loads():
     module, _, name = PROXY_CALLBACK.partition(":")
     assert module == middlewares.__module__
     assert name == middlewares.__name__
-    assert [m.cls for m in middlewares()] == [DeadlineMiddleware]
+    assert [m.cls for m in middlewares()] == [DeadlineMiddleware, FailoverMiddleware]
