@@ -20,6 +20,10 @@ _TIMELINE = (
     "A bar is a batch, its number the requests in it; orange below: some of them were late. Drag "
     "to move; pinch, or ctrl and the wheel, to zoom."
 )
+_PLANS = (
+    "When the planner was asked and what made it ask, what changed against the plan before, and "
+    "why, in its own words. Where there is no change, the plan stayed."
+)
 _ERRORS = "How much later a batch ended than the policy predicted when it sent it."
 
 
@@ -63,6 +67,8 @@ def page(source: Source) -> Page:
             Section("What every worker ran", charts=[("timeline", _TIMELINE)]),
             Section("Prediction error", charts=[("errors", _ERRORS)]),
         ]
+    if source.plans is not None:
+        sections.append(Section("Planner decisions", [_PLANS], source.plans))
     if source.worst:
         happened = {data["outcomes"][i]["name"] for i in set(data["requests"]["outcome"])}
         bad = any(o["bad"] for o in data["outcomes"] if o["name"] in happened)

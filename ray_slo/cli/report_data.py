@@ -26,12 +26,15 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from ray_slo.core.cluster import Cluster
+    from ray_slo.simulation.decision_log import Life
+    from ray_slo.simulation.plan_log import Planned
     from ray_slo.simulation.replay import Tape
     from ray_slo.simulation.report import Report
 
 MOST_REQUESTS = 50_000  # in the charts; a page should open on a phone
 WORST = 10
 _MOST_CHANGES = 100
+_MOST_PLANS = 500
 
 # Outcome: (colour of the page, whether it is a violation).
 OUTCOMES: dict[str, tuple[str, bool]] = {
@@ -64,6 +67,7 @@ class Source:
         data: for the charts; see `templates/report.js`.
         notes: what a reader should know before believing the page.
         tables: (heading, words, table).
+        plans: decisions of the planner, as a table; None where there is none.
         worst: the worst requests, explained.
     """
 
@@ -74,6 +78,7 @@ class Source:
     worst: list[Details]
     notes: list[str] = field(default_factory=list)
     tables: list[tuple[str, list[str], Table]] = field(default_factory=list)
+    plans: Table | None = None
 
 
 def load(path: str | Path, run: str | None = None, warmup_s: float = 0.0) -> Source:
@@ -146,6 +151,7 @@ def of_log(path: Path, run: str | None = None, warmup_s: float = 0.0) -> Source:
         source.notes.append(
             f"The log holds {others} more scheduler{'s' * (others > 1)}; see --run."
         )
+    _add_plans(source, life, found, path if path.is_dir() else path.parent)
     if found.preempts:
         rows = [
             (f"{at - found.zero:.3f}", p.worker, p.variant, number(p.gain), p.reason)
@@ -165,6 +171,80 @@ def of_log(path: Path, run: str | None = None, warmup_s: float = 0.0) -> Source:
         table = Table(("at (s)", "what changed"), shown, prose=True)
         source.tables.append(("What the policy was told of the cluster", words, table))
     return source
+
+
+def _add_plans(source: Source, life: Life, found: Tape, folder: Path) -> None:
+    """What planners of the same application decided while the scheduler lived, in its time."""
+    from ray_slo.simulation.plan_log import read
+
+    about = dict(life.start.about) if life.start else {}
+    begin, end = found.clusters[0][0], found.end + 5.0
+    placed: list[tuple[float, Planned]] = []
+    elsewhere: list[Planned] = []
+    for planner in read(folder):
+        theirs = planner.start.about
+        same = theirs.get("application") == about.get("application")
+        if not same and not set(about.get("models", ["?"])) <= set(theirs.get("models", ())):
+            continue
+        source.facts.insert(1, ("planner", str(planner.start.policy)))
+        for p in planner.plans:
+            shift = planner.shift(about.get("clock"), p.at)
+            if shift is None:
+                elsewhere.append(p)
+            else:
+                placed.append((p.at + shift, p))
+        if planner.lost:
+            source.notes.append(f"{planner.lost} decisions of the planner were not kept.")
+    source.facts = list(dict(source.facts).items())
+    placed.sort(key=lambda item: item[0])
+    before = [item for item in placed if item[0] < begin and not item[1].error][-1:]
+    placed = before + [item for item in placed if begin <= item[0] <= end]
+    if elsewhere and not placed:
+        source.notes.append(
+            "The planner ran on another machine, whose clock was never compared with the "
+            "scheduler's: its decisions are listed by its own, and not marked in charts."
+        )
+        rows = [_plan_row(_wall(p), p) for p in elsewhere[-_MOST_PLANS:]]
+        source.plans = _plan_table(rows, elsewhere[-_MOST_PLANS:], [None] * len(rows))
+    if not placed:
+        return
+    if len(placed) > _MOST_PLANS:
+        source.notes.append(
+            f"The last {_MOST_PLANS} of {len(placed)} decisions of the planner are shown."
+        )
+        placed = placed[-_MOST_PLANS:]
+    times = [at - found.zero for at, _ in placed]
+    plans = [p for _, p in placed]
+    rows = [_plan_row(f"{t:.2f}", p) for t, p in zip(times, plans, strict=True)]
+    source.plans = _plan_table(rows, plans, times)
+    marked = [(t, p) for t, p in zip(times, plans, strict=True) if p.changes or p.error]
+    source.data["plans"] = {
+        "t": _rounded([t + (p.took_s or 0.0) for t, p in marked], 4),
+        "failed": [bool(p.error) for _, p in marked],
+        "words": [f"{p.trigger}: " + (p.error or "; ".join(p.changes)) for _, p in marked],
+    }
+
+
+def _wall(p: Planned) -> str:
+    from datetime import datetime, timezone
+
+    return f"{datetime.fromtimestamp(p.wall_at or 0.0, timezone.utc):%Y-%m-%d %H:%M:%S}"
+
+
+def _plan_table(rows: Any, plans: Sequence[Planned], times: Sequence[float | None]) -> Table:
+    kinds = ["failed" if p.error else "changed" if p.changes else "" for p in plans]
+    names = ("at (s)", "trigger", "demand", "workers wanted", "changes", "took (ms)", "why")
+    return Table(names, rows, kinds=kinds, times=[t and round(t, 3) for t in times])
+
+
+def _plan_row(at: str, p: Planned) -> tuple[str, ...]:
+    targets = [f"{n} {kind}" for kind, n in p.targets.items() if n is not None]
+    why = f"{p.error}. The last plan holds." if p.error else p.why
+    if p.shortfall and p.shortfall not in why:
+        why = f"{why} Short of it: {p.shortfall}."
+    took = "" if p.took_s is None else number(1e3 * p.took_s)
+    demand = "" if p.demand is None else number(p.demand, suffix="/s")
+    return at, p.trigger, demand, ", ".join(targets), "\n".join(p.changes), took, why
 
 
 def of_report(report: Report, kind: str) -> Source:

@@ -32,12 +32,18 @@ _STYLE = {
 @dataclass(frozen=True)
 class Table:
     """Cells as text; the first column is a row's name. `strong` rows are emphasised; the last
-    column may hold `prose`."""
+    column may hold `prose`.
+
+    With `kinds` it can be searched: by text, by the kind of a row (its words; "" for none), and, if
+    the page has charts, by the `times` chosen there. On a phone a row is then a card, not a line.
+    """
 
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
     strong: Sequence[int] = ()
     prose: bool = False
+    kinds: Sequence[str] = ()
+    times: Sequence[float | None] = ()
 
 
 @dataclass(frozen=True)

@@ -37,8 +37,9 @@
     (state.variant < 0 || B.variant[j] === state.variant) &&
     (state.worker < 0 || B.worker[j] === state.worker);
   const batchInside = (j) => batchChosen(j) && B.start[j] !== null && B.start[j] >= state.from && B.start[j] <= state.to;
-  let requests = [], batches = [];
+  let requests = [], batches = [], P = [];  // P: plans
   function choose() {
+    P = [...(D.plans ? D.plans.t.keys() : [])].filter((n) => D.plans.t[n] >= state.from && D.plans.t[n] <= state.to);
     requests = [];
     for (let i = 0; i < N; i++) if (chosen(i)) requests.push(i);
     batches = [];
@@ -135,7 +136,14 @@
     const order = D.outcomes.map((_, k) => k).sort((a, b) => D.outcomes[a].bad - D.outcomes[b].bad);
     stacked(f, bins.edges, order.map((k) => rates[k]), order.map((k) => css(D.outcomes[k].colour)));
     legend(plot, order.filter((k) => happened.has(k)).map((k) => [D.outcomes[k].name, css(D.outcomes[k].colour)]));
+    for (const n of P) {
+      const x = f.X(D.plans.t[n]), failed = D.plans.failed[n] ? " failed" : "";
+      f.svg.append(el("line", { class: `plan${failed}`, x1: x, x2: x, y1: f.top - 6, y2: f.height - f.bottom }));
+    }
+    if (P.length) legend(plot, [["dashed: the plan changed" + (P.some((n) => D.plans.failed[n]) ? "; red: planning failed" : ""), "transparent"]]);
     readout(plot, f.svg, (px) => {
+      const near = P.map((n) => [Math.abs(f.X(D.plans.t[n]) - px), n]).sort((a, b) => a[0] - b[0])[0];
+      if (near && near[0] < 5) return `${fixed(D.plans.t[near[1]], 2)} s: ${D.plans.words[near[1]]}`;
       const b = bins.of(f.back(px));
       const parts = order.filter((k) => rates[k][b]).map((k) => `${D.outcomes[k].name} ${fixed(rates[k][b])}/s`);
       return `${fixed(bins.edges[b], 2)}–${fixed(bins.edges[b + 1], 2)} s: ${parts.join(", ") || "nothing"}`;
@@ -332,6 +340,15 @@
         if (w > 16) { pen.fillStyle = "#fff"; pen.textAlign = "center"; pen.fillText(String(B.size[j]), x + w / 2, y + (row - 7) / 2); }
       }
       pen.globalAlpha = 1;
+      pen.setLineDash([2, 3]);
+      for (let n = 0; D.plans && n < D.plans.t.length; n++) {
+        pen.strokeStyle = D.plans.failed[n] ? lost : ink;
+        pen.beginPath();
+        pen.moveTo(X(D.plans.t[n]), 0);
+        pen.lineTo(X(D.plans.t[n]), height - axis);
+        pen.stroke();
+      }
+      pen.setLineDash([]);
       pen.fillStyle = soft;
       pen.textAlign = "center";
       for (const t of ticks(view.from, view.to, (width - left) / 80)) pen.fillText(String(t), clamp(X(t), left + 8, width - 12), height - axis / 2);
@@ -417,6 +434,28 @@
       const outcome = state.outcome < 0 || kind === state.outcome || (state.outcome === D.outcomes.length && D.outcomes[kind].bad);
       item.hidden = !(model && outcome);
     }
+    for (const box of searches) find(box);
+  }
+
+  // -- tables that can be searched
+
+  const searches = document.querySelectorAll(".search");
+  function find(box) {
+    const words = box.querySelector("input").value.toLowerCase(), kind = box.querySelector("select").value;
+    const whole = state.from === D.from && state.to === D.to;
+    let left = 0, all = 0;
+    for (const row of box.nextElementSibling.querySelectorAll("tbody tr")) {
+      const at = row.dataset.at;
+      const inside = whole || (at !== undefined && +at >= state.from && +at <= state.to);
+      row.hidden = !(inside && (!kind || row.dataset.kind === kind) && row.textContent.toLowerCase().includes(words));
+      all += 1;
+      left += !row.hidden;
+    }
+    box.querySelector("output").value = `${left} of ${all}`;
+  }
+  for (const box of searches) {
+    box.addEventListener("submit", (event) => event.preventDefault());
+    for (const name of ["input", "change"]) box.addEventListener(name, () => find(box));
   }
 
   form.addEventListener("submit", (event) => event.preventDefault());
@@ -429,6 +468,7 @@
     Object.assign(state, { model: -1, variant: -1, worker: -1, outcome: -1, from: D.from, to: D.to });
     Object.assign(view, { from: D.from, to: D.to });
     for (const box of form.querySelectorAll("select")) box.value = -1;
+    for (const box of searches) box.reset();
     draw();
   });
   form.append(reset, shown);
