@@ -22,9 +22,11 @@ NOISE = np.random.default_rng(0).normal(0, 3.0, len(AT))
         (150 + NOISE, True),
         (150 + 40 * (1 - np.exp(-AT / 60)) + NOISE, True),  # a warm-up rise
         (150 + np.where(AT > 100, 60, 0), True),  # a step of the warm-up
+        (150 + np.where(AT > 420, 60, 0) + NOISE, True),  # a hiccup: a step, and no more
         (150 - 0.1 * AT, True),
         (150 + 0.05 * AT + NOISE, False),  # 180 MB per hour
-        (150 + np.where(AT > 450, 60, 0), False),
+        (150 + 15 * (AT // 60), False),  # the same, a step every minute
+        (150 + np.where(AT > 490, 60, 0), False),  # it cannot be said yet whether that was all
     ],
 )
 def test_what_grows_is_told_from_noise_and_warm_up(mb, flat):
@@ -34,10 +36,11 @@ def test_what_grows_is_told_from_noise_and_warm_up(mb, flat):
 def test_growth_says_how_much_and_how_fast():
     found = growth(AT, 100 + AT / 60, Rule(0.0, 1.0))
     assert found.thirds == pytest.approx((101.625, 104.958, 108.292), abs=0.01)
+    assert found.lately == pytest.approx(1.667, abs=0.01)
     assert found.per_hour == pytest.approx(60.0, abs=0.01)
     assert found.allowed == 1.0 and not found.flat
-    with pytest.raises(ValueError, match="got 2"):
-        growth([0, 1], [1, 1], MEMORY)
+    with pytest.raises(ValueError, match="got 5"):
+        growth(range(5), range(5), MEMORY)
 
 
 def samples(leak=0.0, process="frontend 1"):
