@@ -512,7 +512,7 @@ class Workload(_Spec):
     def changing(
         cls, rates: Mapping[str, Sequence[float]], period_s: float, **kwargs: Any
     ) -> Workload:
-        """Poisson arrivals at rates[model][i] per second in the i-th period (Symphony §5.7)."""
+        """Poisson arrivals at `rates[model][i]` per second in the i-th period (Symphony §5.7)."""
         return cls(
             arrivals={m: Trace(rates=list(r), interval_s=period_s) for m, r in rates.items()},
             **kwargs,
