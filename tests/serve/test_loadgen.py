@@ -87,7 +87,7 @@ def test_statuses_labels_and_headers() -> None:
     answers = {
         b"right": (0, 200, {"x-slo-batch-size": "4", "x-slo-queue-ms": "12"}, b'{"label": 1}'),
         b"wrong": (0, 200, {"x-slo-batch-size": "1", "x-slo-variant": "small"}, b'{"label": 7}'),
-        b"slow": (1.6, 200, {}, b'{"label": 3}'),
+        b"slow": (3.1, 200, {}, b'{"label": 3}'),
         b"refused": (0, 503, {}, b"full"),
         b"expired": (0, 504, {}, b""),
         b"broken": (0, 500, {}, b"no such luck"),
@@ -97,7 +97,7 @@ def test_statuses_labels_and_headers() -> None:
     workload = constant(7, 0.01, payloads)
     with serving(lambda body: answers[body]) as server:
         result = run_http(
-            server.url, workload, payloads, slo_s=1.5, timeout_s=4, headers={"x-client": "me"}
+            server.url, workload, payloads, slo_s=3, timeout_s=8, headers={"x-client": "me"}
         )
         assert all("x-client: me" in head.lower() for head, _ in server.requests)
     by_body = result.requests.set_index(
@@ -171,7 +171,7 @@ def test_warm_up_is_sent_but_not_counted() -> None:
     payloads = Payloads([b"x"])
     workload = constant(20, 0.01, payloads, warmup_s=0.1)
     with serving(lambda _: (0, 200, {}, b"1")) as server:
-        result = run_http(server.url, workload, payloads, slo_s=5)
+        result = run_http(server.url, workload, payloads, slo_s=30)
         assert len(server.requests) == 20
     assert result.summary["requests"] == 10
     assert result.summary["offered_rate"] == pytest.approx(100)
@@ -279,7 +279,7 @@ def test_labels_of_answers(answer: object, label: str | None) -> None:
 def test_saved_files(tmp_path) -> None:
     payloads = Payloads([b"x"], ["1"])
     with serving(lambda _: (0, 200, {}, b"1")) as server:
-        result = run_http(server.url, constant(5, 0.01, payloads), payloads, slo_s=5)
+        result = run_http(server.url, constant(5, 0.01, payloads), payloads, slo_s=30)
     names = {path.name for path in result.save(tmp_path / "out")}
     assert names == {"requests.csv", "summary.json", "latency.svg"}
     assert json.loads((tmp_path / "out" / "summary.json").read_text())["accuracy"] == 1.0
