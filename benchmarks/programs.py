@@ -330,6 +330,11 @@ PROGRAMS: dict[str, tuple[str, str, str]] = {
         "ray-slo",
         "what writing the decision log costs per decision, on the event loop and in all",
     ),
+    "tracing-cost": (
+        "benchmarks.tracing_cost",
+        "ray-slo",
+        "what OpenTelemetry spans cost per request: off, not sampled, sampled",
+    ),
     "live-variants": (
         "benchmarks.live_variants",
         "ray-slo, RAMSIS §7",
