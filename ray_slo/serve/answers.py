@@ -142,9 +142,16 @@ def _plain(value: Any) -> Any:
 
 
 def to_json(value: Any) -> bytes:
-    """JSON, with NumPy arrays and scalars as lists and numbers.
+    """JSON, with NumPy arrays and scalars as lists and numbers, and null for what is no number
+    (nan) or not finite: JSON has neither.
 
     Raises:
         TypeError: the result holds something else.
+        ValueError: it holds itself.
     """
-    return json.dumps(value, default=_plain).encode()
+    try:
+        text = json.dumps(value, default=_plain, allow_nan=False)
+    except ValueError:
+        text = json.dumps(value, default=_plain)  # again, for which of the two it was
+        text = json.dumps(json.loads(text, parse_constant=lambda _: None))
+    return text.encode()

@@ -133,6 +133,7 @@ def deployment(
     frontend_actor_options: dict[str, Any] | None = None,
     max_queued_requests: int | None = None,
     isolate_errors: bool | None = None,
+    error_details: bool | None = None,
     retries: int | None = None,
     response_margin_ms: float | None = None,
     profile_seconds: float | None = None,

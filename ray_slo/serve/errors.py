@@ -22,6 +22,11 @@ if TYPE_CHECKING:
     from starlette.responses import Response
 
 
+MAX_MESSAGE = 600  # characters of what others' code says of an error
+_MAX_OWN_MESSAGE = 4000  # the names of all models may be in it
+_SHOWN = 80  # of what a client sent
+
+
 class SLOError(RayServeException):
     """Base of every error that ray-slo raises.
 
@@ -94,7 +99,8 @@ class SLOError(RayServeException):
         body: dict[str, Any] = {
             "error": type(getattr(self, "cause", self)).__name__,
             "reason": self.reason,
-            "message": self._said(),  # `str` is another one when Ray wraps it
+            # `str` is another one when Ray wraps it
+            "message": clipped(self._said(), _MAX_OWN_MESSAGE),
             "model": self.model,
             "task": self.task,
             "latency_slo_ms": _rounded(self.latency_slo_ms),
@@ -167,6 +173,33 @@ class BadInput(SLOError, ValueError):
         return body if self.field is None else {**body, "field": self.field}
 
 
+class BadHeader(BadInput):
+    """A header that cannot be used. HTTP 400, gRPC INVALID_ARGUMENT.
+
+    Args:
+        field: the header's name.
+    """
+
+    http_status = 400
+    default_reason = "bad_header"
+
+
+class BodyTooLarge(BadInput):
+    """More than `max_body_bytes`. HTTP 413, gRPC RESOURCE_EXHAUSTED, as gRPC says it itself."""
+
+    http_status = 413
+    grpc_code = "RESOURCE_EXHAUSTED"
+    default_reason = "body_too_large"
+
+
+class SlowBody(BadInput, TimeoutError):
+    """The body was not there by the request's deadline. HTTP 408."""
+
+    http_status = 408
+    grpc_code = "DEADLINE_EXCEEDED"
+    default_reason = "slow_body"
+
+
 class UnknownModel(SLOError, LookupError):
     """No such model. HTTP 404, gRPC NOT_FOUND.
 
@@ -183,8 +216,9 @@ class UnknownModel(SLOError, LookupError):
     ) -> None:
         self.valid = sorted(valid)
         if not message:
-            message = f"model {model!r} is unknown; choose one of {', '.join(self.valid) or 'none'}"
-        super().__init__(message, model=model)
+            known = ", ".join(self.valid) or "none"
+            message = f"model {quoted(model)} is unknown; choose one of {known}"
+        super().__init__(message, model=None if model is None else clipped(model, _SHOWN))
 
     def to_body(self) -> dict[str, Any]:
         return {**super().to_body(), "valid": self.valid}
@@ -212,12 +246,36 @@ def http_response(error: SLOError) -> Response:
     return JSONResponse(error.to_body(), status_code=error.status_code, headers=headers)
 
 
-def error_body(error: Exception) -> dict[str, Any]:
-    """The body for any error: `to_body()`, or what is known of the user's own."""
+def error_body(error: Exception, details: bool = True) -> dict[str, Any]:
+    """The body for any error: `to_body()`, or what is known of the user's own.
+
+    Args:
+        details: False says of the user's own no more than that there was one.
+    """
     if isinstance(error, SLOError):
         return error.to_body()
-    said = "; ".join([str(error), *getattr(error, "__notes__", ())])
-    return {"error": type(error).__name__, "reason": "failed", "message": said}
+    if not details:
+        said = "the model failed; the log of the application says why"
+        return {"error": "InternalError", "reason": "failed", "message": said}
+    # Of one that crossed a process, `str` is a stack trace with addresses and paths.
+    cause = getattr(error, "cause", error)
+    said = "; ".join([str(cause), *getattr(error, "__notes__", ())])
+    return {
+        "error": type(cause).__name__,
+        "reason": "failed",
+        "message": clipped(said, MAX_MESSAGE),
+    }
+
+
+def clipped(text: str, most: int) -> str:
+    """`text` cut to `most` characters, and such that it can be encoded."""
+    text = text if len(text) <= most else f"{text[:most]}… ({len(text)} characters)"
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def quoted(value: Any) -> str:
+    """What a client sent, for a message: escaped, and cut where it is long."""
+    return clipped(ascii(value), _SHOWN)
 
 
 def _rounded(value: float | None) -> float | None:

@@ -92,7 +92,10 @@ class _Exchange:
             self.started = True
             self.ours = any(name.startswith(b"x-slo-") for name, _ in message.get("headers", ()))
             waited_s = time.monotonic() - self._arrival
-            if message["status"] == 408 and self.budget_s is not None:
+            is_text = (b"content-type", b"application/json") not in map(
+                tuple, message.get("headers", ())
+            )
+            if message["status"] == 408 and is_text and self.budget_s is not None:
                 self._timed_out = waited_s >= self.budget_s  # else it is the application's own
         if not self._timed_out:
             await self._send(message)

@@ -16,7 +16,7 @@ import json
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
@@ -26,10 +26,11 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 
 from ray_slo.core.requests import Upstream
-from ray_slo.serve import grpc, tracing
+from ray_slo.serve import grpc, reading, tracing
 from ray_slo.serve.answers import Answer, joined_answer, to_json
 from ray_slo.serve.channel import ActorChannel, Channel, EmbeddedChannel
 from ray_slo.serve.errors import (
+    MAX_MESSAGE,
     BadInput,
     ConfigError,
     Expired,
@@ -37,8 +38,10 @@ from ray_slo.serve.errors import (
     SLOError,
     UnknownModel,
     WorkerLost,
+    clipped,
     error_body,
     http_response,
+    quoted,
 )
 from ray_slo.serve.group_channel import GroupedChannel
 from ray_slo.serve.messages import (
@@ -54,7 +57,7 @@ from ray_slo.serve.messages import (
 from ray_slo.serve.metrics import FrontendMetrics
 from ray_slo.serve.plan_channel import PlanReporter
 from ray_slo.serve.protos import DescribeReply, InferReply
-from ray_slo.serve.request_context import LATENCY_HEADER, PROXIED_HEADER, TIMEOUT_HEADER
+from ray_slo.serve.request_context import MAX_LATENCY_MS
 from ray_slo.serve.scheduler import FEW_SAMPLES, Quantile
 from ray_slo.serve.spec import AppSpec, VariantRef, worker_deployment
 from ray_slo.serve.tracing import RequestTrace
@@ -218,6 +221,7 @@ class Frontend:
             )
         self._ids = itertools.count()
         self._pending: dict[int, _Pending] = {}
+        self._num_reading = 0  # bodies, over HTTP
         self._num_owned = 0  # from arrival to answer, pre- and postprocessing included
         self._overhead = Quantile(0.95, prior=FEW_SAMPLES)
         self._metrics = FrontendMetrics()
@@ -286,22 +290,15 @@ class Frontend:
                 return JSONResponse(self._describe())
             if request.method != "POST":
                 return JSONResponse(
-                    {"error": "MethodNotAllowed", "message": "POST an item, or GET a description"},
+                    {
+                        "error": "MethodNotAllowed",
+                        "reason": "method_not_allowed",
+                        "message": "POST an item, or GET a description",
+                    },
                     status_code=405,
                     headers={"allow": "GET, POST"},
                 )
-            slo_s = self._slo_s(name, self._requested_slo_ms(request.headers, name))
-            body = await request.body()
-            if len(body) > self._spec.max_body_bytes:
-                return JSONResponse(
-                    {
-                        "error": "BodyTooLarge",
-                        "message": f"body has {len(body)} bytes; at most "
-                        f"{self._spec.max_body_bytes} are read",
-                    },
-                    status_code=413,
-                )
-            item = self._parse(request.headers.get("content-type", ""), body, name)
+            slo_s, item = await self._read_http(request, name, arrival)
             asked = _Asked(name, arrival, slo_s, request.headers.get("traceparent"))
             answer = await self._answer(asked, item)
             if isinstance(answer.result, Response):
@@ -319,7 +316,7 @@ class Frontend:
             return http_response(error)
         except Exception as error:
             logger.exception("request failed")
-            return JSONResponse(error_body(error), status_code=500)
+            return JSONResponse(error_body(error, self._spec.error_details), status_code=500)
 
     async def Infer(self, request: Any, grpc_context: Any) -> Any:  # noqa: N802
         """gRPC's way in (`protos/inference.proto`); what goes wrong is in `grpc_context`."""
@@ -327,19 +324,14 @@ class Frontend:
         try:
             name = self._model_name(request.model or None)
             headers = dict(grpc_context.invocation_metadata())
-            is_own = request.HasField("latency_slo_ms")
-            own_ms = request.latency_slo_ms if is_own else self._requested_slo_ms(headers, name)
-            slo_s = self._slo_s(name, own_ms)
-            if (left_ms := self._header(headers, PROXIED_HEADER)) is not None:
-                slo_s = min(slo_s, left_ms / 1e3)  # after its deadline, a gRPC client has hung up
-            item = self._grpc_item(request, name)
+            slo_s, item = self._read_grpc(request, grpc_context.invocation_metadata(), name)
             asked = _Asked(name, arrival, slo_s, headers.get("traceparent"))
             answer = await self._answer(asked, item)
             return grpc.reply_of(answer)
         except Exception as error:
             if not isinstance(error, SLOError):
                 logger.exception("request failed")
-            grpc.fail(grpc_context, error)
+            grpc.fail(grpc_context, error, self._spec.error_details)
             return InferReply()
 
     async def Describe(self, request: Any) -> Any:  # noqa: N802
@@ -457,43 +449,63 @@ class Frontend:
             slo_ms = float(latency_slo_ms)
         except (TypeError, ValueError):
             slo_ms = math.nan
-        if not (slo_ms > 0 and math.isfinite(slo_ms)):
+        if not 0 < slo_ms <= MAX_LATENCY_MS:
             raise BadInput(
-                f"latency_slo_ms must be a positive number of milliseconds, got {latency_slo_ms!r}",
+                f"latency_slo_ms must be a positive number of milliseconds, at most "
+                f"{MAX_LATENCY_MS:.0f}, got {quoted(latency_slo_ms)}",
                 field="latency_slo_ms",
                 model=model,
             )
         return slo_ms / 1e3
 
-    def _requested_slo_ms(self, headers: Mapping[str, str], model: str) -> float | None:
-        """`x-slo-latency-ms` replaces the model's SLO; a timeout can only tighten it."""
-        own_ms = self._header(headers, LATENCY_HEADER)
-        if own_ms is not None:
-            return own_ms
-        timeout_ms = self._header(headers, PROXIED_HEADER)
-        if timeout_ms is None:
-            timeout_s = self._header(headers, TIMEOUT_HEADER, zero_is_none=True)
-            timeout_ms = None if timeout_s is None else timeout_s * 1e3
-        if timeout_ms is None:
-            return None
-        return min(timeout_ms, self._offers[model][0])
-
-    @staticmethod
-    def _header(
-        headers: Mapping[str, str], name: str, *, zero_is_none: bool = False
-    ) -> float | None:
-        text = headers.get(name)
-        if text is None:
-            return None
+    async def _read_http(
+        self, request: HttpRequest, model: str, arrival: float
+    ) -> tuple[float, Any]:
+        """(SLO in seconds, item) that a client asks for."""
+        if self._num_reading >= self._spec.max_queued_requests:
+            self._metrics.unanswered(model, "refused", "queue_full")
+            raise RefusedEarly(
+                f"{self._num_reading} bodies are being read, which is the limit "
+                "(max_queued_requests)",
+                reason="queue_full",
+                model=model,
+            )
+        self._num_reading += 1
         try:
-            value = float(text)
-        except ValueError:
-            value = math.nan
-        if zero_is_none and value <= 0:
-            return None  # Serve's way of saying "no timeout"
-        if not (value > 0 and math.isfinite(value)):
-            raise BadInput(f"header {name} must be a positive number, got {text!r}", field=name)
-        return value
+            headers = reading.Headers(request.headers.items())
+            slo_s = self._slo_s(model, headers.latency_ms(self._offers[model][0]))
+            left_s = arrival + slo_s - self._clock()
+            body = await reading.body_of(request, self._spec.max_body_bytes, left_s)
+            return slo_s, self._parse(request.headers.get("content-type", ""), body, model)
+        except BadInput as error:
+            self._metrics.unanswered(model, "invalid", error.reason)
+            error.model = model
+            raise
+        finally:
+            self._num_reading -= 1
+
+    def _read_grpc(self, request: Any, metadata: Any, model: str) -> tuple[float, Any]:
+        """(SLO in seconds, item) that a client asks for."""
+        try:
+            headers = reading.Headers(metadata)
+            is_own = request.HasField("latency_slo_ms")
+            slo_ms = self._offers[model][0]
+            own_ms = request.latency_slo_ms if is_own else headers.latency_ms(slo_ms)
+            slo_s = self._slo_s(model, own_ms)
+            if (left_ms := headers.timeout_ms()) is not None:
+                slo_s = min(slo_s, left_ms / 1e3)  # after its deadline, a gRPC client has hung up
+            kind = request.WhichOneof("item")
+            if kind is None:
+                raise BadInput("no item; give json or data", field="item")
+            body = request.data if kind == "data" else request.json.encode()
+            if len(body) > (limit := self._spec.max_body_bytes):
+                raise reading.too_large(kind, len(body), limit)
+            content_type = "application/json" if kind == "json" else "application/octet-stream"
+            return slo_s, self._parse(content_type, body, model)
+        except BadInput as error:
+            self._metrics.unanswered(model, "invalid", error.reason)
+            error.model = model
+            raise
 
     def _parse(self, content_type: str, body: bytes, model: str) -> Any:
         """JSON by content type; raw bytes for anything else, if the model has a `preprocess`."""
@@ -503,30 +515,15 @@ class Frontend:
         if not is_json and takes_bytes and kind:
             return body
         try:
-            return json.loads(body)
-        except (ValueError, UnicodeDecodeError) as error:
+            return reading.json_of(body)
+        except ValueError as error:
             if not is_json and takes_bytes:
                 return body
             raise BadInput(
-                f"body is not JSON: {error}" + ("" if is_json else f" (content-type {kind!r})"),
+                f"body is not JSON: {error}"
+                + ("" if is_json else f" (content-type {quoted(kind)})"),
                 field="body",
-                model=model,
             ) from None
-
-    def _grpc_item(self, request: Any, model: str) -> Any:
-        kind = request.WhichOneof("item")
-        if kind is None:
-            raise BadInput("no item; give json or data", field="item", model=model)
-        body = request.data if kind == "data" else request.json.encode()
-        if len(body) > (limit := self._spec.max_body_bytes):
-            raise BadInput(
-                f"{kind} has {len(body)} bytes; at most {limit} are read",
-                reason="body_too_large",
-                field=kind,
-                model=model,
-            )
-        content_type = "application/json" if kind == "json" else "application/octet-stream"
-        return self._parse(content_type, body, model)
 
     # -- one request -----------------------------------------------------------------------
 
@@ -578,9 +575,10 @@ class Frontend:
             return await self._preprocess[model](item)
         except SLOError:
             raise
-        except (ValueError, TypeError, LookupError) as error:
+        except (ValueError, TypeError, LookupError, ArithmeticError) as error:
+            said = clipped(str(error), MAX_MESSAGE)
             raise BadInput(
-                f"preprocess refused the item: {error}", field="item", model=model
+                f"preprocess refused the item: {said}", field="item", model=model
             ) from error
 
     def _made(self, model: str, asked: _Asked, item: Any, *about: Any) -> _Pending:
@@ -591,7 +589,9 @@ class Frontend:
                 pending.size = int(size(item))
             except (ValueError, TypeError, LookupError, AttributeError) as error:
                 raise BadInput(
-                    f"the item has no size: {error}", field="item", model=model
+                    f"the item has no size: {clipped(str(error), MAX_MESSAGE)}",
+                    field="item",
+                    model=model,
                 ) from error
             limit = self._spec.models[model].max_batch_size
             if not 1 <= pending.size <= limit:

@@ -36,10 +36,13 @@ SERVICER = "ray_slo.serve.grpc:add_inference_to_server"
 ERROR_METADATA = "x-slo-error"
 PUSHBACK_METADATA = "grpc-retry-pushback-ms"  # how gRPC says Retry-After
 HOST_ENV = "RAY_SLO_GRPC_HOST"
+MAX_BODY_ENV = "RAY_SLO_MAX_BODY_BYTES"
 
 # Bytes: clients take 8 KB of trailing metadata, where a byte may be written as six.
 _MAX_MESSAGE = 600
 _MAX_BODY = 4096
+_MAX_BODY_BYTES = 256 * 2**20
+_MESSAGE_OVERHEAD = 4096  # of a message, beside the item
 _METHODS = {"Infer": (InferRequest, InferReply), "Describe": (DescribeRequest, DescribeReply)}
 
 
@@ -163,6 +166,33 @@ def bind_to_host() -> None:
     default_impl.add_grpc_address = add_grpc_address
 
 
+def bound_messages() -> None:
+    """Have Serve's gRPC server of this process take no larger messages than `max_body_bytes`.
+
+    Serve takes 2 GiB, or what `RAY_SERVE_GRPC_MAX_MESSAGE_SIZE` says for both ways.
+    """
+    from ray.serve._private import grpc_util
+
+    key, most = "grpc.max_receive_message_length", max_body_bytes() + _MESSAGE_OVERHEAD
+    options = dict(grpc_util.DEFAULT_GRPC_SERVER_OPTIONS)
+    options[key] = min(options.get(key, most), most)
+    grpc_util.DEFAULT_GRPC_SERVER_OPTIONS = list(options.items())
+
+
+def max_body_bytes() -> int:
+    """Largest body, or message, that Serve's proxies of this process take in: `MAX_BODY_ENV`.
+
+    Raises:
+        ValueError: it is no positive number.
+    """
+    text = os.environ.get(MAX_BODY_ENV, "")
+    if not text:
+        return _MAX_BODY_BYTES
+    if not text.isdecimal() or not 0 < int(text) < 2**31:
+        raise ValueError(f"{MAX_BODY_ENV} must be a number of bytes, 1 to 2**31 - 1, got {text!r}")
+    return int(text)
+
+
 # -- in the frontend ---------------------------------------------------------------------------
 
 
@@ -210,12 +240,15 @@ def reply_of(answer: Answer) -> Any:
     )
 
 
-def fail(context: Any, error: Exception) -> None:
+def fail(context: Any, error: Exception, details: bool = True) -> None:
     """Set the status of a call that failed; its reply is empty.
 
     Raising would be Serve's way, but drops the trailing metadata.
+
+    Args:
+        details: whether to say what others' code says of an error of its own.
     """
-    body = error_body(error)
+    body = error_body(error, details)
     message = body["message"].encode()[:_MAX_MESSAGE].decode(errors="ignore")
     body["message"] = message
     said = json.dumps(body)

@@ -17,6 +17,7 @@ Deadlines here are `time.monotonic()` seconds of this process.
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import math
 import sys
@@ -31,6 +32,7 @@ from ray.serve import context as serve_context
 
 TIMEOUT_HEADER = "x-request-timeout-seconds"
 LATENCY_HEADER = "x-slo-latency-ms"
+MAX_LATENCY_MS = 86_400_000.0  # a day: what a client, or a config, may give a request
 PROXIED_HEADER = "x-slo-timeout-ms"  # the client's timeout, as `ray_slo.serve.proxy` passes it on
 
 
@@ -120,7 +122,7 @@ def _limit_from_headers(headers: Iterable[tuple[Any, Any]]) -> _Limit | None:
 
 
 def _limit_of(budget_s: float, replaces_slo: bool) -> _Limit:
-    return _Limit(time.monotonic() + budget_s, replaces_slo)
+    return _Limit(time.monotonic() + min(budget_s, MAX_LATENCY_MS / 1e3), replaces_slo)
 
 
 def _text(value: str | bytes) -> str:
@@ -166,7 +168,8 @@ def max_ongoing_requests() -> int | None:
 
 
 def _note_http_deadlines() -> None:
-    """Make a replica set `_limit` for each HTTP request, whatever user code does with it.
+    """Make a replica set `_limit` for each HTTP request, whatever user code does with it, and
+    refuse WebSockets where that code takes none.
 
     Does nothing outside a replica, and nothing when Serve has changed there: then the model's SLO
     holds, and `deadline_scope(request)` still works.
@@ -179,6 +182,12 @@ def _note_http_deadlines() -> None:
 
     @wraps(original)
     def call(self: Any, info: Any, scope: Any, receive: Any, send: Any) -> Any:
+        if scope.get("type") == "websocket" and not info.is_asgi_app:
+            closing = send(
+                {"type": "websocket.close", "code": 1003}
+            )  # else an error of Starlette's
+            threaded = getattr(self, "_run_user_code_in_separate_thread", False)
+            return asyncio.ensure_future(closing) if threaded else closing
         limit = _limit_from_headers(scope.get("headers", ()))
         token = _limit.set(limit)
         try:

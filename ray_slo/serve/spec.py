@@ -32,6 +32,7 @@ from ray_slo.planning import loki
 from ray_slo.planning.catalogue import CATALOGUE, InstanceType
 from ray_slo.scheduling.registry import import_attr, make_policy
 
+_LONGEST_SLO_MS = 86_400_000  # a day, as for a request
 _PIPELINE = "pipeline"  # the default policy of a pipeline
 _WITH_VARIANTS = "price"  # the default policy where a model has variants
 # Arguments of a `loki.Problem` that are measured, or follow from the rest.
@@ -40,7 +41,7 @@ _MEASURED = {"tasks", "demand", "workers", "slo_s", "path_accuracies", "current"
 
 
 class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
+    model_config = ConfigDict(extra="forbid", arbitrary_types_allowed=True, allow_inf_nan=False)
 
 
 class VariantSpec(_Strict):
@@ -215,7 +216,7 @@ class ModelSpec(_Served):
         latency_slo_ms: answer within this many milliseconds, counted from arrival at the frontend.
     """
 
-    latency_slo_ms: float = Field(gt=0)
+    latency_slo_ms: float = Field(gt=0, le=_LONGEST_SLO_MS)
 
 
 class TaskSpec(_Served):
@@ -265,7 +266,7 @@ class PipelineSpec(_Strict):
     """
 
     tasks: dict[str, TaskSpec] = Field(min_length=1)
-    latency_slo_ms: float = Field(gt=0)
+    latency_slo_ms: float = Field(gt=0, le=_LONGEST_SLO_MS)
     join: str | Callable[..., Any] | None = None
     path_accuracies: dict[str, float] = Field(default_factory=dict)
 
@@ -656,7 +657,11 @@ class AppSpec(_Strict):
         retries: how often a request is tried again after its worker died, within its deadline.
         response_margin_ms: kept free at the end of a request's budget for the way back to the
             client, on top of what is measured between frontend and worker.
-        max_body_bytes: largest HTTP body that is read.
+        max_body_bytes: largest item that is read, over HTTP and gRPC. Serve's proxies have a bound
+            of their own (`RAY_SLO_MAX_BODY_BYTES`, see SECURITY.md).
+        error_details: whether clients are told, over HTTP and gRPC, what the user's own code said
+            of its error; False keeps it to the log. Without `isolate_errors`, an error of a batch
+            goes to all of its requests, and may quote another client's item.
         profile_seconds: time that a worker may spend measuring a model, with all its variants, at
             start.
         access_log: a line per request in the frontend's log, as Serve does by default. It costs
@@ -678,7 +683,8 @@ class AppSpec(_Strict):
     isolate_errors: bool = False
     retries: int = Field(default=2, ge=0)
     response_margin_ms: float = Field(default=5.0, ge=0)
-    max_body_bytes: int = Field(default=16 * 2**20, ge=1)
+    max_body_bytes: int = Field(default=16 * 2**20, ge=1, le=2**31 - 1)
+    error_details: bool = True
     profile_seconds: float = Field(default=3.0, ge=0)
     access_log: bool = False
     decision_log: DecisionLogSpec | None = None

@@ -103,7 +103,7 @@ def test_http_deadline_that_cannot_be_met_is_refused_at_once(app, header, value)
     [
         ({"content": b"{bad", "headers": {"content-type": "application/json"}}, 422, "not JSON"),
         ({"json": "bad"}, 422, "this item is bad"),
-        ({"json": 1, "headers": {"x-slo-latency-ms": "soon"}}, 422, "x-slo-latency-ms"),
+        ({"json": 1, "headers": {"x-slo-latency-ms": "soon"}}, 400, "x-slo-latency-ms"),
         ({"json": "lock"}, 422, "cannot be pickled"),
         ({"json": ["raise", "value"]}, 500, "poison"),
     ],

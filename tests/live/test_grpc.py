@@ -36,7 +36,7 @@ STATUS = {  # what HTTP and gRPC call it
     "lost": (503, "UNAVAILABLE"),
     "expired": (504, "DEADLINE_EXCEEDED"),
     "bad": (422, "INVALID_ARGUMENT"),
-    "too_large": (413, "INVALID_ARGUMENT"),
+    "too_large": (413, "RESOURCE_EXHAUSTED"),
     "unknown": (404, "NOT_FOUND"),
     "failed": (500, "INTERNAL"),
 }

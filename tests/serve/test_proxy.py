@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from ray_slo.serve.failover import FailoverMiddleware
-from ray_slo.serve.proxy import PROXY_CALLBACK, DeadlineMiddleware, middlewares
+from ray_slo.serve.proxy import PROXY_CALLBACK, BoundsMiddleware, DeadlineMiddleware, middlewares
 
 
 def through(headers, scope_type="http"):
@@ -48,4 +48,6 @@ def test_callback_is_what_serve_loads():
     module, _, name = PROXY_CALLBACK.partition(":")
     assert module == middlewares.__module__
     assert name == middlewares.__name__
-    assert [m.cls for m in middlewares()][-2:] == [DeadlineMiddleware, FailoverMiddleware]
+    # From the inside to the outside, as Serve applies them.
+    wanted = [FailoverMiddleware, DeadlineMiddleware, BoundsMiddleware]
+    assert [m.cls for m in middlewares()] == wanted

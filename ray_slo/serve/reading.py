@@ -1,0 +1,191 @@
+"""Reads what clients send, within bounds: nothing here trusts a request.
+
+Bodies have a size, a depth and a time in which they must come; headers have a length, a number in
+them, and come once. What breaks a bound is refused with an error that names it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+from collections.abc import Iterable
+from typing import Any, NoReturn
+
+from starlette.requests import ClientDisconnect, Request
+
+from ray_slo.serve.errors import BadHeader, BadInput, BodyTooLarge, SlowBody, quoted
+from ray_slo.serve.request_context import (
+    LATENCY_HEADER,
+    MAX_LATENCY_MS,
+    PROXIED_HEADER,
+    TIMEOUT_HEADER,
+)
+
+MAX_DEPTH = 100  # of JSON; Python's parser and pickle give up at a few hundred
+MAX_NUMBER = 32  # characters of a header that is a number
+
+_HEADERS = (LATENCY_HEADER, PROXIED_HEADER, TIMEOUT_HEADER)
+_BODY_S = 60.0  # a body has so long, whatever SLO its client asked for
+_LATE_S = 0.5  # and so long after its deadline: one that would miss it anyhow hears so
+
+
+# -- headers -----------------------------------------------------------------------------------
+
+
+class Headers:
+    """The headers of a request (metadata of gRPC) that say how much time there is.
+
+    Args:
+        pairs: all headers, names in small letters; what is of no interest is passed over.
+    """
+
+    def __init__(self, pairs: Iterable[tuple[str, Any]]) -> None:
+        self._found: dict[str, list[Any]] = {}
+        for name, value in pairs:
+            if name in _HEADERS:
+                self._found.setdefault(name, []).append(value)
+
+    def latency_ms(self, slo_ms: float) -> float | None:
+        """What the client gives the request, milliseconds; None for what its model says.
+
+        `x-slo-latency-ms` replaces the model's SLO; a timeout can only tighten it.
+
+        Args:
+            slo_ms: the model's.
+
+        Raises:
+            BadHeader: no such number.
+        """
+        own_ms = self._number(LATENCY_HEADER, MAX_LATENCY_MS)
+        if own_ms is not None:
+            return own_ms
+        timeout_ms = self.timeout_ms()
+        return None if timeout_ms is None else min(timeout_ms, slo_ms)
+
+    def timeout_ms(self) -> float | None:
+        """When the client hangs up, milliseconds.
+
+        Raises:
+            BadHeader: no such number.
+        """
+        proxied_ms = self._number(PROXIED_HEADER, math.inf)
+        if proxied_ms is not None:
+            return proxied_ms
+        timeout_s = self._number(TIMEOUT_HEADER, MAX_LATENCY_MS / 1e3, zero_is_none=True)
+        return None if timeout_s is None else timeout_s * 1e3
+
+    def _number(self, name: str, most: float, *, zero_is_none: bool = False) -> float | None:
+        values = self._found.get(name)
+        if values is None:
+            return None
+        if len(values) > 1:
+            raise BadHeader(f"header {name} is there {len(values)} times; send one", field=name)
+        (text,) = values
+        value = to_number(text)
+        if zero_is_none and value <= 0:
+            return None  # Serve's way of saying "no timeout"
+        if not (0 < value <= most and math.isfinite(value)):
+            bound = f" of at most {most:.0f}" if math.isfinite(most) else ""
+            raise BadHeader(
+                f"header {name} must be a positive number{bound}, like 250 or 0.5, "
+                f"got {quoted(text)}",
+                field=name,
+            )
+        return value
+
+
+def to_number(text: Any) -> float:
+    """A decimal number as text; nan for anything else."""
+    if not isinstance(text, str) or len(text) > MAX_NUMBER or not text.isascii() or "_" in text:
+        return math.nan
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
+
+
+# -- bodies ------------------------------------------------------------------------------------
+
+
+async def body_of(request: Request, max_bytes: int, left_s: float) -> bytes:
+    """The body of a request.
+
+    Args:
+        max_bytes: no more than this is kept.
+        left_s: seconds until the request's deadline.
+
+    Raises:
+        BodyTooLarge: it is larger, or says that it is.
+        SlowBody: it was not there by the deadline.
+        BadInput: the client left before it was.
+    """
+    declared = request.headers.get("content-length", "")
+    if declared.isdecimal() and (len(declared) > 18 or int(declared) > max_bytes):
+        raise too_large("body", declared[:18], max_bytes)
+    within_s = min(max(left_s, 0.0) + _LATE_S, _BODY_S)
+    body = bytearray()
+
+    async def read() -> None:
+        async for chunk in request.stream():
+            body.extend(chunk)
+            if len(body) > max_bytes:
+                raise too_large("body", f"more than {max_bytes}", max_bytes)
+
+    try:
+        await asyncio.wait_for(read(), within_s)
+    except asyncio.TimeoutError:
+        raise SlowBody(
+            f"of the body, {len(body)} bytes came within {within_s:.4g} s; the request's deadline "
+            "is over",
+            field="body",
+        ) from None
+    except ClientDisconnect:
+        raise BadInput("the client left before its body was here", field="body") from None
+    return bytes(body)
+
+
+def too_large(field: str, size: int | str, max_bytes: int) -> BodyTooLarge:
+    """The refusal of a body, or of the field of a message."""
+    return BodyTooLarge(
+        f"{field} has {size} bytes; at most {max_bytes} are read (max_body_bytes)", field=field
+    )
+
+
+def json_of(body: bytes | str) -> Any:
+    """The JSON in a body.
+
+    Raises:
+        ValueError: it is none, says a number that JSON does not have, or is nested too deeply.
+    """
+    try:
+        value = json.loads(body, parse_constant=_refuse_constant)
+    except RecursionError:
+        raise _too_deep() from None
+    text: Any = body
+    opened = ("[", "{") if isinstance(body, str) else (b"[", b"{")
+    if sum(map(text.count, opened)) > MAX_DEPTH:  # no more than are opened can be nested
+        _check_depth(value)
+    return value
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"it says {name}, which JSON does not have")
+
+
+def _too_deep() -> ValueError:
+    return ValueError(f"it is nested more than {MAX_DEPTH} deep")
+
+
+def _check_depth(value: Any) -> None:
+    level = [value] if isinstance(value, dict | list) else []
+    for _ in range(MAX_DEPTH):
+        level = [
+            inner
+            for outer in level
+            for inner in (outer.values() if isinstance(outer, dict) else outer)
+            if isinstance(inner, dict | list)
+        ]
+        if not level:
+            return
+    raise _too_deep()
