@@ -107,8 +107,8 @@ class Raylets:
 def raylets(*nodes: dict[str, Any], grpc_servicers: list[str] | None = None) -> Iterator[Raylets]:
     """Start a head and further nodes, connect to them, start Serve on a free port; stop all of it.
 
-    The process must not be connected to a Ray. Serve's proxies are on the head only. What is to be
-    in the environment of every node (`PYTHONPATH`, the proxy's callback) is set in `os.environ`
+    The process must not be connected to a Ray. Serve's proxy is on the head only. What is to be in
+    the environment of every node (`PYTHONPATH`, the proxy's callback) is set in `os.environ`
     before.
 
     Args:
@@ -134,6 +134,7 @@ def raylets(*nodes: dict[str, Any], grpc_servicers: list[str] | None = None) -> 
             port = int(running.url.rpartition(":")[2])
             grpc = {"port": free_port(), "grpc_servicer_functions": grpc_servicers}
             serve.start(
+                proxy_location="HeadOnly",  # several on one machine would need several ports
                 http_options={"host": "127.0.0.1", "port": port},
                 grpc_options=grpc if grpc_servicers else None,
             )
