@@ -4,9 +4,10 @@ Poisson arrivals over HTTP at an application whose workers sleep, as a worker of
 while it computes; then, at a time drawn from the seed, a fault. A row each:
 
 * *in flight*: requests that were not answered when it struck;
-* *refused*: a typed error with its reason, by the deadline plus a second (the reasons stand below);
-* *lost*: neither that nor an answer by then. *duplicated*: answers that came a second time, or to
-  somebody else: every request carries a number of its own, which the model's answer repeats;
+* *refused*: a typed error with its reason (the reasons stand below);
+* *lost*: neither an answer nor a typed error. *Overdue*: one of them, but more than a second after
+  the deadline. *Duplicated*: answers that came a second time, or to somebody else: every request
+  carries a number of its own, which the model's answer repeats;
 * *run twice*: requests whose batch was run to its end more than once, as workers write down what
   they have run. A worker that died with its results makes that right: it is answered once;
 * *late*: answered after its deadline;
@@ -103,11 +104,16 @@ class Asked:
 
     @property
     def answered(self) -> bool:
-        return self.reason == "answered" and not self.lost
+        return self.reason == "answered"
 
     @property
     def lost(self) -> bool:
-        return not self.reason or not self.latency_s <= SLO_S + GRACE_S
+        """Neither an answer nor a typed error, until the client hung up."""
+        return not self.reason
+
+    @property
+    def overdue(self) -> bool:
+        return not self.latency_s <= SLO_S + GRACE_S
 
     @property
     def in_time(self) -> bool:
@@ -196,6 +202,7 @@ class Seen:
     answered: int = 0
     reasons: Counter[str] = field(default_factory=Counter)
     lost: int = 0
+    overdue: int = 0
     duplicated: int = 0
     run_twice: int = 0
     late: int = 0
@@ -217,28 +224,30 @@ class Seen:
             in_flight,
             sent=len(all_),
             answered=sum(a.answered for a in all_),
-            reasons=Counter(
-                a.reason for a in all_ if a.reason not in ("", "answered") and not a.lost
-            ),
+            reasons=Counter(a.reason for a in all_ if a.reason not in ("", "answered")),
             lost=sum(a.lost for a in all_),
+            overdue=sum(a.overdue for a in all_),
             duplicated=sum(count - 1 for count in echoes.values()) + wrong,
             run_twice=sum(count > 1 for count in ran.values()),
             late=sum(a.answered and not a.in_time for a in all_),
             recovery_s=recovery(all_, struck_s),
             releases=Counter(a.release for a in all_ if a.answered),
             unheard=[
-                f"{a.at_s - struck_s:+.2f} s, {a.latency_s:.2f} s: {a.said}" for a in all_ if a.lost
+                f"{a.at_s - struck_s:+.2f} s, {a.latency_s:.2f} s: {a.said}"
+                for a in all_
+                if a.lost or a.overdue
             ],
         )
 
     def rows(self, reasons: list[str]) -> list[Row]:
-        case = f"{self.fault}"
+        case = self.fault
         return [
             Row(case, "in flight", "", self.in_flight),
             Row(case, "sent", "", self.sent),
             Row(case, "answered", "", self.answered),
             Row(case, "refused", "", sum(self.reasons.values())),
             Row(case, "lost", "", self.lost),
+            Row(case, "overdue", "", self.overdue),
             Row(case, "duplicated", "", self.duplicated),
             Row(case, "run twice", "", self.run_twice),
             Row(case, "late", "", self.late),
@@ -556,22 +565,20 @@ def faketime() -> Path:
 
 
 FAULTS = {
-    "worker": Fault("kill -9 of a worker with a batch", kill_worker),
-    "frontend": Fault("kill -9 of one of two frontends", kill(FRONTENDS)),
-    "scheduler": Fault("kill -9 of the scheduler actor", kill(SCHEDULER)),
-    "pause": Fault("a worker with a batch stopped for 5 s", stop_worker),
-    "hang": Fault("a batch that never ends", hang_batch, after_s=20.0),
-    "pulses": Fault("the scheduler stopped for 0.1 to 0.4 s, 10 times", stop_scheduler),
-    "store": Fault("full object store", fill_store, kb=LARGE_KB),
-    "update": Fault("rolling update, another model", update, after_s=15.0),
+    "worker": Fault("worker killed", kill_worker),
+    "frontend": Fault("one of two frontends killed", kill(FRONTENDS)),
+    "scheduler": Fault("scheduler killed", kill(SCHEDULER)),
+    "pause": Fault("worker stopped for 5 s", stop_worker),
+    "hang": Fault("batch that never ends", hang_batch, after_s=20.0),
+    "pulses": Fault("scheduler stopped 10 times", stop_scheduler),
+    "store": Fault("object store full", fill_store, kb=LARGE_KB),
+    "update": Fault("rolling update", update, after_s=15.0),
     "scale": Fault("1 worker, 4, 1", scale, on=one_worker, after_s=8.0),
-    "only-frontend": Fault("kill -9 of the only frontend", kill(FRONTENDS), on=embedded),
-    "planner": Fault(
-        "kill -9 of the planner of two groups", kill(PLANNER), on=grouped, path="sleeper"
-    ),
-    "delay": Fault("all calls delayed by 5 to 50 ms", Ground.hit, on=delayed),
-    "clock": Fault("wall clocks + 1 h, - 1 h, right", jump, on=faked_clock),
-    "node": Fault("loss of a node with two of four workers", lose_node, on=on_two_nodes),
+    "only-frontend": Fault("only frontend killed", kill(FRONTENDS), on=embedded),
+    "planner": Fault("planner of groups killed", kill(PLANNER), on=grouped, path="sleeper"),
+    "delay": Fault("calls delayed 5 to 50 ms", Ground.hit, on=delayed),
+    "clock": Fault("wall clocks jump 1 h", jump, on=faked_clock),
+    "node": Fault("node lost", lose_node, on=on_two_nodes),
 }
 
 
@@ -613,9 +620,9 @@ def run(
             seen, asked = strike(ground, name)
             all_seen.append(seen)
             for line in seen.unheard[:5]:
-                print(f"{name}: lost {line}", file=sys.stderr)
+                print(f"{name}: {line}", file=sys.stderr)
             if out is not None:
-                write(out, seen, asked)
+                write(out, name, seen, asked)
     return rows(all_seen)
 
 
@@ -655,7 +662,7 @@ def strike(ground: Ground, name: str) -> tuple[Seen, dict[int, Asked]]:
         asked = load.stop()
     ground.sent += len(asked)
     struck_s, in_flight = ground.struck
-    return Seen.of(f"{name}: {fault.says}", struck_s, in_flight, asked, ground.runs), asked
+    return Seen.of(fault.says, struck_s, in_flight, asked, ground.runs), asked
 
 
 def rows(all_seen: list[Seen]) -> list[Row]:
@@ -664,7 +671,7 @@ def rows(all_seen: list[Seen]) -> list[Row]:
     return made
 
 
-def write(out: Path, seen: Seen, asked: dict[int, Asked]) -> None:
+def write(out: Path, name: str, seen: Seen, asked: dict[int, Asked]) -> None:
     """`FAULT.csv`: every request, by the time since the fault."""
     import pandas as pd
 
@@ -672,4 +679,4 @@ def write(out: Path, seen: Seen, asked: dict[int, Asked]) -> None:
     frame = pd.DataFrame({"number": number, **asdict(one)} for number, one in asked.items())
     frame["at_s"] -= seen.struck_s
     frame["done_s"] -= seen.struck_s
-    frame.to_csv(out / f"{seen.fault.partition(':')[0]}.csv", index=False)
+    frame.to_csv(out / f"{name}.csv", index=False)
