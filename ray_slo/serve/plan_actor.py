@@ -555,7 +555,8 @@ class PlanActor(AppActor):
         if self._took_over and now - self._listens_since < _LISTEN_S:
             return ""  # what runs is better than a plan for a demand that nobody has seen
         if self._tried_at is None:
-            return "planner restarted" if self._took_over else FIRST
+            running = any(w.says.assigned for w in self._workers.values())
+            return "planner restarted" if running else FIRST
         if now - self._tried_at >= planner.interval_s:
             return "period"
         if self._failed:

@@ -3,9 +3,12 @@
 import asyncio
 import json
 import re
+import shutil
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
@@ -21,9 +24,10 @@ from ray_slo.core import (
     Variant,
     Worker,
 )
+from ray_slo.planning import loki
 from ray_slo.scheduling import make_policy
 from ray_slo.serve.loadreport import LoadResult
-from ray_slo.simulation import WorkerEvent, simulate
+from ray_slo.simulation import Trace, WorkerEvent, simulate, simulate_pipeline
 from ray_slo.simulation.decision_log import Lines, Recording, Start
 from ray_slo.simulation.report import Report
 from ray_slo.simulation.workloads import Workload
@@ -94,6 +98,37 @@ def sources(tmp_path_factory):
     return folder, report
 
 
+@pytest.fixture(scope="module")
+def planned(tmp_path_factory):
+    """The log of a simulated pipeline whose demand rises, and whose planner fails once."""
+    folder = tmp_path_factory.mktemp("planned")
+    tasks = (
+        loki.Task("find", (loki.Variant("f", 90.0, STEP, {"name": 1.0}),)),
+        loki.Task("name", (loki.Variant("n", 80.0, STEP),), "find"),
+    )
+    asked = iter(range(99))
+
+    def planner(problem, last):
+        if next(asked) == 1:
+            raise RuntimeError("no <b>licence")
+        return loki.plan(problem, last)
+
+    simulate_pipeline(
+        loki.Problem(tasks, demand=0.0, workers=4, slo_s=0.4),
+        Workload(arrivals=Trace(rates=[20, 150, 150, 150], interval_s=2.0)),
+        planner=planner,
+        interval_s=3.0,
+        solve_s=0.25,
+        load_s=0.3,
+        initial_demand=20.0,
+        log=folder,
+    )
+    return folder
+
+
+STEP = LatencyProfile.linear(0.01, 0.02, 8)
+
+
 def headings(html):
     return re.findall(r"<h2>(.*?)</h2>", html)
 
@@ -154,6 +189,48 @@ def test_figures_and_words(sources):
     assert {d.tags["outcome"] for d in source.worst} >= {"late", "dropped"}
     late = next(d for d in source.worst if d.tags["outcome"] == "late")
     assert any(re.search(r"; worth -?\d+(\.\d+)? to the policy", step) for step in late.steps)
+
+
+def test_decisions_of_the_planner(planned):
+    source = load(planned)
+    assert ("planner", "planner") in source.facts
+    html = page(source).render()
+    assert "Planner decisions" in headings(html)
+    assert "no <b>" not in html
+    table = source.plans
+    first, failed, *_ = table.rows
+    assert first[1:5] == (
+        *("first plan", "20.0/s", "2 default"),
+        "default: – → 2 workers\nf: 0 → 1 workers\nn: 0 → 1 workers",
+    )
+    assert failed[-1] == "RuntimeError: no <b>licence. The last plan holds."
+    assert table.kinds[:2] == ["changed", "failed"]
+    assert set(table.kinds) <= {"changed", "failed", ""}
+    marks = source.data["plans"]
+    assert len(marks["t"]) == sum(map(bool, table.kinds)) < len(table.rows)
+    assert marks["failed"].count(True) == 1
+    rise = marks["words"][2]
+    assert rise.startswith("demand changed: default: 2 → ")
+    asked = [t for t, row in zip(table.times, table.rows, strict=True) if row[4]][1]
+    assert marks["t"][2] == pytest.approx(asked + 0.25, abs=0.01)
+
+
+def test_a_planner_whose_clock_nobody_compared_is_listed_by_its_own(planned, tmp_path):
+    folder = tmp_path / "log"
+    shutil.copytree(planned, folder)
+    (file,) = (folder / "_plans").iterdir()
+    table = pq.read_table(file)
+    details = [d and d.replace("simulated-find", "another") for d in table["detail"].to_pylist()]
+    wall = pa.array([1e9] * len(table))
+    table = table.set_column(table.schema.get_field_index("detail"), "detail", pa.array(details))
+    pq.write_table(table.set_column(table.schema.get_field_index("wall_at"), "wall_at", wall), file)
+    source = load(folder)
+    assert any("ran on another machine" in note for note in source.notes)
+    assert source.plans.rows[0][0] == "2001-09-09 01:46:40"
+    assert "plans" not in source.data
+    shutil.rmtree(folder / "_plans")
+    assert load(folder).plans is None
+    assert "Planner decisions" not in page(load(folder)).render()
 
 
 def hand_made(**requests):
@@ -267,10 +344,12 @@ def choose(name, value):
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine (package chromium)")
-def test_in_a_browser(sources, tmp_path):
+def test_in_a_browser(sources, planned, tmp_path):
     folder, report = sources
     for name in ("log", "bench"):
         page(load(folder / name)).write(tmp_path / f"{name}.html")
+    plans = load(planned)
+    page(plans).write(tmp_path / "plans.html")
     frame = report.requests
 
     async def look():
@@ -334,7 +413,37 @@ def test_in_a_browser(sources, tmp_path):
             await bench.open(tmp_path / "bench.html")
             assert [name for name, _ in await bench.evaluate(DRAWN)] == list(drawn)[:4]
             assert min(n for _, n in await bench.evaluate(DRAWN)) >= 1
-            for seen in (log, dark, phone, bench):
+            assert await log.evaluate("document.querySelector('.search, .plan')") is None
+
+            # A planner's decisions: marks, and a table that is searched.
+            table = await tab()
+            await table.open(tmp_path / "plans.html", dark=True)
+            marks = "document.querySelectorAll('.plan{}').length"
+            inside = [0 <= t <= plans.data["to"] for t in plans.data["plans"]["t"]]
+            assert await table.evaluate(marks.format("")) == sum(inside) == 2
+            assert await table.evaluate(marks.format(".failed")) == 1
+            left = "[...document.querySelectorAll('.cards tbody tr')].filter(r => !r.hidden).length"
+            assert await table.evaluate(left) == len(plans.plans.rows)
+            search = (
+                "(() => {{ const box = document.querySelector('.search {}'); box.value = '{}';"
+                " box.dispatchEvent(new Event('input', {{bubbles: true}})); }})()"
+            )
+            await table.evaluate(search.format("input", "LICENCE"))
+            assert await table.evaluate(left) == 1
+            await table.evaluate(search.format("select", "changed"))
+            assert await table.evaluate(left) == 0
+            await table.evaluate(search.format("input", ""))
+            assert await table.evaluate(left) == plans.plans.kinds.count("changed")
+            await table.evaluate("document.querySelector('#filter button').click()")
+            assert await table.evaluate(left) == len(plans.plans.rows)
+            small = await tab()
+            await small.open(tmp_path / "plans.html", width=360)
+            assert await small.evaluate("document.documentElement.scrollWidth") == 360
+            wide = (
+                "Math.max(...[...document.querySelectorAll('.cards td')].map(c => c.scrollWidth))"
+            )
+            assert await small.evaluate(wide) < 360
+            for seen in (log, dark, phone, bench, table, small):
                 assert seen.problems == []
                 assert [url.startswith("file://") for url in seen.fetched] == [True]
 

@@ -7,9 +7,18 @@ import pytest
 from ray_slo.core import BatchOutcome, Cluster, Decision, LatencyProfile, Model, Request, Variant
 from ray_slo.scheduling import make_policy
 from ray_slo.serve import decision_log
-from ray_slo.serve.decision_log import DecisionLog, open_log
+from ray_slo.serve.decision_log import (
+    Clocks,
+    DecisionLog,
+    PlanLog,
+    clock_id,
+    open_log,
+    open_plan_log,
+)
 from ray_slo.serve.spec import parse_spec
 from ray_slo.simulation.decision_log import read
+from ray_slo.simulation.plan_log import Outline
+from ray_slo.simulation.plan_log import read as read_plans
 from ray_slo.simulation.replay import recorded, replay, tape, what_if
 
 CLUSTER = Cluster.uniform(
@@ -134,3 +143,70 @@ def test_the_specification(tmp_path):
     ):
         with pytest.raises(ValueError, match=match):
             parse_spec({"models": {"m": model}, "decision_log": wrong})
+
+
+def plans_of(folder):
+    return [p for planner in read_plans(folder) for p in planner.plans]
+
+
+def test_a_planners_table_is_beside_the_log(tmp_path):
+    logged(tmp_path, 5)
+    log = PlanLog(tmp_path, "plan", models=["m"])
+    log.begin("loki", {}, 1.0)
+    log.planned(2.0, "first plan", Outline({"cpu": 2}), demand=7.0, why="so")
+    log.planned(3.0, "period", None, error="no licence")
+    log.planned(4.0, "period", Outline({"cpu": 3}), inputs={"odd": {1.5}})
+    log.close(20.0)
+    assert log.status()["error"] == ""
+    first, failed, more = plans_of(tmp_path)
+    assert (first.at, first.demand, first.changes) == (2.0, 7.0, ("cpu: – → 2 workers",))
+    assert first.wall_at == pytest.approx(time.time(), abs=60)
+    assert (failed.error, failed.changes) == ("no licence", ())
+    assert more.changes == ("cpu: 2 → 3 workers",)  # against the last plan that there was
+    assert len(read(tmp_path)) == 1
+    assert read(tmp_path)[0].start.about["clock"] == clock_id()
+
+
+def test_the_planners_table_is_bounded_and_readable_file_by_file(tmp_path, monkeypatch):
+    monkeypatch.setattr(decision_log, "_PLAN_FILE_ROWS", 20)
+    log = PlanLog(tmp_path, "plan", max_mb=0.06, flush_s=0.0)
+    log.begin("loki", {}, 0.0)
+    for i in range(60):
+        log.planned(float(i), "period", None, why="x" * 50)
+        if i % 20 == 19:
+            time.sleep(0.3)
+    log.close(20.0)
+    files = sorted((tmp_path / "_plans").glob("*.plans.parquet"))
+    assert sum(f.stat().st_size for f in files) <= 60_000
+    (planner,) = read_plans(tmp_path)
+    assert planner.start.policy == "loki"
+    assert [p.at for p in planner.plans][-1] == 59.0
+    # One bound for all that is in the folder.
+    monkeypatch.setattr(decision_log, "_FILE_ROWS", 500)
+    monkeypatch.setattr(decision_log, "_SLICE_S", 1e-4)
+    logged(tmp_path, 1500, max_mb=0.05)
+    assert sum(f.stat().st_size for f in tmp_path.rglob("*.parquet")) <= 50_000
+    assert len(plans_of(tmp_path)) < len(planner.plans)
+
+
+def test_a_planner_goes_on_without_a_log(tmp_path):
+    in_the_way = tmp_path / "file"
+    in_the_way.write_text("")
+    log = PlanLog(in_the_way / "folder", "plan")
+    log.begin("loki", {}, 0.0)
+    log._thread.join(20.0)
+    log.planned(1.0, "period", None)
+    log.planned(1.0, "period", None, no_such_field=1)
+    assert "NotADirectoryError" in log.status()["error"]
+    model = {"callable": "tests.serve.test_scheduler:Fifo", "latency_slo_ms": 100}
+    assert open_plan_log(parse_spec({"models": {"m": model}}), "e") is None
+
+
+def test_clocks_of_other_machines():
+    clocks = Clocks()
+    clocks.heard(clock_id(), 5.0, 5.2)
+    assert clocks.ahead() == {}  # our own
+    # It is 100 s ahead; messages took 30, 2 and 10 ms.
+    for sent, way in ((1.0, 0.03), (2.0, 0.002), (3.0, 0.01)):
+        clocks.heard("other", sent + 100.0, sent + way)
+    assert clocks.ahead() == {"other": pytest.approx(99.998)}

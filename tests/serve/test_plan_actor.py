@@ -11,6 +11,7 @@ from ray_slo.errors import ConfigError
 from ray_slo.serve import app_actor, plan_actor
 from ray_slo.serve.plan_actor import Counts, FrontendSays, PlanActor, WorkerSays
 from ray_slo.serve.spec import parse_spec
+from ray_slo.simulation.plan_log import read
 
 TABLES = {"det": [0.02], "large": [0.05], "small": [0.01]}
 
@@ -200,6 +201,9 @@ def test_a_failing_solver_leaves_the_plan_and_is_tried_again(monkeypatch):
             await cluster.round(actor)
             status = await actor.status()
             assert status["error"] == "planning failed: RuntimeError: the solver broke"
+            heard = await actor.frontend(FrontendSays("f", Counts(), spec.fingerprint))
+            assert heard.plans[1:3] == (status["plans"], status["failures"]) == (1, 1)
+            assert heard.plans.took_s > 0
             assert (cluster.does, await actor.target("default", 4)) == (before, 2)
             monkeypatch.setattr(plan_actor, "in_task", working)
             monkeypatch.setattr(plan_actor, "_RETRY_S", 0.05)  # long before the interval is over
@@ -358,3 +362,41 @@ def test_only_what_is_new_is_counted():
         5, {"v": 1, "w": 1}, {"v": {"child": 2}, "w": {"child": 1}}, {3: 2, 4: 3}
     )
     assert before.since(now).requests == 0  # a frontend that started anew
+
+
+def test_what_was_planned_and_why_is_logged(monkeypatch, tmp_path):
+    async def scenario():
+        spec = spec_of(decision_log={"dir": str(tmp_path), "flush_s": 0.05})
+        cluster = Cluster(spec, "a", "b")
+        with actor_of(spec) as actor:
+            actor._brain.counted(time.monotonic() - 30, 0.1, Counts(1))
+            await cluster.settle(actor)
+            cluster.requests = 40
+            await cluster.until(actor, lambda status: status["targets"]["default"] > 2)
+            with monkeypatch.context() as broken:
+                break_solver(broken)
+                await actor.replan()
+            says = FrontendSays("f", Counts(40), spec.fingerprint, clock=("elsewhere", 1e6))
+            await actor.frontend(says)
+            await actor.replan()
+            actor._log.close(20.0)
+
+    asyncio.run(scenario())
+    (planner,) = read(tmp_path)
+    first, *more, failed, asked = planner.plans
+    assert first.trigger == "first plan"
+    assert "default: – → 2 workers" in first.changes
+    assert first.inputs["workers"] == {"default": 2}
+    rise = next(p for p in more if p.changes)
+    assert rise.trigger == "demand changed"
+    assert rise.demand > first.demand
+    assert rise.targets["default"] > 2
+    assert rise.took_s > 0
+    assert set(rise.workers) == {"a", "b"}
+    assert "req/s on" in rise.why
+    assert failed.trigger == asked.trigger == "asked for"
+    assert failed.error == "planning failed: RuntimeError: the solver broke"
+    assert (failed.plan, failed.changes, failed.clocks) == ({}, (), {})
+    assert not asked.error
+    assert asked.clocks["elsewhere"] == pytest.approx(1e6 - asked.at, abs=60)
+    assert planner.shift("elsewhere", asked.at) == asked.clocks["elsewhere"]

@@ -10,6 +10,7 @@ from ray_slo.errors import ConfigError, UnknownModel
 from ray_slo.serve import app_actor, planner_actor
 from ray_slo.serve.planner_actor import FrontendSays, PlannerActor, WorkerSays
 from ray_slo.serve.spec import parse_spec
+from ray_slo.simulation.plan_log import read
 
 MODEL = {"callable": "apps:Tasks", "latency_slo_ms": 500}
 POOL = {
@@ -148,6 +149,10 @@ def test_a_solver_that_fails_leaves_the_last_plan(monkeypatch):
             status = await cluster.settle(planner)
             assert models_of(status) == before
             assert status["error"] == "planning failed: RuntimeError: no licence"
+            assert (status["plans"], status["failures"]) == (1, 1)
+            told = await planner.frontend(cluster.says()._replace(applied=("", 0)))
+            assert told.plans[1:3] == (1, 1)
+            assert told.plans.took_s > 0
 
     asyncio.run(scenario())
 
@@ -259,3 +264,42 @@ def test_a_newer_specification_starts_afresh():
             assert cluster.routes == {"m": "a", "l": "b"}
 
     asyncio.run(scenario())
+
+
+def test_layouts_and_why_are_logged(monkeypatch, tmp_path):
+    async def broken(function, problem):
+        raise RuntimeError("no licence")
+
+    async def silent(self, scheduler):  # there is no Ray here
+        pass
+
+    monkeypatch.setattr(PlannerActor, "_hear_clock", silent)
+
+    async def scenario():
+        spec = parse_spec({**POOL, "decision_log": {"dir": str(tmp_path), "flush_s": 0.05}})
+        cluster = Cluster(spec)
+        with planner_of(spec) as planner:
+            status = await cluster.settle(planner)
+            (group,) = (g for g, of in status["groups"].items() if of["models"] == ["l"])
+            await planner.move("m", group)
+            await cluster.settle(planner)
+            monkeypatch.setattr(planner_actor, "in_task", broken)
+            await planner.replan(cluster.says())
+            planner._log.close(20.0)
+            return group
+
+    group = asyncio.run(scenario())
+    (log,) = read(tmp_path)
+    first, moved, failed = log.plans
+    assert (first.trigger, first.demand) == ("first plan", 52)
+    assert {line for line in first.changes if "worker" in line} == {
+        f"{g}: – → 1 workers" for g in first.targets
+    }
+    assert first.inputs["rates"] == {"l": 50, "m": 1, "n": 1}
+    assert first.took_s > 0
+    (other,) = set(first.targets) - {group}
+    assert moved.trigger == "moved by hand"
+    assert moved.changes == (f"m: {other} → {group}",)
+    assert moved.why == f"m was moved to {group} by hand"
+    assert failed.error == "planning failed: RuntimeError: no licence"
+    assert failed.changes == ()
