@@ -20,13 +20,17 @@ def dashboards(
     max_plan_age_s: Annotated[
         float, typer.Option(help="Alert when the planner has not decided for so long.")
     ] = 180.0,
+    min_requests: Annotated[
+        int,
+        typer.Option(help="Alert on burnt budgets only if there were so many requests over 1 h."),
+    ] = 100,
 ) -> None:
     """Write a Grafana dashboard like Ray's own, and Prometheus rules with alerts on the SLO."""
     from ray_slo.serve.dashboards import dashboard, rules
 
     files = {
         "slo_grafana_dashboard.json": dashboard(objective),
-        "slo_rules.yml": rules(objective, max_plan_age_s),
+        "slo_rules.yml": rules(objective, max_plan_age_s, min_requests),
     }
     out.mkdir(parents=True, exist_ok=True)
     for name, text in files.items():

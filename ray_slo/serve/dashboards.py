@@ -7,7 +7,8 @@ as their likes change Ray's.
 
 The alerts on the SLO are those of the SRE workbook (chapter 5, "Multiwindow, Multi-Burn-Rate
 Alerts"): an error budget that is used up 14.4 times too fast over an hour, or 6 times over six,
-and still is over the last twelfth of that time, so that an alert ends soon after its cause.
+and still is over the last twelfth of that time, so that an alert ends soon after its cause. Of too
+few requests they say nothing.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from __future__ import annotations
 import copy
 import itertools
 import json
+import math
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -74,12 +76,14 @@ def dashboard(objective: float = 0.99) -> str:
     return json.dumps(made, indent=2)
 
 
-def rules(objective: float = 0.99, max_plan_age_s: float = 180.0) -> str:
+def rules(objective: float = 0.99, max_plan_age_s: float = 180.0, min_requests: int = 100) -> str:
     """The Prometheus rules, as YAML.
 
     Args:
         objective: share of requests to be answered in time.
         max_plan_age_s: how long the planner may go without a plan; some of its intervals.
+        min_requests: over an hour, or six, that a budget must have been burnt on: of a few, one
+            that is refused is a large share.
 
     Raises:
         ValueError: a number is out of range.
@@ -87,13 +91,15 @@ def rules(objective: float = 0.99, max_plan_age_s: float = 180.0) -> str:
     _check(objective)
     if not max_plan_age_s > 0:
         raise ValueError(f"max_plan_age_s must be positive, got {max_plan_age_s}")
+    if not 0 <= min_requests < math.inf:
+        raise ValueError(f"min_requests must be a number of requests, got {min_requests}")
     recorded = [
         {"record": _recorded(window), "expr": _bad_share(window, f"{_APPLICATION}, model")}
         for window in ("5m", "30m", "1h", "6h")
     ]
     alerts = [
-        _burns("RaySLOBurnsFast", FAST_BURN, "1h", "5m", objective, "critical"),
-        _burns("RaySLOBurnsSlowly", SLOW_BURN, "6h", "30m", objective, "warning"),
+        _burns("RaySLOBurnsFast", FAST_BURN, "1h", "5m", objective, min_requests, "critical"),
+        _burns("RaySLOBurnsSlowly", SLOW_BURN, "6h", "30m", objective, min_requests, "warning"),
         _alert(
             "RaySLOPlanIsOld",
             f"max by ({_APPLICATION}) ({_series('plan_age_s')}) > {max_plan_age_s:g}",
@@ -192,12 +198,20 @@ def _recorded(window: str) -> str:
 
 
 def _burns(
-    name: str, times: float, long: str, short: str, objective: float, severity: str
+    name: str,
+    times: float,
+    long: str,
+    short: str,
+    objective: float,
+    min_requests: int,
+    severity: str,
 ) -> dict[str, Any]:
     limit = f"{times * (1 - objective):.6g}"
+    requests = f"increase({_series('requests_total', COUNTED)}[{long}])"
     return _alert(
         name,
-        f"{_recorded(long)} > {limit} and {_recorded(short)} > {limit}",
+        f"{_recorded(long)} > {limit} and {_recorded(short)} > {limit}"
+        f" and {_sum(f'{_APPLICATION}, model', requests)} >= {min_requests:g}",
         None,
         severity,
         f"{{{{ $value | humanizePercentage }}}} of the requests for {{{{ $labels.model }}}} "
@@ -421,6 +435,22 @@ def _rows(objective: float) -> Iterator[Row]:
                 "Time since the planner last decided; grows while it is gone.",
                 "s",
                 (f"max by (application) ({_series('plan_age_s', _FILTERS)})", "{{application}}"),
+            ),
+            panel(
+                "Plans",
+                "Per minute: planned, were it to leave all as it is; failed, and the last plan "
+                "holds.",
+                "cpm",
+                (
+                    f"60 * max by (application, outcome) ({_rate('plans_total', _FILTERS)})",
+                    "{{application}} {{outcome}}",
+                ),
+            ),
+            panel(
+                "Time of a plan",
+                "That the solver took for the last one.",
+                "s",
+                (f"max by (application) ({_series('planning_s', _FILTERS)})", "{{application}}"),
             ),
             panel(
                 "Workers",

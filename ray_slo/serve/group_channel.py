@@ -216,6 +216,7 @@ class GroupedChannel:
         self._routes = answer.routes
         self._applied = answer.token
         self._decided_at = self._loop.time() - answer.plan_age_s
+        self._metrics.planned(answer.plans)
         if answer.complete:
             self._ready.set()
 

@@ -14,6 +14,7 @@ from typing import Any
 from ray.serve import metrics
 
 from ray_slo.serve.answers import Answer
+from ray_slo.serve.messages import Plans
 from ray_slo.serve.spec import VariantRef
 
 _MS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 30_000)
@@ -135,10 +136,25 @@ class PlanMetrics:
         self._replicas = _gauge(
             "replicas", "Workers, as the plan wants (wanted) and there are (running).", "kind", "is"
         )
+        self._planned = _counter(
+            "plans_total", "Plans that were made (planned), and that failed (failed).", "outcome"
+        )
+        self._took = _gauge("planning_s", "Seconds that the last plan took.")
+        self._known = Plans()
 
     def age(self, seconds: float) -> None:
         """The plan is so old."""
         self._age.set(seconds)
+
+    def planned(self, plans: Plans) -> None:
+        """The planner has planned so often."""
+        before = self._known if plans.epoch == self._known.epoch else Plans()
+        for outcome in ("planned", "failed"):
+            if more := getattr(plans, outcome) - getattr(before, outcome):
+                self._planned.inc(more, {"outcome": outcome})
+        if plans.took_s is not None:
+            self._took.set(plans.took_s)
+        self._known = plans
 
     def replicas(self, kind: str, wanted: int | None, running: int) -> None:
         """Workers of a kind; `wanted` is None where the plan leaves them as they are."""
@@ -175,6 +191,10 @@ class GroupMetrics:
     def plan_age(self, seconds: float) -> None:
         """The plan is so old."""
         self._plan.age(seconds)
+
+    def planned(self, plans: Plans) -> None:
+        """The planner has planned so often."""
+        self._plan.planned(plans)
 
 
 class WorkerMetrics:

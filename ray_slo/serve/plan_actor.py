@@ -31,6 +31,7 @@ from ray_slo.core.cluster import Assigned
 from ray_slo.serve import app_actor
 from ray_slo.serve.app_actor import AppActor
 from ray_slo.serve.errors import ConfigError
+from ray_slo.serve.messages import Plans
 from ray_slo.serve.scheduler_actor import NAMESPACE, get_or_create, in_task
 from ray_slo.serve.spec import AppSpec
 from ray_slo.simulation.plan_log import Outline
@@ -146,6 +147,7 @@ class FrontendHears(NamedTuple):
     plan_age_s: float | None
     replicas: Mapping[str, tuple[int | None, int]] = {}
     profiles: Mapping[Key, list[float]] | None = None
+    plans: Plans = Plans()
 
 
 @dataclass(frozen=True)
@@ -287,7 +289,7 @@ class PlanActor(AppActor):
         self._failed = False  # the last attempt
         self._why = "not planned yet"
         self._error: str | None = None
-        self._plans = 0
+        self._plans = self._failures = 0
         self._took_s: float | None = None  # the last plan, from problem to answer
 
     # -- asked by workers, frontends and Serve ---------------------------------------------
@@ -349,11 +351,14 @@ class PlanActor(AppActor):
                 logger.info("arguments of the planner: %s", dict(says.tuned))
         age_s = None if self._planned_at is None else now - self._planned_at
         known = self._frontends.get(says.client)
+        hears = FrontendHears(age_s, self._replicas(), plans=self._counted())
         if age_s is None or known is None or now - known.told_at < _REMIND_S:
-            return FrontendHears(age_s, self._replicas())
+            return hears
         known.told_at = now
-        profiles = {key: p.table for key, p in self._profiles.items()}
-        return FrontendHears(age_s, self._replicas(), profiles)
+        return hears._replace(profiles={key: p.table for key, p in self._profiles.items()})
+
+    def _counted(self) -> Plans:
+        return Plans(self._epoch, self._plans, self._failures, self._took_s)
 
     def _replicas(self) -> dict[str, tuple[int | None, int]]:
         kinds = [w.says.kind for w in self._workers.values()]
@@ -449,6 +454,7 @@ class PlanActor(AppActor):
             "last_tried_s": None if self._tried_at is None else now - self._tried_at,
             "epoch": self._epoch,
             "plans": self._plans,
+            "failures": self._failures,
             "planning_took_s": self._took_s,
             "why": self._why,
             "error": self._error,
@@ -574,6 +580,7 @@ class PlanActor(AppActor):
             return
         except ValueError as error:
             if str(error) != self._error:  # it may be tried every second
+                self._failures += 1
                 self._note(now, trigger, self._inputs(now, seen), error=str(error))
             self._tried_at, self._error = now, str(error)
             return
@@ -593,6 +600,7 @@ class PlanActor(AppActor):
         except Exception as error:
             logger.exception("planning failed; the last plan holds")
             self._failed = True
+            self._failures += 1
             self._error = f"planning failed: {type(error).__name__}: {error}"
             self._note(now, trigger, inputs, error=self._error, took_s=time.monotonic() - began)
             return

@@ -112,6 +112,7 @@ class PlanReporter:
                     self._profiles = heard.profiles
                 for kind, (wanted, running) in heard.replicas.items():
                     self._metrics.replicas(kind, wanted, running)
+                self._metrics.planned(heard.plans)
                 await asyncio.sleep(_REPORT_S)
             except asyncio.CancelledError:
                 raise

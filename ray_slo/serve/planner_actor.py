@@ -38,6 +38,7 @@ from ray_slo.serve.groups import (
     wanted,
     worth_it,
 )
+from ray_slo.serve.messages import Plans
 from ray_slo.serve.plan_actor import FIRST
 from ray_slo.serve.scheduler_actor import NAMESPACE, find_scheduler, get_or_create, in_task
 from ray_slo.serve.spec import AppSpec
@@ -82,6 +83,7 @@ class Routes(NamedTuple):
     groups: tuple[str, ...]
     complete: bool
     plan_age_s: float
+    plans: Plans = Plans()
 
 
 @dataclass
@@ -125,6 +127,8 @@ class PlannerActor(AppActor):
         self._draining: dict[tuple[str, str], _Drain] = {}
         self._wanted: dict[str, Wanted] = {}
         self._moves = 0
+        self._plans = self._failures = 0
+        self._took_s: float | None = None  # for the last plan
         self._number = 0
 
     # -- asked by workers and frontends ----------------------------------------------------
@@ -179,7 +183,8 @@ class PlannerActor(AppActor):
         groups = {*self._routes.values(), *self._layout.groups}
         token = (self._epoch, self._number)
         age_s = time.monotonic() - (self._planned_at or self._started)
-        return Routes(token, dict(self._routes), tuple(sorted(groups)), complete, age_s)
+        plans = Plans(self._epoch, self._plans, self._failures, self._took_s)
+        return Routes(token, dict(self._routes), tuple(sorted(groups)), complete, age_s, plans)
 
     def _count(self, says: FrontendSays) -> _Frontend:
         now = time.monotonic()
@@ -256,6 +261,8 @@ class PlannerActor(AppActor):
             "error": self._error,
             "load_errors": errors,
             "moves": self._moves,
+            "plans": self._plans,
+            "failures": self._failures,
             "rates": dict(self._rates),
             "groups": {
                 group: {
@@ -448,13 +455,15 @@ class PlannerActor(AppActor):
             )
             began = time.monotonic()
             answer, why = verdict(await in_task(solve, problem))
-            took_s = time.monotonic() - began
+            took_s = self._took_s = time.monotonic() - began
             if self._layout is not before:  # moved by hand, meanwhile
                 return
             pool = not self._spec.groups
             layout = to_layout(answer, workers, names, before, pool=pool)
             infeasible = why.startswith("infeasible")
             self._error = why if infeasible else None
+            self._failures += infeasible
+            self._plans += not infeasible
             if before is None:
                 self._adopt(layout, why)
             elif infeasible:
@@ -470,6 +479,7 @@ class PlannerActor(AppActor):
             raise
         except Exception as error:
             logger.exception("planning failed; the layout stays")
+            self._failures += 1
             self._error = f"planning failed: {type(error).__name__}: {error}"
             if self._layout is None:
                 self._adopt(self._fallback(), "there is no plan: every model in the first group")

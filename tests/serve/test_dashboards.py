@@ -134,6 +134,12 @@ def test_a_plan_of_no_age():
         rules(max_plan_age_s=0)
 
 
+@pytest.mark.parametrize("number", [-1, float("nan"), float("inf")])
+def test_a_number_of_requests_that_cannot_be(number):
+    with pytest.raises(ValueError, match="min_requests must be a number of requests, got"):
+        rules(min_requests=number)
+
+
 # -- alerts, on made-up counters, a value a minute -----------------------------------------
 
 _AT = 'application="a",model="m"'
@@ -183,15 +189,18 @@ CASES = {
     "requests wait, no batch ever": ({PENDING: "5x20"}, 10, {SILENT}),
     "requests wait, batches run": ({PENDING: "5x20", BATCHES: "0+7x20"}, 10, set()),
     "requests wait, others are refused": (
-        {PENDING: "5x20", **outcomes(refused="0+1x20")},
+        {PENDING: "5x20", **outcomes(refused="0+20x20")},
         10,
         {FAST, SLOW},
     ),
     "requests expire": (
-        {PENDING: "0x20", **outcomes(expired="0+1x20")},
+        {PENDING: "0x20", **outcomes(expired="0+20x20")},
         10,
         {SILENT, FAST, SLOW},
     ),
+    "hardly any, one refused": (outcomes(ok="0+1x20 20x70", refused="0x70 1x20"), 75, set()),
+    "half of too few": (outcomes(ok="0+0.7x70", refused="0+0.7x70"), 65, set()),
+    "half of just enough": (outcomes(ok="0+0.9x70", refused="0+0.9x70"), 65, {FAST, SLOW}),
     "nobody asks": ({PENDING: "0x20"}, 10, set()),
 }
 

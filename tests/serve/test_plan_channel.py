@@ -9,6 +9,7 @@ from ray_slo.core.cluster import Assigned
 from ray_slo.errors import ConfigError
 from ray_slo.serve import plan_channel
 from ray_slo.serve.app_actor import AppActorLink
+from ray_slo.serve.messages import Plans
 from ray_slo.serve.plan_actor import Counts, FrontendHears, FrontendSays, Wanted
 from ray_slo.serve.plan_channel import PlanFollower, PlanReporter
 from ray_slo.serve.spec import parse_spec
@@ -118,8 +119,14 @@ def test_a_frontend_counts_and_reminds_a_new_actor(monkeypatch):
     enough = asyncio.Event()
     heard, answers = (
         [],
-        [FrontendHears(3.0, {"default": (3, 2)}, {("v", "k"): [0.1]}), ConnectionError("it died")],
+        [
+            FrontendHears(3.0, {"default": (3, 2)}, {("v", "k"): [0.1]}, Plans("e", 2)),
+            ConnectionError("it died"),
+        ],
     )
+
+    planned = []
+    monkeypatch.setattr(plan_channel.PlanMetrics, "planned", lambda self, p: planned.append(p))
 
     async def ask(self, method, says):
         assert method == "frontend"
@@ -151,6 +158,7 @@ def test_a_frontend_counts_and_reminds_a_new_actor(monkeypatch):
 
     asyncio.run(scenario())
     counts = Counts(2, {"det": 1, "large": 1}, {"det": {"name": 3}}, {1: 1, 7: 1})
+    assert planned[:2] == [Plans("e", 2), Plans()]
     assert heard[0] == FrontendSays("f", counts, "", {"budget_per_hour": 2}, {})
     assert [says.profiles for says in heard[:4]] == [{}, {}, {("v", "k"): [0.1]}, {}]
 
