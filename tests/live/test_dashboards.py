@@ -41,7 +41,7 @@ ARGS = {
     "profile_seconds": 0.3,
 }
 # What this application has nothing of: no preemption, no planner, no groups.
-WITHOUT = "preemption|plan_age_s|replicas|group_"
+WITHOUT = "preemption|plan|replicas|group_"
 
 
 class Prometheus:
