@@ -42,7 +42,7 @@ def runs(request, tmp_path_factory):
     asked = dict.fromkeys(
         item.callspec.params["name"]
         for item in request.session.items
-        if item.name.startswith("test_every_program")
+        if item.path == request.path and "name" in getattr(item, "fixturenames", ())
     )
     with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
         yield {name: pool.submit(run, name) for name in asked}
