@@ -110,8 +110,7 @@ def request(
     span = _begin("slo.request", time.monotonic() - arrived_at, parent)
     if not span.is_recording():
         return NOT_TRACED
-    span.set_attributes({"slo.model": model, "slo.latency_slo_ms": 1e3 * slo_s})
-    return _RequestTrace(span)
+    return _RequestTrace(span, {"slo.model": model, "slo.latency_slo_ms": 1e3 * slo_s})
 
 
 def name_of(policy: Any) -> str:
@@ -168,18 +167,16 @@ def batch(
     if not trace.get_current_span(caller).get_span_context().trace_flags.sampled:
         caller = trace.set_span_in_context(trace.NonRecordingSpan(links[0].context))
     span = _tracer().start_span("slo.batch", caller, links=links)
-    span.set_attributes(
-        {
-            "slo.decision": id,
-            "slo.worker": worker,
-            "slo.model": model,
-            "slo.variant": variant,
-            "slo.batch_size": size,
-            "slo.predicted_ms": 1e3 * predicted_s,
-            "slo.wait_ms": 1e3 * waited_s,
-        }
-    )
-    return _BatchTrace(span)
+    about = {
+        "slo.decision": id,
+        "slo.worker": worker,
+        "slo.model": model,
+        "slo.variant": variant,
+        "slo.batch_size": size,
+        "slo.predicted_ms": 1e3 * predicted_s,
+        "slo.wait_ms": 1e3 * waited_s,
+    }
+    return _BatchTrace(span, about)
 
 
 def otlp() -> list[Any]:
@@ -201,43 +198,39 @@ def otlp() -> list[Any]:
 
 
 class _RequestTrace(RequestTrace):
-    __slots__ = ("_preemptions", "_queue", "_retries", "_span", "context")
+    # Attributes are gathered and set at the end, as every call of OpenTelemetry takes its time.
+    __slots__ = ("_about", "_preemptions", "_queue", "_queue_about", "_retries", "_span", "context")
 
-    def __init__(self, span: Any) -> None:
+    def __init__(self, span: Any, about: dict[str, Any]) -> None:
         self._span = span
+        self._about = about
         self._queue: Any = None
+        self._queue_about: dict[str, Any] = {}
         self._retries = self._preemptions = 0
         self.context: str = _traceparent(span)
 
     def task(self, task: str) -> RequestTrace:
-        span = _begin("slo.task", 0.0, self._span)
-        span.set_attribute("slo.task", task)
-        return _RequestTrace(span)
+        return _RequestTrace(_begin("slo.task", 0.0, self._span), {"slo.task": task})
 
     def submitted(self, request_id: int, budget_s: float) -> None:
         budget = {"slo.budget_ms": 1e3 * budget_s}
         self._span.add_event("submitted", budget)
         if self._queue is None:  # else the scheduler is new, and was told again
-            self._span.set_attribute("slo.request_id", request_id)
-            self._queue = _begin("slo.queue", 0.0, self._span)
-            self._queue.set_attributes(budget)
+            self._about["slo.request_id"] = request_id
+            self._queue, self._queue_about = _begin("slo.queue", 0.0, self._span), budget
 
     def granted(self, grant: Grant, policy: str) -> None:
-        about = {
+        self._span.add_event("granted", {"slo.decision": grant.batch_id})
+        self._queue_about |= {
             "slo.decision": grant.batch_id,
+            "slo.policy": policy,
             "slo.worker": grant.worker,
             "slo.variant": grant.variant,
+            "slo.batch_size": grant.batch_size,
+            "slo.predicted_ms": 1e3 * grant.finish_in_s,
+            "slo.slack_ms": 1e3 * grant.slack_s,
         }
-        self._span.add_event("granted", about)
-        self._end_queue(
-            {
-                **about,
-                "slo.policy": policy,
-                "slo.batch_size": grant.batch_size,
-                "slo.predicted_ms": 1e3 * grant.finish_in_s,
-                "slo.slack_ms": 1e3 * grant.slack_s,
-            }
-        )
+        self._end_queue("", "")
 
     def ran(self, batch: str) -> None:
         if batch and self._span.is_recording():  # else its caller left, or was told to
@@ -249,21 +242,18 @@ class _RequestTrace(RequestTrace):
         self._preemptions += reason == "preempted"
 
     def answered(self, answer: Answer) -> None:
-        outcome = "ok" if answer.deadline_met else "late"
-        self._span.set_attributes(
-            {
-                "slo.variant": answer.variant,
-                "slo.batch_size": answer.batch_size,
-                "slo.queue_ms": answer.queue_ms,
-                "slo.exec_ms": answer.exec_ms,
-                "slo.latency_ms": answer.latency_ms,
-            }
-        )
-        self._end(outcome, "")
+        self._about |= {
+            "slo.variant": answer.variant,
+            "slo.batch_size": answer.batch_size,
+            "slo.queue_ms": answer.queue_ms,
+            "slo.exec_ms": answer.exec_ms,
+            "slo.latency_ms": answer.latency_ms,
+        }
+        self._end("ok" if answer.deadline_met else "late", "")
 
     def unanswered(self, outcome: str, reason: str, error: BaseException | None = None) -> None:
         if error is not None:
-            self._span.set_attribute("error.type", type(error).__name__)
+            self._about["error.type"] = type(error).__name__
         if outcome in ("refused", "expired"):
             self._span.add_event("refused", {"slo.reason": reason})
         self._end(outcome, reason)
@@ -272,31 +262,28 @@ class _RequestTrace(RequestTrace):
         return _inside(self._span)
 
     def _end(self, outcome: str, reason: str) -> None:
-        if self._queue is not None:
-            self._end_queue({"slo.outcome": outcome, "slo.reason": reason}, outcome)
-        self._span.set_attributes(
-            {
-                "slo.outcome": outcome,
-                "slo.reason": reason,
-                "slo.retries": self._retries,
-                "slo.preemptions": self._preemptions,
-            }
-        )
-        _mark(self._span, outcome, reason)
-        self._span.end()
+        said = {"slo.outcome": outcome, "slo.reason": reason}
+        self._queue_about |= said
+        self._end_queue(outcome, reason)
+        self._about |= {
+            **said,
+            "slo.retries": self._retries,
+            "slo.preemptions": self._preemptions,
+        }
+        _end(self._span, self._about, outcome, reason)
 
-    def _end_queue(self, about: dict[str, Any], outcome: str = "") -> None:
-        self._queue.set_attributes(about)
-        _mark(self._queue, outcome, about.get("slo.reason", ""))
-        self._queue.end()
-        self._queue = None
+    def _end_queue(self, outcome: str, reason: str) -> None:
+        queue, self._queue = self._queue, None
+        if queue is not None:
+            _end(queue, self._queue_about, outcome, reason)
 
 
 class _BatchTrace(BatchTrace):
-    __slots__ = ("_span", "context")
+    __slots__ = ("_about", "_span", "context")
 
-    def __init__(self, span: Any) -> None:
+    def __init__(self, span: Any, about: dict[str, Any]) -> None:
         self._span = span
+        self._about = about
         self.context: str = _traceparent(span)
 
     @contextmanager
@@ -305,15 +292,13 @@ class _BatchTrace(BatchTrace):
             yield
 
     def ended(self, status: BatchStatus, exec_s: float) -> None:
-        self._span.set_attributes(
-            {
-                "slo.exec_ms": 1e3 * exec_s,
-                "slo.status": status.value,
-                "slo.preempted": status is BatchStatus.PREEMPTED,
-            }
-        )
-        _mark(self._span, status.value, "")
-        self._span.end()
+        about = {
+            **self._about,
+            "slo.exec_ms": 1e3 * exec_s,
+            "slo.status": status.value,
+            "slo.preempted": status is BatchStatus.PREEMPTED,
+        }
+        _end(self._span, about, status.value, "")
 
 
 class _Unsampled(RequestTrace):
@@ -357,11 +342,13 @@ def _inside(span: Any) -> Iterator[None]:
         context.detach(token)
 
 
-def _mark(span: Any, outcome: str, reason: str) -> None:
+def _end(span: Any, about: dict[str, Any], outcome: str, reason: str) -> None:
+    span.set_attributes(about)
     if outcome in _FAULTS:
         from opentelemetry.trace import Status, StatusCode
 
         span.set_status(Status(StatusCode.ERROR, f"{outcome}: {reason}" if reason else outcome))
+    span.end()
 
 
 def _traceparent(span: Any) -> str:

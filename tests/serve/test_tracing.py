@@ -15,6 +15,7 @@ from opentelemetry.trace import StatusCode
 
 from ray_slo.errors import BadInput, RefusedEarly
 from ray_slo.serve import tracing
+from ray_slo.serve.messages import Grant
 from tests.serve.test_pipeline import running, spec  # noqa: F401
 from tests.serve.test_preemption import Impatient, Steps, app, until  # noqa: F401
 from tests.serve.test_scheduler import in_loop
@@ -335,6 +336,22 @@ def test_where_serves_span_is_not_of_the_callers_trace(traces):
         assert (traced(None), traced("nonsense")) == (mine, mine)
         assert traced(f"00-{serves.trace_id:032x}-{8:016x}-01") == mine
         assert (traced(yes), traced(no)) == ((7, 8), None)
+
+
+def test_a_grant_that_comes_twice_or_late_does_no_harm(traces):
+    grant = Grant("e-0-1", "w", "k", "m", "v", (0,), 0, 1, 1, 0.0, 0.1, 0.2)
+    with traces.call():
+        one = tracing.request("m", 0.0, 5.0)
+    one.submitted(0, 1.0)
+    one.submitted(0, 0.9)  # to a scheduler that is new
+    one.granted(grant, "eager")
+    one.granted(grant, "eager")
+    one.unanswered("cancelled", "cancelled")
+    one.ran(f"00-{7:032x}-{8:016x}-01")
+    request, queue = traces.one("slo.request"), traces.one("slo.queue")
+    assert events(request) == ["submitted", "submitted", "granted", "granted"]
+    assert queue.attributes["slo.budget_ms"] == 1000
+    assert ids(request.links) == []
 
 
 @in_loop
