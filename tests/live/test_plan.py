@@ -13,6 +13,8 @@ import stages
 import ray_slo
 from ray_slo.serve.inspect import read_dry_run
 from ray_slo.serve.plan_actor import find_plan
+from ray_slo.simulation import decision_log, plan_log
+from ray_slo.simulation.replay import replay
 
 pytestmark = pytest.mark.live
 
@@ -22,7 +24,12 @@ ACCURATE, QUICK = "s1", "s0"  # 0.25 s and 0.03 s of a word
 
 
 @pytest.fixture(scope="module")
-def words(ray_cluster):
+def log(tmp_path_factory):
+    return tmp_path_factory.mktemp("log")
+
+
+@pytest.fixture(scope="module")
+def words(ray_cluster, log):
     app = ray_slo.Pipeline(
         [
             ray_slo.Task("find", stages.Find, variants=stages.variants("f", (90, 0.01))),
@@ -43,6 +50,7 @@ def words(ray_cluster):
             "kwargs": {"batch_sizes": [1], "headroom_quantile": None},
         },
         profile_seconds=0.6,
+        decision_log={"dir": str(log), "flush_s": 0.2},
         name="words",
     )
     with ray_cluster.running(app.bind(), "words", "/words") as handle:
@@ -180,3 +188,39 @@ def test_a_dead_planner_stops_nothing_and_its_successor_takes_over(words, restar
     assert load.outcomes.keys() == {"ok"}, load.outcomes
     assert eventually(lambda: settled(words, before)), shown(words)
     assert plan(words)["running"] == {"default": 2}
+
+
+def test_all_of_it_is_logged_and_the_scheduler_decides_the_same_again(words, log):
+    assert eventually(lambda: len(plan_log.read(log)) == 3)  # two planners died
+    first, restarted, anew = plan_log.read(log)
+    assert first.plans[0].trigger == "first plan"
+    rise = next(p for p in first.plans if "default: 2 → 3 workers" in p.changes)
+    assert rise.trigger == "demand changed"
+    assert rise.demand > 4
+    assert f"{QUICK}: 0 → 1 workers" in rise.changes
+    assert rise.took_s > 0
+    assert rise.why.startswith("Accuracy scaling"), rise.why
+    fall = next(p for p in first.plans if "default: 3 → 2 workers" in p.changes)
+    assert fall.at > rise.at
+    failed = next(p for p in first.plans if p.error)
+    assert failed.error == "planning failed: RuntimeError: no licence"
+    for planner in (restarted, anew):
+        if planner.plans:
+            assert planner.plans[0].trigger == "planner restarted"
+    (life,) = decision_log.read(log)
+    assert life.whole
+    assert life.start.about["clock"] == first.start.about["clock"]  # one axis
+    replayed = replay(life)
+    assert replayed.identical, replayed.difference
+    assert replayed.actions > 50
+    # The policy was told of what was planned, and after that.
+    told = [
+        (args[0], w.assigned.variant)
+        for r in life.rounds()
+        for name, args in r.events
+        if name == "cluster_changed"
+        for w in args[1].workers.values()
+        if w.assigned is not None
+    ]
+    quick_at = min(at for at, variant in told if variant == QUICK)
+    assert rise.at < quick_at < fall.at
