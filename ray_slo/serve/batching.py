@@ -47,7 +47,7 @@ from ray_slo.core import (
 )
 from ray_slo.core.profiles import load_profiles
 from ray_slo.scheduling.registry import make_policy
-from ray_slo.serve import request_context
+from ray_slo.serve import request_context, tracing
 from ray_slo.serve.errors import (
     BadInput,
     BatchResultError,
@@ -97,6 +97,7 @@ class _Call:
     request: Request
     future: asyncio.Future[Any]
     context: Any  # Serve's request context
+    trace: Any  # OpenTelemetry's context, where Serve's tracing is on
     probed: bool = False
     ended: bool = False  # of a stream: this caller gets no more
 
@@ -177,6 +178,7 @@ class _Batcher:
             request,
             self._loop.create_future(),
             request_context.request_context(),
+            tracing.caller(),
         )
         self._waiting[request.id] = call
         self._host.submit(request)
@@ -354,7 +356,10 @@ class _Batcher:
         if calls[0].instance is not None:
             args.insert(0, calls[0].instance)
         try:
-            with request_context.batch_context([c.context for c in calls]):
+            with (
+                request_context.batch_context([c.context for c in calls]),
+                tracing.within([c.trace for c in calls]),
+            ):
                 if inspect.isasyncgenfunction(self._func):
                     await self._run_stream(calls, self._func(*args, **kwargs))
                     return True

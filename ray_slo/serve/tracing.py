@@ -132,10 +132,19 @@ def call_of(requests: Iterable[RequestTrace]) -> AbstractContextManager[None]:
 
 
 def caller() -> Any:
-    """The OpenTelemetry context of the call that runs now."""
+    """The OpenTelemetry context of the call that runs now; None where Serve's tracing is off."""
+    if not serve_tracing.is_tracing_enabled():
+        return None
     from opentelemetry import context
 
     return context.get_current()
+
+
+def within(callers: Sequence[Any]) -> AbstractContextManager[None]:
+    """Spans that are made inside are children of the first of these callers that is sampled."""
+    if callers[0] is None:
+        return nullcontext()
+    return _within(next(filter(_is_sampled, callers), callers[0]))
 
 
 def batch(
@@ -164,7 +173,7 @@ def batch(
     from opentelemetry import trace
 
     links = [trace.Link(_remote(context)) for context in requests]
-    if not trace.get_current_span(caller).get_span_context().trace_flags.sampled:
+    if not _is_sampled(caller):
         caller = trace.set_span_in_context(trace.NonRecordingSpan(links[0].context))
     span = _tracer().start_span("slo.batch", caller, links=links)
     about = {
@@ -328,11 +337,23 @@ def _begin(name: str, since_s: float, parent: Any) -> Any:
     return _tracer().start_span(name, trace.set_span_in_context(parent), start_time=start_time)
 
 
-@contextmanager
-def _inside(span: Any) -> Iterator[None]:
-    from opentelemetry import context, trace
+def _is_sampled(context: Any) -> bool:
+    from opentelemetry import trace
 
-    token = context.attach(trace.set_span_in_context(span))
+    return bool(trace.get_current_span(context).get_span_context().trace_flags.sampled)
+
+
+def _inside(span: Any) -> AbstractContextManager[None]:
+    from opentelemetry import trace
+
+    return _within(trace.set_span_in_context(span))
+
+
+@contextmanager
+def _within(new: Any) -> Iterator[None]:
+    from opentelemetry import context
+
+    token = context.attach(new)
     # Serve's own stack of spans is one list for all tasks that a request starts.
     stack = serve_tracing.TRACE_STACK.set([])
     try:

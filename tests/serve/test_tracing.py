@@ -13,6 +13,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.sdk.trace.sampling import ParentBasedTraceIdRatio
 from opentelemetry.trace import StatusCode
 
+import ray_slo
 from ray_slo.errors import BadInput, RefusedEarly
 from ray_slo.serve import tracing
 from ray_slo.serve.messages import Grant
@@ -352,6 +353,30 @@ def test_a_grant_that_comes_twice_or_late_does_no_harm(traces):
     assert events(request) == ["submitted", "submitted", "granted", "granted"]
     assert queue.attributes["slo.budget_ms"] == 1000
     assert ids(request.links) == []
+
+
+@in_loop
+async def test_a_decorated_method_runs_in_the_trace_of_its_first_sampled_caller(traces):
+    @ray_slo.batch(latency_slo_ms=1000)
+    async def double(items):
+        with traces.tracer.start_as_current_span("slo.own"):
+            return [2 * i for i in items]
+
+    async def ask(i):
+        if i == 1:
+            with traces.call():
+                return await double(i)
+        with trace.use_span(unsampled):
+            return await double(i)
+
+    unsampled = trace.NonRecordingSpan(trace.SpanContext(7, 7, is_remote=True))
+    assert await asyncio.gather(*map(ask, range(3))) == [0, 2, 4]
+    (own,) = traces.spans()
+    assert [
+        s.context.span_id for s in traces.exporter.get_finished_spans() if s.name == "call"
+    ] == [own.parent.span_id]
+    await ask(0)  # not in the trace of the first who ever called
+    assert traces.spans() == [own]
 
 
 @in_loop
