@@ -239,6 +239,17 @@ class Seen:
             ],
         )
 
+    @property
+    def said(self) -> str:
+        """One line, while the others are still to come."""
+        recovery = "never" if self.recovery_s is None else f"{self.recovery_s:.1f} s"
+        return (
+            f"{self.in_flight} in flight, {self.sent} sent, {self.answered} answered, "
+            f"{dict(self.reasons)} refused, {self.lost} lost, {self.overdue} overdue, "
+            f"{self.duplicated} duplicated, {self.run_twice} run twice, {self.late} late, "
+            f"recovery {recovery}"
+        )
+
     def rows(self, reasons: list[str]) -> list[Row]:
         case = self.fault
         return [
@@ -531,7 +542,7 @@ def faked_clock(ground: Ground) -> dict[str, Any]:
     env = {
         "LD_PRELOAD": str(faketime()),
         "FAKETIME_TIMESTAMP_FILE": str(ground.folder / "clock"),
-        "FAKETIME_NO_CACHE": "1",
+        "FAKETIME_CACHE_DURATION": "1",  # s; without, it reads the file whenever it is asked
         "FAKETIME_DONT_FAKE_MONOTONIC": "1",
     }
     return args(ground, env=env)
@@ -619,8 +630,9 @@ def run(
         for name in wanted:
             seen, asked = strike(ground, name)
             all_seen.append(seen)
-            for line in seen.unheard[:5]:
-                print(f"{name}: {line}", file=sys.stderr)
+            print(f"{name}: {seen.said}", file=sys.stderr)
+            for line in seen.unheard[:3]:
+                print(f"  {line}", file=sys.stderr)
             if out is not None:
                 write(out, name, seen, asked)
     return rows(all_seen)

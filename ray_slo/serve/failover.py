@@ -4,7 +4,7 @@ A frontend that dies takes along the requests that it owned, and Serve's proxy, 
 send then, leaves a bare 500. Here the request is sent again, to another frontend and with what is
 left of its time, as it would be if a worker had died; else it is a 503 with a reason. While there
 is no frontend at all, Serve's proxy waits for one: a request that names its deadline is answered
-504 a second after it.
+504 within a second after it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from typing import Any
 _LATENCY = b"x-slo-latency-ms"  # the client's own SLO
 _TIMEOUT = b"x-slo-timeout-ms"  # the client's timeout, as `DeadlineMiddleware` passes it on
 _SERVES = b"x-request-timeout-seconds"  # when Serve's proxy gives up and answers 408
-_GRACE_S = 1.0
+_GRACE_S = 0.9  # frontends have answered by then, and a caller hears within a second
+_EARLY_S = 0.02  # of Serve's timer
 _TRIES = 3
 _PATHS_KEPT = 1024
 
@@ -38,7 +39,7 @@ class FailoverMiddleware:
         exchange = _Exchange(receive, send, _budget_s(scope["headers"]))
         path = scope["path"]
         for i in range(_TRIES):
-            exchange.replayed = 0
+            exchange.again()
             spent_s = time.monotonic() - arrival if i else 0.0
             if exchange.budget_s is not None and spent_s >= exchange.budget_s:
                 break
@@ -48,14 +49,13 @@ class FailoverMiddleware:
                 self._know(path)
             if exchange.started or exchange.client_left:
                 return
-            if path not in self._ours:
+            if exchange.timed_out or path not in self._ours:
                 break
-        await exchange.refuse(
-            503,
-            "FrontendLost",
-            "frontend_lost",
-            "the frontend died with the request, and no time is left for another",
-        )
+        if exchange.timed_out:
+            await exchange.expired()
+        else:
+            said = "the frontend died with the request, and no time is left for another"
+            await exchange.refuse(503, "FrontendLost", "frontend_lost", said)
 
     def _know(self, path: str) -> None:
         if path not in self._ours:
@@ -73,7 +73,11 @@ class _Exchange:
         self._arrival = time.monotonic()
         self._body: list[Any] = []
         self.replayed = 0
-        self.client_left = self.started = self.ours = self._timed_out = False
+        self._held: Any = None  # the start of an answer whose body has not come
+        self.client_left = self.started = self.ours = self._muted = False
+
+    def again(self) -> None:
+        self._held, self.replayed = None, 0
 
     async def receive(self) -> Any:
         if self.replayed < len(self._body):
@@ -87,21 +91,36 @@ class _Exchange:
             self.replayed += 1
         return message
 
+    @property
+    def timed_out(self) -> bool:
+        """Whether Serve's proxy has given up by now."""
+        waited_s = time.monotonic() - self._arrival
+        return self.budget_s is not None and waited_s >= self.budget_s + _GRACE_S - _EARLY_S
+
     async def send(self, message: Any) -> None:
         if message["type"] == "http.response.start":
-            self.started = True
-            self.ours = any(name.startswith(b"x-slo-") for name, _ in message.get("headers", ()))
-            waited_s = time.monotonic() - self._arrival
-            is_text = (b"content-type", b"application/json") not in map(
-                tuple, message.get("headers", ())
-            )
-            if message["status"] == 408 and is_text and self.budget_s is not None:
-                self._timed_out = waited_s >= self.budget_s  # else it is the application's own
-        if not self._timed_out:
-            await self._send(message)
-        elif message["type"] == "http.response.start":
-            said = f"no frontend answered within {_GRACE_S:g} s after the deadline"
-            await self.refuse(504, "Expired", "expired", said)
+            names = {name.lower() for name, _ in message.get("headers", ())}
+            self.ours = any(name.startswith(b"x-slo-") for name in names)
+            if message["status"] == 408 and self.timed_out:  # else it is the application's own
+                self.started = self._muted = True
+                await self.expired()
+            elif b"content-length" in names:
+                # Serve's proxy may give up between this and the body, and send neither.
+                self._held = message
+            else:
+                self.started = True
+                await self._send(message)
+            return
+        if self._muted:
+            return
+        if (held := self._held) is not None:
+            self._held, self.started = None, True
+            await self._send(held)
+        await self._send(message)
+
+    async def expired(self) -> None:
+        said = f"no frontend answered within {_GRACE_S:g} s after the deadline"
+        await self.refuse(504, "Expired", "expired", said)
 
     async def refuse(self, status: int, error: str, reason: str, said: str) -> None:
         content = json.dumps({"error": error, "reason": reason, "message": said}).encode()
