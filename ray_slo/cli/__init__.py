@@ -11,6 +11,8 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from ray_slo.serve.quoting import quoted
+
 # One module per command, each with `register(app)`.
 COMMANDS = (
     *("simulate", "plan", "profile", "solve", "policy", "bench", "status", "replay", "report"),
@@ -29,7 +31,7 @@ def _describe(error: Exception) -> str:
     for problem in problems():
         field = ".".join(str(part) for part in problem["loc"])
         given = problem.get("input")
-        shown = f", got {given!r}" if isinstance(given, str | int | float) else ""
+        shown = f", got {quoted(given)}" if isinstance(given, str | int | float) else ""
         lines.append(f"{field or 'input'}: {problem['msg']}{shown}")
     return "\n".join(lines)
 

@@ -184,14 +184,12 @@ def _named(variant: str) -> dict[str, Any]:
 
 
 def _config_targets(path: Path, kwargs: dict[str, Any]) -> dict[str, Target]:
-    import yaml
-
     from ray_slo.models.profiling import Target
     from ray_slo.serve.spec import parse_spec
+    from ray_slo.simulation.spec import read_yaml
 
-    body = yaml.safe_load(path.read_text(encoding="utf-8"))
-    applications = body.get("applications") if isinstance(body, dict) else None
-    if not isinstance(applications, list):
+    applications = read_yaml(path).get("applications")
+    if not isinstance(applications, list) or not all(isinstance(a, dict) for a in applications):
         raise ValueError(f"{path}: is no `serve run` config: it has no list of applications")
     found: dict[str, Target] = {}
     for application in applications:

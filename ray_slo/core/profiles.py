@@ -20,6 +20,7 @@ import numpy as np
 from scipy.optimize import isotonic_regression
 
 _FORMAT = "ray-slo/latency-profile/1"
+_LARGEST = 100_000  # batch of a profile; its table is kept in memory
 
 
 class LatencyProfile:
@@ -40,7 +41,10 @@ class LatencyProfile:
         if table.ndim != 1 or table.size == 0:
             raise ValueError(f"latencies_s must be a non-empty list, got shape {table.shape}")
         if not np.all(np.isfinite(table)) or table.min() <= 0:
-            raise ValueError(f"latencies_s must be positive and finite, got {table.tolist()}")
+            wrong = int(np.argmin(np.isfinite(table) & (table > 0)))
+            raise ValueError(
+                f"latencies_s must be positive and finite, got {table[wrong]} for batch {wrong + 1}"
+            )
         if np.any(np.diff(table) < 0):
             table = isotonic_regression(table).x
         # A list, not an array: scalar access is what policies do, and is 5 times faster.
@@ -135,13 +139,23 @@ class LatencyProfile:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> LatencyProfile:
-        """From {"latency_ms": [...]}, or {"alpha_ms", "beta_ms", "max_batch_size"?}."""
-        if "latency_ms" in data:
-            return cls([t / 1e3 for t in data["latency_ms"]])
-        if "alpha_ms" in data and "beta_ms" in data:
-            return cls.linear(
-                data["alpha_ms"] / 1e3, data["beta_ms"] / 1e3, data.get("max_batch_size", 128)
-            )
+        """From {"latency_ms": [...]}, or {"alpha_ms", "beta_ms", "max_batch_size"?}.
+
+        Raises:
+            ValueError: other keys, or values that are no latencies.
+        """
+        try:
+            if "latency_ms" in data:
+                return cls([t / 1e3 for t in data["latency_ms"]])
+            if "alpha_ms" in data and "beta_ms" in data:
+                largest = data.get("max_batch_size", 128)
+                if not isinstance(largest, int) or largest > _LARGEST:
+                    raise ValueError(
+                        f"max_batch_size must be a whole number, at most {_LARGEST}, got {largest}"
+                    )
+                return cls.linear(data["alpha_ms"] / 1e3, data["beta_ms"] / 1e3, largest)
+        except (TypeError, ArithmeticError) as error:
+            raise ValueError(f"a latency profile is made of numbers (ms): {error}") from None
         raise ValueError(
             "a latency profile needs latency_ms (a list), or alpha_ms and beta_ms; "
             f"got the keys {sorted(data)}"
@@ -264,9 +278,20 @@ def load_profiles(path: str | Path) -> dict[str, LatencyProfile]:
     """
     try:
         body = json.loads(Path(path).read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path}: not a latency-profile file: {error}") from None
     if not isinstance(body, dict) or body.get("format") != _FORMAT:
         found = body.get("format") if isinstance(body, dict) else type(body).__name__
         raise ValueError(f"{path}: format must be {_FORMAT!r}, got {found!r}")
-    return {name: LatencyProfile.from_json(data) for name, data in body["profiles"].items()}
+    profiles = body.get("profiles")
+    if not isinstance(profiles, dict):
+        raise ValueError(f"{path}: profiles must be a mapping by name of variants")
+    found = {}
+    for name, data in profiles.items():
+        try:
+            if not isinstance(data, dict):
+                raise ValueError(f"it must be a mapping, got {type(data).__name__}")
+            found[name] = LatencyProfile.from_json(data)
+        except ValueError as error:
+            raise ValueError(f"{path}: profiles.{name}: {error}") from None
+    return found

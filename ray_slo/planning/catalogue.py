@@ -13,8 +13,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-import yaml
 from pydantic import BaseModel, ConfigDict, NonNegativeFloat, PositiveFloat, ValidationError
+
+from ray_slo.core.files import load_yaml
 
 
 class InstanceType(BaseModel):
@@ -66,10 +67,7 @@ def load_catalogue(path: str | Path) -> dict[str, InstanceType]:
         FileNotFoundError: no such file.
         ValueError: not a mapping of types; the message names the type and the field.
     """
-    try:
-        data = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except yaml.YAMLError as error:
-        raise ValueError(f"{path}: not YAML: {error}") from None
+    data = load_yaml(path)
     if not isinstance(data, Mapping) or not data:
         raise ValueError(f"{path}: must be a mapping from names to instance types")
     types = {}

@@ -52,12 +52,17 @@ def make_policy(policy: str | Policy, kwargs: Mapping[str, Any] | None = None) -
                 f"policy {policy!r} is unknown; choose one of {', '.join(sorted(POLICIES))}, "
                 'or name your own as "module:attr"'
             )
-        target = import_attr(POLICIES.get(policy, policy))
+        try:
+            target = import_attr(POLICIES.get(policy, policy))
+        except ValueError as error:
+            raise ValueError(f"policy: {error}") from error
     if not callable(target):
         if kwargs:
             raise ValueError(f"policy_kwargs {sorted(kwargs)} given beside a policy object")
         made = target
     else:
+        if isinstance(target, type) and not hasattr(target, "decide"):  # before it is made
+            raise ValueError(f"policy {policy!r} gives {target!r}, which is no Policy")
         try:
             parameters = inspect.signature(target).parameters
         except ValueError:  # a class written in C

@@ -18,13 +18,14 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from ray.serve.exceptions import BackPressureError, RayServeException
 
+from ray_slo.serve.quoting import SHOWN, clipped, quoted
+
 if TYPE_CHECKING:
     from starlette.responses import Response
 
 
 MAX_MESSAGE = 600  # characters of what others' code says of an error
 _MAX_OWN_MESSAGE = 4000  # the names of all models may be in it
-_SHOWN = 80  # of what a client sent
 
 
 class SLOError(RayServeException):
@@ -218,7 +219,7 @@ class UnknownModel(SLOError, LookupError):
         if not message:
             known = ", ".join(self.valid) or "none"
             message = f"model {quoted(model)} is unknown; choose one of {known}"
-        super().__init__(message, model=None if model is None else clipped(model, _SHOWN))
+        super().__init__(message, model=None if model is None else clipped(model, SHOWN))
 
     def to_body(self) -> dict[str, Any]:
         return {**super().to_body(), "valid": self.valid}
@@ -265,17 +266,6 @@ def error_body(error: Exception, details: bool = True) -> dict[str, Any]:
         "reason": "failed",
         "message": clipped(said, MAX_MESSAGE),
     }
-
-
-def clipped(text: str, most: int) -> str:
-    """`text` cut to `most` characters, and such that it can be encoded."""
-    text = text if len(text) <= most else f"{text[:most]}… ({len(text)} characters)"
-    return text.encode("utf-8", "backslashreplace").decode()
-
-
-def quoted(value: Any) -> str:
-    """What a client sent, for a message: escaped, and cut where it is long."""
-    return clipped(ascii(value), _SHOWN)
 
 
 def _rounded(value: float | None) -> float | None:

@@ -38,10 +38,8 @@ from ray_slo.serve.errors import (
     SLOError,
     UnknownModel,
     WorkerLost,
-    clipped,
     error_body,
     http_response,
-    quoted,
 )
 from ray_slo.serve.group_channel import GroupedChannel
 from ray_slo.serve.messages import (
@@ -57,6 +55,7 @@ from ray_slo.serve.messages import (
 from ray_slo.serve.metrics import FrontendMetrics
 from ray_slo.serve.plan_channel import PlanReporter
 from ray_slo.serve.protos import DescribeReply, InferReply
+from ray_slo.serve.quoting import clipped, quoted
 from ray_slo.serve.request_context import MAX_LATENCY_MS
 from ray_slo.serve.scheduler import FEW_SAMPLES, Quantile
 from ray_slo.serve.spec import AppSpec, VariantRef, worker_deployment

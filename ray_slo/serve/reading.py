@@ -14,7 +14,8 @@ from typing import Any, NoReturn
 
 from starlette.requests import ClientDisconnect, Request
 
-from ray_slo.serve.errors import BadHeader, BadInput, BodyTooLarge, SlowBody, quoted
+from ray_slo.serve.errors import BadHeader, BadInput, BodyTooLarge, SlowBody
+from ray_slo.serve.quoting import quoted
 from ray_slo.serve.request_context import (
     LATENCY_HEADER,
     MAX_LATENCY_MS,

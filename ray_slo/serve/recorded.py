@@ -20,6 +20,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from ray_slo.core.files import load_arrays
 from ray_slo.scheduling.registry import import_attr
 
 _FORMAT = "ray-slo/workload/1"
@@ -210,14 +211,10 @@ class Workload:
             ValueError: not a workload file.
         """
         try:
-            with np.load(path, allow_pickle=False) as data:
-                header = json.loads(str(data["header"]))
-                times, payload = data["times_s"], data["payload"]
-        except (ValueError, KeyError, EOFError) as error:
-            raise ValueError(f"{path}: not a workload file: {error}") from None
-        except Exception as error:  # zipfile.BadZipFile, without importing zipfile for it
-            if type(error).__name__ != "BadZipFile":
-                raise
+            data = load_arrays(path, "a workload file")
+            header = dict(json.loads(str(data["header"])))
+            times, payload = data["times_s"], data["payload"]
+        except (KeyError, TypeError, json.JSONDecodeError) as error:
             raise ValueError(f"{path}: not a workload file: {error}") from None
         if header.get("format") != _FORMAT:
             raise ValueError(f"{path}: format must be {_FORMAT!r}, got {header.get('format')!r}")

@@ -31,8 +31,10 @@ from ray_slo.core import LatencyProfile
 from ray_slo.planning import loki
 from ray_slo.planning.catalogue import CATALOGUE, InstanceType
 from ray_slo.scheduling.registry import import_attr, make_policy
+from ray_slo.serve.quoting import quoted
 
 _LONGEST_SLO_MS = 86_400_000  # a day, as for a request
+_MOST_REPLICAS = 100_000
 _PIPELINE = "pipeline"  # the default policy of a pipeline
 _WITH_VARIANTS = "price"  # the default policy where a model has variants
 # Arguments of a `loki.Problem` that are measured, or follow from the rest.
@@ -433,9 +435,9 @@ class WorkerSpec(_Strict):
             has one.
     """
 
-    num_replicas: int = Field(default=1, ge=1)
-    min_replicas: int = Field(default=1, ge=0)
-    max_replicas: int | None = Field(default=None, ge=1)
+    num_replicas: int = Field(default=1, ge=1, le=_MOST_REPLICAS)
+    min_replicas: int = Field(default=1, ge=0, le=_MOST_REPLICAS)
+    max_replicas: int | None = Field(default=None, ge=1, le=_MOST_REPLICAS)
     instance_type: InstanceType | None = None
     ray_actor_options: dict[str, Any] = Field(default_factory=dict)
 
@@ -982,6 +984,10 @@ class AppSpec(_Strict):
                 "planner.kwargs.memory_mb: with memory_mb of models, say what a worker has"
             )
         room = planner.kwargs.get("memory_mb", math.inf)
+        if not isinstance(room, int | float) or math.isnan(room):
+            raise ValueError(
+                f"planner.kwargs.memory_mb must be a number of megabytes, got {quoted(room)}"
+            )
         for model, memory_mb in planner.memory_mb.items():
             if planner.name == "herd" and memory_mb > room:
                 raise ValueError(
@@ -1220,5 +1226,5 @@ def _explain(error: Any) -> str:
     if error["type"] == "missing":
         return f"{path}: required"
     shown = error["input"]
-    got = f", got {shown!r}" if not isinstance(shown, dict) else ""
+    got = f", got {quoted(shown)}" if not isinstance(shown, dict) else ""
     return f"{path}: {error['msg'].removeprefix('Value error, ')}{got}"

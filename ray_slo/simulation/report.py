@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ray_slo.core.decisions import DropReason
+from ray_slo.core.files import load_arrays
 from ray_slo.core.requests import BatchStatus
 
 if TYPE_CHECKING:
@@ -395,10 +396,9 @@ class Report:
             ValueError: not a report, or of another format version.
         """
         try:
-            with np.load(path, allow_pickle=False) as data:
-                columns = dict(data)
-            meta = json.loads(str(columns.pop("meta")))
-        except (KeyError, ValueError, TypeError) as error:
+            columns = load_arrays(path, "a report file")
+            meta = dict(json.loads(str(columns.pop("meta"))))
+        except (KeyError, TypeError, json.JSONDecodeError) as error:
             raise ValueError(f"{path}: not a report file: {error}") from None
         if (found := meta.pop("format", None)) != _FORMAT:
             raise ValueError(f"{path}: format must be {_FORMAT!r}, got {found!r}")

@@ -12,9 +12,8 @@ duration_s: 20
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-import yaml
 from pydantic import (
     BaseModel,
     ConfigDict,
@@ -22,11 +21,11 @@ from pydantic import (
     NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,
-    PositiveInt,
     model_validator,
 )
 
 from ray_slo.core.cluster import Cluster, DispatchDelay, Model, Variant, Worker
+from ray_slo.core.files import load_yaml
 from ray_slo.core.policy import Policy
 from ray_slo.core.profiles import LatencyProfile, load_profiles
 from ray_slo.scheduling.registry import make_policy
@@ -34,9 +33,12 @@ from ray_slo.simulation.report import Report
 from ray_slo.simulation.simulator import WorkerEvent, simulate
 from ray_slo.simulation.workloads import Workload
 
+MAX_BATCH = 100_000  # more is a slip of the pen, and would fill memory with a table
+MAX_WORKERS = 100_000
+
 
 class _Spec(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class ProfileSpec(_Spec):
@@ -51,8 +53,8 @@ class ProfileSpec(_Spec):
 
     alpha_ms: NonNegativeFloat | None = None
     beta_ms: NonNegativeFloat = 0.0
-    max_batch_size: PositiveInt = 128
-    latency_ms: list[PositiveFloat] | None = None
+    max_batch_size: int = Field(128, ge=1, le=MAX_BATCH)
+    latency_ms: Annotated[list[PositiveFloat], Field(max_length=MAX_BATCH)] | None = None
     file: Path | None = None
 
     @model_validator(mode="after")
@@ -144,6 +146,9 @@ class DelaySpec(_Spec):
         return DispatchDelay(self.control_ms / 1e3, self.per_request_ms / 1e3)
 
 
+_Count = Annotated[int, Field(ge=1, le=MAX_WORKERS)]
+
+
 class ClusterSpec(_Spec):
     """Models and workers; a worker loads every variant that has a profile for its hardware.
 
@@ -154,7 +159,7 @@ class ClusterSpec(_Spec):
     """
 
     models: dict[str, ModelSpec] = Field(min_length=1)
-    workers: PositiveInt | dict[str, PositiveInt] = 8
+    workers: _Count | dict[str, _Count] = 8
     delay: DelaySpec = DelaySpec()
 
     def build(self, base: Path) -> Cluster:
@@ -258,10 +263,7 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
         FileNotFoundError: no such file.
         ValueError: not YAML, or no mapping.
     """
-    try:
-        data = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except yaml.YAMLError as error:
-        raise ValueError(f"{path}: not YAML: {error}") from None
+    data = load_yaml(path)
     if not isinstance(data, dict):
         raise ValueError(f"{path}: must hold a mapping, got {type(data).__name__}")
     return data

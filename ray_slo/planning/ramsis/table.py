@@ -8,7 +8,6 @@ tables takes some tens of kilobytes.
 from __future__ import annotations
 
 import json
-import zipfile
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -19,6 +18,8 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from ray_slo.core.files import load_arrays
 
 FORMAT = "ray-slo/ramsis-tables/1"
 DROP = ""  # the variant that `lookup` names where requests are to be dropped
@@ -238,10 +239,9 @@ class PolicySet:
             ValueError: no file of tables, one of another version, or solved for other profiles.
         """
         try:
-            with np.load(path, allow_pickle=False) as file:
-                header = json.loads(str(file["header"]))
-                arrays = {name: file[name] for name in file.files if name != "header"}
-        except (zipfile.BadZipFile, KeyError, EOFError, ValueError) as error:
+            arrays = load_arrays(path, "a file of RAMSIS tables")
+            header = dict(json.loads(str(arrays.pop("header"))))
+        except (KeyError, TypeError, json.JSONDecodeError) as error:
             raise ValueError(f"{path}: not a file of RAMSIS tables: {error}") from None
         if header.get("format") != FORMAT:
             raise ValueError(f"{path}: format must be {FORMAT!r}, got {header.get('format')!r}")

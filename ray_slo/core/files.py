@@ -1,0 +1,63 @@
+"""Reads files that may come from anywhere: nothing in them is run, and nothing is endless."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+MAX_DEPTH = 100  # of YAML; deeper takes the parser seconds, then Python's stack
+MAX_ALIASES = 100  # a few, nested, make billions of items
+
+
+def load_arrays(path: str | Path, what: str) -> dict[str, NDArray[Any]]:
+    """The arrays of a `.npz` file, by name; nothing is unpickled.
+
+    Args:
+        what: the file should be, for the message.
+
+    Raises:
+        OSError: it cannot be opened.
+        ValueError: it is no such file, or a damaged one.
+    """
+    try:
+        with Path(path).open("rb") as raw, np.load(raw, allow_pickle=False) as file:
+            return {name: file[name] for name in file.files}
+    except FileNotFoundError:
+        raise
+    except Exception as error:  # zipfile, zlib, struct and NumPy each have their own
+        said = str(error) or type(error).__name__
+        raise ValueError(f"{path}: not {what}: {said}") from None
+
+
+def load_yaml(path: str | Path) -> Any:
+    """What a YAML file says.
+
+    Raises:
+        OSError: it cannot be opened.
+        ValueError: not YAML, nested too deeply, or with too many aliases.
+    """
+    import yaml
+
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+        opens = (
+            yaml.FlowSequenceStartToken,
+            yaml.FlowMappingStartToken,
+            yaml.BlockSequenceStartToken,
+            yaml.BlockMappingStartToken,
+        )
+        ends = (yaml.FlowSequenceEndToken, yaml.FlowMappingEndToken, yaml.BlockEndToken)
+        depth = aliases = 0
+        for token in yaml.scan(text):
+            depth += isinstance(token, opens) - isinstance(token, ends)
+            aliases += isinstance(token, yaml.AliasToken)
+            if depth > MAX_DEPTH:
+                raise ValueError(f"it is nested more than {MAX_DEPTH} deep")
+            if aliases > MAX_ALIASES:
+                raise ValueError(f"it has more than {MAX_ALIASES} aliases")
+        return yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # a date that is none, too
+        raise ValueError(f"{path}: not YAML: {error}") from None
