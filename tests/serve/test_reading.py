@@ -1,0 +1,275 @@
+"""What clients send is read within bounds, and refused by name beyond them."""
+
+import asyncio
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from starlette.requests import Request
+
+from ray_slo.errors import BadHeader, BadInput, BodyTooLarge, SlowBody
+from ray_slo.serve import grpc
+from ray_slo.serve.answers import to_json
+from ray_slo.serve.errors import UnknownModel, error_body
+from ray_slo.serve.openapi import document
+from ray_slo.serve.proxy import BoundsMiddleware
+from ray_slo.serve.quoting import quoted
+from ray_slo.serve.reading import MAX_DEPTH, Headers, body_of, json_of
+
+OWN, PROXIED, TIMEOUT = "x-slo-latency-ms", "x-slo-timeout-ms", "x-request-timeout-seconds"
+
+
+@pytest.mark.parametrize(
+    ("pairs", "latency_ms"),
+    [
+        ([], None),
+        ([(OWN, "250")], 250),
+        ([(OWN, "2.5e2"), (TIMEOUT, "0.001")], 250),
+        ([(TIMEOUT, "0.1")], 100),
+        ([(TIMEOUT, "60")], 1000),
+        ([(TIMEOUT, "0")], None),
+        ([(TIMEOUT, "-1")], None),
+        ([(PROXIED, "400"), (TIMEOUT, "2.4")], 400),
+        ([("accept", "x"), ("authorization", "y")], None),
+    ],
+)
+def test_time_that_a_client_gives(pairs, latency_ms):
+    assert Headers(pairs).latency_ms(1000) == latency_ms
+
+
+@pytest.mark.parametrize("name", [OWN, TIMEOUT])
+@pytest.mark.parametrize(
+    "value",
+    ["", "soon", "nan", "inf", "1e999", "1e12", "1_0", "0x10", "١٢", "1" * 40, b"5", "1,2", "5ms"],
+)
+def test_header_that_is_no_number(name, value):
+    with pytest.raises(BadHeader) as refused:
+        Headers([(name, value)]).latency_ms(1000)
+    body = refused.value.to_body()
+    assert (refused.value.http_status, body["field"]) == (400, name)
+    assert f"header {name} must be a positive number" in body["message"]
+    assert len(body["message"]) < 300
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "-inf", "1e-400"])
+def test_no_time_at_all(value):
+    with pytest.raises(BadHeader, match="positive"):
+        Headers([(OWN, value)]).latency_ms(1000)
+
+
+def test_header_twice():
+    with pytest.raises(BadHeader, match="is there 2 times; send one"):
+        Headers([(OWN, "5"), (OWN, "5000")]).latency_ms(1000)
+
+
+@given(st.lists(st.tuples(st.sampled_from([OWN, PROXIED, TIMEOUT]), st.text(max_size=12))))
+@settings(max_examples=100, derandomize=True, deadline=None, database=None)
+def test_any_headers(pairs):
+    try:
+        latency_ms = Headers(pairs).latency_ms(1000)
+    except BadHeader as error:
+        json.dumps(error.to_body()).encode()
+    else:
+        assert latency_ms is None or 0 < latency_ms <= 86_400_000
+
+
+# -- JSON ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "body", [b"1", b'{"a": [1, {"b": null}]}', b'"[[["', b"[" * 99 + b"]" * 99]
+)
+def test_json(body):
+    assert json_of(body) == json.loads(body)
+
+
+def test_brackets_in_text_are_no_depth():
+    text = "[{" * 500
+    assert json_of(json.dumps([text, {"a": [text]}])) == [text, {"a": [text]}]
+    assert json_of(json.dumps(text)) == text
+    wide = [[i] for i in range(1000)]
+    assert json_of(json.dumps(wide).encode()) == wide
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        (b"[" * (MAX_DEPTH + 1) + b"]" * (MAX_DEPTH + 1), "nested more than 100 deep"),
+        (b'{"a":' * 300 + b"1" + b"}" * 300, "nested more than 100 deep"),
+        (b"[" * 200_000, "nested more than 100 deep"),
+        (b"[NaN]", "it says NaN"),
+        (b"-Infinity", "it says -Infinity"),
+        (b"1" * 5000, "4300 digits"),
+        (b'"\xff"', "utf-8"),
+        (b"", "Expecting value"),
+    ],
+)
+def test_json_beyond_bounds(body, says):
+    with pytest.raises(ValueError, match=says):
+        json_of(body)
+
+
+def test_answers_are_json_whatever_the_number():
+    assert json.loads(to_json([float("nan"), {"a": float("-inf")}, 1.5])) == [
+        None,
+        {"a": None},
+        1.5,
+    ]
+    loop = []
+    loop.append(loop)
+    with pytest.raises(ValueError, match="Circular"):
+        to_json(loop)
+
+
+# -- bodies --------------------------------------------------------------------------------------
+
+
+def read(chunks, max_bytes=10, left_s=5.0, headers=()):
+    """`body_of` a request that comes in such chunks; a number is a pause, None the client's end."""
+    rest = list(chunks)
+
+    async def receive():
+        chunk = rest.pop(0)
+        while isinstance(chunk, float):
+            await asyncio.sleep(chunk)
+            chunk = rest.pop(0)
+        if chunk is None:
+            return {"type": "http.disconnect"}
+        return {"type": "http.request", "body": chunk, "more_body": bool(rest)}
+
+    scope = {"type": "http", "headers": [(k.encode(), v.encode()) for k, v in headers]}
+    return asyncio.run(body_of(Request(scope, receive), max_bytes, left_s)), rest
+
+
+def test_body():
+    assert read([b"12345", b"67890"])[0] == b"1234567890"
+    assert read([b"1"], headers=[("content-length", "1")])[0] == b"1"
+
+
+@pytest.mark.parametrize("length", ["11", "9" * 18, "9" * 5000])
+def test_body_that_says_it_is_too_large_is_not_read(length):
+    with pytest.raises(BodyTooLarge, match="at most 10 are read"):
+        read([], headers=[("content-length", length)])
+
+
+def test_body_in_chunks_is_read_no_further_than_its_bound():
+    chunks = [b"12345"] * 100
+    with pytest.raises(BodyTooLarge, match="body has more than 10 bytes"):
+        read(chunks)
+
+
+def test_slow_body_ends_with_its_deadline():
+    with pytest.raises(SlowBody, match=r"of the body, 1 bytes came within 0.51 s"):
+        read([b"1", 60.0, b"2"], left_s=0.01)
+
+
+def test_client_that_leaves():
+    with pytest.raises(BadInput, match="the client left"):
+        read([b"1", None])
+
+
+# -- what errors say -----------------------------------------------------------------------------
+
+
+def test_errors_say_little_of_what_was_sent():
+    body = UnknownModel(model="x" * 9999 + "\n", valid=["a"]).to_body()
+    assert len(body["message"]) < 200 and len(body["model"]) < 120
+    assert quoted("a\n\x1b[31m\u202e") == r"'a\n\x1b[31m\u202e'"
+    assert quoted(10**5000) == "a huge int"
+
+
+def test_the_models_own_errors():
+    assert error_body(ValueError("y" * 9999))["message"].endswith("(9999 characters)")
+    json.dumps(error_body(ValueError("\ud800")), ensure_ascii=False).encode()
+    told = error_body(ValueError("a secret"), details=False)
+    assert (told["error"], told["reason"]) == ("InternalError", "failed")
+    assert "secret" not in json.dumps(told)
+
+
+# -- in Serve's proxy ----------------------------------------------------------------------------
+
+
+def through(headers=(), chunks=(b"",), kind="http", most=10):
+    """(status or code, body as JSON, what the application got) behind the middleware."""
+    rest, sent, got = list(chunks), [], []
+
+    async def receive():
+        return {"type": "http.request", "body": rest.pop(0), "more_body": bool(rest)}
+
+    async def send(message):
+        sent.append(message)
+
+    async def app(scope, receive, send):
+        while True:
+            message = await receive()
+            got.append(message)
+            if message["type"] == "http.disconnect" or not message["more_body"]:
+                break
+        status = 499 if message["type"] == "http.disconnect" else 200
+        await send({"type": "http.response.start", "status": status, "headers": []})
+        await send({"type": "http.response.body", "body": b"{}"})
+
+    scope = {
+        "type": kind,
+        "headers": [(k.encode("latin-1"), v.encode("latin-1")) for k, v in headers],
+    }
+    asyncio.run(BoundsMiddleware(app, most)(scope, receive, send))
+    first = sent[0]
+    body = json.loads(sent[1]["body"]) if len(sent) > 1 else None
+    return first.get("status", first.get("code")), body, got
+
+
+def test_requests_pass():
+    status, _, got = through([("x-request-id", "a b~"), ("cookie", "\xff")], [b"123", b"456"])
+    assert (status, [m["body"] for m in got]) == (200, [b"123", b"456"])
+
+
+@pytest.mark.parametrize(
+    "header",
+    ["x-request-id", "X-Session-Id", "serve_multiplexed_model_id", "x-slo-anything", "traceparent"],
+)
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [(["\xff"], "printable"), (["a\tb"], "printable"), (["a" * 257], "257"), (["a", "b"], "once")],
+)
+def test_headers_that_serve_would_choke_on(header, values, says):
+    status, body, got = through([(header.lower(), value) for value in values])
+    assert (status, body["error"], body["field"]) == (400, "BadHeader", header.lower())
+    assert says in body["message"]
+    assert not got
+    assert through([(header.lower(), value) for value in values], kind="websocket")[0] == 1008
+
+
+def test_headers_that_are_too_large_together():
+    status, body, got = through([(f"h{i}", "v" * 1000) for i in range(70)])
+    assert (status, body["reason"], got) == (431, "headers_too_large", [])
+
+
+def test_body_that_is_too_large_for_the_proxy():
+    status, body, got = through([("content-length", "11")])
+    assert (status, body["error"], got) == (413, "BodyTooLarge", [])
+    status, body, got = through(chunks=[b"123456"] * 5)
+    assert (status, body["reason"]) == (413, "body_too_large")
+    assert [m["type"] for m in got] == ["http.request", "http.disconnect"]
+
+
+def test_bound_of_the_proxies(monkeypatch):
+    from ray.serve._private import grpc_util
+
+    monkeypatch.setattr(grpc_util, "DEFAULT_GRPC_SERVER_OPTIONS", [("a", 1)])
+    monkeypatch.setenv("RAY_SLO_MAX_BODY_BYTES", "1000")
+    grpc.bound_messages()
+    key = "grpc.max_receive_message_length"
+    assert dict(grpc_util.DEFAULT_GRPC_SERVER_OPTIONS) == {"a": 1, key: 5096}
+    for wrong in ("0", "-1", "1e6", "many", str(2**31)):
+        monkeypatch.setenv("RAY_SLO_MAX_BODY_BYTES", wrong)
+        with pytest.raises(ValueError, match="RAY_SLO_MAX_BODY_BYTES must be a number of bytes"):
+            grpc.max_body_bytes()
+
+
+def test_openapi_document_names_every_answer():
+    answers = document(["a"])["paths"]["/{model}"]["post"]["responses"]
+    wanted = {"200", "400", "404", "405", "408", "413", "422", "431", "500", "503", "504"}
+    assert set(answers) == wanted
+    assert answers["503"]["description"].startswith("RefusedEarly: Refused now rather than")
