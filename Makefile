@@ -8,7 +8,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 export RAY_USAGE_STATS_ENABLED = 0
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo serve test test-fast check format benchmarks soak clean
+.PHONY: help setup demo serve test test-fast check format docs benchmarks soak clean
 
 help:  ## list the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -17,7 +17,7 @@ $(STAMP): pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 10) else "ray-slo needs Python 3.10 or newer; say make PYTHON=python3.x")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet --editable '.[digits,ocr,gurobi,dev]'
+	$(BIN)/python -m pip install --quiet --editable '.[digits,ocr,gurobi,docs,dev]'
 	touch $@
 
 setup: $(STAMP)  ## create .venv and install everything
@@ -48,6 +48,10 @@ check: $(STAMP)  ## ruff and mypy
 format: $(STAMP)  ## ruff, mending
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+docs: $(STAMP)  ## build the site of docs/ into out/site
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "open out/site/index.html, or: $(BIN)/python -m http.server -d out/site"
 
 benchmarks: $(STAMP)  ## list the benchmark programs
 	$(BIN)/python -m benchmarks

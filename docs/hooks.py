@@ -1,7 +1,8 @@
 """What MkDocs runs beside its plugins: pages made of the code, and files that pages link to.
 
-* `<!-- fields: module.Class -->` becomes a table of a pydantic model's fields. What they mean is
+* `<!-- fields: module.Class -->` becomes a list of a pydantic model's fields. What they mean is
   said in the class's docstring, under "Attributes:".
+* `<!-- errors -->` becomes the table of errors.
 * `<!-- commands -->` becomes the reference of the command line, made by Typer.
 * A link out of docs/, `../configs/digits-deferred.yaml`, works on the code host as it stands. On
   the site it leads to a page with that file; one that is not there fails `mkdocs build --strict`.
@@ -142,7 +143,8 @@ def type_name(annotation: Any) -> str:
         return simple[annotation]
     if isinstance(annotation, type) and issubclass(annotation, enum.Enum):
         return ", ".join(f'"{choice.value}"' for choice in annotation)
-    return getattr(annotation, "__name__", str(annotation))
+    name = getattr(annotation, "__name__", str(annotation))
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name.removesuffix("Spec")).lower()
 
 
 def default_of(field: Any) -> str:
@@ -154,14 +156,14 @@ def default_of(field: Any) -> str:
     )
     if value is None or value in ({}, [], ""):
         return ""
-    return f"`{yaml.safe_dump(value, default_flow_style=True, width=1000).splitlines()[0]}`"
+    return f"default `{yaml.safe_dump(value, default_flow_style=True, width=1000).splitlines()[0]}`"
 
 
 def limits(field: Any) -> str:
     """Bounds that pydantic checks."""
     signs = {"gt": ">", "ge": "≥", "lt": "<", "le": "≤"}
     found = [
-        f"{sign} {getattr(rule, name):g}"
+        f"{sign} {getattr(rule, name)}"
         for rule in field.metadata
         for name, sign in signs.items()
         if getattr(rule, name, None) is not None
@@ -169,8 +171,8 @@ def limits(field: Any) -> str:
     return f" ({', '.join(found)})" if found else ""
 
 
-def fields_table(path: str) -> str:
-    """A table of a pydantic model's fields.
+def fields_list(path: str) -> str:
+    """The fields of a pydantic model, as a list.
 
     Raises:
         LookupError: a field that its docstring does not explain.
@@ -178,16 +180,33 @@ def fields_table(path: str) -> str:
     module, _, name = path.rpartition(".")
     model = getattr(import_module(module), name)
     said = described(model)
-    rows = ["| field | type | default | meaning |", "|---|---|---|---|"]
+    entries = []
     for field, info in model.model_fields.items():
         meaning = info.description or said.get(field)
         if field == "kind":
             meaning = "which process it is"
         if not meaning:
             raise LookupError(f"{path}.{field}: its docstring does not say what it means")
-        kind = type_name(info.annotation) + limits(info)
-        cells = [f"`{field}`", kind, default_of(info), meaning]
-        rows.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+        facts = [type_name(info.annotation) + limits(info), default_of(info)]
+        entries.append(f"* **`{field}`**: {', '.join(filter(None, facts))}\n<br>{meaning}")
+    return "\n".join(entries)
+
+
+def errors() -> str:
+    """A table of the errors and what they are over HTTP and gRPC."""
+    from ray_slo import errors as module
+
+    rows = ["| error | HTTP | gRPC | reason | |", "|---|---|---|---|---|"]
+    for name in module.__all__:
+        error = getattr(module, name)
+        if name in ("SLOError", "ConfigError"):
+            continue  # the base of all; raised before anything runs
+        told = " ".join((error.__doc__ or "").split("\n\n")[0].split())
+        told = re.split(r"(?<=\.) (?=HTTP )", told)[0]
+        reasons = f"`{error.default_reason}`" + (", …" if name == "RefusedEarly" else "")
+        rows.append(
+            f"| `{name}` | {error.http_status} | `{error.grpc_code}` | {reasons} | {told} |"
+        )
     return "\n".join(rows)
 
 
@@ -206,6 +225,7 @@ def commands() -> str:
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Fills in what is made of the code, and mends links."""
-    markdown = re.sub(r"<!-- fields: (\S+) -->", lambda m: fields_table(m[1]), markdown)
+    markdown = re.sub(r"<!-- fields: (\S+) -->", lambda m: fields_list(m[1]), markdown)
+    markdown = re.sub(r"<!-- errors -->", lambda _: errors(), markdown)
     markdown = re.sub(r"<!-- commands -->", lambda _: commands(), markdown)
     return rewritten(markdown, page.file.src_uri)

@@ -23,6 +23,7 @@ class LocalCluster:
         url: of Serve's HTTP proxy, without a slash at the end.
         grpc: of Serve's gRPC proxy, host and port.
         address: for `ray.init(address=…)` of another process.
+        folder: modules in it can be imported by replicas.
         spans: where Serve's tracing writes its files, of requests whose caller's span is sampled.
     """
 
@@ -30,6 +31,7 @@ class LocalCluster:
     grpc: str
     address: str
     spans: Path
+    folder: Path
 
     @contextlib.contextmanager
     def running(self, app, name="app", route_prefix="/"):
@@ -48,7 +50,7 @@ def free_port() -> int:
 
 
 @pytest.fixture(scope="session")
-def ray_cluster():
+def ray_cluster(tmp_path_factory):
     """Start Ray and Serve once; stop what was started, and nothing else."""
     port, grpc_port = free_port(), free_port()
     # For Ray's processes: the deadline middleware in Serve's proxy, and the tests' own modules.
@@ -58,7 +60,9 @@ def ray_cluster():
     os.environ["RAY_SERVE_TRACING_EXPORTER_IMPORT_PATH"] = DEFAULT_TRACING_EXPORTER_IMPORT_PATH
     os.environ["RAY_SERVE_TRACING_SAMPLING_RATIO"] = "0"
     here = str(Path(__file__).parent)
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [here, os.getenv("PYTHONPATH")]))
+    folder = tmp_path_factory.mktemp("modules")
+    paths = [here, str(folder), os.getenv("PYTHONPATH")]
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     context = ray.init(
         address="local",
         num_cpus=4,
@@ -76,6 +80,7 @@ def ray_cluster():
             f"127.0.0.1:{grpc_port}",
             context.address_info["address"],
             Path(context.address_info["session_dir"]) / "logs" / "serve" / "spans",
+            folder,
         )
     finally:
         serve.shutdown()

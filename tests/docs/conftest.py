@@ -1,0 +1,10 @@
+"""A decision log for pages that speak of one."""
+
+import pytest
+
+from tests.docs.log import write
+
+
+@pytest.fixture(scope="session")
+def sample_log(tmp_path_factory):
+    return write(tmp_path_factory.mktemp("log"))

@@ -1,0 +1,18 @@
+"""A decision log for pages that speak of one: a simulated run, a little too much load."""
+
+from ray_slo.core import Cluster, LatencyProfile, Model, Variant
+from ray_slo.scheduling import make_policy
+from ray_slo.simulation import Workload, simulate
+from ray_slo.simulation.decision_log import Lines, Recording, Start
+
+
+def write(folder):
+    profile = LatencyProfile.linear(0.012, 0.1, 16)
+    model = Model("sleeper", 0.45, (Variant("sleeper", {"default": profile}),))
+    lines = Lines(
+        folder, "20261121T101259-sleeper-f4bc19b2", Start.of("deferred", {}, wall_at=1.8e9)
+    )
+    recording = Recording(make_policy("deferred"), lines)
+    simulate(recording, Cluster.uniform([model], 2), Workload.poisson(100), duration_s=5, seed=1)
+    lines.close()
+    return folder

@@ -1,0 +1,422 @@
+"""The code blocks of the README and of docs/, and how each is tried.
+
+* ``python`` is executed, a page's blocks in one namespace from top to bottom; what follows as ``text``
+  is what it prints. An application that a block deploys goes when a later block deploys another.
+* ``yaml`` is read by what reads such a file. ``title="NAME"`` makes any block a file.
+* ``sh`` is checked command by command: options, files, targets. It is run where it is cheap, where its
+  output follows, and all of it, in order, on a page that says `<!-- followed -->`. In that output `…`
+  stands for anything, and numbers may differ.
+* A fence without a language is a drawing.
+
+In a comment before a block: `<!-- not run: reason -->`; `<!-- with: {yaml} -->` completes a YAML fragment.
+`<!-- setup` and Python code, up to `-->`, is run and not shown.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import io
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import tomllib
+import typer
+import yaml
+from markdown_it import MarkdownIt
+from typer.testing import CliRunner
+
+from ray_slo.cli import app as cli
+
+ROOT = Path(__file__).parents[2]
+LOG = "/var/log/slo"  # what pages call a folder with a decision log
+URL = "http://127.0.0.1:8000"
+GRPC = "127.0.0.1:9000"
+OUTPUT = ("text", "http", "json")
+CHEAP = ("simulate", "dashboards", "replay", "report")  # commands that are always run
+
+
+class Unknown(Exception):
+    """A block or a command that nothing here knows how to try."""
+
+
+@dataclass(frozen=True)
+class Block:
+    """A block of code.
+
+    Attributes:
+        page: path from the repository's root.
+        line: where it begins.
+        title: name of the file that it is to be saved as.
+        not_run: why it is not tried.
+        extra: YAML that completes it.
+    """
+
+    page: str
+    line: int
+    language: str
+    code: str
+    title: str | None = None
+    not_run: str | None = None
+    extra: str = ""
+
+    @property
+    def where(self) -> str:
+        return f"{self.page}:{self.line}"
+
+
+def blocks(path: Path) -> list[Block]:
+    """The code blocks of a page, those of its `<!-- setup -->` comments, too."""
+    page = path.relative_to(ROOT).as_posix()
+    found: list[Block] = []
+    not_run, extra = None, ""
+    for token in MarkdownIt().parse(path.read_text(encoding="utf-8")):
+        if token.type == "html_block":
+            line = token.map[0] + 1
+            if said := re.search(r"<!-- not run: (.+?) -->", token.content, re.DOTALL):
+                not_run = " ".join(said[1].split())
+            if said := re.search(r"<!-- with: (.+?) -->", token.content, re.DOTALL):
+                extra = said[1]
+            for said in re.finditer(r"<!-- setup\n(.+?)-->", token.content, re.DOTALL):
+                found.append(Block(page, line, "python", said[1]))
+        elif token.type == "fence":
+            language, _, rest = token.info.partition(" ")
+            title = re.search(r'title="(.+?)"', rest)
+            place = (page, token.map[0] + 1, language, token.content)
+            found.append(Block(*place, title and title[1], not_run, extra))
+            not_run, extra = None, ""
+    return found
+
+
+def is_followed(path: Path) -> bool:
+    return "<!-- followed -->" in path.read_text(encoding="utf-8")
+
+
+def needs_ray(path: Path) -> bool:
+    """Whether a page's code needs a running Ray."""
+    code = [b.code for b in blocks(path) if b.language == "python" and not b.not_run]
+    return is_followed(path) or bool(re.search(r"\bserve\.(run|start)\(", "\n".join(code)))
+
+
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+# -- what a block says -------------------------------------------------------------------------
+
+
+def commands(code: str) -> list[list[str]]:
+    """The commands of a ``sh`` block, or of the lines with `$` of a ``console`` one."""
+    lines = code.replace("\\\n", " ").splitlines()
+    split = [shlex.split(line, comments=True) for line in lines]
+    return [words for words in split if words]
+
+
+def console(code: str) -> tuple[str, str]:
+    """Commands and output of a ``console`` block."""
+    said = code.splitlines()
+    typed = [line[2:] for line in said if line.startswith("$ ")]
+    return "\n".join(typed), "\n".join(line for line in said if not line.startswith("$ "))
+
+
+def pattern(said: str) -> re.Pattern[str]:
+    """What an output must look like: `…` is anything, numbers and the width of tables may differ."""
+    number = r"(?:[-+]?\d[\d.,:T-]*|–)"
+    word = re.compile(rf"…|[A-Za-z_]\w*|[━─┏┓┡┩└┘├┤┳╇┴┬┼╋┃│]+|{number}|\s+|.", re.DOTALL)
+    made = []
+    for part in word.findall(said.strip()):
+        if part == "…":
+            made.append(r"[\s\S]*?")
+        elif part.isspace() or part[0] in "━─┏┓┡┩└┘├┤┳╇┴┬┼╋┃│":
+            made.append(r"[\s━─┏┓┡┩└┘├┤┳╇┴┬┼╋┃│]*")
+        elif re.fullmatch(number, part):
+            made.append(number)
+        else:
+            made.append(re.escape(part))
+    return re.compile("".join(made))
+
+
+# -- YAML --------------------------------------------------------------------------------------
+
+
+def read_yaml(block: Block, folder: Path) -> None:
+    """Have a YAML block read by what reads such a file."""
+    from pydantic import ValidationError
+    from ray.serve.schema import ServeDeploySchema, gRPCOptionsSchema
+
+    from ray_slo.serve import build_app
+    from ray_slo.serve.spec import AppSpec
+    from ray_slo.simulation.sizing import PlanSpec
+    from ray_slo.simulation.spec import SimulationSpec
+
+    given: dict[str, Any] = yaml.safe_load(block.code)
+    given |= yaml.safe_load(block.extra) if block.extra else {}
+    if "args" in given and "applications" not in given:
+        given = {"applications": [{"import_path": "ray_slo.serve:build_app", **given}]}
+    if "applications" in given:
+        for application in ServeDeploySchema.model_validate(given).applications:
+            assert application.import_path == "ray_slo.serve:build_app", block.where
+            assert build_app(application.args)
+    elif "grpc_options" in given:
+        options = gRPCOptionsSchema.model_validate(given["grpc_options"])
+        for function in options.grpc_servicer_functions:
+            imported(function)
+    elif "cluster" in given:
+        is_plan = bool({"policies", "pool", "accuracy_floor", "bad_rate"} & set(given))
+        (PlanSpec if is_plan else SimulationSpec).model_validate(given)
+    elif set(given) <= set(AppSpec.model_fields):
+        assert build_app(given)
+    elif block.title == "types.yaml":
+        from ray_slo.planning.catalogue import load_catalogue
+
+        try:
+            load_catalogue(folder / block.title)
+        except ValidationError as error:
+            raise AssertionError(block.where) from error
+    else:
+        raise Unknown(f"{block.where}: YAML with {', '.join(given)}")
+
+
+def imported(path: str) -> Any:
+    module, _, name = path.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
+# -- a reader ----------------------------------------------------------------------------------
+
+
+class Reader:
+    """Goes through a page as its reader would.
+
+    Args:
+        folder: where files of the page go, and what its commands write.
+        log: folder with a decision log, for pages that speak of one.
+        cluster: a running Ray, for pages that need one.
+    """
+
+    def __init__(self, path: Path, folder: Path, log: Path, cluster: Any = None) -> None:
+        self.path, self.folder, self.cluster = path, folder, cluster
+        self.log = log
+        self.followed = is_followed(path)
+        self.names: dict[str, Any] = {"__name__": "page"}
+        self.said = ""  # by the last block that printed
+        self.exact = True
+        self.was_run = False
+        self.before: set[str] = set()  # applications that are not the page's
+
+    def read(self) -> None:
+        """Try every block, in order.
+
+        Raises:
+            AssertionError, Unknown: naming the block.
+        """
+        todo = blocks(self.path)
+        for block, after in zip(todo, [*todo, None][1:], strict=True):
+            if block.not_run:
+                self.was_run = False
+                continue
+            try:
+                self.block(block, after)
+            except BaseException as error:
+                error.add_note(f"in the block at {block.where}")
+                raise
+
+    def block(self, block: Block, after: Block | None) -> None:
+        code = self.placed(block.code)
+        if block.title:
+            (self.folder / block.title).write_text(code)
+        if block.language == "python" and block.title:
+            compile(code, block.where, "exec")
+        elif block.language == "python":
+            self.python(code, block)
+        elif block.language == "yaml":
+            read_yaml(block, self.folder)
+        elif block.language == "sh":
+            has_output = after is not None and after.language in OUTPUT
+            self.sh(code, has_output and not after.not_run)
+        elif block.language == "console":
+            typed, said = console(code)
+            self.sh(typed, True)
+            assert pattern(said).search(self.said), f"printed:\n{self.said}"
+        elif block.language in OUTPUT:
+            self.output(block)
+        elif block.language == "protobuf":
+            proto = (ROOT / "ray_slo/serve/protos/inference.proto").read_text()
+            assert {line.strip() for line in code.splitlines()} <= {
+                line.strip() for line in proto.splitlines()
+            }
+        elif block.language:
+            raise Unknown(f"{block.where}: a block of {block.language}")
+
+    def placed(self, code: str) -> str:
+        """With the folders, ports and addresses of this run."""
+        code = code.replace(LOG, str(self.log))
+        if self.cluster is not None:
+            code = code.replace(URL, self.cluster.url).replace(GRPC, self.cluster.grpc)
+        return code
+
+    def python(self, code: str, block: Block) -> None:
+        if "serve.run(" in code:
+            self.leave()
+        out = io.StringIO()
+        with contextlib.redirect_stdout(out):
+            # A module that cannot be imported: its classes travel by value, as a script's do.
+            source = "\n" * block.line + code  # for line numbers
+            exec(compile(source, block.page, "exec"), self.names)
+        self.said, self.exact, self.was_run = out.getvalue(), True, True
+
+    def output(self, block: Block) -> None:
+        assert self.was_run, "output of a block that is not run"
+        if self.exact:
+            printed, said = (
+                [line.rstrip() for line in t.splitlines()] for t in (self.said, block.code)
+            )
+            assert printed == said
+        else:
+            assert pattern(block.code).search(self.said), f"printed:\n{self.said}"
+
+    def leave(self) -> None:
+        """Delete the page's applications."""
+        if self.cluster is None:
+            return
+        from ray import serve
+
+        for name in set(serve.status().applications) - self.before:
+            serve.delete(name)
+
+    # -- commands ------------------------------------------------------------------------------
+
+    def sh(self, code: str, has_output: bool) -> None:
+        said = []
+        self.was_run = False
+        for line in filter(None, code.replace("\\\n", " ").splitlines()):
+            for words in commands(line):
+                program = words[0].removeprefix(".venv/bin/").replace("-", "_").replace(".", "_")
+                how = getattr(self, f"_{program}", None)
+                if how is None:
+                    raise Unknown(f"the command {words[0]!r}")
+                said.append(how(words[1:], has_output, line))
+        exact = not self.followed and " plan " in code  # a simulation: the same to the last digit
+        printed = [part for part in said if part is not None]
+        self.was_run = bool(printed) or self.followed
+        self.said, self.exact = "".join(printed), exact
+
+    def _ray_slo(self, args: list[str], has_output: bool, line: str) -> str | None:
+        command = typer.main.get_command(cli)
+        name, *rest = args
+        chosen = command.commands[name]
+        chosen.make_context(name, list(rest)).close()  # options and arguments are known
+        for word in rest:
+            if re.fullmatch(r"configs/\S+\.yaml|policies/\S+\.yaml", word):
+                assert (ROOT / word).exists(), word
+            if re.fullmatch(r"[\w.]+:\w+", word) and not self.followed:
+                imported(word)
+        if name == "plan" and rest[0].endswith(".yaml") and not (has_output or self.followed):
+            self.question(rest)
+        logs = name not in ("replay", "report") or str(self.log) in rest
+        if not (self.followed or has_output or (name in CHEAP and logs)):
+            return None
+        if name == "status" and self.followed:
+            args = [*args, "--address", self.cluster.address]
+        done = CliRunner().invoke(cli, args)
+        assert done.exit_code == 0, f"{line}\n{done.output}"
+        return done.output
+
+    @staticmethod
+    def question(rest: list[str]) -> None:
+        """A plan's spec and its changes."""
+        from ray_slo.simulation.sizing import PlanSpec, what_if
+        from ray_slo.simulation.spec import read_yaml as document
+
+        question = PlanSpec.model_validate(document(ROOT / rest[0])).build(ROOT / "configs")
+        for option, change in zip(rest[1:], rest[2:], strict=False):
+            if option == "--what-if":
+                assert what_if(question, change) != question
+
+    def _make(self, args: list[str], *_: Any) -> None:
+        for target in args:
+            assert re.search(rf"^{re.escape(target)}:", (ROOT / "Makefile").read_text(), re.M), (
+                target
+            )
+
+    def _serve(self, args: list[str], *_: Any) -> None:
+        what, target = args[0], args[1]
+        assert what in ("run", "deploy", "build"), what
+        if target.endswith(".yaml"):
+            file = next(p for p in (self.folder / target, ROOT / target) if p.exists())
+            applications = yaml.safe_load(file.read_text())["applications"]
+        if not self.followed:
+            return
+        from ray import serve
+
+        from ray_slo.serve import build_app
+
+        self.leave()
+        if target.endswith(".yaml"):
+            for application in applications:
+                assert application["import_path"] == "ray_slo.serve:build_app"
+                serve.run(build_app(application["args"]), name=application["name"])
+        else:
+            module = target.partition(":")[0]
+            sys.modules.pop(module, None)
+            importlib.invalidate_caches()
+            serve.run(imported(target))
+
+    def _curl(self, args: list[str], *_: Any) -> str | None:
+        assert any(httpx.URL(a).host == "127.0.0.1" for a in args if a.startswith("http"))
+        if not self.followed or shutil.which("curl") is None:
+            return None
+        return subprocess.run(
+            ["curl", *args], capture_output=True, text=True, timeout=30, check=True
+        ).stdout
+
+    def _echo(self, _args: list[str], _has_output: bool, line: str) -> None:
+        if self.followed:
+            subprocess.run(line, shell=True, check=True, cwd=self.folder)
+
+    def _export(self, args: list[str], *_: Any) -> None:
+        for name, _, value in (arg.partition("=") for arg in args):
+            assert re.fullmatch(r"\w+", name), name
+            if re.fullmatch(r"[\w.]+:\w+", value):
+                imported(value)
+
+    def _pip(self, args: list[str], *_: Any) -> None:
+        extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+        assert args[0] == "install"
+        for named in re.findall(r"ray-slo\[([\w,]+)\]", " ".join(args)):
+            assert set(named.split(",")) <= set(extras["optional-dependencies"])
+
+    def _python(self, args: list[str], *_: Any) -> None:
+        if args[:2] == ["-m", "benchmarks"]:
+            from benchmarks.programs import PROGRAMS
+
+            assert not args[2:] or args[2].startswith("-") or args[2] in PROGRAMS, args[2]
+        elif args[0] == "-m":
+            assert importlib.util.find_spec(args[1]), args[1]
+        else:
+            assert (ROOT / args[0]).exists(), args[0]
+
+
+@contextlib.contextmanager
+def at(folder: Path) -> Any:
+    """In a folder with the repository's configs beside what the page makes."""
+    for name in ("configs", "policies", "examples", "deployments"):
+        if not (folder / name).exists():
+            (folder / name).symlink_to(ROOT / name)
+    before = Path.cwd()
+    os.chdir(folder)
+    os.environ["COLUMNS"] = "100"
+    sys.path.insert(0, str(folder))
+    try:
+        yield
+    finally:
+        sys.path.remove(str(folder))
+        os.environ.pop("COLUMNS")
+        os.chdir(before)
