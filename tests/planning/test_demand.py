@@ -150,3 +150,11 @@ def test_factors_stay_between_what_was_said_and_seen(counts, prior):
 def test_bad_input(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+@pytest.mark.parametrize(("kind", "share"), [("ewma", 0.1), ("holt", 0.5), ("peak", 0.0)])
+def test_one_silent_second_is_not_the_demand(kind, share):
+    window_s = 1.0 if kind == "holt" else 10.0
+    rates = drive(Demand(kind, window_s), [100] * 60 + [0])
+    assert rates[-1] >= (1 - share) * rates[-2] - 1
+    assert not changed(rates[-2], 0, 0.05)  # nor is a short silence a reason to plan
