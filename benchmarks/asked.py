@@ -38,10 +38,66 @@ ASKED: dict[str, list[Ask]] = {
         Ask("InceptionResNetV2* · deferred", "goodput", "≥", 965),
         Ask("* · deferred", "of bound at *", "≥", 97),
     ],
-    "symphony-fig9": [Ask("*1080Ti*, all models · deferred", "over best peer", "≥", 2.0)],
-    "shepherd-table5": [Ask("*1000000*", "*time*", "≤", 13)],
+    "symphony-fig9": [Ask("1080Ti, mixed* · deferred", "over best peer", "≥", 2.0)],
+    "shepherd-table5": [Ask("1,000,000 streams*", "solve", "≤", 13)],
     "shepherd-fig12": [
-        Ask("ResNet50, batch 8*", "delay p95", "≤", 5),
-        Ask("ResNet50, batch 8*", "slowdown", "≤", 5),
+        Ask("chosen · ResNet50, batch 8", "delay p95", "≤", 5),
+        Ask("chosen · ResNet50, batch 8", "slowdown", "≤", 5),
+    ],
+    "ramsis-fig6": [
+        Ask(
+            "image, SLO 150 ms, 60 workers · ramsis, our default",
+            f"accuracy at {load}/s",
+            "≥",
+            value,
+        )
+        for load, value in (
+            (400, 84.2),
+            (800, 81.0),
+            (1200, 78.7),
+            (1600, 76.2),
+            (2000, 74.9),
+            (2400, 73.3),
+            (2800, 73.0),
+            (3200, 64.6),
+        )
+    ],
+    "ramsis-price": [
+        Ask("price over RAMSIS · *", "least gain", "≥", 0),
+        Ask("image, 60 workers, SLO 150 ms, Poisson · price", "accuracy at 3200/s", "≥", 71.0),
+    ],
+    "loki-solver": [
+        Ask("capacity* · two tasks", "hardware scaling", "≥", 207.9),
+        Ask("capacity* · two tasks", "at any accuracy", "≥", 2305),
+        Ask("capacity* · two tasks*", "gain", "≥", 2.5),
+        Ask("plan · two tasks, gurobi*", "median on the clock", "≤", 100),
+        Ask("routing tables · two tasks*", "time", "≤", 0.15),
+    ],
+    "loki-fig5": [
+        Ask("*three tasks · ours", "violations while hardware scaling suffices", "≤", 1),
+    ],
+    "kairos-fig8": [Ask("* · Kairos (*", "over homogeneous", "≥", 1.25)],
+    "kairos-fig9": [Ask("* · Kairos (*", "of ORACLE", "≥", 85)],
+    "kairos-fig10": [Ask("*space of 331 · Kairos+", "evaluated", "≤", 1)],
+    "kairos-matching": [
+        Ask("20 requests × 20 workers", "policy, pick=urgent", "≤", 0.1),
+        Ask("500 requests × 100 workers", "policy, pick=urgent", "≤", 5),
+    ],
+    "kairos-bounds": [
+        Ask("time · 949 configurations*", "fluid", "≤", 10),
+        Ask("time · 94,458 configurations*", "fluid", "≤", 1000),
+    ],
+    "live-preemption": [
+        Ask("asleep, the first burst · flex, no preemption", "flex is better by", "≥", 3),
+        Ask("asleep, many bursts · flex, no preemption", "flex is better by", "≥", 3),
+    ],
+    "live-groups": [Ask("* · during moves", "failed", "≤", 0)],
+    "live-heterogeneous": [
+        Ask("*, kairos", "large queries on the weak type", "≤", 0),
+        Ask("planner kairos*", "no answer", "≤", 0),
+    ],
+    "live-replay": [
+        Ask("the same policy on its own log*", "decided otherwise", "≤", 0),
+        Ask("deferred − eager · *", "off, log of *", "≤", 5),
     ],
 }

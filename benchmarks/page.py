@@ -24,7 +24,8 @@ _HEAD = """\
 
 Every figure here was printed by a program of the repository and saved with where and when it ran.
 `python -m benchmarks NAME --save` runs one again, and `python -m benchmarks page` makes this page.
-`benchmarks/README.md` says what the figures mean, and why they differ from the papers'.
+[benchmarks/README.md](../benchmarks/README.md) says what they mean, and why they differ from the
+papers'.
 
 * *full* or *quick*: a quick run is short, and its figures move by a few percent.
 * **paper**: the figure that the paper prints, for itself or for the system of that line, measured
