@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import time
 
 import pytest
 from typer.testing import CliRunner
@@ -19,80 +18,19 @@ from ray_slo.models.profiling import (
     profile_class,
     to_profile,
 )
+from tests.cli import toys
 
 run = CliRunner()
-TOY = "tests.cli.test_profile:Toy"
+TOY = "tests.cli.toys:Toy"
 
 
-class Toy:
-    """Sleeps (base + 1 · b) ms."""
-
-    def __init__(self, variant: str = "small", base_ms: float = 5.0) -> None:
-        self.base_ms = base_ms * (2 if variant == "large" else 1)
-
-    def __call__(self, items: list[int]) -> list[int]:
-        time.sleep((self.base_ms + len(items)) / 1e3)
-        return items
-
-    @staticmethod
-    def example_input() -> int:
-        return 1
-
-
-class Layers(Toy):
-    """A torch module of 12 layers, 1 ms each."""
-
-    def __init__(self) -> None:
-        import torch
-
-        class Layer(torch.nn.Module):
-            def forward(self, x: torch.Tensor) -> torch.Tensor:
-                time.sleep(0.001)
-                return x
-
-        self.network = torch.nn.Sequential(*(Layer() for _ in range(12)))
-        self.input = torch.zeros(1)
-
-    def __call__(self, items: list[int]) -> list[int]:
-        self.network(self.input)
-        return items
-
-
-def network(factor: float) -> float:
-    return factor
-
-
-@ray_slo.deployment(
+Choosy = ray_slo.deployment(
     latency_slo_ms=500,
     variants=[
-        Variant("quick", accuracy=50, load=network, args=(1.0,)),
-        Variant("deep", accuracy=60, load="tests.cli.test_profile:network", args=(5.0,)),
+        Variant("quick", accuracy=50, load=toys.network, args=(1.0,)),
+        Variant("deep", accuracy=60, load="tests.cli.toys:network", args=(5.0,)),
     ],
-)
-class Choosy:
-    def __call__(self, factor: float, items: list[int]) -> list[int]:
-        time.sleep(factor * (4 + len(items)) / 1e3)
-        return items
-
-    @staticmethod
-    def example_input() -> int:
-        return 1
-
-
-class NoExample:
-    def __call__(self, items: list[bytes]) -> list[int]:
-        return [len(item) for item in items]
-
-    @staticmethod
-    def preprocess(item: bytes) -> bytes:
-        return item.strip()
-
-
-class Broken:
-    def __call__(self, items: list[int]) -> list[int]:
-        raise RuntimeError("out of order")
-
-    example_input = Toy.example_input
+)(toys.Choosy)
 
 
 class Clock:
@@ -172,9 +110,9 @@ def test_a_class_is_measured_in_a_process_of_its_own() -> None:
 @pytest.mark.parametrize(
     ("target", "message"),
     [
-        ("tests.cli.test_profile:NoExample", "example_input"),
-        ("tests.cli.test_profile:Broken", "out of order"),
-        ("tests.cli.test_profile:Absent", "Absent"),
+        ("tests.cli.toys:NoExample", "example_input"),
+        ("tests.cli.toys:Broken", "out of order"),
+        ("tests.cli.toys:Absent", "Absent"),
     ],
 )
 def test_errors_of_the_class_arrive(target: str, message: str) -> None:
@@ -222,7 +160,7 @@ def test_command_with_an_input_file_prints_a_table(tmp_path) -> None:
         app,
         [
             "profile",
-            "tests.cli.test_profile:NoExample",
+            "tests.cli.toys:NoExample",
             "--input",
             str(item),
             "--seconds",
@@ -239,7 +177,7 @@ def test_command_with_an_input_file_prints_a_table(tmp_path) -> None:
 def test_preemption_is_measured_saved_and_plotted(tmp_path) -> None:
     pytest.importorskip("torch")
     out, plot = tmp_path / "layers.json", tmp_path / "layers.svg"
-    command = ["profile", "tests.cli.test_profile:Layers", "--max-batch", "2", "--seconds", "0.3"]
+    command = ["profile", "tests.cli.toys:Layers", "--max-batch", "2", "--seconds", "0.3"]
     command += ["--preemption", "--exit-points", "0", "--exit-points", "11"]
     result = run.invoke(app, [*command, "--out", str(out), "--plot", str(plot)])
     assert result.exit_code == 0, result.output
@@ -271,7 +209,7 @@ def test_what_cannot_be_preempted_is_said() -> None:
 
 
 def test_command_errors() -> None:
-    broken = run.invoke(app, ["profile", "tests.cli.test_profile:Broken", "--seconds", "0.1"])
+    broken = run.invoke(app, ["profile", "tests.cli.toys:Broken", "--seconds", "0.1"])
     assert broken.exit_code == 2
     assert "out of order" in broken.output
     assert run.invoke(app, ["profile", TOY, "--quantile", "2"]).exit_code == 2
@@ -294,10 +232,14 @@ def test_every_variant_of_a_deployment_or_a_config_is_measured(tmp_path) -> None
     assert wrong.exit_code == 2
     assert "has no depe; it has deep, quick" in wrong.output
     config = tmp_path / "app.yaml"
-    network = {"load": "tests.cli.test_profile:network", "accuracy": 50}
+    network = {"load": "tests.cli.toys:network", "accuracy": 50}
     variants = {"a": {**network, "args": [1]}, "b": {**network, "kwargs": {"factor": 4}}}
     models = {
-        "chosen": {"callable": choosy, "latency_slo_ms": 500, "variants": variants},
+        "chosen": {
+            "callable": "tests.cli.toys:Choosy",
+            "latency_slo_ms": 500,
+            "variants": variants,
+        },
         "plain": {"callable": TOY, "kwargs": {"base_ms": 30}, "latency_slo_ms": 500},
     }
     config.write_text(json.dumps({"applications": [{"args": {"models": models}}]}))
