@@ -1,15 +1,15 @@
 """The code blocks of the README and of docs/, and how each is tried.
 
-* ``python`` is executed, a page's blocks in one namespace from top to bottom; what follows as ``text``
-  is what it prints. An application that a block deploys goes when a later block deploys another.
+* ``python`` is executed, a page's blocks in one namespace from top to bottom; what follows as
+  ``text`` is what it prints. An application that a block deploys goes when a later one deploys.
 * ``yaml`` is read by what reads such a file. ``title="NAME"`` makes any block a file.
-* ``sh`` is checked command by command: options, files, targets. It is run where it is cheap, where its
-  output follows, and all of it, in order, on a page that says `<!-- followed -->`. In that output `…`
-  stands for anything, and numbers may differ.
+* ``sh`` is checked command by command: options, files, targets. It is run where it is cheap, where
+  its output follows, and all of it, in order, on a page that says `<!-- followed -->`. In that
+  output `…` stands for anything, and numbers may differ.
 * A fence without a language is a drawing.
 
-In a comment before a block: `<!-- not run: reason -->`; `<!-- with: {yaml} -->` completes a YAML fragment.
-`<!-- setup` and Python code, up to `-->`, is run and not shown.
+In a comment before a block: `<!-- not run: reason -->`; `<!-- with: {yaml} -->` completes a YAML
+fragment. `<!-- setup` and Python code, up to `-->`, is run and not shown.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import io
+import itertools
 import os
 import re
 import shlex
@@ -85,8 +86,8 @@ def blocks(path: Path) -> list[Block]:
                 not_run = " ".join(said[1].split())
             if said := re.search(r"<!-- with: (.+?) -->", token.content, re.DOTALL):
                 extra = said[1]
-            for said in re.finditer(r"<!-- setup\n(.+?)-->", token.content, re.DOTALL):
-                found.append(Block(page, line, "python", said[1]))
+            setups = re.findall(r"<!-- setup\n(.+?)-->", token.content, re.DOTALL)
+            found += [Block(page, line, "python", code) for code in setups]
         elif token.type == "fence":
             language, _, rest = token.info.partition(" ")
             title = re.search(r'title="(.+?)"', rest)
@@ -126,8 +127,12 @@ def console(code: str) -> tuple[str, str]:
     return "\n".join(typed), "\n".join(line for line in said if not line.startswith("$ "))
 
 
+def trimmed(said: str) -> list[str]:
+    return [line.rstrip() for line in said.splitlines()]
+
+
 def pattern(said: str) -> re.Pattern[str]:
-    """What an output must look like: `…` is anything, numbers and the width of tables may differ."""
+    """What an output must look like: `…` is anything; numbers and widths may differ."""
     number = r"(?:[-+]?\d[\d.,:T-]*|–)"
     word = re.compile(rf"…|[A-Za-z_]\w*|[━─┏┓┡┩└┘├┤┳╇┴┬┼╋┃│]+|{number}|\s+|.", re.DOTALL)
     made = []
@@ -275,10 +280,7 @@ class Reader:
     def output(self, block: Block) -> None:
         assert self.was_run, "output of a block that is not run"
         if self.exact:
-            printed, said = (
-                [line.rstrip() for line in t.splitlines()] for t in (self.said, block.code)
-            )
-            assert printed == said
+            assert trimmed(self.said) == trimmed(block.code)
         else:
             assert pattern(block.code).search(self.said), f"printed:\n{self.said}"
 
@@ -336,7 +338,7 @@ class Reader:
         from ray_slo.simulation.spec import read_yaml as document
 
         question = PlanSpec.model_validate(document(ROOT / rest[0])).build(ROOT / "configs")
-        for option, change in zip(rest[1:], rest[2:], strict=False):
+        for option, change in itertools.pairwise(rest):
             if option == "--what-if":
                 assert what_if(question, change) != question
 

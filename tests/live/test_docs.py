@@ -1,4 +1,4 @@
-"""Pages whose code needs Ray, the README first; the examples and the configs, run as a reader would."""
+"""Pages whose code needs Ray; the examples and the configs, run as a reader would."""
 
 import subprocess
 import sys
