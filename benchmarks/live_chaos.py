@@ -55,6 +55,7 @@ DELAY = "CoreWorkerService.grpc_server.PushTask=5000:50000"  # microseconds
 QUICK = ("worker", "scheduler")
 WINDOW_S, BACK = 1.0, 0.95
 LARGE_KB = 256  # goes through the object store
+PATIENCE_S = 40.0  # with the recovery
 UNHEARD_S = 10.0  # after its deadline a client hangs up
 
 
@@ -139,6 +140,11 @@ class Load:
     @property
     def in_flight(self) -> int:
         return sum(math.isnan(a.done_s) for a in list(self.asked.values()))
+
+    def over(self) -> list[Asked]:
+        """Requests that were sent so long ago that they count as answered in time or not."""
+        now = time.monotonic()
+        return [a for a in list(self.asked.values()) if a.at_s < now - SLO_S]
 
     def also(self, **order: Any) -> None:
         """Send one more request, with an order in its item."""
@@ -670,6 +676,9 @@ def strike(ground: Ground, name: str) -> tuple[Seen, dict[int, Asked]]:
         time.sleep(before_s + ground.rng.uniform(0.0, 1.0))
         fault.strike(ground)
         time.sleep(after_s)
+        until = ground.struck[0] + (0.0 if ground.quick else PATIENCE_S)
+        while recovery(load.over(), ground.struck[0]) is None and time.monotonic() < until:
+            time.sleep(1.0)
     finally:
         asked = load.stop()
     ground.sent += len(asked)

@@ -1,6 +1,5 @@
-"""Dropping, where it is known to go wrong in other queues: a request whose time is up is refused only
-when the running batch ends, and a long overload slows dispatch down more and more.
-"""
+"""Dropping, where it is known to go wrong elsewhere: a request whose time is up is refused when the
+running batch ends and no sooner, and a long overload slows dispatch down more and more."""
 
 import numpy as np
 import pytest
