@@ -5,9 +5,10 @@ every decision; a policy is a pure state machine, so they must be the same to th
 
 `what_if` runs a policy in virtual time on the recorded requests (arrival, deadline, size, cancels)
 and the recorded cluster (workers that came and went, profiles as they were learned). How long a
-batch takes is what batches took: the median by batch size, times what the recorded batch nearest in
-time deviated from it, so that a slow minute of the machine is slow in the simulation, too. Dispatch
-and report delays likewise. `recorded` makes the same kind of `Report` of the log itself.
+batch takes is what batches took: the usual for its size (`fit`), times what the recorded batch
+nearest in time deviated from it, so that a slow minute of the machine is slow in the simulation,
+too. Dispatch and report delays likewise. `recorded` makes the same kind of `Report` of the log
+itself.
 """
 
 from __future__ import annotations
@@ -19,11 +20,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ray_slo.core.cluster import Cluster, Worker
 from ray_slo.core.decisions import Action, Decision, Dispatch, Drop, DropReason, Preempt
 from ray_slo.core.policy import Policy
-from ray_slo.core.profiles import LatencyProfile, OnlineProfile
+from ray_slo.core.profiles import LatencyProfile
 from ray_slo.core.requests import BatchOutcome, BatchStatus, Request, WorkerId
 from ray_slo.scheduling.registry import POLICIES, import_attr, make_policy
 from ray_slo.simulation.decision_log import Life, Logged
@@ -32,7 +34,6 @@ from ray_slo.simulation.simulator import _WORKER, _Batch, _Run, _Slot
 from ray_slo.simulation.workloads import Requests
 
 _CLUSTER, _CANCEL = _WORKER + 20, _WORKER + 21  # after the host's own events of one instant
-_WINDOW = 10_000  # samples of one batch size that the median is of
 
 
 # -- the same policy -------------------------------------------------------------------------
@@ -428,8 +429,8 @@ class Truth:
     """How long things took.
 
     Attributes:
-        profiles: median execution time by (variant, hardware).
-        deviations: actual over median of each batch, by (variant, hardware).
+        profiles: usual execution time by (variant, hardware).
+        deviations: actual over usual of each batch, by (variant, hardware).
         dispatch: from a decision to the start on an idle worker, seconds.
         report_s: from a batch's end until the policy heard, seconds (median).
     """
@@ -449,7 +450,8 @@ def truth_of(t: Tape) -> Truth:
         if (o := b.ran) is None:
             continue
         key = (b.dispatch.variant, b.cluster.workers[b.dispatch.worker].hardware)
-        prior[key] = b.cluster.variants[key[0]].profiles[key[1]]
+        # The first, as what a policy learns on top is of some sizes only, and of the slow ones.
+        prior.setdefault(key, b.cluster.variants[key[0]].profiles[key[1]])
         items = sum(r.size for r in b.dispatch.requests)
         seconds = max(o.finished_at - o.started_at, 1e-9)
         ran.setdefault(key, []).append((o.started_at - t.zero, items, seconds))
@@ -458,14 +460,57 @@ def truth_of(t: Tape) -> Truth:
             delays.append((b.at - t.zero, max(o.started_at - b.at, 0.0)))
     truth = Truth(dispatch=Nearest(delays), report_s=float(np.median(heard)) if heard else 0.0)
     for key, batches in ran.items():
-        online = OnlineProfile(prior[key], quantile=0.5, window=_WINDOW, stale_after=2**62)
-        for _, items, seconds in batches:
-            online.observe(min(items, prior[key].max_batch_size), seconds)
-        median = truth.profiles[key] = online.profile
-        truth.deviations[key] = Nearest(
-            sorted((at, s / median(min(n, median.max_batch_size))) for at, n, s in batches)
-        )
+        at, items, seconds = (np.array(column) for column in zip(*batches, strict=True))
+        sizes = np.minimum(items, prior[key].max_batch_size)
+        fitted = truth.profiles[key] = fit(prior[key], sizes, seconds)
+        off = seconds / np.array(fitted.table)[sizes - 1]
+        truth.deviations[key] = Nearest(sorted(zip(at.tolist(), off.tolist(), strict=True)))
     return truth
+
+
+def fit(
+    prior: LatencyProfile, sizes: NDArray[np.int64], seconds: NDArray[np.float64]
+) -> LatencyProfile:
+    """What a batch of each size takes, from those that ran: the prior times a factor. The factor is
+    a line over the logarithm of the size, then, by octave of sizes, what is left; of both only what
+    is more than chance (two standard errors). So sizes that hardly ran are told by the prior's
+    shape and those that did, and a wrong shape is mended where it shows.
+
+    Args:
+        prior: its shape was measured, or is a guess.
+        sizes: shape (n,), from 1 to the prior's largest.
+        seconds: shape (n,), what each took.
+    """
+    logs = np.log(sizes)
+    ratios = np.log(seconds / np.array(prior.table)[sizes - 1])
+    level = float(np.median(ratios))
+    spread = 1.4826 * float(np.median(np.abs(ratios - level)))
+    # Outliers count as much as three standard deviations do: a batch that waited for the machine.
+    held = np.clip(ratios, level - 3 * spread, level + 3 * spread)
+    middle, width = logs.mean(), float(((logs - logs.mean()) ** 2).sum())
+    slope = 0.0
+    if width > 0:
+        slope = _sure(float((logs - middle) @ (held - held.mean())) / width, spread / width**0.5)
+    grid = np.log(np.arange(1, prior.max_batch_size + 1))
+    residuals = held - slope * (logs - middle)
+    level = float(np.median(residuals))
+    octaves = np.ceil(np.log2(sizes)).astype(int)
+    seen = np.unique(octaves)
+    left = [
+        _sure(float(np.median(mine)) - level, 1.25 * spread / len(mine) ** 0.5)
+        for mine in (residuals[octaves == octave] for octave in seen)
+    ]
+    where = [float(logs[octaves == octave].mean()) for octave in seen]
+    factor = level + slope * (grid - middle) + np.interp(grid, where, left)
+    fitted = np.array(prior.table) * np.exp(factor)
+    # A larger batch takes no less: half way between raising the larger and lowering the smaller.
+    up, down = np.maximum.accumulate(fitted), np.minimum.accumulate(fitted[::-1])[::-1]
+    return LatencyProfile(((up + down) / 2).tolist())
+
+
+def _sure(estimate: float, error: float) -> float:
+    """The part of an estimate that is beyond two standard errors."""
+    return math.copysign(max(abs(estimate) - 2 * error, 0.0), estimate)
 
 
 def what_if(

@@ -22,7 +22,7 @@ from ray_slo.planning import ramsis
 from ray_slo.scheduling import make_policy
 from ray_slo.simulation import WorkerEvent, simulate
 from ray_slo.simulation.decision_log import Lines, Recording, Round, Start, read
-from ray_slo.simulation.replay import Nearest, recorded, replay, tape, truth_of, what_if
+from ray_slo.simulation.replay import Nearest, fit, recorded, replay, tape, truth_of, what_if
 from ray_slo.simulation.workloads import Workload
 from tests.scheduling import tables
 from tests.scheduling.harness import Host
@@ -328,3 +328,40 @@ def test_whatever_happens_is_recorded(policy, kwargs, kinds, operations):
         replayed = replay(life)
         assert replayed.identical, replayed.difference
         assert replayed.rounds == len(host.decisions)
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.02, 0.05])
+def test_sizes_that_hardly_ran_are_told_by_those_that_did(noise):
+    rng = np.random.default_rng(0)
+    prior = LatencyProfile.linear(0.012, 0.1, 32)
+    sizes = np.clip(rng.normal(13, 2, 400).round(), 1, 20).astype(int)
+    sizes[:3] = 1, 2, 4
+    seconds = 1.1 * np.array(prior.table)[sizes - 1] * np.exp(noise * rng.standard_normal(400))
+    seconds[:2] *= 5.0  # hiccups
+    fitted = fit(prior, sizes, seconds)
+    for size in (1, 4, 13, 32):
+        assert fitted(size) == pytest.approx(1.1 * prior(size), rel=0.02 + noise / 10)
+    # A wrong shape is mended where it shows: batches wait 50 ms for the machine, of any size.
+    sizes = rng.integers(1, 33, 400)
+    seconds = (np.array(prior.table)[sizes - 1] + 0.05) * np.exp(noise * rng.standard_normal(400))
+    fitted = fit(prior, sizes, seconds)
+    for size in (2, 8, 24):
+        assert fitted(size) == pytest.approx(prior(size) + 0.05, rel=0.05)
+    assert fitted.table == sorted(fitted.table)
+
+
+def test_what_if_of_small_batches_from_a_log_of_large_ones_and_the_other_way(tmp_path):
+    # Under load `eager` runs one or two at a time, `deferred` a dozen.
+    variant = Variant("v", {"default": LatencyProfile.linear(0.012, 0.1, 32)})
+    cluster = Cluster.uniform([Model("m", 0.45, (variant,))], 2, delay=DispatchDelay(0.004))
+    lives, seen = {}, {}
+    for policy in ("deferred", "eager"):
+        lines = Lines(tmp_path / policy, policy, Start.of(policy, {}))
+        recording = Recording(make_policy(policy), lines)
+        options = {"duration_s": 20.0, "latency_noise": 0.1, "report_delay_s": 0.003}
+        seen[policy] = simulate(recording, cluster, Workload.poisson(100), **options)
+        (lives[policy],) = read(lines.close())
+    assert seen["deferred"].goodput > 1.5 * seen["eager"].goodput
+    for policy, other in (("deferred", "eager"), ("eager", "deferred")):
+        off = what_if(lives[policy], other).goodput - seen[other].goodput
+        assert abs(off) < 0.05 * seen[other].offered
