@@ -53,7 +53,7 @@ def run(quick: bool, seed: int) -> list[Row]:
         goodput: dict[str, dict[float, float]] = {}
         busy: dict[str, dict[float, float]] = {}
         for load in loads:
-            longest_s, requests, intervals = (4.0, 80_000, 2) if quick else (10.0, 80_000, 3)
+            longest_s, requests, intervals = (3.0, 25_000, 2) if quick else (10.0, 80_000, 3)
             interval_s = min(longest_s, requests / load)
             arrivals = traces(names, load, intervals, interval_s, burst)
             for name in systems(interval_s):

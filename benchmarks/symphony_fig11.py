@@ -8,8 +8,8 @@ with loose SLOs everybody does well.
 
 "Staggered bound" is that of one model with all 32 GPUs: with bursts, or with 20 models that must
 share, nobody comes near it. Nexus plans from the rates of a period that ends as the measured window
-begins; its rates for the first one are equal. `--quick` has one SLO and leaves out Nexus with 8
-frontends.
+begins; its rates for the first one are equal. `--quick` has one SLO, the first and the last setup, and
+leaves out Nexus with 8 frontends.
 """
 
 from __future__ import annotations
@@ -57,8 +57,9 @@ def systems(period_s: float) -> dict[str, System]:
 def run(quick: bool, seed: int) -> list[Row]:
     rows: list[Row] = []
     slos = (20,) if quick else (15, 20, 25, 35, 50, 75, 100)
-    period_s, measured_s = (0.8, 0.8) if quick else (4.0, 10.0)
-    for setup, (zipf, shape) in SETUPS.items():
+    period_s, measured_s = (0.4, 0.4) if quick else (4.0, 10.0)
+    setups = list(SETUPS.items())[:: 3 if quick else 1]
+    for setup, (zipf, shape) in setups:
         found: dict[str, dict[int, float]] = {}
         for slo in slos:
             _, bound = staggered_bound(RESNET.profile, slo / 1e3, GPUS)

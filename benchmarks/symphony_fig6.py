@@ -99,9 +99,9 @@ def _goodput(make: Callable[[], Policy], cluster: Cluster, quick: bool, seed: in
         cluster,
         Workload.poisson(0.7 * guess),
         growth=1.3,
-        tolerance=0.02 if quick else 0.01,
-        warmup_s=(5 if quick else 20) * longest,
-        duration_s=(20 if quick else 100) * longest,
+        tolerance=0.05 if quick else 0.01,
+        warmup_s=(3 if quick else 20) * longest,
+        duration_s=(10 if quick else 100) * longest,
         seed=seed,
     ).rate
 

@@ -90,7 +90,7 @@ def relative(case: Case, quick: bool, seed: int) -> dict[str, float]:
     longest_s = max(m.model().latency_slo_s for m in models)
     warmup_s = max(0.3 if quick else 1.0, 3 * longest_s)
     # Enough requests of each model for its 1 % to mean something.
-    duration_s = warmup_s + (500 if quick else 5000) * len(models) / bound
+    duration_s = warmup_s + (200 if quick else 5000) * len(models) / bound
 
     def found(policy: str, kwargs: dict[str, Any]) -> float:
         return goodput_search(
@@ -99,7 +99,7 @@ def relative(case: Case, quick: bool, seed: int) -> dict[str, float]:
             Workload(arrivals=Gamma(rate=bound, shape=case.shape)),
             start_rate=0.6 * bound,
             growth=1.6,
-            tolerance=0.02 if quick else 0.01,
+            tolerance=0.05 if quick else 0.01,
             max_probes=16,
             warmup_s=warmup_s,
             duration_s=duration_s,

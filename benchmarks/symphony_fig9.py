@@ -73,9 +73,9 @@ def run(quick: bool, seed: int) -> list[Row]:
                     Workload.poisson(bound),
                     start_rate=bound / (6 if name.startswith("Nexus") else 1.6),
                     growth=1.4,
-                    tolerance=0.03 if quick else 0.01,
-                    warmup_s=0.8 if quick else 2,
-                    duration_s=2.3 if quick else 12,
+                    tolerance=0.05 if quick else 0.01,
+                    warmup_s=0.5 if quick else 2,
+                    duration_s=1.4 if quick else 12,
                     seed=seed,
                 ).rate
                 for name, system in COMPARED.items()
