@@ -8,8 +8,8 @@ with loose SLOs everybody does well.
 
 "Staggered bound" is that of one model with all 32 GPUs: with bursts, or with 20 models that must
 share, nobody comes near it. Nexus plans from the rates of a period that ends as the measured window
-begins; its rates for the first one are equal. `--quick` has one SLO, the first and the last setup, and
-leaves out Nexus with 8 frontends.
+begins; its rates for the first one are equal. `--quick` has one SLO, the first and the last setup,
+and leaves out Nexus with 8 frontends.
 """
 
 from __future__ import annotations
