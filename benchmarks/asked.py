@@ -15,18 +15,16 @@ class Ask(NamedTuple):
     sign: str  # "≥" or "≤"
     value: float
 
-    def worst(self, rows: Iterable[dict[str, Any]]) -> tuple[float, int] | None:
-        """The figure that is worst off, and of how many; None where no row is meant."""
+    def rows(self, rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Those that are meant, with a figure; the one that is worst off first."""
         found = [
-            row["ours"]
+            row
             for row in rows
             if row["ours"] is not None
             and fnmatchcase(row["case"], self.case)
             and fnmatchcase(row["metric"], self.metric)
         ]
-        if not found:
-            return None
-        return (min(found) if self.sign == "≥" else max(found)), len(found)
+        return sorted(found, key=lambda row: row["ours"], reverse=self.sign == "≤")
 
     def met(self, figure: float) -> bool:
         return figure >= self.value if self.sign == "≥" else figure <= self.value

@@ -61,21 +61,22 @@ def _asked(runs: Mapping[str, dict[str, Any] | None]) -> str:
         if (run := runs[name]) is None:
             continue
         for ask in asks:
-            if (found := ask.worst(run["rows"])) is None:
+            if not (found := ask.rows(run["rows"])):
                 continue
-            figure, count = found
-            of = "" if count == 1 else f", the {'least' if ask.sign == '≥' else 'most'} of {count}"
+            worst, what = found[0], "least" if ask.sign == "≥" else "most"
+            of = "" if len(found) == 1 else f", the {what} of {len(found)}"
             lines.append(
                 [
-                    f"[`{name}`](#{name}){'' if not run['quick'] else ', quick'}",
+                    f"[`{name}`](#{name})",
                     f"{ask.case.replace('*', '…')}: {ask.metric.replace('*', '…')}",
-                    f"{ask.sign} {number(ask.value)}",
-                    f"{number(figure)}{of}",
-                    "yes" if ask.met(figure) else "**no**",
+                    f"{ask.sign} {number(ask.value)} {worst['unit']}".strip(),
+                    f"{number(worst['ours'])}{of}",
+                    "yes" if ask.met(worst["ours"]) else "**no**",
+                    "quick" if run["quick"] else "full",
                 ]
             )
     head = "## Asked and measured\n\nWhat was asked of these figures before they were measured.\n\n"
-    return head + _table(["program", "figure", "asked", "measured", "met"], lines)
+    return head + _table(["program", "figure", "asked", "measured", "met", "run"], lines, left=2)
 
 
 def _program(name: str, run: dict[str, Any] | None) -> str:
@@ -141,11 +142,12 @@ def _cell(row: dict[str, Any]) -> str:
     return number(row["ours"]) + paper
 
 
-def _table(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+def _table(head: Sequence[str], lines: Sequence[Sequence[str]], left: int = 1) -> str:
+    """Markdown; figures stand to the right of the first `left` columns."""
     if not lines:
         return ""
     cells = [[cell.replace("|", "\\|") for cell in line] for line in [head, *lines]]
-    rule = ["---", *["---:"] * (len(head) - 1)]
+    rule = [*["---"] * left, *["---:"] * (len(head) - left)]
     return "".join(f"| {' | '.join(line)} |\n" for line in [cells[0], rule, *cells[1:]])
 
 
