@@ -6,6 +6,7 @@ import json
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from ray.exceptions import RayTaskError
 from starlette.requests import Request
 
 from ray_slo.errors import BadHeader, BadInput, BodyTooLarge, SlowBody
@@ -185,6 +186,14 @@ def test_the_models_own_errors():
     told = error_body(ValueError("a secret"), details=False)
     assert (told["error"], told["reason"]) == ("InternalError", "failed")
     assert "secret" not in json.dumps(told)
+
+
+def test_what_crossed_a_process_is_told_without_its_stack_trace():
+    trace = 'Traceback (most recent call last):\n  File "/srv/model.py", line 3, in __call__'
+    error = RayTaskError("f", trace, TypeError("no number"), proctitle="x", pid=1, ip="10.1.2.3")
+    assert "/srv/model.py" in str(error.as_instanceof_cause())
+    told = error_body(error.as_instanceof_cause())
+    assert told == {"error": "TypeError", "reason": "failed", "message": "no number"}
 
 
 # -- in Serve's proxy ----------------------------------------------------------------------------
