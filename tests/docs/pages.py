@@ -261,8 +261,11 @@ class Reader:
             raise Unknown(f"{block.where}: a block of {block.language}")
 
     def placed(self, code: str) -> str:
-        """With the folders, ports and addresses of this run."""
+        """With the folders, ports and addresses of this run; what may last, shorter."""
         code = code.replace(LOG, str(self.log))
+        if self.followed:
+            code = re.sub(r"--duration-s \d+", "--duration-s 2", code)
+            code = re.sub(r"--seconds \d+", "--seconds 1", code)
         if self.cluster is not None:
             code = code.replace(URL, self.cluster.url).replace(GRPC, self.cluster.grpc)
         return code

@@ -22,6 +22,7 @@ def test_there_is_something_to_run():
     assert len(LIVE) >= 5 and len(EXAMPLES) >= 3 and len(CONFIGS) >= 5
 
 
+@pytest.mark.timeout(400)  # the tutorial deploys three applications
 @pytest.mark.parametrize("path", LIVE, ids=lambda p: p.relative_to(ROOT).as_posix())
 def test_the_page_does_what_it_says(ray_cluster, path, tmp_path):
     log = tmp_path / "log"
