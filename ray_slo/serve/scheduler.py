@@ -612,6 +612,7 @@ class Scheduler:
             return
         self._ran_at[model] = now
         self._overhead.forget()
+        self._profiles_are_stale = True  # no batch will come to have the policy told
         quickest: dict[str, tuple[float, str]] = {}  # by kind
         for (variant, kind), online in self._profiles.items():
             if self._variants[variant].model == model:
