@@ -24,7 +24,7 @@ import shlex
 import shutil
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +41,7 @@ ROOT = Path(__file__).parents[2]
 LOG = "/var/log/slo"  # what pages call a folder with a decision log
 URL = "http://127.0.0.1:8000"
 GRPC = "127.0.0.1:9000"
+SOME_MODEL = {"models": {"m": {"callable": "examples.groups:Scale", "latency_slo_ms": 500}}}
 OUTPUT = ("text", "http", "json")
 CHEAP = ("simulate", "dashboards", "replay", "report")  # commands that are always run
 
@@ -161,8 +162,15 @@ def read_yaml(block: Block, folder: Path) -> None:
     from ray_slo.simulation.sizing import PlanSpec
     from ray_slo.simulation.spec import SimulationSpec
 
-    given: dict[str, Any] = yaml.safe_load(block.code)
+    given: dict[str, Any]
+    *_, given = documents = list(yaml.safe_load_all(block.code))
     given |= yaml.safe_load(block.extra) if block.extra else {}
+    if "apiVersion" in given:
+        for manifest in documents:
+            assert manifest["kind"] and manifest["metadata"]["name"]
+            if served := manifest.get("spec", {}).get("serveConfigV2"):
+                read_yaml(replace(block, code=served), folder)
+        return
     if "args" in given and "applications" not in given:
         given = {"applications": [{"import_path": "ray_slo.serve:build_app", **given}]}
     if "applications" in given:
@@ -177,7 +185,7 @@ def read_yaml(block: Block, folder: Path) -> None:
         is_plan = bool({"policies", "pool", "accuracy_floor", "bad_rate"} & set(given))
         (PlanSpec if is_plan else SimulationSpec).model_validate(given)
     elif set(given) <= set(AppSpec.model_fields):
-        assert build_app(given)
+        assert build_app(given if {"models", "pipeline"} & set(given) else SOME_MODEL | given)
     elif block.title == "types.yaml":
         from ray_slo.planning.catalogue import load_catalogue
 
@@ -397,6 +405,14 @@ class Reader:
         assert args[0] == "install"
         for named in re.findall(r"ray-slo\[([\w,]+)\]", " ".join(args)):
             assert set(named.split(",")) <= set(extras["optional-dependencies"])
+
+    def _kubectl(self, args: list[str], *_: Any) -> None:
+        """A command that is not ours: the files that it names are there."""
+        for word in args:
+            if re.fullmatch(r"[\w.-]+(/[\w.-]+)*\.(ya?ml|json|py)", word):
+                assert (ROOT / word).exists() or (self.folder / word).exists(), word
+
+    _helm = _docker = _kind = _ray = _promtool = _kubectl
 
     def _python(self, args: list[str], *_: Any) -> None:
         if args[:2] == ["-m", "benchmarks"]:
