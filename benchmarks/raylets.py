@@ -77,12 +77,11 @@ class Raylets:
         self.started += 1
         node.setdefault("object_store_memory", OBJECT_STORE_BYTES)
         address = f"127.0.0.{1 + self.started}"  # Ray takes 127.0.0.1 for the public address
-        started = self.cluster.add_node(
-            node_ip_address=address,
-            include_dashboard=False,
-            env_vars=node.pop("env", None),
-            **node,
-        )
+        # Not Ray's own `env_vars`: it puts its LD_PRELOAD over that.
+        with mock.patch.dict(os.environ, node.pop("env", {})):
+            started = self.cluster.add_node(
+                node_ip_address=address, include_dashboard=False, **node
+            )
         pid = started.all_processes["raylet"][0].process.pid
         raylet = Raylet(started.node_id, pid, address, started)
         self.nodes.append(raylet)
