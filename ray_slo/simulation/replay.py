@@ -35,6 +35,7 @@ from ray_slo.simulation.workloads import Requests
 
 _CLUSTER, _CANCEL = _WORKER + 20, _WORKER + 21  # after the host's own events of one instant
 
+_LEAST_SPREAD = 0.01  # of how long equal batches take
 
 # -- the same policy -------------------------------------------------------------------------
 
@@ -460,10 +461,10 @@ def truth_of(t: Tape) -> Truth:
             delays.append((b.at - t.zero, max(o.started_at - b.at, 0.0)))
     truth = Truth(dispatch=Nearest(delays), report_s=float(np.median(heard)) if heard else 0.0)
     for key, batches in ran.items():
-        at, items, seconds = (np.array(column) for column in zip(*batches, strict=True))
-        sizes = np.minimum(items, prior[key].max_batch_size)
-        fitted = truth.profiles[key] = fit(prior[key], sizes, seconds)
-        off = seconds / np.array(fitted.table)[sizes - 1]
+        at, loads, took = (np.array(column) for column in zip(*batches, strict=True))
+        sizes = np.minimum(loads, prior[key].max_batch_size)
+        fitted = truth.profiles[key] = fit(prior[key], sizes, took)
+        off = took / np.array(fitted.table)[sizes - 1]
         truth.deviations[key] = Nearest(sorted(zip(at.tolist(), off.tolist(), strict=True)))
     return truth
 
@@ -484,7 +485,7 @@ def fit(
     logs = np.log(sizes)
     ratios = np.log(seconds / np.array(prior.table)[sizes - 1])
     level = float(np.median(ratios))
-    spread = 1.4826 * float(np.median(np.abs(ratios - level)))
+    spread = max(1.4826 * float(np.median(np.abs(ratios - level))), _LEAST_SPREAD)
     # Outliers count as much as three standard deviations do: a batch that waited for the machine.
     held = np.clip(ratios, level - 3 * spread, level + 3 * spread)
     middle, width = logs.mean(), float(((logs - logs.mean()) ** 2).sum())
