@@ -14,16 +14,18 @@ class Client:
 
     def __init__(self):
         spec = parse_spec({"models": {"m": {"callable": dict, "latency_slo_ms": 500}}})
-        self.said, self.sent = [], 0
-        self.scheduler = Scheduler(spec, lambda _client, messages: self.said.extend(messages))
+        self.said, self.sent = asyncio.Queue(), 0
+        self.scheduler = Scheduler(spec, self.hear)
         self.scheduler.heartbeat(Heartbeat("w0", "default", {"m": [0.01, 0.012]}, []))
+
+    def hear(self, _client, messages):
+        for message in messages:
+            self.said.put_nowait(message)
 
     async def ask(self):
         self.sent += 1
         self.scheduler.submit("a", [Submit(self.sent, "m", 0.5)])
-        while not self.said:
-            await asyncio.sleep(0.005)
-        return self.said.pop(0)
+        return await asyncio.wait_for(self.said.get(), 10.0)
 
     def report(self, grant, way_s):
         """It ran, and took so long to get there and back."""
