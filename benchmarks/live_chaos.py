@@ -40,6 +40,7 @@ import numpy as np
 
 from benchmarks.raylets import OBJECT_STORE_BYTES, Raylets, raylets
 from benchmarks.rows import Row
+from ray_slo.models.profiling import THREAD_VARIABLES
 from ray_slo.serve.proxy import PROXY_CALLBACK, PROXY_CALLBACK_ENV
 
 APP = "chaos"
@@ -652,6 +653,9 @@ def ground_for(seed: int, quick: bool) -> Iterator[Ground]:
     )
     os.environ[PROXY_CALLBACK_ENV] = PROXY_CALLBACK
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    # Ray runs its workers at niceness 15: whatever else runs here would come first.
+    os.environ.setdefault("RAY_worker_niceness", "0")
+    os.environ.update(dict.fromkeys(THREAD_VARIABLES, "1"))
     with (
         tempfile.TemporaryDirectory(prefix="chaos-") as folder,
         raylets({"num_cpus": 8, "resources": {"here": 8}}) as cluster,
