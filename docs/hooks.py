@@ -218,6 +218,8 @@ def commands() -> str:
     from ray_slo.cli import app
 
     command = typer.main.get_command(app)
+    for one in command.commands.values():
+        one.short_help = (one.help or "").split("\n")[0]  # else Typer cuts it short
     context = typer.Context(command, info_name="ray-slo")
     made = get_docs_for_click(obj=command, ctx=context, name="ray-slo", indent=0)
     return made.split("\n", 1)[1]  # the page has a title

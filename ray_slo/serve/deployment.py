@@ -142,7 +142,7 @@ def deployment(
 ) -> Any:
     """Serve a class under a latency SLO, batched across all its replicas by deadline.
 
-    The class maps a list of items to a list of results, one per item::
+    The class maps a list of items to a list of results, one per item:
 
         @ray_slo.deployment(latency_slo_ms=100, num_replicas=2)
         class Classifier:
@@ -154,7 +154,7 @@ def deployment(
         await handle.remote(image, latency_slo_ms=40)    # this call's own SLO
 
     With variants the policy chooses, per batch, the network that answers: the most accurate that
-    the load leaves time for. The batch method is given the loaded one::
+    the load leaves time for. The batch method is given the loaded one:
 
         @ray_slo.deployment(latency_slo_ms=150, variants=[
             ray_slo.Variant("small", accuracy=69.8, load=load_network, args=("small",)),

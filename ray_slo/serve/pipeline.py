@@ -46,7 +46,7 @@ class Pipeline:
 
     An item goes to the root. What a task's batch method returns per request is a result, or
     `ray_slo.Outputs(result, {"child": [item, …]})`, each item a request of that child task. When
-    all are done, the results are joined, and the client is answered once::
+    all are done, the results are joined, and the client is answered once:
 
         app = ray_slo.Pipeline(
             [
