@@ -18,7 +18,12 @@ from ray import serve
 
 from ray_slo.serve.messages import BatchReport, Heartbeat, Message, Submit
 from ray_slo.serve.scheduler import Scheduler
-from ray_slo.serve.scheduler_actor import find_scheduler, get_or_create_scheduler, in_task
+from ray_slo.serve.scheduler_actor import (
+    find_scheduler,
+    get_or_create_scheduler,
+    in_task,
+    this_node,
+)
 from ray_slo.serve.spec import AppSpec
 
 logger = logging.getLogger(__name__)
@@ -46,6 +51,7 @@ class EmbeddedChannel:
         self._scheduler = Scheduler(
             spec, lambda _client, messages: on_messages(messages), aside=in_task
         )
+        self._scheduler.client_is_on("", this_node())
 
     def submit(self, request: Submit) -> None:
         self._scheduler.submit("", (request,))
@@ -102,6 +108,7 @@ class ActorChannel:
         self._on_messages = on_messages
         self._on_reset = on_reset
         self._loop = asyncio.get_running_loop()
+        self._node = this_node()
         self._actor: Any = None
         self._epoch: str | None = None
         self._connected = asyncio.Event()
@@ -168,7 +175,7 @@ class ActorChannel:
                     )
                     await self._actor.configure.remote(self._spec.without_code())
                 epoch, sequence, messages = await self._actor.poll.remote(
-                    self._client, self._epoch, acked
+                    self._client, self._epoch, acked, self._node
                 )
                 if epoch != self._epoch:
                     await self._actor.configure.remote(self._spec.without_code())

@@ -149,7 +149,9 @@ class PolicyHost:
             self._feed(now)
             decision = self.policy.decide(now)
         except Exception as error:
-            inner = getattr(self.policy, "policy", self.policy)  # of one that is recorded
+            inner: Any = self.policy
+            while hasattr(inner, "policy"):  # of one that is recorded, or has seats
+                inner = inner.policy
             logger.exception("policy %r failed", type(inner).__name__)
             if self._on_error is not None:
                 self._on_error(error)

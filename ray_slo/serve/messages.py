@@ -144,6 +144,7 @@ class Heartbeat:
         batches: ids of the batches that it holds, running or waiting.
         preempt_delay_s: from a preemption until it is free, as its preemption profiles say.
         assigned: what the planner has it do, by a key of `profiles`; None without a plan for it.
+        node: Ray's id of the node that it is on.
     """
 
     worker: str
@@ -152,3 +153,4 @@ class Heartbeat:
     batches: list[str]
     preempt_delay_s: float = 0.0
     assigned: Assigned | None = None
+    node: str = ""

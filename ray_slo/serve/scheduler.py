@@ -39,6 +39,7 @@ from ray_slo.core import (
 from ray_slo.scheduling.registry import import_attr, make_policy
 from ray_slo.serve.decision_log import open_log
 from ray_slo.serve.host import PolicyHost
+from ray_slo.serve.locality import NearPayloads
 from ray_slo.serve.messages import BatchReport, Grant, Heartbeat, Message, Refusal, Stop, Submit
 from ray_slo.serve.preemptions import Preemption
 from ray_slo.serve.spec import AppSpec
@@ -88,6 +89,7 @@ class _WorkerState:
     seen_at: float
     preempt_delay_s: float
     assigned: Assigned | None
+    node: str
 
 
 class Quantile:
@@ -149,6 +151,7 @@ class Scheduler:
         self._aside = aside or self._in_thread
         self._clock = time.monotonic  # uvloop's loop.time() has milliseconds only
         self._workers: dict[str, _WorkerState] = {}
+        self._client_nodes: dict[str, str] = {}
         self._quarantine: dict[str, tuple[float, float]] = {}  # (until, how long that is)
         self._profiles: dict[tuple[str, str], OnlineProfile] = {}  # by (variant, kind)
         self._measured_at: dict[tuple[str, str], float] = {}
@@ -170,7 +173,7 @@ class Scheduler:
         self._cluster_is_stale = False
         self._profiles_are_stale = False
         self._counts = {"submitted": 0, "granted": 0, "refused": 0, "cancelled": 0, "batches": 0}
-        self._counts["preempted"] = 0
+        self._counts |= {"preempted": 0, "on_node": 0}
         self._log = open_log(spec, self.epoch)
         self._host = self._new_host()
         self._ticker = self._loop.create_task(self._tick())
@@ -211,8 +214,13 @@ class Scheduler:
                 self._counts["cancelled"] += 1
                 self._host.cancel(request)
 
+    def client_is_on(self, client: str, node: str) -> None:
+        """A frontend says which node it is on, and its payloads with it."""
+        self._client_nodes[client] = node
+
     def client_gone(self, client: str) -> None:
         """Withdraw everything that a dead frontend had queued."""
+        self._client_nodes.pop(client, None)
         self.cancel(client, [i for c, i in self._queued if c == client])
 
     def worker_lost(self, worker: str) -> None:
@@ -260,7 +268,7 @@ class Scheduler:
             if state is None:
                 logger.info("worker %s (%s) joined with %s", beat.worker, beat.kind, set(variants))
             self._workers[beat.worker] = _WorkerState(
-                beat.kind, variants, now, beat.preempt_delay_s, assigned
+                beat.kind, variants, now, beat.preempt_delay_s, assigned, beat.node
             )
             self._cluster_is_stale = True
         else:
@@ -340,6 +348,7 @@ class Scheduler:
             "workers": {
                 name: {
                     "kind": w.kind,
+                    "node": w.node,
                     "variants": sorted(w.variants),
                     "assigned": w.assigned and asdict(w.assigned),
                     "batches_in_flight": busy.get(name, 0),
@@ -370,7 +379,7 @@ class Scheduler:
         if self._log is not None:
             policy = self._log.recorded(policy, name, kwargs, self._clock())
         return PolicyHost(
-            policy,
+            NearPayloads(policy, self._node_of_worker, self._node_of_request),
             self._cluster(),
             on_dispatch=self._on_dispatch,
             on_drop=self._on_drop,
@@ -391,6 +400,14 @@ class Scheduler:
         self._host = self._new_host()
         for request in self._queued.values():
             self._host.submit(request)
+
+    def _node_of_worker(self, worker: str) -> str:
+        state = self._workers.get(worker)
+        return state.node if state else ""
+
+    def _node_of_request(self, request: Request) -> str:
+        assert isinstance(request, _Owned)
+        return self._client_nodes.get(request.client, "")
 
     def _kind_of(self, worker: str) -> str:
         state = self._workers.get(worker)
@@ -527,12 +544,15 @@ class Scheduler:
         self._in_flight[batch_id] = _InFlight(dispatch, now)
         self._counts["batches"] += 1
         self._counts["granted"] += len(dispatch.requests)
+        node = self._node_of_worker(dispatch.worker)
         pieces: dict[str, list[int]] = {}
         for request in dispatch.requests:
             assert isinstance(request, _Owned)
             self._queued.pop((request.client, request.client_id), None)
             pieces.setdefault(request.client, []).append(request.client_id)
         for i, (client, ids) in enumerate(pieces.items()):
+            if node and self._client_nodes.get(client) == node:
+                self._counts["on_node"] += len(ids)
             self._post(
                 client,
                 Grant(

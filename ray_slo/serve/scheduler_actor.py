@@ -14,6 +14,7 @@ from typing import Any
 
 import ray
 from ray import serve
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from ray_slo.serve.decision_log import clock_id
 from ray_slo.serve.messages import BatchReport, Heartbeat, Message
@@ -94,13 +95,18 @@ class SchedulerActor:
                 raise ValueError(f"unknown event {kind!r}")
 
     async def poll(
-        self, client: str, epoch: str | None, acked: int
+        self, client: str, epoch: str | None, acked: int, node: str = ""
     ) -> tuple[str, int, list[Message]]:
-        """Wait for messages; returns (epoch, sequence number, messages not yet acknowledged)."""
+        """Wait for messages; returns (epoch, sequence number, messages not yet acknowledged).
+
+        Args:
+            node: where the client is, by Ray's id.
+        """
         scheduler = self._start()
         box = self._mailboxes.get(client)
         if box is None or box.epoch != epoch:
             scheduler.client_gone(client)
+            scheduler.client_is_on(client, node)
             box = self._mailboxes[client] = _Mailbox(self._last_contact)
             return box.epoch, 0, []
         box.seen_at = self._last_contact
@@ -166,6 +172,11 @@ class SchedulerActor:
                 logger.exception("watch failed; going on")
 
 
+def this_node() -> str:
+    """Ray's id of the node that this process is on; "" if it has to do with no Ray."""
+    return ray.get_runtime_context().get_node_id() if ray.is_initialized() else ""
+
+
 def application_is_gone(app_key: str) -> bool:
     """Whether Serve no longer runs it. Blocks.
 
@@ -178,8 +189,13 @@ def application_is_gone(app_key: str) -> bool:
 
 
 def get_or_create(actor_class: type[Any], name: str, spec: AppSpec, app_key: str) -> Any:
-    """The detached actor of that name; made if there is none. Blocks."""
+    """The detached actor of that name; made if there is none. Blocks.
+
+    On the node of its maker, if it can be: there is somebody to talk to. Anywhere else, what needs
+    no CPU could come to be on a head that is to have none of the application.
+    """
     actor: Any = ray.remote(actor_class)
+    here = ray.get_runtime_context().get_node_id()
     return actor.options(
         name=name,
         namespace=NAMESPACE,
@@ -188,6 +204,7 @@ def get_or_create(actor_class: type[Any], name: str, spec: AppSpec, app_key: str
         max_restarts=-1,
         max_concurrency=10_000,
         num_cpus=0,
+        scheduling_strategy=NodeAffinitySchedulingStrategy(here, soft=True),
     ).remote(spec.without_code(), app_key)
 
 

@@ -35,6 +35,7 @@ from ray_slo.serve.group_channel import Membership
 from ray_slo.serve.messages import BatchReport, Heartbeat, Piece, PieceResult
 from ray_slo.serve.metrics import WorkerMetrics
 from ray_slo.serve.plan_channel import PlanFollower
+from ray_slo.serve.scheduler_actor import this_node
 from ray_slo.serve.spec import AppSpec, ModelSpec, VariantRef, VariantSpec, worker_deployment
 from ray_slo.serve.vitals import vitals
 
@@ -120,6 +121,7 @@ class Worker:
         self._builder = self._thread  # of the user's objects
         context = serve.get_replica_context()
         self.id: str = context.replica_id.unique_id
+        self._node = this_node()
         # Serve numbers deployments of one name in an application; ours come in step.
         frontend += context.deployment.removeprefix(worker_deployment(frontend, kind))
         self._models: dict[str, Any] = {}  # the user's objects
@@ -781,6 +783,7 @@ class Worker:
             batches=[*self._batches, *self._recent],
             preempt_delay_s=self._preempt_delay_s,
             assigned=self._assigned,
+            node=self._node,
         )
 
     async def _beat(self) -> None:

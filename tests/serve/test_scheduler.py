@@ -523,3 +523,19 @@ async def test_policy_is_told_where_requests_come_from_and_what_workers_are_for(
             assert policy.cluster.workers["w0"].assigned == kept
             shown = scheduler.status()["workers"]["w0"]["assigned"]
             assert shown == (None if kept is None else dataclasses.asdict(kept))
+
+
+@in_loop
+async def test_of_equal_free_workers_the_one_beside_the_payloads():
+    async with running() as (scheduler, box):
+        for name, node in (("w0", "here"), ("w1", "there"), ("w2", "there")):
+            scheduler.heartbeat(dataclasses.replace(beat(name), node=node))
+        scheduler.client_is_on("a", "there")
+        for i in (1, 2, 3):
+            scheduler.submit("a", submits(i))
+            await settle()
+        workers = [grant.worker for grant in box.take("a")]
+        assert sorted(workers[:2]) == ["w1", "w2"]
+        assert workers[2] == "w0"  # no other is free
+        assert scheduler.status()["counts"]["on_node"] == 2
+        assert scheduler.status()["workers"]["w1"]["node"] == "there"
