@@ -9,7 +9,8 @@ loads them from the environment of the machine that runs the proxy::
 
     RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH=ray_slo.serve.proxy:middlewares
 
-The same callback keeps Serve's gRPC server on one host and bounds its messages (`grpc.py`).
+The same callback keeps Serve's gRPC server on one host and bounds its messages (`grpc`), and what
+comes before a request is one (`heads`).
 """
 
 from __future__ import annotations
@@ -168,9 +169,11 @@ async def _refuse(
 def middlewares() -> list[Middleware]:
     """What Serve's proxy callback returns."""
     from ray_slo.serve.grpc import bind_to_host, bound_messages, max_body_bytes
+    from ray_slo.serve.heads import bound_heads
 
     bind_to_host()
     bound_messages()
+    bound_heads()
     bounds = Middleware(BoundsMiddleware, max_body_bytes=max_body_bytes())
     # Serve puts each around those before it: the last one sees a request first.
     return [Middleware(FailoverMiddleware), Middleware(DeadlineMiddleware), bounds]

@@ -182,6 +182,11 @@ def test_a_body_without_an_end_is_cut(url):
     assert (status, json.loads(said)["error"]) == (413, "BodyTooLarge")
 
 
+def test_headers_without_an_end_are_cut(url):
+    status, _, said = exchange(url, b"GET /safe HTTP/1.1\r\nhost: x\r\na: " + b"v" * 2_000_000)
+    assert (status, said) == (0, b"")
+
+
 def test_websockets_are_refused(url):
     upgrade = (
         b"GET /safe HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: websocket\r\n"
