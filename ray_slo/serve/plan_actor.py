@@ -636,10 +636,11 @@ class PlanActor(AppActor):
         if self._log is None:
             return
         demand, outline = inputs.pop("demand", None), None
-        if self._took_over and self._plans <= 1:  # go by what runs
-            running = [w.says.assigned for w in self._workers.values() if w.says.assigned]
+        running = [w.says.assigned for w in self._workers.values() if w.says.assigned]
+        if running and self._log.outline == Outline():  # another planner's
+            there = {kind: n for kind, (_, n) in self._replicas().items()}
             assigned = [(a.variant, a.batch_size, 1) for a in running]
-            self._log.outline = Outline.of_assignments({}, assigned)
+            self._log.outline = Outline.of_assignments(there, assigned)
         if verdict is not None:
             targets = {kind: self._brain.target(kind) for kind in self._spec.workers}
             plan = self._brain.outcome()

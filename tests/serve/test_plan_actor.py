@@ -400,3 +400,21 @@ def test_what_was_planned_and_why_is_logged(monkeypatch, tmp_path):
     assert not asked.error
     assert asked.clocks["elsewhere"] == pytest.approx(1e6 - asked.at, abs=60)
     assert planner.shift("elsewhere", asked.at) == asked.clocks["elsewhere"]
+
+
+def test_a_successors_first_plan_is_told_against_what_runs(tmp_path):
+    async def scenario():
+        spec = spec_of(decision_log={"dir": str(tmp_path), "flush_s": 0.05})
+        cluster = Cluster(spec, "a", "b")
+        for _ in range(2):
+            with actor_of(spec) as actor:
+                await cluster.settle(actor)
+                actor._log.close(20.0)
+
+    asyncio.run(scenario())
+    before, after = sorted(read(tmp_path), key=lambda planner: planner.plans[0].at)
+    assert before.plans[0].trigger == "first plan"
+    assert len(before.plans[0].changes) == 3
+    assert after.plans[0].trigger == "planner restarted"
+    assert after.plans[0].targets == {"default": 2}
+    assert after.plans[0].changes == ()
