@@ -36,6 +36,7 @@ STATUS = {  # what HTTP and gRPC call it
     "lost": (503, "UNAVAILABLE"),
     "expired": (504, "DEADLINE_EXCEEDED"),
     "bad": (422, "INVALID_ARGUMENT"),
+    "bad_slo": (400, "INVALID_ARGUMENT"),  # a header there, a field here
     "too_large": (413, "RESOURCE_EXHAUSTED"),
     "unknown": (404, "NOT_FOUND"),
     "failed": (500, "INTERNAL"),
@@ -157,8 +158,8 @@ def test_what_is_served(client, handle):
         ({"body": b"{bad"}, "bad", "BadInput", "not JSON"),
         ({"item": "bad"}, "bad", "BadInput", "this item is bad"),
         ({"item": "lock"}, "bad", "BadInput", "cannot be pickled"),
-        ({"item": 1, "slo_ms": -1}, "bad", "BadInput", "must be a positive number"),
-        ({"item": 1, "slo_ms": float("nan")}, "bad", "BadInput", "must be a positive number"),
+        ({"item": 1, "slo_ms": -1}, "bad_slo", None, "must be a positive number"),
+        ({"item": 1, "slo_ms": float("nan")}, "bad_slo", None, "must be a positive number"),
         ({"item": "x" * 1000}, "too_large", None, "1002 bytes; at most 1000"),
         ({"item": 1, "model": "task"}, "unknown", "UnknownModel", "choose one of tasks"),
         ({"item": ["raise", "value"]}, "failed", "ValueError", "poison"),
