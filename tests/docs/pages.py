@@ -132,21 +132,25 @@ def trimmed(said: str) -> list[str]:
     return [line.rstrip() for line in said.splitlines()]
 
 
-def pattern(said: str) -> re.Pattern[str]:
-    """What an output must look like: `…` is anything; numbers and widths may differ."""
+def looks_like(printed: str, said: str) -> bool:
+    """Whether an output is what a page says: `…` is anything, numbers and widths may differ."""
     number = r"(?:[-+]?\d[\d.,:T-]*|–)"
-    word = re.compile(rf"…|[A-Za-z_]\w*|[━─┏┓┡┩└┘├┤┳╇┴┬┼╋┃│]+|{number}|\s+|.", re.DOTALL)
-    made = []
-    for part in word.findall(said.strip()):
-        if part == "…":
-            made.append(r"[\s\S]*?")
-        elif part.isspace() or part[0] in "━─┏┓┡┩└┘├┤┳╇┴┬┼╋┃│":
-            made.append(r"[\s━─┏┓┡┩└┘├┤┳╇┴┬┼╋┃│]*")
-        elif re.fullmatch(number, part):
-            made.append(number)
-        else:
-            made.append(re.escape(part))
-    return re.compile("".join(made))
+
+    def plain(text: str) -> str:
+        return re.sub(r"[\s━─┏┓┡┩└┘├┤┳╇┴┬┼╋┃│]+", " ", text)
+
+    def piece(text: str) -> re.Pattern[str]:
+        words = re.findall(rf"[A-Za-z_]\w*|{number}|.", text.strip())
+        made = [number if re.fullmatch(number, word) else re.escape(word) for word in words]
+        return re.compile("".join(made))
+
+    at, printed = 0, plain(printed)
+    for text in plain(said).split("…"):
+        found = piece(text).search(printed, at)
+        if found is None:
+            return False
+        at = found.end()
+    return True
 
 
 # -- YAML --------------------------------------------------------------------------------------
@@ -257,7 +261,7 @@ class Reader:
         elif block.language == "console":
             typed, said = console(code)
             self.sh(typed, True)
-            assert pattern(said).search(self.said), f"printed:\n{self.said}"
+            assert looks_like(self.said, said), f"printed:\n{self.said}"
         elif block.language in OUTPUT:
             self.output(block)
         elif block.language == "protobuf":
@@ -293,7 +297,7 @@ class Reader:
         if self.exact:
             assert trimmed(self.said) == trimmed(block.code)
         else:
-            assert pattern(block.code).search(self.said), f"printed:\n{self.said}"
+            assert looks_like(self.said, block.code), f"printed:\n{self.said}"
 
     def leave(self) -> None:
         """Delete the page's applications."""
