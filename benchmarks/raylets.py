@@ -120,7 +120,9 @@ def raylets(*nodes: dict[str, Any], grpc_servicers: list[str] | None = None) -> 
 
     # Short, for the paths of sockets. Also keeps `ray_current_cluster` of others as it is.
     home = tempfile.mkdtemp(prefix="rs-")
-    with mock.patch.dict(os.environ, {"RAY_TMPDIR": home}):
+    # And a proxy may take its time on a busy machine, rather than be started again and again.
+    own = {"RAY_TMPDIR": home, "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "30"}
+    with mock.patch.dict(os.environ, own):
         cluster = Cluster(shutdown_at_exit=True)
         running = Raylets(f"http://127.0.0.1:{free_port()}", "", [], cluster)
         try:
