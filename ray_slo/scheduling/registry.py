@@ -62,7 +62,7 @@ def make_policy(policy: str | Policy, kwargs: Mapping[str, Any] | None = None) -
         made = target
     else:
         if isinstance(target, type) and not hasattr(target, "decide"):  # before it is made
-            raise ValueError(f"policy {policy!r} gives {target!r}, which is no Policy")
+            raise ValueError(f"policy {policy!r} gives {target.__name__}, which is no Policy")
         try:
             parameters = inspect.signature(target).parameters
         except ValueError:  # a class written in C

@@ -36,7 +36,7 @@ def test_by_name_module_class_and_object():
         ("no.such.module:Policy", None, "cannot import 'no.such.module:Policy'"),
         ("ray_slo.scheduling.timeout:Eagre", None, "cannot import .*Eagre"),
         ("ray_slo.core:DeadlineQueue", None, "gives DeadlineQueue, which is no Policy"),
-        ("builtins:dict", None, "policy 'builtins:dict' gives <class 'dict'>, which is no Policy"),
+        ("builtins:dict", None, "policy 'builtins:dict' gives dict, which is no Policy"),
         (Eager(), {"margin_ms": 1.0}, r"policy_kwargs \['margin_ms'\] given beside"),
     ],
 )
