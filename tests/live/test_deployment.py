@@ -201,7 +201,7 @@ def test_status(app):
     assert seen["queued"] == {"tasks": 0}
     assert seen["counts"]["granted"] > 0
     profile = seen["profiles"]["tasks@default"]
-    assert 30 <= profile["latency_1_ms"] <= profile["latency_max_ms"]
+    assert 20 <= profile["latency_1_ms"] <= profile["latency_max_ms"]  # learned, so about 30
     assert seen["policy"] == "deferred"
 
 
