@@ -46,7 +46,6 @@ def test_all_are_answered_in_time_from_both_nodes(seen):
     assert {a["status"] for a in seen["both"]} == {200}
     assert {a["slo"]["deadline-met"] for a in seen["both"]} == {"true"}
     assert {a["to"]["node"] for a in seen["both"]} == {second, third}
-    assert {a["from"]["node"] for a in seen["both"]} <= {seen["nodes"][0], third}
 
 
 def test_refused_and_expired_with_a_reason(seen):
@@ -71,11 +70,11 @@ def test_a_wrong_wall_clock_changes_nothing(seen):
 
 
 def test_a_free_worker_on_the_frontends_own_node_is_preferred(seen):
-    _, _, third = seen["nodes"]
-    there = [to for origin, to in seen["near"] if origin == third]
-    assert there, "no request came to the third node's frontend"
-    assert set(there) == {third}
-    assert seen["status"]["counts"]["on_node"] >= len(there)
+    # By turns, so that no order in which a policy ranks the two workers would do for both.
+    for node in seen["nodes"][1:]:
+        there = [to for origin, to in seen["near"] if origin == node]
+        assert there, "no request came to the node's frontend"
+        assert set(there) == {node}
 
 
 def test_a_lost_node_costs_no_answer(seen):

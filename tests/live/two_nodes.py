@@ -1,8 +1,8 @@
 """One application on three Ray nodes; writes what callers saw as JSON to the file named first.
 
 Run by test_two_nodes.py in a process of its own, as a process has one connection to Ray.
-The head holds Serve's controller, the proxy and a frontend, the second node a worker, the third a
-frontend and a worker, and every process there has a wall clock that is an hour ahead.
+The head holds Serve's controller, the proxy and the frontend that this prefers, the other nodes a
+frontend and a worker each. On the third every process has a wall clock that is an hour ahead.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ APP = {
         "where": {"callable": "two_nodes:Where", "latency_slo_ms": SLO_MS, "max_batch_size": 8}
     },
     "workers": {"far": {"num_replicas": 2, "ray_actor_options": {"resources": {"worker": 1}}}},
-    "num_frontends": 2,
+    "num_frontends": 3,
     "frontend_actor_options": {"num_cpus": 0, "resources": {"frontend": 1}},
     "profile_seconds": 0.5,
 }
@@ -86,7 +86,7 @@ async def main(cluster):
         for answered in await paced(4, 0.2):  # connections, imports
             await answered
         both = await asyncio.gather(*await paced(60, 0.03))
-        # One at a time, so that both workers are free; at the two frontends in turn.
+        # One at a time, so that both workers are free; at all frontends.
         handle = serve.get_app_handle("where").options(_prefer_local_routing=False)
         near = []
         for _ in range(24):
@@ -123,7 +123,7 @@ def program():
     os.environ[PROXY_CALLBACK_ENV] = PROXY_CALLBACK
     with raylets(
         {"num_cpus": 1, "resources": {"frontend": 1}},
-        {"num_cpus": 1, "resources": {"worker": 1}},
+        {"num_cpus": 1, "resources": {"frontend": 1, "worker": 1}},
         {"num_cpus": 1, "resources": {"frontend": 1, "worker": 1}, "env": an_hour_ahead},
     ) as cluster:
         nodes = [node.node_id for node in cluster.nodes]

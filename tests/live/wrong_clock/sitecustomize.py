@@ -1,7 +1,7 @@
 """Python's wall clock, put ahead: for processes that have this folder in PYTHONPATH.
 
-Not by libfaketime: timed waits of Ray's own C++ take an absolute wall time, and a process that has
-another one than its kernel then waits for an hour.
+Not by libfaketime: with it a task that called an actor never came back, most likely because timed
+waits of Ray's own C++ end at an absolute wall time, by then an hour away.
 """
 
 import os
