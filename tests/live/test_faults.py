@@ -121,7 +121,8 @@ def test_no_retries_and_a_full_queue_and_an_isolated_poison(ray_cluster, tmp_pat
             lost.result(timeout_s=60)
 
 
-def test_slo_that_no_batch_can_meet_is_said_at_deploy_time(ray_cluster):
+def test_slo_that_no_batch_can_meet_is_said_at_deploy_time(ray_cluster, monkeypatch):
+    monkeypatch.setattr("ray_slo.serve.deployment._CONSTRUCTOR_RETRIES", 1)
     deployed = ray_slo.deployment(latency_slo_ms=50, ray_actor_options=TINY)(Slow)
     try:
         with pytest.raises(RuntimeError, match="slow failed"):

@@ -74,7 +74,8 @@ def test_yaml_models_with_variants_of_one_name(ray_cluster):
         assert set(profiles) == {"a/deep@cpu", "b/deep@cpu", "plain@cpu"}
 
 
-def test_variant_that_does_not_load_is_said_at_deploy_time(ray_cluster):
+def test_variant_that_does_not_load_is_said_at_deploy_time(ray_cluster, monkeypatch):
+    monkeypatch.setattr("ray_slo.serve.deployment._CONSTRUCTOR_RETRIES", 1)
     broken = Variant("broken", accuracy=99, load=missing_weights, args=("broken",))
     deployed = App.options(variants=[QUICK, broken], name="lame")
     try:
