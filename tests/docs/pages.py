@@ -108,7 +108,7 @@ def needs_ray(path: Path) -> bool:
     return is_followed(path) or bool(re.search(r"\bserve\.(run|start)\(", "\n".join(code)))
 
 
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 # -- what a block says -------------------------------------------------------------------------
