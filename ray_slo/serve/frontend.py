@@ -70,6 +70,9 @@ logger = logging.getLogger(__name__)
 _GRACE_S = 0.75
 _MEET_S = 5.0  # for workers to introduce themselves again
 _WAY_BACK = 0.25  # of an SLO, at most
+# Of a batch's slack, that its worker waits for pieces of other frontends, one of which may have
+# died; the rest is for what comes too late, which is submitted again.
+_WAIT_SHARE = 0.25
 _INLINE_S = 0.002  # pre- and postprocessing slower than this leaves the event loop for a thread
 # What a call to a worker raises when the worker is gone, or its node with the result.
 _GONE = (
@@ -818,7 +821,7 @@ class Frontend:
             items=[p.item for p in share],
             piece=grant.piece,
             num_pieces=grant.num_pieces,
-            start_by_s=grant.start_in_s + max(grant.slack_s, 0.0),
+            start_by_s=grant.start_in_s + _WAIT_SHARE * max(grant.slack_s, 0.0),
             traces=tracing.contexts(traces),
         )
         try:
