@@ -32,6 +32,7 @@ from ray_slo.serve import app_actor
 from ray_slo.serve.app_actor import AppActor
 from ray_slo.serve.errors import ConfigError
 from ray_slo.serve.messages import Plans
+from ray_slo.serve.releases import Releases
 from ray_slo.serve.scheduler_actor import NAMESPACE, get_or_create, in_task
 from ray_slo.serve.spec import AppSpec
 from ray_slo.simulation.plan_log import Outline
@@ -267,6 +268,7 @@ class PlanActor(AppActor):
 
     def __init__(self, spec: AppSpec, app_key: str) -> None:
         super().__init__(app_key)
+        self._releases = Releases(spec)
         self._reset(spec)
 
     def _reset(self, spec: AppSpec) -> None:
@@ -296,7 +298,7 @@ class PlanActor(AppActor):
 
     async def configure(self, spec: AppSpec) -> None:
         """Take over a newer specification (a redeployed application)."""
-        if spec.version > self._spec.version:
+        if self._releases.is_news(spec, self._spec):
             if spec.fingerprint != self._spec.fingerprint:
                 if self._planning is not None:
                     self._planning.cancel()

@@ -40,6 +40,7 @@ from ray_slo.serve.groups import (
 )
 from ray_slo.serve.messages import Plans
 from ray_slo.serve.plan_actor import FIRST
+from ray_slo.serve.releases import Releases
 from ray_slo.serve.scheduler_actor import NAMESPACE, find_scheduler, get_or_create, in_task
 from ray_slo.serve.spec import AppSpec
 from ray_slo.simulation.plan_log import Outline
@@ -105,6 +106,7 @@ class PlannerActor(AppActor):
 
     def __init__(self, spec: AppSpec, app_key: str) -> None:
         super().__init__(app_key)
+        self._releases = Releases(spec)
         self._reset(spec)
 
     def _reset(self, spec: AppSpec) -> None:
@@ -135,13 +137,14 @@ class PlannerActor(AppActor):
 
     async def configure(self, spec: AppSpec) -> None:
         """Take over a newer specification (a redeployed application)."""
-        if spec.version > self._spec.version and spec.fingerprint != self._spec.fingerprint:
-            if self._planning is not None:
-                self._planning.cancel()
-            self._reset(spec)
-            self._tell()
-        elif spec.version > self._spec.version:
-            self._spec = spec
+        if self._releases.is_news(spec, self._spec):
+            if spec.fingerprint != self._spec.fingerprint:
+                if self._planning is not None:
+                    self._planning.cancel()
+                self._reset(spec)
+                self._tell()
+            else:
+                self._spec = spec
         self._start()
 
     async def worker(self, says: WorkerSays, had: str | None) -> tuple[str | None, Wanted | None]:

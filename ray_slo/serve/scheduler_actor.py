@@ -18,6 +18,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from ray_slo.serve.decision_log import clock_id
 from ray_slo.serve.messages import BatchReport, Heartbeat, Message
+from ray_slo.serve.releases import Releases
 from ray_slo.serve.scheduler import Scheduler
 from ray_slo.serve.spec import AppSpec
 from ray_slo.serve.vitals import vitals
@@ -47,6 +48,7 @@ class SchedulerActor:
 
     def __init__(self, spec: AppSpec, app_key: str) -> None:
         self._spec = spec
+        self._releases = Releases(spec)
         self._app_key = app_key
         self._scheduler: Scheduler | None = None
         self._mailboxes: dict[str, _Mailbox] = {}
@@ -65,7 +67,7 @@ class SchedulerActor:
 
     async def configure(self, spec: AppSpec) -> None:
         """Take over a newer specification (a redeployed application)."""
-        if spec.version > self._spec.version:
+        if self._releases.is_news(spec, self._spec):
             old_spec, self._spec = self._spec, spec
             if spec.fingerprint != old_spec.fingerprint:
                 old, self._scheduler = self._scheduler, None

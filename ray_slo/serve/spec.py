@@ -1072,7 +1072,7 @@ class AppSpec(_Strict):
 
     @property
     def version(self) -> float:
-        """When it was parsed: of two, the later one counts."""
+        """When it was parsed, by the clock there. See `Releases`."""
         return self._version
 
     @property
