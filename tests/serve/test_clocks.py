@@ -9,7 +9,7 @@ ROOT = Path(ray_slo.__file__).parent
 STAMPS = {
     "serve/decision_log.py",  # names of files, and when a log began
     "serve/preemptions.py",
-    "serve/spec.py",  # which of two releases is newer: docs/faults.md
+    "serve/spec.py",  # which of two releases is newer, in an actor that just started
     "serve/tracing.py",
 }
 WALL = {("time", "time"), ("time", "time_ns"), ("datetime", "now"), ("datetime", "utcnow")}
