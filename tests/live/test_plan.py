@@ -199,7 +199,7 @@ def test_all_of_it_is_logged_and_the_scheduler_decides_the_same_again(words, log
     assert rise.demand > 4
     assert f"{QUICK}: 0 → 1 workers" in rise.changes
     assert rise.took_s > 0
-    assert rise.why.startswith("Accuracy scaling"), rise.why
+    assert "Accuracy scaling" in rise.why, rise.why  # with those that are there, at least
     fall = next(p for p in first.plans if "default: 3 → 2 workers" in p.changes)
     assert fall.at > rise.at
     failed = next(p for p in first.plans if p.error)
