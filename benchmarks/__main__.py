@@ -68,7 +68,7 @@ def main(args: Sequence[str] | None = None) -> None:
         sys.exit(SKIPPED)
     console = Console(stderr=options.json == "-")  # stdout is for the JSON then
     if not console.is_terminal:
-        console.width = 110
+        console.width = 200
     console.print(f"[bold]{options.name}[/bold] · {source} · {shows}")
     for table in tables(rows):
         console.print(table)
