@@ -18,6 +18,7 @@ from typing import Any, Generic, TypeVar
 import ray
 
 from ray_slo.serve.decision_log import PlanLog, open_plan_log
+from ray_slo.serve.releases import Releases
 from ray_slo.serve.scheduler_actor import application_is_gone, find_scheduler
 from ray_slo.serve.spec import AppSpec
 
@@ -35,12 +36,36 @@ AGAIN_S = 0.3  # after it could not be reached
 class AppActor:
     """Steps, news for long polls, and leaving."""
 
-    def __init__(self, app_key: str) -> None:
+    def __init__(self, spec: AppSpec, app_key: str) -> None:
         self._app_key = app_key
+        self._releases = Releases(spec)
         self._task: asyncio.Task[None] | None = None
         self._watcher: asyncio.Task[None] | None = None
+        self._planning: asyncio.Task[None] | None = None
         self._changed = asyncio.Event()
         self._log: PlanLog | None = None
+        self._reset(spec)
+
+    def _reset(self, spec: AppSpec) -> None:
+        """Begin anew, with a specification."""
+        self._spec = spec
+        self._planning = None
+
+    def _go_on(self, spec: AppSpec) -> None:
+        """Go on, with one that differs in nothing that replicas would have to know of."""
+        self._spec = spec
+
+    async def configure(self, spec: AppSpec) -> None:
+        """Take over a newer specification (a redeployed application)."""
+        if self._releases.is_news(spec, self._spec):
+            if spec.fingerprint != self._spec.fingerprint:
+                if self._planning is not None:
+                    self._planning.cancel()
+                self._reset(spec)
+                self._tell()
+            else:
+                self._go_on(spec)
+        self._start()
 
     def _open_log(self, spec: AppSpec, epoch: str) -> None:
         """Begin the log of what is decided, where the application wants one."""

@@ -32,7 +32,6 @@ from ray_slo.serve import app_actor
 from ray_slo.serve.app_actor import AppActor
 from ray_slo.serve.errors import ConfigError
 from ray_slo.serve.messages import Plans
-from ray_slo.serve.releases import Releases
 from ray_slo.serve.scheduler_actor import NAMESPACE, get_or_create, in_task
 from ray_slo.serve.spec import AppSpec
 from ray_slo.simulation.plan_log import Outline
@@ -266,13 +265,8 @@ class _Frontend:
 class PlanActor(AppActor):
     """Hears, plans and tells, for one application."""
 
-    def __init__(self, spec: AppSpec, app_key: str) -> None:
-        super().__init__(app_key)
-        self._releases = Releases(spec)
-        self._reset(spec)
-
     def _reset(self, spec: AppSpec) -> None:
-        self._spec = spec
+        super()._reset(spec)
         self._brain = make_brain(spec)
         self._epoch = uuid.uuid4().hex[:8]
         self._open_log(spec, self._epoch)
@@ -282,7 +276,6 @@ class PlanActor(AppActor):
         self._profiles: dict[Key, LatencyProfile] = {}
         self._avoided: dict[Key, tuple[str, float]] = {}  # why, and until when
         self._wanted: dict[str, Wanted] = {}
-        self._planning: asyncio.Task[None] | None = None
         self._asking: asyncio.Task[None] | None = None  # a scheduler what time it has
         self._planned_at: float | None = None
         self._tried_at: float | None = None
@@ -294,20 +287,11 @@ class PlanActor(AppActor):
         self._plans = self._failures = 0
         self._took_s: float | None = None  # the last plan, from problem to answer
 
-    # -- asked by workers, frontends and Serve ---------------------------------------------
+    def _go_on(self, spec: AppSpec) -> None:
+        super()._go_on(spec)
+        self._brain.configure(spec)
 
-    async def configure(self, spec: AppSpec) -> None:
-        """Take over a newer specification (a redeployed application)."""
-        if self._releases.is_news(spec, self._spec):
-            if spec.fingerprint != self._spec.fingerprint:
-                if self._planning is not None:
-                    self._planning.cancel()
-                self._reset(spec)
-                self._tell()
-            else:
-                self._spec = spec
-                self._brain.configure(spec)
-        self._start()
+    # -- asked by workers, frontends and Serve ---------------------------------------------
 
     async def worker(self, says: WorkerSays, had: str | None) -> tuple[str | None, Wanted | None]:
         """What a worker should do: at once when that is news to it (it `had` another answer), else

@@ -40,7 +40,6 @@ from ray_slo.serve.groups import (
 )
 from ray_slo.serve.messages import Plans
 from ray_slo.serve.plan_actor import FIRST
-from ray_slo.serve.releases import Releases
 from ray_slo.serve.scheduler_actor import NAMESPACE, find_scheduler, get_or_create, in_task
 from ray_slo.serve.spec import AppSpec
 from ray_slo.simulation.plan_log import Outline
@@ -104,13 +103,8 @@ class _Drain:
 class PlannerActor(AppActor):
     """Keeps, plans and carries out the layout of one application."""
 
-    def __init__(self, spec: AppSpec, app_key: str) -> None:
-        super().__init__(app_key)
-        self._releases = Releases(spec)
-        self._reset(spec)
-
     def _reset(self, spec: AppSpec) -> None:
-        self._spec = spec
+        super()._reset(spec)
         self._epoch = uuid.uuid4().hex[:8]
         self._open_log(spec, self._epoch)
         self._started = time.monotonic()
@@ -119,7 +113,6 @@ class PlannerActor(AppActor):
         self._tried_at: float | None = None
         self._why = "not planned yet"
         self._error: str | None = None
-        self._planning: asyncio.Task[None] | None = None
         self._workers: dict[str, tuple[WorkerSays, float]] = {}
         self._frontends: dict[str, _Frontend] = {}
         self._counted: dict[str, int] = {}  # requests of the running interval, by model
@@ -134,18 +127,6 @@ class PlannerActor(AppActor):
         self._number = 0
 
     # -- asked by workers and frontends ----------------------------------------------------
-
-    async def configure(self, spec: AppSpec) -> None:
-        """Take over a newer specification (a redeployed application)."""
-        if self._releases.is_news(spec, self._spec):
-            if spec.fingerprint != self._spec.fingerprint:
-                if self._planning is not None:
-                    self._planning.cancel()
-                self._reset(spec)
-                self._tell()
-            else:
-                self._spec = spec
-        self._start()
 
     async def worker(self, says: WorkerSays, had: str | None) -> tuple[str | None, Wanted | None]:
         """What a worker should do: at once when that is news to it (it `had` another answer), else
