@@ -37,7 +37,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from scipy.stats import poisson
@@ -233,6 +233,11 @@ class Assignment:
     load: float
     throughput: float
     latency_s: float
+
+    def to_json(self) -> dict[str, Any]:
+        """For logs and status: what is asked of these workers."""
+        names = ("task", "variant", "batch_size", "workers", "load")
+        return {name: getattr(self, name) for name in names}
 
 
 @dataclass(frozen=True)

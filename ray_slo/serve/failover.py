@@ -9,10 +9,11 @@ is no frontend at all, Serve's proxy waits for one: a request that names its dea
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from typing import Any
+
+from starlette.responses import JSONResponse
 
 _LATENCY = b"x-slo-latency-ms"  # the client's own SLO
 _TIMEOUT = b"x-slo-timeout-ms"  # the client's timeout, as `DeadlineMiddleware` passes it on
@@ -123,14 +124,10 @@ class _Exchange:
         await self.refuse(504, "Expired", "expired", said)
 
     async def refuse(self, status: int, error: str, reason: str, said: str) -> None:
-        content = json.dumps({"error": error, "reason": reason, "message": said}).encode()
-        headers = [
-            (b"content-type", b"application/json"),
-            (b"content-length", str(len(content)).encode()),
-            *([(b"retry-after", b"1")] if status == 503 else []),
-        ]
-        await self._send({"type": "http.response.start", "status": status, "headers": headers})
-        await self._send({"type": "http.response.body", "body": content})
+        body = {"error": error, "reason": reason, "message": said}
+        headers = {"retry-after": "1"} if status == 503 else None
+        answer = JSONResponse(body, status, headers)
+        await answer({"type": "http"}, self._receive, self._send)
 
 
 def _budget_s(headers: Any) -> float | None:

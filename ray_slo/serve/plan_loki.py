@@ -317,16 +317,7 @@ class LokiBrain:
             "step": plan.step,
             "accuracy": plan.accuracy,
             "shed_share": plan.shed_share,
-            "assignments": [
-                {
-                    "task": a.task,
-                    "variant": a.variant,
-                    "batch_size": a.batch_size,
-                    "workers": a.workers,
-                    "load": a.load,
-                }
-                for a in plan.assignments
-            ],
+            "assignments": [a.to_json() for a in plan.assignments],
         }
 
 

@@ -15,13 +15,13 @@ comes before a request is one (`heads`).
 
 from __future__ import annotations
 
-import json
 import math
 from collections import Counter
 from typing import Any
 
 from ray.serve._private.constants import SERVE_SESSION_ID
 from starlette.middleware import Middleware
+from starlette.responses import JSONResponse
 
 from ray_slo.serve.failover import FailoverMiddleware
 
@@ -157,13 +157,7 @@ async def _refuse(
     send: Any, status: int, error: str, reason: str, field: str, message: str
 ) -> None:
     body = {"error": error, "reason": reason, "message": message, "field": field}
-    content = json.dumps(body).encode()
-    headers = [
-        (b"content-type", b"application/json"),
-        (b"content-length", str(len(content)).encode()),
-    ]
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": content})
+    await JSONResponse(body, status)({"type": "http"}, None, send)  # type: ignore[arg-type]
 
 
 def middlewares() -> list[Middleware]:

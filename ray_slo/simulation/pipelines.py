@@ -337,16 +337,7 @@ class _Planning:
                 "targets": outline.targets,
                 "plan": {
                     **{k: row[k] for k in ("planned_demand", "step", "accuracy", "shed_share")},
-                    "assignments": [
-                        {
-                            "task": a.task,
-                            "variant": a.variant,
-                            "batch_size": a.batch_size,
-                            "workers": a.workers,
-                            "load": a.load,
-                        }
-                        for a in plan.assignments
-                    ],
+                    "assignments": [a.to_json() for a in plan.assignments],
                 },
                 "workers": {worker: a.variant for worker, a in placed.items()},
                 "changes": outline.changes(self.outline),
