@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import random
+import threading
 import time
 from collections import Counter
 from types import SimpleNamespace
@@ -42,19 +43,24 @@ finished = Counter()  # how often an item was worked on to the end
 class Steps:
     """An item is (name, number of steps); the batch takes as many as its longest item."""
 
-    deaf = False
-
     def __call__(self, items):
         for _ in range(max(steps for _, steps in items)):
             time.sleep(STEP_S)
-            if not self.deaf:
-                ray_slo.checkpoint()
+            ray_slo.checkpoint()
         finished.update(name for name, _ in items)
         return [name for name, _ in items]
 
 
 class Deaf(Steps):
-    deaf = True
+    """Never looks at the flag; "long" ends when the test says so."""
+
+    end = threading.Event()
+
+    def __call__(self, items):
+        if any(name.startswith("long") for name, _ in items):
+            assert self.end.wait(60)
+        finished.update(name for name, _ in items)
+        return [name for name, _ in items]
 
 
 class Loop(Steps):
@@ -178,7 +184,7 @@ def app(monkeypatch):
 
     @contextlib.asynccontextmanager
     async def running(user_class=Steps, policy=None, wire=None, model=None, models=None, **options):
-        one = {"m": {"callable": user_class, "latency_slo_ms": 5000, **(model or {})}}
+        one = {"m": {"callable": user_class, "latency_slo_ms": 30_000, **(model or {})}}
         spec = parse_spec(
             {
                 "models": models or one,
@@ -281,12 +287,17 @@ async def test_a_preemption_that_comes_too_late_changes_nothing(app):
 @in_loop
 async def test_a_batch_that_ignores_the_flag_is_waited_for_and_said_once(app, caplog):
     async with app(Deaf) as (front, worker):
+        policy = policy_of(front)
         for i in range(2):
-            long = asyncio.create_task(front((f"long{i}", 80)))
+            Deaf.end.clear()
+            long = asyncio.create_task(front((f"long{i}", 1)))
             await until(lambda: worker._running_since)
-            assert await front((f"short{i}", 1)) == f"short{i}"  # behind it
+            short = asyncio.create_task(front((f"short{i}", 1)))
+            await until(lambda n=i + 1: len(policy.failed) == n)
+            assert not finished[f"long{i}"]
+            Deaf.end.set()
             assert await long == f"long{i}"
-        assert len(policy_of(front).failed) == 2
+            assert await short == f"short{i}"  # behind it
         assert finished == {"long0": 1, "short0": 1, "long1": 1, "short1": 1}
         records = (await front.slo_status())["preemptions"]
         assert [r["outcome"] for r in records] == ["finished", "finished"]
