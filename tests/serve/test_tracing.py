@@ -94,7 +94,7 @@ async def test_a_request_from_the_frontend_to_the_worker(app, traces):  # noqa: 
     assert said.pop("slo.latency_ms") == pytest.approx(answer.latency_ms)
     assert said == {
         "slo.model": "m",
-        "slo.latency_slo_ms": 5000,
+        "slo.latency_slo_ms": 30_000,
         "slo.variant": "m",
         "slo.batch_size": 1,
         "slo.outcome": "ok",
@@ -107,9 +107,9 @@ async def test_a_request_from_the_frontend_to_the_worker(app, traces):  # noqa: 
     assert (said["slo.policy"], said["slo.batch_size"], said["slo.worker"]) == ("eager", 1, "w0")
     assert said["slo.decision"] == batch.attributes["slo.decision"]
     assert said["slo.decision"].startswith(f"{status['epoch']}-0-")
-    assert 0 < said["slo.budget_ms"] < 5000
-    assert 0 < said["slo.predicted_ms"] < 5000
-    assert 0 < said["slo.slack_ms"] < 5000
+    assert 0 < said["slo.budget_ms"] < 30_000
+    assert 0 < said["slo.predicted_ms"] < 30_000
+    assert 0 < said["slo.slack_ms"] < 30_000
     said = batch.attributes
     assert (said["slo.variant"], said["slo.batch_size"], said["slo.status"]) == ("m", 1, "finished")
     assert said["slo.exec_ms"] == pytest.approx(answer.exec_ms)
@@ -130,7 +130,7 @@ async def test_a_batch_is_linked_to_all_of_its_requests_and_they_to_it(app, trac
             with traces.call():
                 return await front((i, 1))
 
-        first = asyncio.create_task(front(("first", 20), latency_slo_ms=10_000))
+        first = asyncio.create_task(front(("first", 20), latency_slo_ms=60_000))
         await until(lambda: worker._running_since)
         assert await asyncio.gather(*map(ask, range(4))) == [0, 1, 2, 3]
         await first
