@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks.rows import Row
-from ray_slo.core import Cluster
+from ray_slo.core import Cluster, Policy
 from ray_slo.scheduling import make_policy
 from ray_slo.simulation import GoodputResult, Report, Workload, goodput_search, simulate
 
 System = tuple[str, dict[str, Any]]
+
+ROUGHLY = 0.03
+"""Tolerance of the first step of `search`."""
 
 SYSTEMS: dict[str, System] = {
     "deferred": ("deferred", {}),
@@ -42,7 +45,7 @@ def goodput(
 ) -> GoodputResult:
     """The largest rate at which every model's bad rate is at most 1 %."""
     name, kwargs = system
-    return goodput_search(
+    return search(
         lambda: make_policy(name, kwargs),
         cluster,
         workload,
@@ -53,6 +56,33 @@ def goodput(
         warmup_s=warmup_s,
         seed=seed,
     )
+
+
+def search(
+    make: Callable[[], Policy],
+    cluster: Cluster,
+    workload: Workload,
+    *,
+    start_rate: float,
+    growth: float,
+    tolerance: float,
+    duration_s: float,
+    warmup_s: float,
+    seed: int,
+) -> GoodputResult:
+    """`goodput_search` in two steps where it is to be precise: runs of a tenth of the length find
+    about where the rate lies, which halves the time that it takes."""
+
+    def found(duration_s: float, **kwargs: Any) -> GoodputResult:
+        return goodput_search(
+            make, cluster, workload, duration_s=duration_s, warmup_s=warmup_s, seed=seed, **kwargs
+        )
+
+    if tolerance < ROUGHLY:
+        short_s = warmup_s + (duration_s - warmup_s) / 10
+        rough = found(short_s, start_rate=start_rate, growth=growth, tolerance=ROUGHLY)
+        start_rate, growth = rough.rate or start_rate, 1 + ROUGHLY
+    return found(duration_s, start_rate=start_rate, growth=growth, tolerance=tolerance)
 
 
 def run_at(
