@@ -14,6 +14,7 @@ from typing import Any
 
 import ray
 from ray import serve
+from ray.serve._private.constants import RAY_SERVE_ENABLE_TASK_EVENTS
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from ray_slo.serve.decision_log import clock_id
@@ -206,6 +207,8 @@ def get_or_create(actor_class: type[Any], name: str, spec: AppSpec, app_key: str
         max_restarts=-1,
         max_concurrency=10_000,
         num_cpus=0,
+        # As Serve's own actors: a record of every call would soon fill Ray's control store.
+        enable_task_events=RAY_SERVE_ENABLE_TASK_EVENTS,
         scheduling_strategy=NodeAffinitySchedulingStrategy(here, soft=True),
     ).remote(spec.without_code(), app_key)
 
