@@ -6,9 +6,9 @@ second when a fifth more arrives than two workers taking turns could finish. The
 arrives open-loop (Poisson), and on top callers that leave before their deadline, one in ten: they
 close the connection, or cancel the call. Four fifths come over HTTP, the others as handle calls,
 with bodies of 8 KB. What is too much is refused early. Every few seconds each process is looked at:
-private resident memory, open files, threads, asyncio tasks of the product's event loop, blocks that
-Python has allocated. Serve's proxy and controller, and Ray's raylet and GCS, are there for
-comparison and not judged.
+private resident memory, open files, threads, CPU time, asyncio tasks of the product's event loop,
+blocks that Python has allocated. Serve's proxy and controller, and Ray's raylet and GCS, are there
+for comparison and not judged.
 
 The rule: the median of the last third of the run may be above that of the second third by no more
 than `RULES` says, or else the growth is over: between the halves of the last third, twice the
@@ -338,11 +338,13 @@ class Lookout:
                 # Less what is shared: pages of the object store, in which everybody looks.
                 private = memory.rss - getattr(memory, "shared", 0)
                 files, threads = process.num_fds(), process.num_threads()
+                used = process.cpu_times()
             except psutil.NoSuchProcess:
                 continue  # its name is missing among the last ones then
             self._writer.writerow((at, name, "memory, MB", f"{private / 2**20:.3f}"))
             self._writer.writerow((at, name, "files", files))
             self._writer.writerow((at, name, "threads", threads))
+            self._writer.writerow((at, name, "CPU, s", f"{used.user + used.system:.2f}"))
         log_mb = sum(f.stat().st_size for f in self._log_dir.glob("**/*") if f.is_file()) / 2**20
         self._writer.writerow((at, "decision log", "on disk, MB", f"{log_mb:.3f}"))
         self._file.flush()
@@ -457,6 +459,12 @@ class Soak:
                     Row(case, "per hour", "", g.per_hour),
                     Row(case, "flat", "", float(g.flat) if process.startswith(OURS) else None),
                 ]
+        cpu = self.samples[self.samples["quantity"] == "CPU, s"]
+        for process, series in cpu.groupby("process", sort=False):
+            used = 1e6 * (series["value"].max() - series["value"].min())
+            rows.append(
+                Row(f"CPU per request · {process}", "CPU", "µs", used / max(counts["sent"], 1))
+            )
         for name, held in self.after.items():
             case = f"after the load · {name}"
             left = sum(kept({name: held}).get(name, {}).values())
