@@ -79,6 +79,7 @@ class _Owned(Request):
 class _InFlight:
     dispatch: Dispatch
     granted_at: float
+    pieces: int  # that may reach the worker
     preemption: Preemption | None = None
 
 
@@ -218,10 +219,20 @@ class Scheduler:
         """A frontend says which node it is on, and its payloads with it."""
         self._client_nodes[client] = node
 
-    def client_gone(self, client: str) -> None:
-        """Withdraw everything that a dead frontend had queued."""
+    def client_gone(self, client: str, unread: Iterable[Message] = ()) -> None:
+        """Withdraw everything that a dead frontend had queued.
+
+        Args:
+            unread: what it was told and never heard. A batch of which nobody heard is over.
+        """
         self._client_nodes.pop(client, None)
         self.cancel(client, [i for c, i in self._queued if c == client])
+        for message in (*unread, *self._outbox.pop(client, ())):
+            flight = self._in_flight.get(message.batch_id) if isinstance(message, Grant) else None
+            if flight is not None:
+                flight.pieces -= 1
+                if not flight.pieces:
+                    self.batch_withdrawn(message.batch_id)
 
     def worker_lost(self, worker: str) -> None:
         """A worker died or cannot be reached: do without it, its batches are over.
@@ -541,7 +552,6 @@ class Scheduler:
     def _on_dispatch(self, dispatch: Dispatch) -> None:
         now = self._clock()
         batch_id = f"{self.epoch}-{self._generation}-{dispatch.batch_id}"
-        self._in_flight[batch_id] = _InFlight(dispatch, now)
         self._counts["batches"] += 1
         self._counts["granted"] += len(dispatch.requests)
         node = self._node_of_worker(dispatch.worker)
@@ -550,6 +560,7 @@ class Scheduler:
             assert isinstance(request, _Owned)
             self._queued.pop((request.client, request.client_id), None)
             pieces.setdefault(request.client, []).append(request.client_id)
+        self._in_flight[batch_id] = _InFlight(dispatch, now, len(pieces))
         for i, (client, ids) in enumerate(pieces.items()):
             if node and self._client_nodes.get(client) == node:
                 self._counts["on_node"] += len(ids)

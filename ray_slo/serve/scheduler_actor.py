@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import itertools
 import logging
 import time
 import uuid
@@ -30,18 +31,40 @@ NAMESPACE = "ray_slo"
 _POLL_S = 5.0  # an idle long poll returns after this, so that a silent client is noticed
 _CLIENT_GONE_S = 15.0
 _WATCH_S = 2.0
+_TICK_S = 0.25
+# Ticks without a poll, after which a client is taken for gone. What it leaves unread is worth
+# nothing any more, and may hold workers: a second. Counted, not timed: a scheduler that did not run
+# itself has heard nothing, and blames nobody.
+_UNREAD_TICKS = 4
+_SILENT_TICKS = round(_CLIENT_GONE_S / _TICK_S)
 
 
 class _Mailbox:
     """Messages for one client, kept until it acknowledges them. `epoch` names this acquaintance:
     a client that comes with another one has to submit everything again."""
 
-    def __init__(self, seen_at: float) -> None:
+    def __init__(self) -> None:
         self.epoch = uuid.uuid4().hex[:8]
         self.sequence = 0
         self.messages: list[tuple[int, Message]] = []
         self.ready = asyncio.Event()
-        self.seen_at = seen_at
+        self.ticks = 0  # since its client last polled, or had nothing to read
+
+    def put(self, messages: list[Message]) -> None:
+        if not self.messages:
+            self.ticks = 0
+        self.sequence += 1
+        self.messages.extend((self.sequence, message) for message in messages)
+        self.ready.set()
+
+    def polled(self, acked: int) -> None:
+        self.ticks = 0
+        self.messages = [m for m in self.messages if m[0] > acked]
+
+    def tick(self) -> bool:
+        """Whether its client is taken for gone."""
+        self.ticks += 1
+        return self.ticks >= (_UNREAD_TICKS if self.messages else _SILENT_TICKS)
 
 
 class SchedulerActor:
@@ -74,9 +97,8 @@ class SchedulerActor:
                 old, self._scheduler = self._scheduler, None
                 if old is not None:
                     old.close()
-                boxes, self._mailboxes = self._mailboxes, {}
-                for box in boxes.values():
-                    box.ready.set()
+                for client in list(self._mailboxes):
+                    self._withdraw(client)
         self._start()
 
     async def events(self, client: str, epoch: str, events: list[tuple[str, Any]]) -> None:
@@ -108,24 +130,22 @@ class SchedulerActor:
         scheduler = self._start()
         box = self._mailboxes.get(client)
         if box is None or box.epoch != epoch:
-            scheduler.client_gone(client)
+            self._withdraw(client)
             scheduler.client_is_on(client, node)
-            box = self._mailboxes[client] = _Mailbox(self._last_contact)
+            box = self._mailboxes[client] = _Mailbox()
             return box.epoch, 0, []
-        box.seen_at = self._last_contact
-        box.messages = [m for m in box.messages if m[0] > acked]
+        box.polled(acked)
         if not box.messages:
             box.ready.clear()
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(box.ready.wait(), _POLL_S)
             self._start()
-            box.seen_at = self._last_contact
+            box.polled(acked)
         return box.epoch, box.sequence, [message for _, message in box.messages]
 
     async def goodbye(self, client: str) -> None:
         """A frontend leaves in good order."""
-        if self._mailboxes.pop(client, None) is not None and self._scheduler is not None:
-            self._scheduler.client_gone(client)
+        self._withdraw(client)
 
     async def heartbeat(self, beat: Heartbeat) -> None:
         self._start().heartbeat(beat)
@@ -147,32 +167,47 @@ class SchedulerActor:
         return clock_id(), time.monotonic()
 
     def _deliver(self, client: str, messages: list[Message]) -> None:
-        box = self._mailboxes.get(client)
+        if (box := self._mailboxes.get(client)) is not None:
+            box.put(messages)
+
+    def _withdraw(self, client: str) -> None:
+        """Do without a client until it comes again, with all that it waits for."""
+        box = self._mailboxes.pop(client, None)
         if box is None:
             return
-        box.sequence += 1
-        box.messages.extend((box.sequence, message) for message in messages)
+        unread = [message for _, message in box.messages]
+        box.messages = []
         box.ready.set()
+        if self._scheduler is not None:
+            self._scheduler.client_gone(client, unread)
+
+    def _tick(self) -> None:
+        for client, box in list(self._mailboxes.items()):
+            if box.tick():
+                logger.warning(
+                    "frontend %s is silent with %d messages unread; its requests are withdrawn",
+                    client,
+                    len(box.messages),
+                )
+                self._withdraw(client)
 
     async def _watch(self) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            await asyncio.sleep(_WATCH_S)
+        for tick in itertools.count(1):
+            await asyncio.sleep(_TICK_S)
             try:
-                now = loop.time()
-                for client, box in list(self._mailboxes.items()):
-                    if now - box.seen_at > _CLIENT_GONE_S:
-                        logger.warning("frontend %s is silent; its requests are withdrawn", client)
-                        del self._mailboxes[client]
-                        if self._scheduler is not None:
-                            self._scheduler.client_gone(client)
-                silent_s = now - self._last_contact
-                nobody = silent_s > (_CLIENT_GONE_S if self._mailboxes else _WATCH_S)
-                if nobody and await loop.run_in_executor(None, application_is_gone, self._app_key):
+                self._tick()
+                if tick % round(_WATCH_S / _TICK_S) == 0 and await self._application_is_gone():
                     logger.info("application %s is gone; leaving", self._app_key)
                     ray.kill(ray.get_runtime_context().current_actor, no_restart=True)
             except Exception:
                 logger.exception("watch failed; going on")
+
+    async def _application_is_gone(self) -> bool:
+        loop = asyncio.get_running_loop()
+        silent_s = loop.time() - self._last_contact
+        if silent_s <= (_CLIENT_GONE_S if self._mailboxes else _WATCH_S):
+            return False
+        return await loop.run_in_executor(None, application_is_gone, self._app_key)
 
 
 def this_node() -> str:
