@@ -20,9 +20,10 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from benchmarks.rows import Row
+from benchmarks.symphony_systems import search
 from ray_slo.core import Cluster, LatencyProfile, Model, Variant
 from ray_slo.scheduling import make_policy
-from ray_slo.simulation import Report, Workload, goodput_search, simulate
+from ray_slo.simulation import Report, Workload, simulate
 
 WORKERS = 8
 Kwargs = dict[str, Any]
@@ -145,10 +146,11 @@ def _run(case: Case, policy: tuple[str, Kwargs], rate: float, quick: bool, seed:
 
 def _goodput(case: Case, policy: tuple[str, Kwargs], quick: bool, seed: int) -> float:
     name, kwargs = policy
-    result = goodput_search(
+    result = search(
         lambda: make_policy(name, kwargs),
         case.cluster,
-        Workload.poisson(0.84 * case.bound),
+        Workload.poisson(case.bound),
+        start_rate=0.84 * case.bound,
         growth=1.2,
         tolerance=0.05 if quick else 0.005,
         seed=seed,

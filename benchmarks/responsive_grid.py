@@ -17,9 +17,10 @@ import numpy as np
 from benchmarks.rows import Row
 from benchmarks.symphony_fig7 import MIXED, MODELS, Case, grid
 from benchmarks.symphony_fig9 import upper_bound
+from benchmarks.symphony_systems import search
 from ray_slo.core import Cluster
 from ray_slo.scheduling import make_policy
-from ray_slo.simulation import Gamma, Report, Workload, goodput_search, simulate
+from ray_slo.simulation import Gamma, Report, Workload, simulate
 
 LOADS = (0.1, 0.3, 0.5, 0.7)
 POLICIES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -55,14 +56,13 @@ def measure(case: Case, quick: bool, seed: int) -> dict[str, float]:
         )
 
     goodput = {
-        name: goodput_search(
+        name: search(
             lambda policy=policy: make_policy(*policy),  # type: ignore[misc]
             cluster,
             Workload(arrivals=Gamma(rate=bound, shape=case.shape)),
             start_rate=0.6 * bound,
             growth=1.4,
             tolerance=0.02 if quick else 0.005,
-            max_probes=20,
             warmup_s=warmup_s,
             duration_s=warmup_s + requests / bound,
             seed=seed,

@@ -63,7 +63,7 @@ def _fewest(
             Cluster.uniform([m.model() for m in models], gpus),
             Workload.poisson(RATE),
             warmup_s=0.2 if quick else 2,
-            duration_s=0.8 if quick else 12,
+            duration_s=0.8 if quick else 8,
             seed=seed,
         )
         return report.worst_bad_rate <= 0.01

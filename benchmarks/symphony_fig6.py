@@ -19,13 +19,13 @@ from pathlib import Path
 
 from benchmarks.deferred_objectives import RESNET, staggered_bound
 from benchmarks.rows import Row
-from benchmarks.symphony_systems import plot_series
+from benchmarks.symphony_systems import plot_series, search
 from benchmarks.zoos import load
 from ray_slo.core import Cluster, LatencyProfile, Model, Policy, Variant
 from ray_slo.scheduling import make_policy
 from ray_slo.scheduling.batching import Lane
 from ray_slo.scheduling.timeout import Timeout
-from ray_slo.simulation import Workload, goodput_search
+from ray_slo.simulation import Workload
 
 ALGORITHM_1 = {"objective": "consolidate", "gathering": "prefix"}
 
@@ -94,14 +94,17 @@ def _goodput(make: Callable[[], Policy], cluster: Cluster, quick: bool, seed: in
         for profile in m.variants[0].profiles.values()
     )
     longest = max(m.latency_slo_s for m in models)
-    return goodput_search(
+    warmup_s = (3 if quick else 10) * longest
+    measured_s = 7 * longest if quick else max(30_000, 2_000 * len(models)) / guess
+    return search(
         make,
         cluster,
-        Workload.poisson(0.7 * guess),
+        Workload.poisson(guess),
+        start_rate=0.7 * guess,
         growth=1.3,
         tolerance=0.05 if quick else 0.01,
-        warmup_s=(3 if quick else 20) * longest,
-        duration_s=(10 if quick else 100) * longest,
+        warmup_s=warmup_s,
+        duration_s=warmup_s + measured_s,
         seed=seed,
     ).rate
 

@@ -24,10 +24,11 @@ import numpy as np
 
 from benchmarks.rows import Row
 from benchmarks.symphony_fig9 import upper_bound
+from benchmarks.symphony_systems import search
 from benchmarks.zoos import ZooModel, load
 from ray_slo.core import Cluster
 from ray_slo.scheduling import make_policy
-from ray_slo.simulation import Gamma, Workload, goodput_search
+from ray_slo.simulation import Gamma, Workload
 
 MODELS = ("DenseNet121", "InceptionV3", "ResNet50V2", "VGG16", "Xception", "BERT")
 COUNTS = (8, 16, 24, 32, 48, 64)
@@ -90,17 +91,16 @@ def relative(case: Case, quick: bool, seed: int) -> dict[str, float]:
     longest_s = max(m.model().latency_slo_s for m in models)
     warmup_s = max(0.3 if quick else 1.0, 3 * longest_s)
     # Enough requests of each model for its 1 % to mean something.
-    duration_s = warmup_s + (200 if quick else 5000) * len(models) / bound
+    duration_s = warmup_s + (200 if quick else 1000) * len(models) / bound
 
     def found(policy: str, kwargs: dict[str, Any]) -> float:
-        return goodput_search(
+        return search(
             lambda: make_policy(policy, kwargs),
             cluster,
             Workload(arrivals=Gamma(rate=bound, shape=case.shape)),
             start_rate=0.6 * bound,
             growth=1.6,
             tolerance=0.05 if quick else 0.01,
-            max_probes=16,
             warmup_s=warmup_s,
             duration_s=duration_s,
             seed=seed,
@@ -117,10 +117,10 @@ def run(quick: bool, seed: int) -> list[Row]:
     cases = grid()
     rng = np.random.default_rng(seed)
     mixed = [c for c in cases if c.model == MIXED and (c.ratio <= 1.5 or not quick)]
-    chosen = [mixed[i] for i in rng.choice(len(mixed), 1 if quick else 6, replace=False)]
+    chosen = [mixed[i] for i in rng.choice(len(mixed), 1 if quick else 3, replace=False)]
     for model in MODELS:
         of = [c for c in cases if c.model == model and (c.gpus <= 24 or not quick)]
-        chosen += [of[i] for i in rng.choice(len(of), 2 if quick else 20, replace=False)]
+        chosen += [of[i] for i in rng.choice(len(of), 2 if quick else 4, replace=False)]
     return _rows(chosen, len(cases), quick, seed)
 
 

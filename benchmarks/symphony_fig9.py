@@ -75,7 +75,7 @@ def run(quick: bool, seed: int) -> list[Row]:
                     growth=1.4,
                     tolerance=0.05 if quick else 0.01,
                     warmup_s=0.5 if quick else 2,
-                    duration_s=1.4 if quick else 12,
+                    duration_s=1.4 if quick else 2 + 2500 * len(models) / bound,
                     seed=seed,
                 ).rate
                 for name, system in COMPARED.items()

@@ -81,7 +81,8 @@ def search(
     if tolerance < ROUGHLY:
         short_s = warmup_s + (duration_s - warmup_s) / 10
         rough = found(short_s, start_rate=start_rate, growth=growth, tolerance=ROUGHLY)
-        start_rate, growth = rough.rate or start_rate, 1 + ROUGHLY
+        if rough.rate:
+            start_rate, growth = rough.rate, 1 + 1.5 * ROUGHLY
     return found(duration_s, start_rate=start_rate, growth=growth, tolerance=tolerance)
 
 
