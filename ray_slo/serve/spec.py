@@ -11,8 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from difflib import get_close_matches
-from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import (
     BaseModel,
@@ -31,6 +30,7 @@ from ray_slo.core import LatencyProfile
 from ray_slo.planning import loki
 from ray_slo.planning.catalogue import CATALOGUE, InstanceType
 from ray_slo.scheduling.registry import import_attr, make_policy
+from ray_slo.serve.explain import explained, validated
 from ray_slo.serve.quoting import quoted
 
 _LONGEST_SLO_MS = 86_400_000  # a day, as for a request
@@ -110,13 +110,13 @@ class Variant(VariantSpec):
         profile: str | None = None,
         factors: dict[str, float] | None = None,
     ) -> None:
-        rest = {"load": load, "args": args, "kwargs": kwargs or {}, "profile": profile}
-        rest["factors"] = factors or {}
+        given = {"name": name, "accuracy": accuracy, "load": load, "args": args}
+        given |= {"kwargs": kwargs or {}, "profile": profile, "factors": factors or {}}
         try:
-            BaseModel.__init__(self, name=name, accuracy=accuracy, **rest)
+            BaseModel.__init__(self, **given)
         except ValidationError as error:
             raise ValueError(
-                "\n".join(f"Variant {name!r}: {_explain(e)}" for e in error.errors())
+                "\n".join(f"Variant {name!r}: {e}" for e in explained(error, Variant, given))
             ) from None
 
 
@@ -1196,35 +1196,4 @@ def parse_spec(data: dict[str, Any]) -> AppSpec:
     Raises:
         ValueError: one line per mistake: field, value, valid choices.
     """
-    try:
-        return AppSpec.model_validate(data)
-    except ValidationError as error:
-        raise ValueError("\n".join(_explain(e) for e in error.errors())) from None
-
-
-def _owner(loc: tuple[Any, ...]) -> type[BaseModel]:
-    """What the last key of an error's place belongs to."""
-    owner: type[BaseModel] = AppSpec
-    keys = iter(loc[:-1])
-    for key in keys:
-        annotation = owner.model_fields[key].annotation
-        inner = [t for t in (annotation, *get_args(annotation)) if inspect.isclass(t)]
-        owner = next(t for t in inner if issubclass(t, BaseModel))
-        if get_origin(annotation) is dict:
-            next(keys)
-    return owner
-
-
-def _explain(error: Any) -> str:
-    path = ".".join(str(p) for p in error["loc"]) or "args"
-    if error["type"] == "extra_forbidden":
-        owner = _owner(error["loc"])
-        valid = sorted(owner.model_fields)
-        near = get_close_matches(str(error["loc"][-1]), valid, n=1)
-        hint = f" (did you mean {near[0]!r}?)" if near else ""
-        return f"{path}: unknown key{hint}; valid keys are {', '.join(valid)}"
-    if error["type"] == "missing":
-        return f"{path}: required"
-    shown = error["input"]
-    got = f", got {quoted(shown)}" if not isinstance(shown, dict) else ""
-    return f"{path}: {error['msg'].removeprefix('Value error, ')}{got}"
+    return validated(AppSpec, data)

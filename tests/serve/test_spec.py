@@ -241,7 +241,7 @@ def test_variants_have_a_policy_of_their_own_by_default():
     ("wrong", "says"),
     [
         ({"accuracy": 120, "load": load}, "Variant 'v': accuracy: Input should be less than or"),
-        ({"accuracy": 10, "load": 7}, "Variant 'v': load.str: Input should be a valid string"),
+        ({"accuracy": 10, "load": 7}, "Variant 'v': load: Input should be a valid string"),
     ],
 )
 def test_mistakes_in_a_variant(wrong, says):
