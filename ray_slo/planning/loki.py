@@ -24,11 +24,18 @@ How it is linear. A *configuration* is a task's variant with a batch size; x cou
 configuration, so throughput is a constant of it (Eq. 2), and so is latency (Eq. 5). A path is a
 sequence of configurations from the root, and exists only if it is fast enough (Eqs. 6, 7): no
 binary I(p), no products. c(p) is the share of requests on it; the shares on a path and on all its
-continuations to any one child are equal, so those of the sinks agree. `any_route` adds binaries for
-what is hosted, to exclude pairs that are too slow together; without it two workers with the same
-variant may have different batch sizes, and plans are at least as good as the paper's. Left out are
-only configurations that others dominate: batches no faster per request than smaller ones, and at a
-sink those that are nowhere the fastest in the time that is left.
+continuations to any one child are equal, so those of the sinks agree. `any_route` excludes what is
+too slow together; without it two workers with the same variant may have different batch sizes, and
+plans are at least as good as the paper's. Left out are only configurations that others dominate:
+batches no faster per request than smaller ones, and at a sink those that are nowhere the fastest in
+the time that is left.
+
+How `any_route` stays small. Where all children of the root are sinks, the slowest hosted
+configuration of the root decides how the time is *split*, and then every variant runs the fastest
+batch that its part allows. There are few such splits that no other dominates (7 on the published
+traffic pipeline), so a binary each does. Deeper trees have a binary for every hosted configuration,
+and a row for each pair that is too slow together. Workers per task are integers of their own, and
+no configuration has more workers than all demand takes: both are implied, and help solvers.
 """
 
 from __future__ import annotations
@@ -396,6 +403,9 @@ class _Program:
         self.paths: list[_Path] = []
         self.of_task: list[range] = []  # paths that end in a task
         self.too_slow: list[tuple[list[int], list[int]]] = []  # a path, and what it cannot go on to
+        self.splits: list[dict[str, int]] = []
+        if problem.any_route:
+            self.splits = self._splits()
         self._enumerate()
         sinks = [i for i, t in enumerate(self.tasks) if not problem.children(t)]
         self.sinks = [j for i in sinks for j in self.of_task[i]]
@@ -405,6 +415,31 @@ class _Program:
 
     def path_accuracy(self, path: _Path) -> float:
         return self.problem.path_accuracies.get(path.names, 100 * path.product)
+
+    def _splits(self) -> list[dict[str, int]]:
+        """Batch sizes by variant, for every split of the time between the root and its children
+        that no other dominates. None where a child has children."""
+        root, *below = self.tasks
+        if any(task.parent != root.name for task in below):
+            return []
+        costs = {
+            v.name: [(_cost(self.problem, c.latency_s), c.batch_size) for c in self._options(i, v)]
+            for i, task in enumerate(self.tasks)
+            for v in task.variants
+        }
+        found: list[dict[str, int]] = []
+        for slowest in sorted({cost for v in root.variants for cost, _ in costs[v.name]}):
+            rest = self.problem.slo_s - slowest
+            split = {
+                v.name: max((b for cost, b in costs[v.name] if cost <= room + 1e-12), default=0)
+                for task, room in ((t, slowest if t is root else rest) for t in self.tasks)
+                for v in task.variants
+            }
+            if all(any(split[v.name] for v in task.variants) for task in self.tasks):
+                found = [s for s in found if any(s[v] > split[v] for v in s)]
+                if not any(all(s[v] >= split[v] for v in s) for s in found):
+                    found.append(split)
+        return found
 
     def _enumerate(self) -> None:
         problem = self.problem
@@ -454,6 +489,9 @@ class _Program:
                 if found and config.latency_s <= found[-1].latency_s:
                     found.pop()
                 found.append(config)
+        if self.splits:
+            used = {split[variant.name] for split in self.splits}
+            return [config for config in found if config.batch_size in used]
         return found
 
     def _extend(
@@ -499,8 +537,8 @@ class _Program:
         """The program of a step, x (configurations,) and c (paths,)."""
         problem, paths = self.problem, self.paths
         m = Milp("min" if step == "hardware" else "max")
-        x = m.variables("x: workers", len(self.configs), upper=problem.workers, integer=True)
         least, most = (0.0, self.limit) if step == "share" else (served, served)
+        x = m.variables("x: workers", len(self.configs), upper=self._useful(most), integer=True)
         share = m.variables("share served", 1, least, most)
         c = m.variables("c: shares of paths", len(paths))
         arrivals = np.zeros((len(self.configs), len(paths)))
@@ -512,6 +550,17 @@ class _Program:
                 "(2) throughput",
                 (arrivals, np.broadcast_to(c, arrivals.shape)),
                 (-1, x[:, None]),
+                upper=0,
+            )
+            of_task = np.array(
+                [[k.task == i for k in self.configs] for i in range(len(self.tasks))], float
+            )
+            per_task = m.variables("workers of tasks", len(self.tasks), integer=True)
+            m.block(
+                "workers of tasks",
+                (of_task, np.broadcast_to(x, of_task.shape)),
+                (-1, per_task[:, None]),
+                lower=0,
                 upper=0,
             )
             m.block("(3) cluster size", (1, x), upper=problem.workers)
@@ -530,7 +579,10 @@ class _Program:
                 lower=0,
             )
         if problem.any_route and self.configs:
-            self._any_route(m, x)
+            if self.splits:
+                self._one_split(m, x, most)
+            else:
+                self._any_route(m, x)
         swaps = self._swaps(m, x)
         if step == "hardware":
             m.objective((1, x), (1 / (problem.workers + 1), swaps))
@@ -548,6 +600,33 @@ class _Program:
         continued = np.broadcast_to(c[below.start : below.stop], matrix.shape)
         through = c[above.start : above.stop, None]
         m.block(f"paths to {child}", (matrix, continued), (-1, through), lower=0, upper=0)
+
+    def _useful(self, served: float) -> Floats:
+        """Workers per configuration, at most: those that could do all that there is to do."""
+        problem, arrivals = self.problem, np.zeros(len(self.configs))
+        for p in self.paths:
+            arrivals[p.config] = max(arrivals[p.config], p.arrivals)
+        throughput = np.array([k.throughput for k in self.configs])
+        if not math.isfinite(served):
+            return np.full(len(self.configs), float(problem.workers))
+        enough = np.ceil(problem.planned_demand * served * arrivals / throughput - _EPS)
+        return np.minimum(enough, problem.workers)
+
+    def _one_split(self, m: Milp, x: Indices, served: float) -> None:
+        """(4), (6), (7): what is hosted is of one split."""
+        chosen = m.variables("splits", len(self.splits), upper=1, integer=True)
+        m.block("one split", (1, chosen), lower=1, upper=1)
+        most = self._useful(served)
+        useful = [
+            [n * (split[k.variant.name] == k.batch_size) for split in self.splits]
+            for k, n in zip(self.configs, most, strict=True)
+        ]
+        m.block(
+            "(7) configurations of the split",
+            (1, x[:, None]),
+            (-np.array(useful), np.broadcast_to(chosen, (len(x), len(chosen)))),
+            upper=0,
+        )
 
     def _any_route(self, m: Milp, x: Indices) -> None:
         """(4) One batch size per variant; (6), (7) for all paths that hosted ones could form."""

@@ -200,6 +200,32 @@ def test_as_brute_force(backend, demand, step, any_route):
         assert share < 1
 
 
+@pytest.mark.parametrize("demand", [40, 120, 180, 400])
+def test_splits_say_the_same_as_pairs(monkeypatch, demand):
+    """Where the children are sinks, splits of the time stand in for pairs that are too slow."""
+    problem = chain(
+        demand=demand,
+        workers=4,
+        slo_s=0.13,
+        batch_sizes=(1, 2, 4, 8),
+        relative_gap=1e-7,
+        backend="highs",
+        current={("detect", "d-small"): 2, ("classify", "c-large"): 1},
+        swap_cost=0.5,
+    )
+    found = loki._Program(problem).splits
+    assert 1 < len(found) < 4 * 2, found  # fewer than configurations of the root
+    split = served(problem)
+    monkeypatch.setattr(loki._Program, "_splits", lambda self: [])
+    pairs = served(problem)
+    assert split.step == pairs.step
+    assert split.workers == pairs.workers
+    assert split.accuracy - 0.5 * split.swaps == pytest.approx(
+        pairs.accuracy - 0.5 * pairs.swaps, rel=1e-5
+    )
+    assert split.shed_share == pytest.approx(pairs.shed_share, abs=1e-5)
+
+
 @needs_gurobi
 @pytest.mark.parametrize("make", [chain, tree])
 @pytest.mark.parametrize("demand", [40, 80, 150, 300, 500])
