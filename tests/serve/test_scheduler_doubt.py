@@ -7,6 +7,7 @@ from ray_slo.core import BatchStatus
 from ray_slo.serve.messages import BatchReport, Grant, Heartbeat, Refusal, Submit
 from ray_slo.serve.scheduler import Scheduler
 from ray_slo.serve.spec import parse_spec
+from tests.serve import clock
 
 
 class Client:
@@ -63,4 +64,4 @@ def test_a_way_that_was_slow_for_a_while_is_tried_again(monkeypatch):
         finally:
             client.scheduler.close()
 
-    asyncio.run(main())
+    clock.run(main())

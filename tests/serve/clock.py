@@ -1,0 +1,130 @@
+"""Time of its own for a test, so that a slow machine is not in it.
+
+`run(main)` is `asyncio.run(main)` where time passes only while nobody has anything to do: then it
+jumps to the next timer. It stands still while the loop or a thread of an executor works, however
+long that takes. `time.monotonic`, `time.perf_counter` and `time.sleep` are of that time, too, so
+a batch method that sleeps takes as long as it says, exactly, and no real time.
+
+Not for sockets (what is on its way there is not seen), nor for loops in several threads.
+"""
+
+import asyncio
+import selectors
+import threading
+import time
+from unittest import mock
+
+GIVE_UP_S = 120.0  # of real time
+_real_monotonic, _real_sleep = time.monotonic, time.sleep
+
+
+def run(main):
+    """`asyncio.run(main)`, in its own time.
+
+    Raises:
+        TimeoutError: it took two minutes of real time: something waits for what never comes.
+    """
+    with mock.patch.object(asyncio.events, "new_event_loop", Loop):
+        return asyncio.run(main)
+
+
+class _Selector(selectors.DefaultSelector):
+    """Jumps where another would wait."""
+
+    def __init__(self, loop):
+        super().__init__()
+        self._loop, self._give_up_at = loop, _real_monotonic() + GIVE_UP_S
+
+    def select(self, timeout=None):
+        ready = super().select(0)
+        if not ready and timeout is not None and timeout > 0 and not self._loop.working:
+            self._loop.now += timeout
+        elif not ready and timeout != 0:
+            ready = super().select(max(self._give_up_at - _real_monotonic(), 0.0))
+        if _real_monotonic() >= self._give_up_at:
+            self._give_up_at += 10.0  # to end what runs
+            raise TimeoutError(f"not done after {GIVE_UP_S:g} s of real time")
+        return ready
+
+
+class _Call:
+    """What a thread of an executor does."""
+
+    over = False
+
+
+class Loop(asyncio.SelectorEventLoop):
+    """An event loop with a clock of its own.
+
+    Attributes:
+        now: what the clock shows, seconds.
+        working: what threads of executors do, and do not sleep.
+    """
+
+    def __init__(self):
+        self.now, self.working = 1000.0, set()
+        self._calls = threading.local()
+        self._asleep, self._lock = set(), threading.Lock()
+        super().__init__(_Selector(self))
+
+    def time(self):
+        return self.now
+
+    def run_forever(self):
+        with mock.patch.multiple(
+            time, monotonic=self.time, perf_counter=self.time, sleep=self.sleep
+        ):
+            super().run_forever()
+
+    def run_in_executor(self, executor, function, *args):
+        call = _Call()
+
+        def work():
+            self._calls.now = call
+            try:
+                return function(*args)
+            finally:
+                del self._calls.now
+
+        def worked(_future):
+            call.over = True
+            self.working.discard(call)
+
+        self.working.add(call)
+        future = super().run_in_executor(executor, work)
+        future.add_done_callback(worked)
+        return future
+
+    def sleep(self, seconds):
+        """`time.sleep`; a real one in a thread that is none of ours."""
+        call = getattr(self._calls, "now", None)
+        if threading.get_ident() == self._thread_id:
+            self.now += seconds  # it holds the loop
+        elif call is None or not self._nap(call, seconds):
+            _real_sleep(seconds)
+
+    def _nap(self, call, seconds):
+        over = threading.Event()
+        with self._lock:
+            if self.is_closed():
+                return False
+            self._asleep.add(over)
+            self.call_soon_threadsafe(self._fall_asleep, call, seconds, over)
+        over.wait()
+        return True
+
+    def _fall_asleep(self, call, seconds, over):
+        self.working.discard(call)
+        self.call_later(seconds, self._wake, call, over)
+
+    def _wake(self, call, over):
+        if not call.over:
+            self.working.add(call)
+        self._asleep.discard(over)
+        over.set()
+
+    def close(self):
+        with self._lock:
+            super().close()
+        for over in self._asleep:
+            over.set()
