@@ -1,20 +1,30 @@
 """What a planner is told of the future: the demand, and how many requests a request makes.
 
 `Demand` anticipates requests per second from arrivals (Loki §4.2 uses an exponentially weighted
-moving average), `changed` says whether a plan's demand is off by more than chance, `Factors` learns
-multiplicative factors and branch ratios from what workers count. Pure bookkeeping: the caller says
-what time it is.
+moving average), `changed` says whether a plan's demand is off by more than chance, and `Rate` is
+what planners go by: both, live and simulated. `Factors` learns multiplicative factors and branch
+ratios from what workers count. Pure bookkeeping: the caller says what time it is.
 """
 
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Hashable, Mapping
 from typing import Literal, get_args
 
 from ray_slo.scheduling.load import LoadMonitor
 
 Kind = Literal["ewma", "peak", "holt"]
+
+LEAST_RATE = 0.1  # requests per second: no plan is for nothing
+# An average is over at least `_ENOUGH` arrivals, as far as the longest window has them: a plan for
+# a few requests per second would follow their noise.
+_WINDOWS_S = (3.0, 10.0, 30.0)
+_ENOUGH = 32
+# A change shows in the last seconds, at three standard deviations, or in the last one at four.
+_RECENT = ((1.0, 4.0), (2.0, 3.0), (5.0, 3.0))
+_SILENT_S = 2.0  # what nobody counted for so long did not come
 
 
 class Holt:
@@ -138,6 +148,92 @@ def changed(
     return abs(count - expected) > max(share * expected, deviations * math.sqrt(expected))
 
 
+class Rate:
+    """Requests per second, on average, as a planner sees them: `Demand`, and above it what lately
+    came more often than chance explains.
+
+    The moving average ("ewma") is over 3 s, or 10 or 30 s where fewer than 32 requests come in that
+    time: at 2 requests per second one over 3 s is off by a third as often as not. A rise does not
+    wait for it; a fall does, till it is more than chance explains.
+
+    Args:
+        kind, horizon_s: of `Demand`.
+
+    Attributes:
+        seen: whether there was a request.
+    """
+
+    def __init__(self, kind: Kind = "ewma", horizon_s: float = 0.0) -> None:
+        windows = _WINDOWS_S if kind == "ewma" else _WINDOWS_S[:1]
+        self._windows = windows
+        self._demands = [Demand(kind, w, horizon_s=horizon_s) for w in windows]
+        self._recent: deque[tuple[float, int]] = deque()  # seconds and requests, the last first
+        self._counted_at = self._began_at = -math.inf
+        self.seen = False
+
+    def counted(self, now: float, over_s: float, requests: int) -> None:
+        """So many requests came in the `over_s` seconds before now.
+
+        Where several count, each counts for its share of the time, so that those of all add up to
+        the time that went by.
+        """
+        if self._counted_at == -math.inf:
+            self._began_at = now - over_s
+            for demand in self._demands:
+                demand.arrived(now - over_s, 0)
+        self._counted_at = now
+        if requests:
+            self.seen = True
+            for demand in self._demands:
+                demand.arrived(now - over_s / 2, requests)
+        self._recent.appendleft((over_s, requests))
+        while len(self._recent) > 1 and self._covered() - self._recent[-1][0] >= _RECENT[-1][0]:
+            self._recent.pop()
+
+    def _covered(self) -> float:
+        return sum(over_s for over_s, _ in self._recent)
+
+    def value(self, now: float) -> float:
+        """To plan for; at least `LEAST_RATE`."""
+        # What came since the last count, nobody knows yet.
+        silent = now - self._counted_at > _SILENT_S
+        usual = self._usual(now if silent else self._counted_at)
+        rises = [count / over_s for count, over_s in self._changes(now, usual)]
+        return max(usual, LEAST_RATE, *rises)
+
+    def _usual(self, now: float) -> float:
+        since_s = now - self._began_at
+        begun = [d for w, d in zip(self._windows, self._demands, strict=True) if w <= 5 * since_s]
+        rates = [d.rate(now) for d in begun or self._demands[:1]]
+        usual = rates.pop()
+        for window_s, rate in zip(self._windows[len(rates) - 1 :: -1], rates[::-1], strict=False):
+            # Shorter where that is enough, or what is longer ago was another rate.
+            over_s = 2 * window_s  # the variance of a moving average is that of a mean over so much
+            if rate * window_s >= _ENOUGH or changed(usual, round(rate * over_s), over_s):
+                usual = rate
+        return usual
+
+    def differs(self, now: float, planned: float) -> bool:
+        """Whether it is not the `planned` one, by more than chance explains."""
+        return bool(self._changes(now, planned))
+
+    def _changes(self, now: float, planned: float) -> list[tuple[int, float]]:
+        """Recent times in which it was another: requests, and seconds."""
+        found: list[tuple[int, float]] = []
+        if now - self._counted_at > _SILENT_S:
+            return found
+        for window_s, deviations in _RECENT:
+            count, over_s = 0, 0.0
+            for seconds, requests in self._recent:
+                if over_s >= window_s - 1e-9:
+                    break
+                count, over_s = count + requests, over_s + seconds
+            enough = over_s >= window_s - 1e-9
+            if enough and changed(planned, count, over_s, deviations=deviations):
+                found.append((count, over_s))
+        return found
+
+
 class Factors:
     """Requests made per request, by variant and child task, learned from heartbeats (§4.2).
 
@@ -153,18 +249,20 @@ class Factors:
         >>> factors.of("d")
         {'name': 5.0}
 
-    With `siblings`, what variants that make requests for the same task were seen to make, against
-    their priors, corrects the prior of one that was not seen. Otherwise a plan turns to it, because
+    What variants that make requests for the same task were seen to make, against their priors,
+    corrects the prior of one that was not seen (`siblings`). Otherwise a plan turns to it, because
     it seems to make less work:
 
         >>> prior = {"large": {"name": 2.0}, "small": {"name": 1.0}}
-        >>> factors = Factors(prior, prior_requests=10, siblings=True)
+        >>> factors = Factors(prior, prior_requests=10)
         >>> factors.observe("large", 1000, {"name": 4000})
         >>> round(factors.of("small")["name"], 1)
         2.0
 
     Args:
         prior: factors as profiled, by variant and child task.
+        prior_requests: that they count for. Where none are given they are 1, and a plan that
+            believes that for long leaves the tasks below without workers for as long.
 
     Raises:
         ValueError: an argument out of its range.
@@ -174,9 +272,9 @@ class Factors:
         self,
         prior: Mapping[Hashable, Mapping[str, float]],
         *,
-        prior_requests: float = 100.0,
+        prior_requests: float = 20.0,
         memory_requests: float = 10_000.0,
-        siblings: bool = False,
+        siblings: bool = True,
     ) -> None:
         if not 0 < prior_requests < math.inf:
             raise ValueError(f"prior_requests must be positive, got {prior_requests}")

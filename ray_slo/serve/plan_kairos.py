@@ -38,12 +38,13 @@ from scipy.stats import poisson
 
 from ray_slo.core.cluster import Cluster, Model, Variant, Worker
 from ray_slo.planning import kairos
+from ray_slo.planning.demand import Rate
 from ray_slo.planning.kairos import Configuration
 from ray_slo.planning.result import Infeasible
 from ray_slo.scheduling.registry import make_policy
 from ray_slo.serve.plan_actor import FIRST, Counts, NotYet, Seen, Verdict, Wanted
 from ray_slo.serve.spec import AppSpec
-from ray_slo.serve.traffic import Rate, Sizes
+from ray_slo.serve.traffic import Sizes
 from ray_slo.simulation import goodput_search
 from ray_slo.simulation.workloads import Measured, Workload
 

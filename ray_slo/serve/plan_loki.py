@@ -27,19 +27,15 @@ from ray_slo.core import LatencyProfile
 from ray_slo.core.cluster import Assigned
 from ray_slo.core.profiles import load_profiles
 from ray_slo.planning import loki
-from ray_slo.planning.demand import Factors
+from ray_slo.planning.demand import Factors, Rate
 from ray_slo.planning.placement import place
 from ray_slo.planning.result import Infeasible
 from ray_slo.serve.plan_actor import FIRST, Counts, NotYet, Seen, Verdict, Wanted, WorkerSays
 from ray_slo.serve.spec import AppSpec
-from ray_slo.serve.traffic import Rate
 
 _DEFAULTS = {"headroom_quantile": 0.95, "swap_cost": 0.1}
 _UNKNOWN = LatencyProfile([1.0])
 _LEAST_FACTOR = 0.05  # a task that gets nothing for hours is still there
-# That expected factors count for. Where none are given they are 1, and a plan that believes that
-# for 100 requests leaves the tasks below without workers for as long.
-_PRIOR_REQUESTS = 20.0
 
 
 class Job(NamedTuple):
@@ -80,7 +76,7 @@ class LokiBrain:
         self.configure(spec)
         self._rate = Rate(spec.planner.demand, spec.planner.interval_s)
         prior: dict[Hashable, Mapping[str, float]] = dict(spec.pipeline.factors.items())
-        self._factors = Factors(prior, prior_requests=_PRIOR_REQUESTS, siblings=True)
+        self._factors = Factors(prior)
         self._job: Job | None = None
         self._solved: Solved | None = None
         self._told: dict[str, str] = {}  # variant by worker, also while it loads

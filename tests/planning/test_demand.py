@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ray_slo.planning import demand
-from ray_slo.planning.demand import Demand, Factors, Holt, changed
+from ray_slo.planning.demand import LEAST_RATE, Demand, Factors, Holt, Rate, changed
 
 
 def drive(estimator, rates, bin_s=1.0, per_bin=50):
@@ -82,6 +82,72 @@ def test_changes_are_more_than_chance():
     assert not changed(0.0, 0, 1.0)
 
 
+def steady(rate, start, stop, into, step=0.5):
+    for now in np.arange(start + step, stop + step / 2, step):
+        into.counted(float(now), step, round(rate * step))
+
+
+def test_a_steady_rate_is_measured_and_is_no_news():
+    rate = Rate()
+    assert not rate.seen
+    assert rate.value(0.0) == LEAST_RATE
+    steady(20, 0, 30, rate)
+    assert rate.value(30.0) == pytest.approx(20, rel=0.1)
+    assert not rate.differs(30.0, 20.0)
+
+
+def test_a_rise_shows_at_once_and_a_fall_in_a_while():
+    rate = Rate()
+    steady(20, 0, 30, rate)
+    steady(100, 30, 31, rate)
+    assert rate.differs(31.0, 20.0)
+    assert rate.value(31.0) == 100  # in one second; the average is at 43
+    steady(100, 31, 40, rate)
+    steady(0, 40, 43, rate)
+    assert rate.differs(43.0, 100.0)
+    assert 10 < rate.value(43.0) < 60
+    steady(0, 43, 60, rate)
+    assert rate.value(60.0) < 10
+    steady(0, 60, 120, rate)
+    assert rate.value(120.0) == LEAST_RATE
+
+
+def test_several_who_count_add_up():
+    rate = Rate()
+    for i in range(1, 80):  # two, by turns, twice a second each, at 1000 a second in all
+        rate.counted(0.25 * i, 0.25, 250)
+    assert rate.value(20.0) == pytest.approx(1000, rel=0.06)
+    assert not rate.differs(20.0, 1000.0)
+    assert rate.differs(20.0, 880.0)
+
+
+def test_what_is_counted_at_first_is_no_rate_yet():
+    rate = Rate()
+    rate.counted(1.0, 0.5, 10)
+    assert rate.value(1.0) == pytest.approx(20, rel=0.15)
+    assert not rate.differs(1.0, 1000.0)  # too early to say
+
+
+def test_few_requests_are_averaged_for_longer():
+    """At 2 a second, what is planned for is off by chance a third as often as over 3 s; and so few
+    as 5 times as many are noticed in a few seconds all the same."""
+    rng = np.random.default_rng(0)
+    rate, short = Rate(), Demand("ewma", 3.0)
+    off = np.zeros(2)
+    for second in range(1, 1201):
+        number = int(rng.poisson(2.0))
+        rate.counted(float(second), 1.0, number)
+        short.arrived(second - 0.5, number)
+        if second > 30:
+            found = rate.value(float(second)), short.rate(float(second))
+            off += [abs(f - 2.0) > 0.5 for f in found]
+    assert off[0] < off[1] / 3
+    for second in range(1201, 1206):
+        rate.counted(float(second), 1.0, 10)
+    assert rate.differs(1205.0, 2.0)
+    assert rate.value(1205.0) >= 8
+
+
 def test_factors_follow_what_is_seen():
     factors = Factors({"d": {"car": 10.0, "face": 1.0}, "e": {}}, memory_requests=200)
     assert factors.of("d") == {"car": 10.0, "face": 1.0}
@@ -95,8 +161,8 @@ def test_factors_follow_what_is_seen():
 
 def test_siblings_tell_of_a_variant_that_was_not_seen():
     prior = {"a": {"x": 2.0}, "b": {"x": 4.0}, "c": {"x": 0.0}, "other": {"y": 1.0}}
-    alone = Factors(prior, prior_requests=10)
-    factors = Factors(prior, prior_requests=10, siblings=True)
+    alone = Factors(prior, prior_requests=10, siblings=False)
+    factors = Factors(prior, prior_requests=10)
     assert [factors.of(v) for v in prior] == list(prior.values())
     for f in (alone, factors):
         f.observe("a", 990, {"x": 990})  # half of what was expected

@@ -438,8 +438,8 @@ def test_it_measures_demand_and_factors() -> None:
         h.arrive([frame(next(ids), at)])
         h.arrive([name(next(ids), at, 0.02, deadline=at + 1) for _ in range(2)])
     assert policy.demand(h.now) == pytest.approx(50, rel=0.1)
-    prior, measured = 4.0 * 100, 2.0 * 500
-    assert policy.factors.of("d")["name"] == pytest.approx((prior + measured) / 600, rel=0.02)
+    prior, measured = 4.0 * 20, 2.0 * 500
+    assert policy.factors.of("d")["name"] == pytest.approx((prior + measured) / 520, rel=0.02)
     # Only what finished counts, and what it made; other requests of the model are not learned from.
     h.arrive([Request(next(ids), "name", h.now, h.now + 1) for _ in range(100)])
     assert policy.factors.of("d")["name"] < 2.4

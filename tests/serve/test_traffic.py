@@ -1,53 +1,9 @@
-"""Rates and sizes of requests: what is planned for, and when it has changed."""
+"""Sizes of requests: what is planned for, and when it has changed."""
 
 import numpy as np
 import pytest
 
-from ray_slo.serve.traffic import LEAST_RATE, Rate, Sizes
-
-
-def steady(rate, start, stop, into, step=0.5):
-    for now in np.arange(start + step, stop + step / 2, step):
-        into.counted(float(now), step, round(rate * step))
-
-
-def test_a_steady_rate_is_measured_and_is_no_news():
-    rate = Rate()
-    assert not rate.seen
-    assert rate.value(0.0) == LEAST_RATE
-    steady(20, 0, 30, rate)
-    assert rate.value(30.0) == pytest.approx(20, rel=0.1)
-    assert not rate.differs(30.0, 20.0)
-
-
-def test_a_rise_shows_at_once_and_a_fall_in_a_while():
-    rate = Rate()
-    steady(20, 0, 30, rate)
-    steady(100, 30, 31, rate)
-    assert rate.differs(31.0, 20.0)
-    assert rate.value(31.0) == 100  # in one second; the average is at 43
-    steady(100, 31, 40, rate)
-    steady(0, 40, 43, rate)
-    assert rate.differs(43.0, 100.0)
-    assert 10 < rate.value(43.0) < 60
-    steady(0, 43, 80, rate)
-    assert rate.value(80.0) == LEAST_RATE
-
-
-def test_several_who_count_add_up():
-    rate = Rate()
-    for i in range(1, 80):  # two, by turns, twice a second each, at 1000 a second in all
-        rate.counted(0.25 * i, 0.25, 250)
-    assert rate.value(20.0) == pytest.approx(1000, rel=0.06)
-    assert not rate.differs(20.0, 1000.0)
-    assert rate.differs(20.0, 880.0)
-
-
-def test_what_is_counted_at_first_is_no_rate_yet():
-    rate = Rate()
-    rate.counted(1.0, 0.5, 10)
-    assert rate.value(1.0) == pytest.approx(20, rel=0.15)
-    assert not rate.differs(1.0, 1000.0)  # too early to say
+from ray_slo.serve.traffic import Sizes
 
 
 def counted(sizes, values):
