@@ -21,6 +21,7 @@ from ray_slo.core import (
     Variant,
 )
 from ray_slo.serve.host import PolicyHost
+from tests.serve import clock
 
 
 def cluster(workers=1):
@@ -75,7 +76,7 @@ def run(policy, events, **kwargs):
         host.close()
         return host
 
-    return asyncio.run(main())
+    return clock.run(main())
 
 
 OUTCOME = BatchOutcome(1, [], 0.0, 1.0)
@@ -88,7 +89,7 @@ def test_the_cluster_comes_first():
         PolicyHost(policy, cluster(2), on_dispatch=print, on_drop=print).submit(request(1))
         await asyncio.sleep(0.001)
 
-    asyncio.run(main())
+    clock.run(main())
     assert policy.log == [("cluster", 2), ("arrived", [1]), "decide"]
 
 
@@ -205,7 +206,7 @@ def test_callbacks_may_call_the_host():
         await asyncio.sleep(0.01)
         return policy.log
 
-    assert asyncio.run(main()) == [("cluster", 1), "decide", ("arrived", [1]), "decide"]
+    assert clock.run(main()) == [("cluster", 1), "decide", ("arrived", [1]), "decide"]
 
 
 def test_a_policy_that_raises_is_reported_and_asked_again(caplog):

@@ -12,7 +12,9 @@ from ray_slo.serve import app_actor, plan_actor
 from ray_slo.serve.plan_actor import Counts, FrontendSays, PlanActor, WorkerSays
 from ray_slo.serve.spec import parse_spec
 from ray_slo.simulation.plan_log import read
+from tests.serve import clock
 
+SOLVES_S = 0.01
 TABLES = {"det": [0.02], "large": [0.05], "small": [0.01]}
 
 
@@ -88,6 +90,7 @@ class Cluster:
 @pytest.fixture(autouse=True)
 def alone(monkeypatch):
     async def here(function, problem):
+        await asyncio.sleep(SOLVES_S)
         return function(problem)
 
     monkeypatch.setattr(plan_actor, "in_task", here)
@@ -111,6 +114,7 @@ def actor_of(spec):
 
 def break_solver(monkeypatch):
     async def broken(function, problem):
+        await asyncio.sleep(SOLVES_S)
         raise RuntimeError("the solver broke")
 
     monkeypatch.setattr(plan_actor, "in_task", broken)
@@ -138,7 +142,7 @@ def test_from_the_first_worker_to_a_plan():
             assert heard.profiles == {(v, "default"): table for v, table in TABLES.items()}
             assert (await actor.frontend(says._replace(client="g"))).profiles is None
 
-    asyncio.run(scenario())
+    clock.run(scenario())
 
 
 def test_a_change_of_demand_is_planned_for_before_the_interval_is_over():
@@ -153,7 +157,7 @@ def test_a_change_of_demand_is_planned_for_before_the_interval_is_over():
             assert 15 < status["demand"] <= 45
             assert status["plans"] >= 2  # and the interval is an hour
 
-    asyncio.run(scenario())
+    clock.run(scenario())
 
 
 def test_a_dry_run_says_what_it_would_do_and_does_nothing(monkeypatch):
@@ -186,7 +190,7 @@ def test_a_dry_run_says_what_it_would_do_and_does_nothing(monkeypatch):
                 await actor.dry_run()
             actor._planning.cancel()
 
-    asyncio.run(scenario())
+    clock.run(scenario())
 
 
 def test_a_failing_solver_leaves_the_plan_and_is_tried_again(monkeypatch):
@@ -203,13 +207,13 @@ def test_a_failing_solver_leaves_the_plan_and_is_tried_again(monkeypatch):
             assert status["error"] == "planning failed: RuntimeError: the solver broke"
             heard = await actor.frontend(FrontendSays("f", Counts(), spec.fingerprint))
             assert heard.plans[1:3] == (status["plans"], status["failures"]) == (1, 1)
-            assert heard.plans.took_s > 0
+            assert heard.plans.took_s == pytest.approx(SOLVES_S)
             assert (cluster.does, await actor.target("default", 4)) == (before, 2)
             monkeypatch.setattr(plan_actor, "in_task", working)
             monkeypatch.setattr(plan_actor, "_RETRY_S", 0.05)  # long before the interval is over
             await cluster.until(actor, lambda status: status["error"] is None)
 
-    asyncio.run(scenario())
+    clock.run(scenario())
 
 
 def test_without_any_plan_every_worker_serves_everything(monkeypatch):
@@ -224,7 +228,7 @@ def test_without_any_plan_every_worker_serves_everything(monkeypatch):
             assert {w.loaded for w in cluster.workers.values()} == {frozenset(TABLES)}
             assert await actor.target("default", 4) is None
 
-    asyncio.run(scenario())
+    clock.run(scenario())
 
 
 def test_a_successor_changes_nothing_until_it_has_listened():
@@ -248,7 +252,7 @@ def test_a_successor_changes_nothing_until_it_has_listened():
             assert cluster.does == {"a": "large", "b": "det"}
             assert status["targets"] == {"default": 2}
 
-    asyncio.run(scenario())
+    clock.run(scenario())
 
 
 def test_a_successor_hears_from_frontends_what_no_worker_knows():
@@ -263,7 +267,7 @@ def test_a_successor_hears_from_frontends_what_no_worker_knows():
             await cluster.settle(actor)
             assert sorted(cluster.does.values()) == ["det", "large"]
 
-    asyncio.run(scenario())
+    clock.run(scenario())
 
 
 def test_serve_says_how_many_there_may_be():
@@ -277,7 +281,7 @@ def test_serve_says_how_many_there_may_be():
             assert "out of reach with 1 workers" in status["error"]
             assert await actor.target("default", 1) == 1
 
-    asyncio.run(scenario())
+    clock.run(scenario())
 
 
 def test_what_cannot_be_loaded_is_avoided_for_a_while(monkeypatch):
@@ -294,7 +298,7 @@ def test_what_cannot_be_loaded_is_avoided_for_a_while(monkeypatch):
             cluster.fails = {}
             await cluster.until(actor, lambda _: sorted(cluster.does.values()) == ["det", "large"])
 
-    asyncio.run(scenario())
+    clock.run(scenario())
 
 
 def test_the_last_variant_of_a_task_cannot_be_avoided():
@@ -308,7 +312,7 @@ def test_the_last_variant_of_a_task_cannot_be_avoided():
             with pytest.raises(ConfigError, match="no variant of detect"):
                 await actor.replan()
 
-    asyncio.run(scenario())
+    clock.run(scenario())
 
 
 def test_workers_that_leave_or_are_silent_are_done_without(monkeypatch):
@@ -328,7 +332,7 @@ def test_workers_that_leave_or_are_silent_are_done_without(monkeypatch):
             await cluster.settle(actor)
             assert sorted(cluster.does.values()) == ["det", "large"]
 
-    asyncio.run(scenario())
+    clock.run(scenario())
 
 
 def test_a_newer_release_starts_afresh_and_older_workers_go_on():
@@ -352,7 +356,7 @@ def test_a_newer_release_starts_afresh_and_older_workers_go_on():
         cluster.workers = {w: cluster.new(w) for w in ("c", "d")}
         return actor
 
-    asyncio.run(scenario())
+    clock.run(scenario())
 
 
 def test_only_what_is_new_is_counted():
@@ -381,7 +385,7 @@ def test_what_was_planned_and_why_is_logged(monkeypatch, tmp_path):
             await actor.replan()
             actor._log.close(20.0)
 
-    asyncio.run(scenario())
+    clock.run(scenario())
     (planner,) = read(tmp_path)
     first, *more, failed, asked = planner.plans
     assert first.trigger == "first plan"
@@ -391,7 +395,7 @@ def test_what_was_planned_and_why_is_logged(monkeypatch, tmp_path):
     assert rise.trigger == "demand changed"
     assert rise.demand > first.demand
     assert rise.targets["default"] > 2
-    assert rise.took_s > 0
+    assert rise.took_s == pytest.approx(SOLVES_S)
     assert set(rise.workers) == {"a", "b"}
     assert "req/s on" in rise.why
     assert failed.trigger == asked.trigger == "asked for"
@@ -411,7 +415,7 @@ def test_a_successors_first_plan_is_told_against_what_runs(tmp_path):
                 await cluster.settle(actor)
                 actor._log.close(20.0)
 
-    asyncio.run(scenario())
+    clock.run(scenario())
     before, after = sorted(read(tmp_path), key=lambda planner: planner.plans[0].at)
     assert before.plans[0].trigger == "first plan"
     assert len(before.plans[0].changes) == 3

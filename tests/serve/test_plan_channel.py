@@ -13,6 +13,7 @@ from ray_slo.serve.messages import Plans
 from ray_slo.serve.plan_actor import Counts, FrontendHears, FrontendSays, Wanted
 from ray_slo.serve.plan_channel import PlanFollower, PlanReporter
 from ray_slo.serve.spec import parse_spec
+from tests.serve import clock
 
 OLD, NEW = Wanted(Assigned("large", 2), ("large",)), Wanted(Assigned("small", 4), ("small",))
 
@@ -67,7 +68,7 @@ def follow(worker, *wanted, first=False, **planner):
         for w in wanted:
             await (follower._first(w) if first else follower._do(w))
 
-    asyncio.run(scenario())
+    clock.run(scenario())
     return follower._says()
 
 
@@ -156,7 +157,7 @@ def test_a_frontend_counts_and_reminds_a_new_actor(monkeypatch):
             await reporter.replan()
         reporter.close()
 
-    asyncio.run(scenario())
+    clock.run(scenario())
     counts = Counts(2, {"det": 1, "large": 1}, {"det": {"name": 3}}, {1: 1, 7: 1})
     assert planned[:2] == [Plans("e", 2), Plans()]
     assert heard[0] == FrontendSays("f", counts, "", {"budget_per_hour": 2}, {})

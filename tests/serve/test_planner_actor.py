@@ -11,7 +11,9 @@ from ray_slo.serve import app_actor, planner_actor
 from ray_slo.serve.planner_actor import FrontendSays, PlannerActor, WorkerSays
 from ray_slo.serve.spec import parse_spec
 from ray_slo.simulation.plan_log import read
+from tests.serve import clock
 
+SOLVES_S = 0.01
 MODEL = {"callable": "apps:Tasks", "latency_slo_ms": 500}
 POOL = {
     "models": {"l": MODEL, "m": MODEL, "n": MODEL},
@@ -81,6 +83,7 @@ def alone(monkeypatch):
     """No Ray: plans are solved here, schedulers have nothing queued and know no profiles."""
 
     async def here(function, problem):
+        await asyncio.sleep(SOLVES_S)
         return function(problem)
 
     async def idle(self, group):
@@ -132,11 +135,12 @@ def test_a_pool_is_planned_at_deployment_and_for_what_was_measured():
             assert status["moves"] == before
             assert status["why"].startswith("kept, as moves would gain no more than 10%")
 
-    asyncio.run(scenario())
+    clock.run(scenario())
 
 
 def test_a_solver_that_fails_leaves_the_last_plan(monkeypatch):
     async def broken(function, problem):
+        await asyncio.sleep(SOLVES_S)
         raise RuntimeError("no licence")
 
     async def scenario():
@@ -152,13 +156,14 @@ def test_a_solver_that_fails_leaves_the_last_plan(monkeypatch):
             assert (status["plans"], status["failures"]) == (1, 1)
             told = await planner.frontend(cluster.says()._replace(applied=("", 0)))
             assert told.plans[1:3] == (1, 1)
-            assert told.plans.took_s > 0
+            assert told.plans.took_s == pytest.approx(SOLVES_S)
 
-    asyncio.run(scenario())
+    clock.run(scenario())
 
 
 def test_without_any_plan_all_models_are_served_by_one_group(monkeypatch):
     async def broken(function, problem):
+        await asyncio.sleep(SOLVES_S)
         raise RuntimeError("no licence")
 
     monkeypatch.setattr(planner_actor, "in_task", broken)
@@ -171,7 +176,7 @@ def test_without_any_plan_all_models_are_served_by_one_group(monkeypatch):
             assert models_of(status) == [["l", "m", "n"]]
             assert "no licence" in status["error"]
 
-    asyncio.run(scenario())
+    clock.run(scenario())
 
 
 def test_an_infeasible_problem_later_on_moves_nothing(monkeypatch):
@@ -186,7 +191,7 @@ def test_an_infeasible_problem_later_on_moves_nothing(monkeypatch):
             assert models_of(status) == before
             assert status["error"].startswith("infeasible: ")
 
-    asyncio.run(scenario())
+    clock.run(scenario())
 
 
 def test_a_new_planner_takes_over_what_it_finds():
@@ -205,7 +210,7 @@ def test_a_new_planner_takes_over_what_it_finds():
         assert cluster.routes == routes
         assert {name: (w.group, w.loaded) for name, w in cluster.workers.items()} == groups
 
-    asyncio.run(scenario())
+    clock.run(scenario())
 
 
 def test_moves_by_hand_and_a_model_that_cannot_be_loaded():
@@ -233,7 +238,7 @@ def test_moves_by_hand_and_a_model_that_cannot_be_loaded():
             assert cluster.routes == {"l": "b", "m": "b"}
             assert [sorted(w.loaded) for w in cluster.workers.values()] == [[], ["l", "m"]]
 
-    asyncio.run(scenario())
+    clock.run(scenario())
 
 
 def test_an_older_release_is_told_nothing():
@@ -245,7 +250,7 @@ def test_an_older_release_is_told_nothing():
             assert await planner.frontend(old.says()) is None
             assert await planner.worker(old.workers["w0"], None) == (None, None)
 
-    asyncio.run(scenario())
+    clock.run(scenario())
 
 
 def test_a_newer_specification_starts_afresh():
@@ -263,11 +268,12 @@ def test_a_newer_specification_starts_afresh():
             await cluster.settle(planner)
             assert cluster.routes == {"m": "a", "l": "b"}
 
-    asyncio.run(scenario())
+    clock.run(scenario())
 
 
 def test_layouts_and_why_are_logged(monkeypatch, tmp_path):
     async def broken(function, problem):
+        await asyncio.sleep(SOLVES_S)
         raise RuntimeError("no licence")
 
     async def silent(self, scheduler):  # there is no Ray here
@@ -288,7 +294,7 @@ def test_layouts_and_why_are_logged(monkeypatch, tmp_path):
             planner._log.close(20.0)
             return group
 
-    group = asyncio.run(scenario())
+    group = clock.run(scenario())
     (log,) = read(tmp_path)
     first, moved, failed = log.plans
     assert (first.trigger, first.demand) == ("first plan", 52)
@@ -296,7 +302,7 @@ def test_layouts_and_why_are_logged(monkeypatch, tmp_path):
         f"{g}: – → 1 workers" for g in first.targets
     }
     assert first.inputs["rates"] == {"l": 50, "m": 1, "n": 1}
-    assert first.took_s > 0
+    assert first.took_s == pytest.approx(SOLVES_S)
     (other,) = set(first.targets) - {group}
     assert moved.trigger == "moved by hand"
     assert moved.changes == (f"m: {other} → {group}",)
