@@ -155,6 +155,10 @@ def offered(group):
     return {"CPU": int(limits["cpu"]), "GPU": int(limits.get("nvidia.com/gpu", 0)), **own}
 
 
+def test_rays_ports_ask_for_a_token(manifest):
+    assert manifest["spec"]["rayClusterConfig"]["authOptions"] == {"mode": "token"}
+
+
 def test_versions_and_the_proxys_callback(manifest):
     dockerfile = (HERE / "Dockerfile").read_text()
     version = manifest["spec"]["rayClusterConfig"]["rayVersion"]
