@@ -721,7 +721,14 @@ class Frontend:
         pending.grant = None
         pending.trace.submitted(pending.id, budget_s)
         self._channel.submit(
-            Submit(pending.id, pending.model, budget_s, pending.size, pending.upstream)
+            Submit(
+                pending.id,
+                pending.model,
+                budget_s,
+                pending.size,
+                pending.upstream,
+                pending.trace.waiting,
+            )
         )
 
     def _fail(self, pending: _Pending, error: BaseException) -> None:

@@ -13,13 +13,17 @@ from ray_slo.core.requests import BatchStatus, Upstream
 
 
 class Submit(NamedTuple):
-    """Frontend → scheduler: a request that has `budget_s` left until its result must be back."""
+    """Frontend → scheduler: a request that has `budget_s` left until its result must be back.
+
+    `trace`: context of the span in which it waits, if it is traced.
+    """
 
     request_id: int
     model: str
     budget_s: float
     size: int = 1
     upstream: Upstream | None = None
+    trace: str = ""
 
 
 class Grant(NamedTuple):

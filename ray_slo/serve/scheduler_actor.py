@@ -23,6 +23,7 @@ from ray_slo.serve.messages import BatchReport, Heartbeat, Message
 from ray_slo.serve.releases import Releases
 from ray_slo.serve.scheduler import Scheduler
 from ray_slo.serve.spec import AppSpec
+from ray_slo.serve.tracing import Decisions, name_of
 from ray_slo.serve.vitals import vitals
 
 logger = logging.getLogger(__name__)
@@ -76,6 +77,7 @@ class SchedulerActor:
         self._app_key = app_key
         self._scheduler: Scheduler | None = None
         self._mailboxes: dict[str, _Mailbox] = {}
+        self._decisions = Decisions(app_key, name_of(spec.policy.name))
         self._watcher: asyncio.Task[None] | None = None
         self._last_contact = 0.0
 
@@ -97,6 +99,7 @@ class SchedulerActor:
                 old, self._scheduler = self._scheduler, None
                 if old is not None:
                     old.close()
+                self._decisions = Decisions(self._app_key, name_of(spec.policy.name))
                 for client in list(self._mailboxes):
                     self._withdraw(client)
         self._start()
@@ -109,9 +112,11 @@ class SchedulerActor:
             return
         for kind, value in events:
             if kind == "submit":
+                self._decisions.submitted(client, value)
                 scheduler.submit(client, (value,))
             elif kind == "cancel":
                 scheduler.cancel(client, (value,))
+                self._decisions.cancelled(client, value)
             elif kind == "worker_lost":
                 scheduler.worker_lost(value)
             elif kind == "batch_withdrawn":
@@ -167,6 +172,7 @@ class SchedulerActor:
         return clock_id(), time.monotonic()
 
     def _deliver(self, client: str, messages: list[Message]) -> None:
+        self._decisions.told(client, messages)
         if (box := self._mailboxes.get(client)) is not None:
             box.put(messages)
 
@@ -180,6 +186,7 @@ class SchedulerActor:
         box.ready.set()
         if self._scheduler is not None:
             self._scheduler.client_gone(client, unread)
+        self._decisions.gone(client)
 
     def _tick(self) -> None:
         for client, box in list(self._mailboxes.items()):
@@ -198,6 +205,7 @@ class SchedulerActor:
                 self._tick()
                 if tick % round(_WATCH_S / _TICK_S) == 0 and await self._application_is_gone():
                     logger.info("application %s is gone; leaving", self._app_key)
+                    self._decisions.flush()
                     ray.kill(ray.get_runtime_context().current_actor, no_restart=True)
             except Exception:
                 logger.exception("watch failed; going on")

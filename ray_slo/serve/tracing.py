@@ -2,8 +2,9 @@
 
 A frontend makes `slo.request` under Serve's own span of the call (in a pipeline `slo.task` for each
 request of a task below it), and under that `slo.queue`, from a submission to the decision on it. A
-worker makes one `slo.batch` per batch. It stands below the first traced request's and is linked to
-all of them, as a span has one parent; each request's span is linked to it in turn.
+scheduler that is an actor makes `slo.schedule` under that: the part of it that was not on the way.
+A worker makes one `slo.batch` per batch. It stands below the first traced request's and is linked
+to all of them, as a span has one parent; each request's span is linked to it in turn.
 
 What is not sampled has no spans, and nothing of it is sent. Attributes hold names, numbers and
 times; never an item, a result or the text of an error, which may quote them.
@@ -14,20 +15,31 @@ the first request after Serve has set its tracing up, so where that is off it ne
 
 from __future__ import annotations
 
+import asyncio
 import functools
+import logging
+import os
 import time
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
+import ray
 from ray.serve._private import tracing_utils as serve_tracing
+from ray.serve._private.constants import SERVE_CONTROLLER_NAME, SERVE_NAMESPACE
 
 from ray_slo.core import BatchStatus
+from ray_slo.serve.messages import Grant, Refusal
 
 if TYPE_CHECKING:
     from ray_slo.serve.answers import Answer
-    from ray_slo.serve.messages import Grant
+    from ray_slo.serve.messages import Message, Submit
 
+logger = logging.getLogger(__name__)
+
+_SET_UP_S = 10.0  # after this, an actor goes without Serve's controller
+_KEPT = 1000  # decisions, until tracing is set up
 _FAULTS = ("refused", "expired", "failed")  # others are answers, or what a client did
 
 
@@ -36,6 +48,7 @@ class RequestTrace:
 
     __slots__ = ()
     context = ""  # as in the header `traceparent`
+    waiting = ""  # that of its wait for a decision
 
     def task(self, task: str) -> RequestTrace:
         """For a request that came to a task of the pipeline."""
@@ -64,6 +77,96 @@ class RequestTrace:
         return nullcontext()
 
 
+class Decisions:
+    """What a scheduler that is an actor tells of its decisions: nothing, until a frontend sends it
+    a traced request. Call it from one event loop.
+
+    Args:
+        name: of the actor, for Serve's exporter.
+        policy: what spans call it.
+    """
+
+    def __init__(self, name: str, policy: str) -> None:
+        self._name = name
+        self._policy = policy
+        self._arrived: dict[tuple[str, int], tuple[str, int]] = {}  # (context, when, in ns)
+        self._setting_up: asyncio.Task[None] | None = None
+        self._made: deque[tuple[str, int, int, dict[str, Any]]] = deque(maxlen=_KEPT)
+
+    def submitted(self, client: str, submit: Submit) -> None:
+        """A request came."""
+        if submit.trace:
+            self._arrived.setdefault((client, submit.request_id), (submit.trace, time.time_ns()))
+            if self._setting_up is None:
+                self._setting_up = asyncio.get_running_loop().create_task(self._set_up())
+
+    def cancelled(self, client: str, request_id: int) -> None:
+        """A request was withdrawn, if it was still there."""
+        if self._arrived:
+            self._decided(client, request_id, _CANCELLED)
+
+    def told(self, client: str, messages: Iterable[Message]) -> None:
+        """The scheduler decided on some of the client's requests."""
+        if not self._arrived:
+            return
+        for message in messages:
+            if isinstance(message, Grant):
+                about = {"slo.policy": self._policy, **_about(message)}
+                ids = message.request_ids
+            elif isinstance(message, Refusal):
+                outcome = "expired" if message.reason == "expired" else "refused"
+                about = {"slo.outcome": outcome, "slo.reason": message.reason}
+                ids = message.request_ids
+            else:
+                continue
+            for request_id in ids:
+                self._decided(client, request_id, about)
+
+    def gone(self, client: str) -> None:
+        """A frontend left, and its requests with it."""
+        for owner, request_id in list(self._arrived):
+            if owner == client:
+                self._decided(client, request_id, _CANCELLED)
+
+    def flush(self) -> None:
+        """Have exported what is not yet. May block for a second."""
+        if self._setting_up is not None and self._setting_up.done():
+            from opentelemetry import trace
+
+            flush = getattr(trace.get_tracer_provider(), "force_flush", None)
+            if flush is not None:
+                flush(1000)
+
+    def _decided(self, client: str, request_id: int, about: dict[str, Any]) -> None:
+        context, since = self._arrived.pop((client, request_id), ("", 0))
+        if context:
+            self._made.append((context, since, time.time_ns(), about))
+            if self._setting_up is not None and self._setting_up.done():
+                self._export()
+
+    def _export(self) -> None:
+        made, self._made = self._made, deque(maxlen=_KEPT)
+        if not serve_tracing.is_tracing_enabled():
+            return
+        from opentelemetry import trace
+
+        for context, since, until, about in made:
+            above = trace.set_span_in_context(trace.NonRecordingSpan(_remote(context)))
+            span = _tracer().start_span("slo.schedule", above, start_time=since)
+            outcome, reason = about.get("slo.outcome", ""), about.get("slo.reason", "")
+            _end(span, about, outcome, reason, until)
+
+    async def _set_up(self) -> None:
+        """As Serve does it in a replica: this actor is none of Serve's."""
+        if not serve_tracing.is_tracing_enabled():
+            loop = asyncio.get_running_loop()
+            try:  # it imports what exports, and opens files
+                await loop.run_in_executor(None, _set_up_as_serve, self._name)
+            except Exception:
+                logger.exception("no traces from %s", self._name)
+        self._export()
+
+
 class BatchTrace:
     """What a worker tells of a batch. This one is not traced."""
 
@@ -78,6 +181,7 @@ class BatchTrace:
         """It is over."""
 
 
+_CANCELLED = {"slo.outcome": "cancelled", "slo.reason": "cancelled"}
 NOT_TRACED = RequestTrace()
 BATCH_NOT_TRACED = BatchTrace()
 
@@ -208,7 +312,16 @@ def otlp() -> list[Any]:
 
 class _RequestTrace(RequestTrace):
     # Attributes are gathered and set at the end, as every call of OpenTelemetry takes its time.
-    __slots__ = ("_about", "_preemptions", "_queue", "_queue_about", "_retries", "_span", "context")
+    __slots__ = (
+        "_about",
+        "_preemptions",
+        "_queue",
+        "_queue_about",
+        "_retries",
+        "_span",
+        "context",
+        "waiting",
+    )
 
     def __init__(self, span: Any, about: dict[str, Any]) -> None:
         self._span = span
@@ -217,6 +330,7 @@ class _RequestTrace(RequestTrace):
         self._queue_about: dict[str, Any] = {}
         self._retries = self._preemptions = 0
         self.context: str = _traceparent(span)
+        self.waiting = ""
 
     def task(self, task: str) -> RequestTrace:
         return _RequestTrace(_begin("slo.task", 0.0, self._span), {"slo.task": task})
@@ -227,18 +341,11 @@ class _RequestTrace(RequestTrace):
         if self._queue is None:  # else the scheduler is new, and was told again
             self._about["slo.request_id"] = request_id
             self._queue, self._queue_about = _begin("slo.queue", 0.0, self._span), budget
+            self.waiting = _traceparent(self._queue)
 
     def granted(self, grant: Grant, policy: str) -> None:
         self._span.add_event("granted", {"slo.decision": grant.batch_id})
-        self._queue_about |= {
-            "slo.decision": grant.batch_id,
-            "slo.policy": policy,
-            "slo.worker": grant.worker,
-            "slo.variant": grant.variant,
-            "slo.batch_size": grant.batch_size,
-            "slo.predicted_ms": 1e3 * grant.finish_in_s,
-            "slo.slack_ms": 1e3 * grant.slack_s,
-        }
+        self._queue_about |= {"slo.policy": policy, **_about(grant)}
         self._end_queue("", "")
 
     def ran(self, batch: str) -> None:
@@ -363,13 +470,38 @@ def _within(new: Any) -> Iterator[None]:
         context.detach(token)
 
 
-def _end(span: Any, about: dict[str, Any], outcome: str, reason: str) -> None:
+def _about(grant: Grant) -> dict[str, Any]:
+    return {
+        "slo.decision": grant.batch_id,
+        "slo.worker": grant.worker,
+        "slo.variant": grant.variant,
+        "slo.batch_size": grant.batch_size,
+        "slo.predicted_ms": 1e3 * grant.finish_in_s,
+        "slo.slack_ms": 1e3 * grant.slack_s,
+    }
+
+
+def _set_up_as_serve(name: str) -> None:
+    """Trace in this process, which is no replica, as in Serve's. Blocks."""
+    try:
+        controller = ray.get_actor(SERVE_CONTROLLER_NAME, namespace=SERVE_NAMESPACE)
+        config: Any = ray.get(controller.get_tracing_config.remote(), timeout=_SET_UP_S)
+    except Exception as error:
+        logger.warning("Serve's controller says nothing of tracing (%r): by the environment", error)
+        config = None
+    serve_tracing.setup_tracing(name, str(os.getpid()), tracing_config=config)
+
+
+def _end(
+    span: Any, about: dict[str, Any], outcome: str, reason: str, at: int | None = None
+) -> None:
+    """At so many nanoseconds, or now."""
     span.set_attributes(about)
     if outcome in _FAULTS:
         from opentelemetry.trace import Status, StatusCode
 
         span.set_status(Status(StatusCode.ERROR, f"{outcome}: {reason}" if reason else outcome))
-    span.end()
+    span.end(at)
 
 
 def _traceparent(span: Any) -> str:

@@ -76,7 +76,9 @@ def test_one_trace_from_the_caller_to_the_worker(ray_cluster, tmp_path):
         refused = caller()
         late = {**header(refused), "x-slo-latency-ms": "1"}
         assert httpx.post(url, json=3, headers=late, timeout=30).status_code == 503
-        spans = _until_whole(ray_cluster.spans, {ids for ids, _ in [*callers, refused]})
+        granted = {ids for ids, _ in callers}
+        wanted = {"proxy_http_request": granted | {refused[0]}, "slo.schedule": granted}
+        spans = _until_whole(ray_cluster.spans, wanted)
         rows = _log(tmp_path)
 
     by_trace = {}
@@ -95,6 +97,11 @@ def test_one_trace_from_the_caller_to_the_worker(ray_cluster, tmp_path):
         assert names[-1].startswith("proxy_http_request")
         assert top == above
         assert way_up(spans, queue) == (["slo.queue", *names], above)
+        # The scheduler's own, from another process.
+        (span,) = (s for s in by_trace[trace] if s["name"] == "slo.schedule")
+        assert way_up(spans, span) == (["slo.schedule", "slo.queue", *names], above)
+        told = {k: v for k, v in queue["attributes"].items() if k != "slo.budget_ms"}
+        assert span["attributes"] == told
         # The batch that it was in knows of it, and it of the batch.
         own = request["context"]["span_id"].removeprefix("0x")
         (batch,) = (batches[i] for i in linked(request))
@@ -120,19 +127,22 @@ def test_one_trace_from_the_caller_to_the_worker(ray_cluster, tmp_path):
     assert request["status"]["status_code"] == "ERROR"
 
 
-def _until_whole(folder, traces, seconds=15):
-    """Spans, when each of the traces is there up to the proxy."""
+def _until_whole(folder, wanted, seconds=15):
+    """Spans, when each of the traces has one of each of these names."""
     deadline = time.monotonic() + seconds
     while True:
         spans = exported(folder)
-        done = {
-            s["context"]["trace_id"].removeprefix("0x")
-            for s in spans.values()
-            if s["name"].startswith("proxy_http_request")
-        }
-        if traces <= done:
+        if all(
+            traces
+            <= {
+                s["context"]["trace_id"].removeprefix("0x")
+                for s in spans.values()
+                if s["name"].startswith(name)
+            }
+            for name, traces in wanted.items()
+        ):
             return spans
-        assert time.monotonic() < deadline, (traces - done, sorted(s["name"] for s in spans))
+        assert time.monotonic() < deadline, sorted(s["name"] for s in spans.values())
         time.sleep(0.1)
 
 

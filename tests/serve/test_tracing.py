@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import sys
+import time
 
 import pytest
 import ray
@@ -16,10 +17,13 @@ from opentelemetry.trace import StatusCode
 import ray_slo
 from ray_slo.errors import BadInput, RefusedEarly
 from ray_slo.serve import tracing
-from ray_slo.serve.messages import Grant
+from ray_slo.serve.messages import Grant, Refusal, Submit
+from ray_slo.serve.scheduler_actor import SchedulerActor
+from ray_slo.serve.spec import parse_spec
+from ray_slo.serve.tracing import Decisions
 from tests.serve.test_pipeline import running, spec  # noqa: F401
 from tests.serve.test_preemption import Impatient, Steps, app, until  # noqa: F401
-from tests.serve.test_scheduler import in_loop
+from tests.serve.test_scheduler import Fifo, beat, in_loop, settle
 
 SECRET = "a-payload-that-nobody-may-see"
 
@@ -355,6 +359,85 @@ def test_a_grant_that_comes_twice_or_late_does_no_harm(traces):
     assert ids(request.links) == []
 
 
+def waiting(traces, i=0):
+    """A traced request that was submitted, and what its frontend tells the scheduler."""
+    with traces.call():
+        one = tracing.request("m", time.monotonic(), 5.0)
+    one.submitted(i, 1.0)
+    return one, Submit(i, "m", 1.0, trace=one.waiting)
+
+
+@in_loop
+async def test_a_scheduler_actor_has_spans_of_its_own(traces):
+    model = {"callable": Fifo, "latency_slo_ms": 1000, "max_batch_size": 8}
+    actor = SchedulerActor(parse_spec({"models": {"m": model}, "policy": Fifo}), "app#m")
+    epoch, _, _ = await actor.poll("f", None, 0)
+    await actor.heartbeat(beat())
+    one, submit = waiting(traces)
+    _, late = waiting(traces, 1)
+    events = [submit, Submit(2, "m", 1.0), late]
+    await actor.events("f", epoch, [*(("submit", s) for s in events), ("cancel", 1)])
+    await settle()  # what goes at once would be sent here
+    _, _, (grant,) = await actor.poll("f", epoch, 0)
+    one.granted(grant, "a policy")
+    one.unanswered("cancelled", "cancelled")
+    span, left = sorted(traces.spans("slo.schedule"), key=lambda s: "slo.outcome" in s.attributes)
+    queue = traces.one("slo.queue")
+    assert is_below(span, queue)
+    said = {k: v for k, v in queue.attributes.items() if k != "slo.budget_ms"}
+    assert span.attributes == {**said, "slo.policy": "Fifo"}
+    assert said["slo.decision"] == grant.batch_id
+    assert queue.start_time <= span.start_time <= span.end_time <= queue.end_time
+    assert left.attributes == {"slo.outcome": "cancelled", "slo.reason": "cancelled"}
+    await actor.goodbye("f")
+    actor._scheduler.close()
+    actor._watcher.cancel()
+
+
+@in_loop
+async def test_a_scheduler_actor_tells_of_refusals_and_of_frontends_that_are_gone(traces):
+    scheduler = Decisions("app#m", "eager")
+    for i in range(5):
+        scheduler.submitted("f" if i < 4 else "g", waiting(traces, i)[1])
+    scheduler.submitted("f", Submit(7, "m", 1.0))
+    scheduler.told("f", [Refusal((0, 7), "would_miss", 9.0), Refusal((1,), "expired", 9.0)])
+    scheduler.cancelled("f", 2)
+    scheduler.cancelled("f", 7)
+    scheduler.gone("f")
+    assert traces.spans() == []  # tracing is not set up
+    await settle()
+    said = [(s.attributes["slo.reason"], s.status.status_code) for s in traces.spans()]
+    refused, left = StatusCode.ERROR, StatusCode.UNSET
+    assert said == [
+        ("would_miss", refused),
+        ("expired", refused),
+        ("cancelled", left),
+        ("cancelled", left),
+    ]
+    scheduler.told("g", [Refusal((4,), "shed", 9.0)])
+    assert traces.spans()[-1].attributes["slo.outcome"] == "refused"
+
+
+@in_loop
+async def test_a_scheduler_actor_that_cannot_trace_goes_on(traces, monkeypatch, caplog):
+    _, submit = waiting(traces)
+    monkeypatch.setattr(tracing.serve_tracing, "_tracing_enabled", False)
+
+    def fail(name):
+        raise ImportError("there is no exporter")
+
+    monkeypatch.setattr(tracing, "_set_up_as_serve", fail)
+    scheduler = Decisions("app#m", "eager")
+    scheduler.submitted("f", submit)
+    scheduler.told("f", [Refusal((0,), "shed", 9.0)])
+    await until(lambda: "no traces from app#m" in caplog.text)
+    await scheduler._setting_up
+    scheduler.submitted("f", submit)
+    scheduler.gone("f")
+    scheduler.flush()
+    assert traces.spans() == [] and not scheduler._made
+
+
 @in_loop
 async def test_a_decorated_method_runs_in_the_trace_of_its_first_sampled_caller(traces):
     @ray_slo.batch(latency_slo_ms=1000)
@@ -408,9 +491,13 @@ def test_opentelemetry_is_not_touched_where_tracing_is_off(monkeypatch):
         if name.partition(".")[0] == "opentelemetry":
             monkeypatch.setitem(sys.modules, name, None)
     monkeypatch.setitem(sys.modules, "opentelemetry", None)
-    one = tracing.request("m", 0.0, 1.0)
+    one, scheduler = tracing.request("m", 0.0, 1.0), Decisions("app#m", "eager")
     with one.inside(), tracing.call_of([one]):
         one.submitted(0, 1.0)
+    scheduler.submitted("f", Submit(0, "m", 1.0, trace=one.waiting))
+    scheduler.told("f", [Refusal((0,), "shed", 9.0)])
+    scheduler.cancelled("f", 0)
+    scheduler.flush()
     assert one is tracing.NOT_TRACED
     assert tracing.contexts([one]) == ()
     with pytest.raises(ImportError, match=r"ray-slo\[tracing\]"):
