@@ -51,14 +51,14 @@ class Tasks:
                 "stop": StopIteration("stop"),
                 "exit": SystemExit("exit"),
             }[argument]
-        if what == "sleep":
-            time.sleep(argument)
         if what == "die_once" and not Path(argument).exists():
             Path(argument).touch()
             os._exit(1)
-        if what == "mark":  # says that it runs, then works for a while
+        if what == "hold":  # says that it runs, and does until it is let go
             Path(argument).touch()
-            time.sleep(0.5)
+            until = time.monotonic() + 60
+            while not Path(f"{argument}.go").exists() and time.monotonic() < until:
+                time.sleep(0.01)
         return threading.Lock() if what == "lock" else os.getpid()
 
 

@@ -3,12 +3,14 @@
 import contextlib
 import os
 import socket
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import ray
 from ray import serve
+from ray.serve._private import client
 from ray.serve._private.constants import DEFAULT_TRACING_EXPORTER_IMPORT_PATH
 
 from ray_slo.serve.grpc import SERVICER
@@ -35,12 +37,17 @@ class LocalCluster:
 
     @contextlib.contextmanager
     def running(self, app, name="app", route_prefix="/"):
-        """Deploy `app`, yield its handle, and delete it whatever happens."""
+        """Deploy `app`, yield its handle, and delete it whatever happens.
+
+        Nobody waits for replicas that stop, but who takes the name of an application.
+        """
+        while name in serve.status().applications:
+            time.sleep(0.1)
         handle = serve.run(app, name=name, route_prefix=route_prefix)
         try:
             yield handle
         finally:
-            serve.delete(name)
+            serve.delete(name, _blocking=False)
 
 
 def free_port() -> int:
@@ -59,6 +66,7 @@ def ray_cluster(tmp_path_factory):
     # Traced is what a caller asks to be: for nobody else it costs next to nothing.
     os.environ["RAY_SERVE_TRACING_EXPORTER_IMPORT_PATH"] = DEFAULT_TRACING_EXPORTER_IMPORT_PATH
     os.environ["RAY_SERVE_TRACING_SAMPLING_RATIO"] = "0"
+    client.CLIENT_POLLING_INTERVAL_S = 0.1  # s: how often `serve.run` looks; its 1 s add up
     here = str(Path(__file__).parent)
     folder = tmp_path_factory.mktemp("modules")
     paths = [here, str(folder), os.getenv("PYTHONPATH")]

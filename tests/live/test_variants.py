@@ -17,9 +17,9 @@ pytestmark = pytest.mark.live
 
 TINY = {"num_cpus": 0.1}
 QUICK = Variant("quick", accuracy=70, load=Network, args=("quick", 0.01))
-DEEP = Variant("deep", accuracy=90, load="apps:Network", args=("deep",), kwargs={"base_s": 0.2})
+DEEP = Variant("deep", accuracy=90, load="apps:Network", args=("deep",), kwargs={"base_s": 0.5})
 App = ray_slo.deployment(
-    latency_slo_ms=6000,
+    latency_slo_ms=30_000,
     policy=Greedy,
     variants=[QUICK, DEEP],
     ray_actor_options=TINY,
@@ -34,16 +34,16 @@ def test_policy_chooses_and_answers_say_which(ray_cluster):
         assert (deep.result, deep.variant, deep.accuracy, deep.model) == (
             *(["deep"], "deep", 90, "named"),
         )
-        quick = handle.remote(1, latency_slo_ms=150, response_metadata=True).result()
+        quick = handle.remote(1, latency_slo_ms=450, response_metadata=True).result()
         assert (quick.result, quick.variant, quick.accuracy) == (["quick"], "quick", 70)
         url = f"{ray_cluster.url}/named"
         headers = httpx.post(url, json=1, timeout=30).headers
         assert (headers["x-slo-variant"], headers["x-slo-accuracy"]) == ("deep", "90.00")
-        described = httpx.get(url).json()["models"]["named"]
+        described = httpx.get(url, timeout=30).json()["models"]["named"]
         assert described["variants"] == {"quick": {"accuracy": 70}, "deep": {"accuracy": 90}}
         seen = handle.slo_status.remote().result()
-        assert 10 < seen["profiles"]["quick@default"]["latency_1_ms"] < 150
-        assert seen["profiles"]["deep@default"]["latency_1_ms"] > 200
+        assert 10 < seen["profiles"]["quick@default"]["latency_1_ms"] < 450
+        assert seen["profiles"]["deep@default"]["latency_1_ms"] > 500
         assert seen["profiles"]["deep@default"]["samples"] == 2  # learned by variant
         assert [w["variants"] for w in seen["workers"].values()] == [["deep", "quick"]]
         assert 70 <= seen["accuracy"]["named"] <= 90
@@ -53,12 +53,12 @@ def test_policy_chooses_and_answers_say_which(ray_cluster):
 
 def test_yaml_models_with_variants_of_one_name(ray_cluster):
     deep = {"load": "apps:Network", "args": ["deep", 0.02], "accuracy": 80}
-    named = {"callable": "apps:Named", "latency_slo_ms": 5000}
+    named = {"callable": "apps:Named", "latency_slo_ms": 30_000}
     args = {
         "models": {
             "a": {**named, "variants": {"deep": deep}},
             "b": {**named, "variants": {"deep": {**deep, "args": ["deeper", 0.02]}}},
-            "plain": {"callable": "apps:Echo", "latency_slo_ms": 5000},
+            "plain": {"callable": "apps:Echo", "latency_slo_ms": 30_000},
         },
         "workers": {"cpu": {"ray_actor_options": TINY}},
         "policy": "deferred",
@@ -105,10 +105,10 @@ def test_rolling_update_of_variants_and_reconfigure_keep_serving(ray_cluster):
             deeper = Variant("deeper", accuracy=95, load=Network, args=("deeper", 0.15))
             changed = changed.options(variants=[QUICK, deeper])
             serve.run(changed.bind(), name="rolling", route_prefix="/rolling")
-            time.sleep(0.5)
         finally:
             stop.set()
             thread.join()
+        answers.append(handle.remote(0, response_metadata=True))
         found = [a.result() for a in answers]  # none was refused, none failed
         assert {"deep", "deeper"} <= {a.variant for a in found}
         assert found[0].result == ["deep"] and found[-1].result == ["deeper", "deeper"]

@@ -1,0 +1,54 @@
+"""Waiting for what happens, not for a time that a busy machine misses."""
+
+import contextlib
+import json
+import socket
+import time
+import uuid
+from pathlib import Path
+
+import httpx
+
+PATIENCE_S = 60
+
+
+def eventually(condition, within_s=PATIENCE_S):
+    """What the condition says once it holds, or when time is up."""
+    until = time.monotonic() + within_s
+    while not (said := condition()) and time.monotonic() < until:
+        time.sleep(0.1)
+    return said
+
+
+@contextlib.contextmanager
+def held(handle, folder, workers=2):
+    """Keep workers of `apps.Tasks` busy until the end of the block."""
+    holds = []
+    try:
+        for _ in range(workers):
+            mark = folder / uuid.uuid4().hex
+            holds.append((mark, handle.remote(("hold", str(mark)))))
+            assert eventually(mark.exists)  # before the next one, lest they form one batch
+        yield
+    finally:
+        for mark, _ in holds:
+            let_go(mark)
+    for _, answer in holds:
+        assert isinstance(answer.result(timeout_s=PATIENCE_S), int)
+
+
+def let_go(mark):
+    Path(f"{mark}.go").touch()
+
+
+@contextlib.contextmanager
+def posted(url, item):
+    """A client has sent its request over HTTP; it hangs up at the end of the block."""
+    parts, body = httpx.URL(url), json.dumps(item).encode()
+    head = (
+        f"POST {parts.path} HTTP/1.1\r\nhost: {parts.host}\r\n"
+        f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+    )
+    with socket.create_connection((parts.host, parts.port)) as line:
+        line.sendall(head.encode() + body)
+        yield
