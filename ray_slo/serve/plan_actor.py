@@ -549,11 +549,13 @@ class PlanActor(AppActor):
         if self._tried_at is None:
             running = any(w.says.assigned for w in self._workers.values())
             return "planner restarted" if running else FIRST
-        if now - self._tried_at >= planner.interval_s:
-            return "period"
+        since_s = now - self._tried_at
+        period = "period" if since_s >= planner.interval_s else ""
         if self._failed:
-            return "tried again" if now - self._tried_at >= _RETRY_S else ""
-        return self._brain.due(now, self._seen()) if now - self._tried_at >= _GAP_S else ""
+            return period or ("tried again" if since_s >= _RETRY_S else "")
+        if period or since_s >= _GAP_S:
+            return self._brain.due(now, self._seen()) or period
+        return ""
 
     def _plan_now(self, now: float, trigger: str) -> None:
         self._learn()
