@@ -8,9 +8,11 @@ import pytest
 import ray
 from ray import serve
 
+from ray_slo.cli import main
 from ray_slo.errors import ConfigError
 from ray_slo.serve import build_app
 from ray_slo.serve.planner_actor import find_planner
+from ray_slo.simulation import plan_log
 
 pytestmark = pytest.mark.live
 
@@ -97,9 +99,36 @@ class Load:
 
 
 @pytest.fixture(scope="module")
-def explicit(ray_cluster):
-    with ray_cluster.running(build_app(EXPLICIT), "grouped", "/grouped") as handle:
+def log(tmp_path_factory):
+    return tmp_path_factory.mktemp("log")
+
+
+@pytest.fixture(scope="module")
+def explicit(ray_cluster, log):
+    app = build_app({**EXPLICIT, "decision_log": {"dir": str(log), "flush_s": 0.2}})
+    with ray_cluster.running(app, "grouped", "/grouped") as handle:
         yield handle
+
+
+def planned(folder, trigger):
+    """What was planned for a reason, when it is written."""
+
+    def found():
+        return [
+            p for planner in plan_log.read(folder) for p in planner.plans if p.trigger == trigger
+        ]
+
+    assert eventually(found)
+    return found()
+
+
+def report(folder):
+    """The page that `ray-slo report` makes of a log."""
+    page = folder / "report.html"
+    with pytest.raises(SystemExit) as exit:
+        main(["report", str(folder), "--out", str(page)])
+    assert exit.value.code == 0
+    return page.read_text("utf-8")
 
 
 def served_by(handle):
@@ -145,6 +174,17 @@ def test_a_model_moves_under_load_and_no_request_fails(explicit):
     assert status(explicit)["plan"]["moves"] == 1
 
 
+def test_the_move_and_its_reason_are_logged_and_reported(explicit, log):
+    (first,), (moved,) = planned(log, "first plan"), planned(log, "moved by hand")
+    assert first.changes == ("cube: – → a", "fourth: – → b", "square: – → a")
+    assert moved.at > first.at
+    assert moved.changes == ("cube: a → b",)
+    assert moved.why == "cube was moved to b by hand"
+    html = report(log)
+    for words in ("Planner decisions", moved.trigger, *moved.changes, moved.why):
+        assert words in html
+
+
 @pytest.mark.parametrize("restarted", [True, False], ids=["restarted by Ray", "made anew"])
 def test_a_dead_planner_stops_nothing_and_its_successor_takes_over(explicit, restarted):
     before = served_by(explicit)
@@ -172,13 +212,14 @@ def test_moves_that_cannot_be_are_refused(explicit):
         explicit.slo_replan.remote().result()
 
 
-def test_herd_makes_groups_of_a_pool_and_changes_them_with_the_demand(ray_cluster):
-    with ray_cluster.running(build_app(POOL), "pool", "/pool") as handle:
+def test_herd_makes_groups_of_a_pool_and_changes_them_with_the_demand(ray_cluster, tmp_path):
+    app = build_app({**POOL, "decision_log": {"dir": str(tmp_path), "flush_s": 0.2}})
+    with ray_cluster.running(app, "pool", "/pool") as handle:
         # Memory holds two of three models; the busy one has two workers of its own.
         assert sorted(served_by(handle).values()) == [["cube", "square"], ["fourth"]]
         assert eventually(lambda: is_settled(handle))
         assert workers_for(handle) == {"square": 1, "cube": 1, "fourth": 2}
-        with Load(handle, 0.03) as load:
+        with Load(handle, 0.15) as load:
             until = time.monotonic() + 2
             while time.monotonic() < until:  # most of the demand is for "square"
                 [r.result() for r in [handle.remote(1, model="square") for _ in range(8)]]
@@ -191,3 +232,12 @@ def test_herd_makes_groups_of_a_pool_and_changes_them_with_the_demand(ray_cluste
         assert plan["error"] is None
         assert plan["plan_age_s"] < 60
         assert plan["rates"]["square"] > plan["rates"]["cube"]
+        layout = {model: group for group, models in served_by(handle).items() for model in models}
+        (asked,) = planned(tmp_path, "asked for")
+    assert asked.demand == pytest.approx(sum(asked.inputs["rates"].values()))
+    assert asked.inputs["rates"]["square"] > asked.inputs["rates"]["cube"]
+    assert any(line.startswith("cube: ") for line in asked.changes)
+    assert (asked.why, asked.plan["groups"]) == (plan["why"], layout)
+    html = report(tmp_path)
+    for words in ("Planner decisions", "asked for", *asked.changes):
+        assert words in html

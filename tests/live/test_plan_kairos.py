@@ -12,13 +12,14 @@ from ray import serve
 
 from ray_slo.cli import main
 from ray_slo.serve import build_app
+from ray_slo.simulation import plan_log
 
 pytestmark = pytest.mark.live
 
 LARGE = 100  # only "strong" answers that in time
 
 
-def app(budget):
+def app(budget, log):
     return build_app(
         {
             "models": {
@@ -47,6 +48,7 @@ def app(budget):
             },
             "profile_seconds": 1.0,
             "retries": 5,
+            "decision_log": {"dir": str(log), "flush_s": 0.2},
             "name": "rank",
         }
     )
@@ -113,8 +115,15 @@ def dry_run(capsys):
     assert message in capsys.readouterr().err
 
 
-def test_replica_counts_follow_the_budget_and_no_request_is_lost(ray_cluster, capsys):
-    with ray_cluster.running(app(1.5), "rank", "/rank") as handle:
+def cut(log):
+    """What was planned when the budget was cut; None as long as it is not written."""
+    plans = [p for planner in plan_log.read(log) for p in planner.plans]
+    return next((p for p in plans if "weak: 2 → 0 workers" in p.changes), None)
+
+
+def test_replica_counts_follow_the_budget_and_no_request_is_lost(ray_cluster, capsys, tmp_path):
+    log = tmp_path / "log"
+    with ray_cluster.running(app(1.5, log), "rank", "/rank") as handle:
         assert eventually(lambda: plan(handle).get("running") == {"strong": 1, "weak": 2}), plan(
             handle
         )
@@ -122,7 +131,7 @@ def test_replica_counts_follow_the_budget_and_no_request_is_lost(ray_cluster, ca
         dry_run(capsys)
         with Load(handle) as load:
             time.sleep(1.0)
-            serve.run(app(1.0), name="rank", route_prefix="/rank")
+            serve.run(app(1.0, log), name="rank", route_prefix="/rank")
             assert eventually(lambda: plan(handle)["running"] == {"strong": 1, "weak": 0}), plan(
                 handle
             )
@@ -135,3 +144,24 @@ def test_replica_counts_follow_the_budget_and_no_request_is_lost(ray_cluster, ca
         assert status["budget_per_hour"] == 1.0
         assert status["error"] is None
         assert status["cost_per_hour"] == 1.0
+        assert eventually(lambda: cut(log))
+    ((planner, first), *_) = ((p, p.plans[0]) for p in plan_log.read(log))
+    assert (planner.start.policy, first.trigger, first.targets) == (
+        "kairos",
+        "first plan",
+        {"strong": 1, "weak": 2},
+    )
+    planned = cut(log)
+    assert planned.trigger == "arguments changed"
+    assert planned.changes == ("weak: 2 → 0 workers",)
+    assert planned.targets == {"strong": 1, "weak": 0}
+    assert planned.inputs["budget_per_hour"] == 1.0
+    assert planned.demand > 0
+    assert planned.why.startswith("1 strong at 1 per hour, of 1:")
+    page = tmp_path / "report.html"
+    with pytest.raises(SystemExit) as exit:
+        main(["report", str(log), "--out", str(page)])
+    assert exit.value.code == 0
+    html = page.read_text("utf-8")
+    for words in ("Planner decisions", planned.trigger, *planned.changes, planned.why):
+        assert words in html
