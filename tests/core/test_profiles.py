@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.optimize import isotonic_regression
 
 from ray_slo.core import LatencyProfile, OnlineProfile
 from ray_slo.core.profiles import load_profiles, save_profiles
@@ -25,6 +26,14 @@ def test_repaired_tables_do_not_decrease(table):
     assert sum(repaired) == pytest.approx(sum(table))  # least squares keeps the mean
     if table == sorted(table):
         assert repaired == table
+
+
+@given(latencies | st.lists(st.integers(1, 4), min_size=1, max_size=40))
+def test_a_repair_is_scipys_isotonic_regression(table):
+    decreases = table != sorted(table)
+    repaired = isotonic_regression(table).x.tolist() if decreases else table
+    assert LatencyProfile(table).table == repaired
+    assert LatencyProfile.from_points(dict(enumerate(table, 1))).table == repaired
 
 
 @given(latencies, st.floats(0.0, 12.0))
