@@ -5,7 +5,8 @@ jumps to the next timer. It stands still while the loop or a thread of an execut
 long that takes. `time.monotonic`, `time.perf_counter` and `time.sleep` are of that time, too, so
 a batch method that sleeps takes as long as it says, exactly, and no real time.
 
-Not for sockets (what is on its way there is not seen), nor for loops in several threads.
+Not for networks (what is on its way there is not seen; Unix sockets are as fast as memory), nor for
+loops in several threads.
 """
 
 import asyncio

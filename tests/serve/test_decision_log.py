@@ -26,6 +26,14 @@ CLUSTER = Cluster.uniform(
 )
 
 
+def until(condition):
+    """A thread's turn comes, sooner or later."""
+    end = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.005)
+
+
 def decide(policy, count, begin=0):
     """So many requests, each on its own, one batch after the other."""
     if not begin:
@@ -41,7 +49,7 @@ def decide(policy, count, begin=0):
 def logged(folder, count, **options):
     log = DecisionLog(folder, "test", **options)
     decide(log.recorded(make_policy("eager"), "eager", {}, 0.0), count)
-    log.close(20.0)
+    log.close(60.0)
     assert not log._thread.is_alive()
     return log.status()
 
@@ -63,19 +71,20 @@ def test_what_was_decided_is_on_disk(tmp_path):
 def test_the_file_is_whole_while_it_is_written(tmp_path):
     log = DecisionLog(tmp_path, "test", flush_s=0.01)
     policy = log.recorded(make_policy("eager"), "eager", {}, 0.0)
-    seen = []
+    seen = [0]
+
+    def look():
+        if files := list(tmp_path.glob("*.parquet")):
+            assert len(files) == 1
+            (life,) = read(tmp_path)
+            assert replay(life).identical
+            seen.append(recorded(life).count())
+        return seen[-1]
+
     for i in range(5):
         decide(policy, 10, 10 * i)
-        until = time.monotonic() + 20
-        while not seen or seen[-1] < 10 * (i + 1):
-            assert time.monotonic() < until
-            time.sleep(0.02)
-            if files := list(tmp_path.glob("*.parquet")):
-                assert len(files) == 1
-                (life,) = read(tmp_path)
-                assert replay(life).identical
-                seen.append(recorded(life).count())
-    log.close(20.0)
+        until(lambda n=10 * (i + 1): look() >= n)
+    log.close(60.0)
     assert sorted(seen) == seen
 
 
@@ -109,10 +118,9 @@ def test_a_full_queue_loses_rows_and_says_so(tmp_path, monkeypatch):
     lost = log.status()["rows_lost"]
     assert 200 < lost < 500
     monkeypatch.undo()
-    while log._queued - log._taken:
-        time.sleep(0.01)
+    until(lambda: log._queued == log._taken)
     decide(policy, 10, 100)
-    log.close(20.0)
+    log.close(60.0)
     (life,) = read(tmp_path)
     assert life.lost == (lost,)
     with pytest.raises(ValueError, match=f"{lost} rows were not kept"):
@@ -133,7 +141,7 @@ def test_the_specification(tmp_path):
     spec = parse_spec({"models": {"m": model}, "decision_log": asked, "name": "digits"})
     assert parse_spec({"models": {"m": model}, "decision_log": "d"}).decision_log.dir == "d"
     log = open_log(spec, "e0e0")
-    log.close(20.0)
+    log.close(60.0)
     assert log.status()["name"].endswith("-digits-e0e0")
     for wrong, match in (
         ({"dir": ""}, r"decision_log\.dir"),
@@ -156,7 +164,7 @@ def test_a_planners_table_is_beside_the_log(tmp_path):
     log.planned(2.0, "first plan", Outline({"cpu": 2}), demand=7.0, why="so")
     log.planned(3.0, "period", None, error="no licence")
     log.planned(4.0, "period", Outline({"cpu": 3}), inputs={"odd": {1.5}})
-    log.close(20.0)
+    log.close(60.0)
     assert log.status()["error"] == ""
     first, failed, more = plans_of(tmp_path)
     assert (first.at, first.demand, first.changes) == (2.0, 7.0, ("cpu: – → 2 workers",))
@@ -174,8 +182,8 @@ def test_the_planners_table_is_bounded_and_readable_file_by_file(tmp_path, monke
     for i in range(60):
         log.planned(float(i), "period", None, why="x" * 50)
         if i % 20 == 19:
-            time.sleep(0.3)
-    log.close(20.0)
+            until(lambda n=i + 1: log.status()["rows"] > n)
+    log.close(60.0)
     files = sorted((tmp_path / "_plans").glob("*.plans.parquet"))
     assert sum(f.stat().st_size for f in files) <= 60_000
     (planner,) = read_plans(tmp_path)
@@ -194,7 +202,7 @@ def test_a_planner_goes_on_without_a_log(tmp_path):
     in_the_way.write_text("")
     log = PlanLog(in_the_way / "folder", "plan")
     log.begin("loki", {}, 0.0)
-    log._thread.join(20.0)
+    log._thread.join(60.0)
     log.planned(1.0, "period", None)
     log.planned(1.0, "period", None, no_such_field=1)
     assert "NotADirectoryError" in log.status()["error"]

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import socket
 
 import pytest
 from hypothesis import given, settings
@@ -20,6 +21,7 @@ from ray_slo.serve.openapi import document
 from ray_slo.serve.proxy import BoundsMiddleware
 from ray_slo.serve.quoting import quoted
 from ray_slo.serve.reading import MAX_DEPTH, Headers, body_of, json_of
+from tests.serve import clock
 
 OWN, PROXIED, TIMEOUT = "x-slo-latency-ms", "x-slo-timeout-ms", "x-request-timeout-seconds"
 
@@ -143,7 +145,7 @@ def read(chunks, max_bytes=10, left_s=5.0, headers=()):
         return {"type": "http.request", "body": chunk, "more_body": bool(rest)}
 
     scope = {"type": "http", "headers": [(k.encode(), v.encode()) for k, v in headers]}
-    return asyncio.run(body_of(Request(scope, receive), max_bytes, left_s)), rest
+    return clock.run(body_of(Request(scope, receive), max_bytes, left_s)), rest
 
 
 def test_body():
@@ -283,26 +285,28 @@ def connection(monkeypatch):
         config.load()
         loop = asyncio.get_running_loop()
         state = ServerState()
-        server = await loop.create_server(
-            lambda: config.http_protocol_class(config, state, {}, loop), "127.0.0.1", 0
+        near, far = socket.socketpair()
+        await loop.connect_accepted_socket(
+            lambda: config.http_protocol_class(config, state, {}, loop), far
         )
-        reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+        reader, writer = await asyncio.open_connection(sock=near)
         for piece in sent:
             writer.write(piece)
             await asyncio.sleep(0.02)
         await asyncio.sleep(then_s)
         is_open = not reader.at_eof() and reader.exception() is None
         writer.close()
-        server.close()
+        await asyncio.sleep(0.02)
         return is_open, paths
 
-    return lambda *sent, **kwargs: asyncio.run(ask(*sent, **kwargs))
+    return lambda *sent, **kwargs: clock.run(ask(*sent, **kwargs))
 
 
 def test_heads_are_bounded(connection):
     head = b"GET /%d HTTP/1.1\r\nhost: x\r\n"
     assert connection(head % 1 + b"\r\n", head % 2, b"\r\n") == (True, ["/1", "/2"])
     assert connection(head % 1 + b"\r\n", then_s=0.3) == (True, ["/1"])  # keep-alive is uvicorn's
+    assert connection(head % 1, then_s=0.17) == (True, [])
     assert connection(head % 1 + b"a: ", *[b"v" * 100_000] * 3) == (False, [])
     assert connection(head % 1, then_s=0.3) == (False, [])
     assert connection(then_s=0.3) == (False, [])
