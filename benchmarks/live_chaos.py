@@ -466,7 +466,14 @@ def kill_worker(ground: Ground) -> None:
 
 
 def stop_worker(ground: Ground) -> None:
-    pid = ground.busy_worker()
+    stop(ground, ground.busy_worker())
+
+
+def stop_frontend(ground: Ground) -> None:
+    stop(ground, int(ground.rng.choice(ground.pids(FRONTENDS))))
+
+
+def stop(ground: Ground, pid: int) -> None:
     ground.hit()
     os.kill(pid, signal.SIGSTOP)
     time.sleep(1.5 if ground.quick else 5.0)
@@ -585,6 +592,7 @@ def faketime() -> Path:
 FAULTS = {
     "worker": Fault("worker killed", kill_worker),
     "frontend": Fault("one of two frontends killed", kill(FRONTENDS)),
+    "stopped-frontend": Fault("frontend stopped for 5 s", stop_frontend),
     "scheduler": Fault("scheduler killed", kill(SCHEDULER)),
     "pause": Fault("worker stopped for 5 s", stop_worker),
     "hang": Fault("batch that never ends", hang_batch, after_s=20.0),

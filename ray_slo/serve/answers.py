@@ -79,6 +79,7 @@ class Answer:
             "x-slo-queue-ms": f"{self.queue_ms:.3f}",
             "x-slo-exec-ms": f"{self.exec_ms:.3f}",
             "x-slo-latency-ms": f"{self.latency_ms:.3f}",
+            "x-slo-latency-slo-ms": f"{self.latency_slo_ms:.3f}",
             "x-slo-deadline-met": str(self.deadline_met).lower(),
         }
         if self.accuracy is not None:

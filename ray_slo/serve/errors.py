@@ -146,6 +146,14 @@ class WorkerLost(RefusedEarly):
         self.worker = worker
 
 
+class FrontendLost(RefusedEarly):
+    """The frontend died with this request, and no other could take it: said by Serve's proxies.
+    HTTP 503, gRPC UNAVAILABLE."""
+
+    grpc_code = "UNAVAILABLE"
+    default_reason = "frontend_lost"
+
+
 class Expired(SLOError, BackPressureError, TimeoutError):
     """The deadline passed while the request waited. HTTP 504, gRPC DEADLINE_EXCEEDED."""
 

@@ -1,111 +1,188 @@
-"""Middleware for Serve's HTTP proxy: callers hear something when no frontend answers them.
+"""In Serve's proxies: callers hear something when no frontend answers them. The rules for HTTP and
+gRPC (`grpc_failover`), and the middleware for HTTP.
 
-A frontend that dies takes along the requests that it owned, and Serve's proxy, which has nothing to
-send then, leaves a bare 500. Here the request is sent again, to another frontend and with what is
-left of its time, as it would be if a worker had died; else it is a 503 with a reason. While there
-is no frontend at all, Serve's proxy waits for one: a request that names its deadline is answered
-504 within a second after it.
+A frontend that dies takes along the requests that it owned, and Serve's proxies have nothing to
+send then but a bare 500, or INTERNAL. Here the request is sent again, to another frontend and with
+what is left of its time, as it would be if a worker had died; else the answer has a reason. While
+there is no frontend at all, Serve's proxies wait for one without end. Here a request that names its
+deadline hears within a second after it; one that names none has the SLO that the answers of its
+place have shown, and half a minute (`WAIT_ENV`).
+
+Serve reads `x-request-timeout-seconds` as "cancel and answer 408 after this", so a request with a
+tight deadline would be cut off before anybody could say why. The application gets that value under
+another name, and Serve a later one.
 """
 
 from __future__ import annotations
 
 import math
+import os
 import time
+from collections.abc import Hashable
 from typing import Any
 
-from starlette.responses import JSONResponse
+from ray_slo.serve.errors import Expired, FrontendLost, SLOError, http_response
+from ray_slo.serve.request_context import LATENCY_HEADER, PROXIED_HEADER, TIMEOUT_HEADER
 
-_LATENCY = b"x-slo-latency-ms"  # the client's own SLO
-_TIMEOUT = b"x-slo-timeout-ms"  # the client's timeout, as `DeadlineMiddleware` passes it on
-_SERVES = b"x-request-timeout-seconds"  # when Serve's proxy gives up and answers 408
+WAIT_ENV = "RAY_SLO_FRONTEND_WAIT_S"
+TRIES = 3
+_WAIT_S = 30.0
 _GRACE_S = 0.9  # frontends have answered by then, and a caller hears within a second
 _EARLY_S = 0.02  # of Serve's timer
-_TRIES = 3
-_PATHS_KEPT = 1024
+_PLACES_KEPT = 1024
+
+_LATENCY = LATENCY_HEADER.encode()
+_TIMEOUT = TIMEOUT_HEADER.encode()
+_PROXIED = PROXIED_HEADER.encode()
+_SLO = b"x-slo-latency-slo-ms"  # of an answer
+
+
+def frontend_wait_s() -> float:
+    """How long a request that names no deadline waits for a frontend, beyond its SLO: `WAIT_ENV`.
+
+    Raises:
+        ValueError: it is no positive number of seconds.
+    """
+    text = os.environ.get(WAIT_ENV, "")
+    wait_s = to_positive(text) if text else _WAIT_S
+    if wait_s is None:
+        raise ValueError(f"{WAIT_ENV} must be a positive number of seconds, got {text!r}")
+    return wait_s
+
+
+class Places:
+    """Where applications of ours have answered, such as a path, and how long to wait there.
+
+    Args:
+        wait_s: for a frontend; default: `frontend_wait_s`.
+    """
+
+    def __init__(self, wait_s: float | None = None) -> None:
+        self._wait_s = frontend_wait_s() if wait_s is None else wait_s
+        self._slo_s: dict[Hashable, float | None] = {}
+
+    def __contains__(self, place: Hashable) -> bool:
+        return place in self._slo_s
+
+    def answered(self, place: Hashable, slo_s: float | None) -> None:
+        """An application of ours did.
+
+        Args:
+            slo_s: of its model, where the answer tells.
+        """
+        known = self._slo_s.get(place)
+        self._slo_s[place] = known if slo_s is None else slo_s
+        if len(self._slo_s) > _PLACES_KEPT:
+            del self._slo_s[next(iter(self._slo_s))]
+
+    def limit_s(self, place: Hashable, budget_s: float | None) -> float | None:
+        """How long a request waits for its answer; None: without end.
+
+        Args:
+            budget_s: until the deadline that it names.
+        """
+        if budget_s is not None:
+            return budget_s + _GRACE_S
+        slo_s = self._slo_s.get(place)
+        return None if slo_s is None else slo_s + self._wait_s
+
+    def silent(self, place: Hashable, limit_s: float) -> SLOError:
+        """No answer came in that time; what to say. The model's SLO may be another one by now."""
+        if place in self._slo_s:
+            self._slo_s[place] = None
+        return Expired(f"no frontend answered within {limit_s:.4g} s")
+
+
+def lost() -> SLOError:
+    """What to say of a request whose frontends have died."""
+    return FrontendLost("the frontend died with the request, and no other could take it")
 
 
 class FailoverMiddleware:
-    """Sends a request again whose frontend died, and says why where that is no use."""
+    """Tells applications their clients' timeouts, sends a request again whose frontend died, and
+    says why where that is no use."""
 
     def __init__(self, app: Any) -> None:
         self._app = app
-        # Where an application of ours has answered: another's requests are not to be repeated.
-        self._ours: dict[str, None] = {}
+        self._ours = Places()  # by path; another's requests are not to be repeated
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        arrival = time.monotonic()
-        exchange = _Exchange(receive, send, _budget_s(scope["headers"]))
-        path = scope["path"]
-        for i in range(_TRIES):
+        path, headers = scope["path"], scope["headers"]
+        budget_s = _budget_s(headers)
+        limit_s = None
+        if budget_s is not None or _TIMEOUT not in dict(headers):  # 0: it wants to wait
+            limit_s = self._ours.limit_s(path, budget_s)
+        exchange = _Exchange(receive, send, limit_s)
+        for i in range(TRIES):
             exchange.again()
-            spent_s = time.monotonic() - arrival if i else 0.0
-            if exchange.budget_s is not None and spent_s >= exchange.budget_s:
+            spent_s = exchange.waited_s if i else 0.0
+            if budget_s is not None and spent_s >= budget_s:
                 break
-            again = {**scope, "headers": _with_what_is_left(scope["headers"], spent_s)}
+            again = {**scope, "headers": _told(headers, limit_s, spent_s)}
             await self._app(again, exchange.receive, exchange.send)
             if exchange.ours:
-                self._know(path)
+                self._ours.answered(path, exchange.slo_s if budget_s is None else None)
             if exchange.started or exchange.client_left:
                 return
             if exchange.timed_out or path not in self._ours:
                 break
-        if exchange.timed_out:
-            await exchange.expired()
+        if limit_s is not None and exchange.timed_out:
+            await exchange.refuse(self._ours.silent(path, limit_s))
         else:
-            said = "the frontend died with the request, and no time is left for another"
-            await exchange.refuse(503, "FrontendLost", "frontend_lost", said)
-
-    def _know(self, path: str) -> None:
-        if path not in self._ours:
-            self._ours[path] = None
-            if len(self._ours) > _PATHS_KEPT:
-                del self._ours[next(iter(self._ours))]
+            await exchange.refuse(lost())
 
 
 class _Exchange:
     """What the client sends, so that it can be sent again, and what it is sent."""
 
-    def __init__(self, receive: Any, send: Any, budget_s: float | None) -> None:
+    def __init__(self, receive: Any, send: Any, limit_s: float | None) -> None:
         self._receive, self._send = receive, send
-        self.budget_s = budget_s
+        self._limit_s = limit_s
         self._arrival = time.monotonic()
         self._body: list[Any] = []
-        self.replayed = 0
+        self._replayed = 0
         self._held: Any = None  # the start of an answer whose body has not come
-        self.client_left = self.started = self.ours = self._muted = False
+        self._muted = False
+        self.client_left = self.started = self.ours = False
+        self.slo_s: float | None = None
 
     def again(self) -> None:
-        self._held, self.replayed = None, 0
+        self._held, self._replayed = None, 0
+        self._muted = False
 
     async def receive(self) -> Any:
-        if self.replayed < len(self._body):
-            self.replayed += 1
-            return self._body[self.replayed - 1]
+        if self._replayed < len(self._body):
+            self._replayed += 1
+            return self._body[self._replayed - 1]
         message = await self._receive()
         if message["type"] == "http.disconnect":
             self.client_left = True
         else:
             self._body.append(message)
-            self.replayed += 1
+            self._replayed += 1
         return message
+
+    @property
+    def waited_s(self) -> float:
+        return time.monotonic() - self._arrival
 
     @property
     def timed_out(self) -> bool:
         """Whether Serve's proxy has given up by now."""
-        waited_s = time.monotonic() - self._arrival
-        return self.budget_s is not None and waited_s >= self.budget_s + _GRACE_S - _EARLY_S
+        return self._limit_s is not None and self.waited_s >= self._limit_s - _EARLY_S
 
     async def send(self, message: Any) -> None:
         if message["type"] == "http.response.start":
-            names = {name.lower() for name, _ in message.get("headers", ())}
-            self.ours = any(name.startswith(b"x-slo-") for name in names)
+            headers = {name.lower(): value for name, value in message.get("headers", ())}
+            self.ours = any(name.startswith(b"x-slo-") for name in headers)
+            slo_ms = to_positive(headers.get(_SLO, b""))
+            self.slo_s = None if slo_ms is None else slo_ms / 1e3
             if message["status"] == 408 and self.timed_out:  # else it is the application's own
-                self.started = self._muted = True
-                await self.expired()
-            elif b"content-length" in names:
+                self._muted = True
+            elif b"content-length" in headers:
                 # Serve's proxy may give up between this and the body, and send neither.
                 self._held = message
             else:
@@ -119,44 +196,42 @@ class _Exchange:
             await self._send(held)
         await self._send(message)
 
-    async def expired(self) -> None:
-        said = f"no frontend answered within {_GRACE_S:g} s after the deadline"
-        await self.refuse(504, "Expired", "expired", said)
-
-    async def refuse(self, status: int, error: str, reason: str, said: str) -> None:
-        body = {"error": error, "reason": reason, "message": said}
-        headers = {"retry-after": "1"} if status == 503 else None
-        answer = JSONResponse(body, status, headers)
-        await answer({"type": "http"}, self._receive, self._send)
+    async def refuse(self, error: SLOError) -> None:
+        await http_response(error)({"type": "http"}, self._receive, self._send)
 
 
 def _budget_s(headers: Any) -> float | None:
     """Until the deadline, where the client has named one."""
     found = dict(headers)
-    for name in (_LATENCY, _TIMEOUT):
-        if (left_ms := _positive(found.get(name, b""))) is not None:
-            return left_ms / 1e3
-    return None
+    if (left_ms := to_positive(found.get(_LATENCY, b""))) is not None:
+        return left_ms / 1e3
+    return to_positive(found.get(_TIMEOUT, b""))
 
 
-def _with_what_is_left(headers: Any, spent_s: float) -> list[tuple[bytes, bytes]]:
-    budget_s = _budget_s(headers)
-    if budget_s is None:
-        return list(headers)
-    left = []
+def _told(headers: Any, limit_s: float | None, spent_s: float) -> list[tuple[bytes, bytes]]:
+    """The headers for the application, and for Serve when to give up."""
+    told = []
     for name, value in headers:
-        if name == _SERVES:
-            continue
-        if name in (_LATENCY, _TIMEOUT) and spent_s and (ms := _positive(value)) is not None:
-            value = repr(max(ms - 1e3 * spent_s, 1.0)).encode()
-        left.append((name, value))
-    left.append((_SERVES, repr(budget_s - spent_s + _GRACE_S).encode()))
-    return left
+        if name == _PROXIED:
+            continue  # a client's own word is not believed
+        number = to_positive(value) if name in (_LATENCY, _TIMEOUT) else None
+        if number is None:
+            told.append((name, value))
+        elif name == _TIMEOUT:
+            told.append((_PROXIED, repr(max(1e3 * (number - spent_s), 1.0)).encode()))
+        else:
+            told.append(
+                (name, repr(max(number - 1e3 * spent_s, 1.0)).encode() if spent_s else value)
+            )
+    if limit_s is not None and all(name != _TIMEOUT for name, _ in told):
+        told.append((_TIMEOUT, repr(max(limit_s - spent_s, 1e-3)).encode()))
+    return told
 
 
-def _positive(text: bytes) -> float | None:
+def to_positive(text: Any) -> float | None:
+    """A number of more than 0 and less than infinity; None for anything else."""
     try:
         value = float(text)
-    except ValueError:
+    except (TypeError, ValueError):
         return None
-    return value if value > 0 and math.isfinite(value) else None
+    return value if 0 < value < math.inf else None

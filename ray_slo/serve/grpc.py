@@ -5,16 +5,14 @@ application then answers `ray_slo.v1.Inference` (`protos/inference.proto`) as it
 
 Serve hands a call's metadata to the application but not its deadline. `with_deadlines` writes what
 is left of it into the metadata, where `request_context` looks for it; it does so for services of
-one's own, too.
+one's own, too. What happens when a frontend dies: `grpc_failover`.
 """
 
 from __future__ import annotations
 
-import contextlib
-import inspect
 import json
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from typing import Any
 
 import grpc
@@ -22,6 +20,7 @@ from starlette.responses import Response
 
 from ray_slo.serve.answers import Answer, to_json
 from ray_slo.serve.errors import SLOError, error_body
+from ray_slo.serve.grpc_failover import Failover, Handle, WithDeadline, notice_deaths, through
 from ray_slo.serve.protos import (
     SERVICE,
     DescribeReply,
@@ -30,7 +29,6 @@ from ray_slo.serve.protos import (
     InferRequest,
     Stage,
 )
-from ray_slo.serve.request_context import PROXIED_HEADER
 
 SERVICER = "ray_slo.serve.grpc:add_inference_to_server"
 ERROR_METADATA = "x-slo-error"
@@ -76,24 +74,6 @@ def reported(error: Any) -> dict[str, Any]:
 # -- in Serve's proxy --------------------------------------------------------------------------
 
 
-class _WithDeadline:
-    """A call's context whose metadata says what is left of its deadline."""
-
-    def __init__(self, context: Any) -> None:
-        self._context = context
-        left_s = context.time_remaining()
-        kept = [(k, v) for k, v in context.invocation_metadata() or () if k != PROXIED_HEADER]
-        if left_s is not None:
-            kept.append((PROXIED_HEADER, repr(max(left_s * 1e3, 1e-3))))
-        self._metadata = tuple(kept)
-
-    def invocation_metadata(self) -> tuple[tuple[str, Any], ...]:
-        return self._metadata
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._context, name)
-
-
 def with_deadlines(add_to_server: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
     """A servicer function whose calls tell the application their deadline.
 
@@ -104,32 +84,10 @@ def with_deadlines(add_to_server: Callable[[Any, Any], None]) -> Callable[[Any, 
         The same for `grpc_servicer_functions`, by the name that you give it in a module.
     """
 
-    def add(servicer: Any, server: Any) -> None:
-        make = server.service_handler_factory  # Serve's, of what a method does
+    async def call(handle: Handle, request: Any, context: Any) -> Any:
+        return await handle(request, WithDeadline(context))
 
-        def making(service_method: str, streaming_type: Any) -> Any:
-            handle = make(service_method=service_method, streaming_type=streaming_type)
-            if inspect.isasyncgenfunction(handle):  # gRPC looks at what kind of function it is
-
-                async def streamed(request: Any, context: Any) -> AsyncIterator[Any]:
-                    async with contextlib.aclosing(handle(request, _WithDeadline(context))) as out:
-                        async for message in out:
-                            yield message
-
-                return streamed
-
-            async def called(request: Any, context: Any) -> Any:
-                return await handle(request, _WithDeadline(context))
-
-            return called
-
-        server.service_handler_factory = making
-        try:
-            add_to_server(servicer, server)
-        finally:
-            server.service_handler_factory = make
-
-    return add
+    return through(add_to_server, call)
 
 
 def _add_inference(servicer: Any, server: Any) -> None:
@@ -144,7 +102,19 @@ def _add_inference(servicer: Any, server: Any) -> None:
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
 
 
-add_inference_to_server = with_deadlines(_add_inference)
+def add_inference_to_server(servicer: Any, server: Any) -> None:
+    """The servicer function of `ray_slo.v1.Inference` (`SERVICER`)."""
+    again = Failover()
+
+    async def call(handle: Handle, request: Any, context: Any) -> Any:
+        try:
+            return await again(handle, request, context)
+        except SLOError as error:
+            fail(context, error)
+            return b""
+
+    notice_deaths()
+    through(_add_inference, call)(servicer, server)
 
 
 def bind_to_host() -> None:

@@ -1,11 +1,8 @@
-"""Middleware for Serve's HTTP proxy: deadlines as deadlines, and bounds on what comes in.
+"""What Serve's proxies load: middleware for deadlines and dead frontends (`failover`), and bounds.
 
-Serve's own proxy reads `x-request-timeout-seconds` as "cancel and answer 408 after this", so a
-request with a tight deadline is cut off before anybody can say why. With `DeadlineMiddleware` the
-application gets the client's value, and the proxy's own timeout comes a grace period later, as a
-safety net. `BoundsMiddleware` refuses what would break Serve's proxy (headers that it decodes and
-that are no text) or fill its memory, as it takes in a body whether or not a replica reads it. Serve
-loads them from the environment of the machine that runs the proxy::
+`BoundsMiddleware` refuses what would break Serve's proxy (headers that it decodes and that are no
+text) or fill its memory, as it takes in a body whether or not a replica reads it. Serve loads both
+from the environment of the machine that runs the proxy::
 
     RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH=ray_slo.serve.proxy:middlewares
 
@@ -15,7 +12,6 @@ comes before a request is one (`heads`).
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from typing import Any
 
@@ -27,10 +23,6 @@ from ray_slo.serve.failover import FailoverMiddleware
 
 PROXY_CALLBACK_ENV = "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH"
 PROXY_CALLBACK = "ray_slo.serve.proxy:middlewares"
-
-_TIMEOUT = b"x-request-timeout-seconds"
-_OURS = b"x-slo-timeout-ms"
-_GRACE_S = 2.0
 
 _MAX_HEADERS_BYTES = 65_536  # all of them together
 _MAX_VALUE = 256  # characters of one that Serve or ray-slo reads
@@ -45,27 +37,6 @@ _READ = {
         SERVE_SESSION_ID,
     )
 }
-
-
-class DeadlineMiddleware:
-    """Copies the client's timeout to `x-slo-timeout-ms` and relaxes the proxy's own."""
-
-    def __init__(self, app: Any) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        if scope["type"] == "http":
-            headers = dict(scope["headers"])
-            try:
-                timeout_s = float(headers.get(_TIMEOUT, b""))
-            except ValueError:
-                timeout_s = 0.0
-            if timeout_s > 0 and math.isfinite(timeout_s):
-                kept = [(k, v) for k, v in scope["headers"] if k not in (_TIMEOUT, _OURS)]
-                kept.append((_OURS, repr(timeout_s * 1e3).encode()))
-                kept.append((_TIMEOUT, repr(timeout_s + _GRACE_S).encode()))
-                scope = {**scope, "headers": kept}
-        await self._app(scope, receive, send)
 
 
 class BoundsMiddleware:
@@ -170,4 +141,4 @@ def middlewares() -> list[Middleware]:
     bound_heads()
     bounds = Middleware(BoundsMiddleware, max_body_bytes=max_body_bytes())
     # Serve puts each around those before it: the last one sees a request first.
-    return [Middleware(FailoverMiddleware), Middleware(DeadlineMiddleware), bounds]
+    return [Middleware(FailoverMiddleware), bounds]

@@ -1,17 +1,27 @@
 """What breaks, and what the callers see of it: an answer or a reason, and nobody hangs."""
 
+import contextlib
+import json
+import os
+import signal
 import time
+from concurrent.futures import ThreadPoolExecutor
 
+import grpc
 import pytest
 import ray
 from apps import RaisesOnce, Slow, Tasks
 from ray import serve
+from ray.exceptions import RayActorError
 from ray.serve.schema import ApplicationStatus
 from waiting import eventually, held, let_go
 
 import ray_slo
 from ray_slo.errors import RefusedEarly, WorkerLost
+from ray_slo.serve.grpc import InferenceStub
+from ray_slo.serve.protos import InferRequest
 from ray_slo.serve.scheduler_actor import NAMESPACE, find_scheduler
+from tests.docs.pages import ROOT, blocks
 
 pytestmark = pytest.mark.live
 
@@ -76,6 +86,35 @@ def test_scheduler_killed_under_load(app, request):
     assert [a.result(timeout_s=60) for a in answers] == [{"value": float(x * x)} for x in range(60)]
     assert eventually(lambda: status(app).get("epoch", epoch) != epoch)
     assert eventually(lambda: len(status(app)["workers"]) == 2)
+
+
+def owns_some(frontend):
+    return frontend["pid"] if frontend["owned"] else 0
+
+
+def test_frontend_killed_with_calls_of_every_kind(ray_cluster, app, request, tmp_path):
+    """gRPC's callers, and those who write what a page says, notice nothing; a handle tells."""
+    if request.node.callspec.params["app"] == "embedded":
+        pytest.skip("there is no other frontend")
+    (page,) = [b.code for b in blocks(ROOT / "docs" / "troubleshooting.md") if "ask(" in b.code]
+    exec(page, said := {})
+    mark, mine = tmp_path / "running", [("application", "faulty")]
+    item = ("hold", str(mark))
+    before = status(app)["counts"]["submitted"]
+    with grpc.insecure_channel(ray_cluster.grpc) as channel, ThreadPoolExecutor(8) as threads:
+        infer = InferenceStub(channel).Infer
+        wanted = InferRequest(json=json.dumps(item))
+        calls = [infer.future(wanted, timeout=60, metadata=mine) for _ in range(8)]
+        asked = [threads.submit(said["ask"], app, item, SLO_MS / 1e3) for _ in range(8)]
+        plain = [app.remote(item) for _ in range(8)]
+        assert eventually(lambda: status(app)["counts"]["submitted"] == before + 24)
+        os.kill(eventually(lambda: owns_some(status(app)["process"])), signal.SIGKILL)
+        let_go(mark)
+        assert all(json.loads(call.result().json) > 0 for call in calls)
+        assert all(one.result(timeout=60) > 0 for one in asked)
+    for answer in plain:
+        with contextlib.suppress(RayActorError):
+            assert answer.result(timeout_s=60) > 0
 
 
 def test_scheduler_leaves_with_its_application(ray_cluster):

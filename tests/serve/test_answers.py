@@ -32,6 +32,7 @@ def test_headers():
         "x-slo-queue-ms": "1.500",
         "x-slo-exec-ms": "20.000",
         "x-slo-latency-ms": "30.000",
+        "x-slo-latency-slo-ms": "40.000",
         "x-slo-deadline-met": "true",
     }
     late = answer(latency_ms=40.1, accuracy=None).headers()

@@ -1,4 +1,5 @@
-"""The proxy's middleware for frontends that die: again, or a reason; never a bare 500."""
+"""The proxy's middleware: timeouts as deadlines, and for frontends that die: again, or a reason;
+never a bare 500."""
 
 import asyncio
 import json
@@ -6,11 +7,16 @@ import json
 import pytest
 
 from ray_slo.serve import failover
-from ray_slo.serve.failover import FailoverMiddleware
+from ray_slo.serve.failover import WAIT_ENV, FailoverMiddleware, frontend_wait_s
+from tests.serve import clock
 
 ANSWER = [
     {"type": "http.response.start", "status": 200, "headers": [(b"x-slo-model", b"m")]},
     {"type": "http.response.body", "body": b"4"},
+]
+WITH_SLO = [
+    {**ANSWER[0], "headers": [(b"X-SLO-Latency-SLO-ms", b"250.000")]},
+    ANSWER[1],
 ]
 PLAIN = [{**ANSWER[0], "headers": []}, ANSWER[1]]
 TIMED_OUT = [
@@ -59,7 +65,7 @@ def through(middleware, headers=(), parts=(b"[1,", b"2]"), path="/m"):
         "path": path,
         "headers": [(k.encode(), v.encode()) for k, v in headers],
     }
-    asyncio.run(middleware(scope, receive, send))
+    clock.run(middleware(scope, receive, send))
     if not sent:
         return None
     start, *rest = sent
@@ -76,9 +82,9 @@ def test_a_request_goes_to_another_frontend_with_the_same_body_and_less_time():
     assert proxy.bodies == [b"[1,2]"] * 3
     first, again = proxy.headers[1:]
     assert float(first["x-slo-latency-ms"]) == 1000
-    assert 0 < float(again["x-slo-latency-ms"]) <= 950
+    assert float(again["x-slo-latency-ms"]) == pytest.approx(950)
     limits = [float(h["x-request-timeout-seconds"]) for h in (first, again)]
-    assert limits[0] == 1.9 and limits[1] <= 1.85
+    assert limits == pytest.approx([1.9, 1.85])
     assert again["accept"] == "*/*"
 
 
@@ -86,9 +92,57 @@ def test_the_timeout_of_the_client_shrinks_as_well():
     proxy = Proxy(ANSWER, [], ANSWER, takes_s=0.05)
     middleware = FailoverMiddleware(proxy)
     through(middleware)
-    through(middleware, [("x-slo-timeout-ms", "500"), ("x-request-timeout-seconds", "2.5")])
-    assert float(proxy.headers[1]["x-request-timeout-seconds"]) == 1.4
-    assert float(proxy.headers[2]["x-slo-timeout-ms"]) <= 450
+    through(middleware, [("x-slo-timeout-ms", "9"), ("x-request-timeout-seconds", "0.5")])
+    first, again = proxy.headers[1:]
+    assert float(first["x-slo-timeout-ms"]) == 500  # the client's own word for it is not believed
+    assert float(first["x-request-timeout-seconds"]) == 1.4
+    assert float(again["x-slo-timeout-ms"]) == pytest.approx(450)
+
+
+def test_own_slo_wins_over_the_timeout():
+    proxy = Proxy(ANSWER)
+    through(
+        FailoverMiddleware(proxy), [("x-request-timeout-seconds", "9"), ("x-slo-latency-ms", "40")]
+    )
+    (told,) = proxy.headers
+    assert told["x-slo-latency-ms"] == "40"
+    assert float(told["x-request-timeout-seconds"]) == pytest.approx(0.94)
+    assert float(told["x-slo-timeout-ms"]) == 9000
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "soon", "nan", "inf", ""])
+def test_what_is_no_timeout_is_left_alone(value):
+    proxy = Proxy(WITH_SLO, WITH_SLO)
+    middleware = FailoverMiddleware(proxy)
+    through(middleware)
+    through(middleware, [("x-request-timeout-seconds", value), ("accept", "*/*")])
+    assert proxy.headers[1] == {"x-request-timeout-seconds": value, "accept": "*/*"}
+
+
+def test_who_names_no_deadline_has_the_slo_and_waits_half_a_minute_for_a_frontend():
+    proxy = Proxy(ANSWER, WITH_SLO, WITH_SLO, [], TIMED_OUT, WITH_SLO)
+    middleware = FailoverMiddleware(proxy)
+    for _ in range(2):  # the first answer does not say its SLO
+        through(middleware)
+    assert "x-request-timeout-seconds" not in proxy.headers[1]
+    through(middleware, [("x-slo-latency-ms", "9")])  # its own, which is nobody else's
+    proxy.takes_s = 20.0
+    status, _, body = through(middleware)
+    assert (status, json.loads(body)["reason"]) == (504, "expired")
+    assert [float(h["x-request-timeout-seconds"]) for h in proxy.headers[3:]] == pytest.approx(
+        [30.25, 10.25]
+    )
+    through(middleware)
+    assert "x-request-timeout-seconds" not in proxy.headers[5]  # it may be another one by now
+
+
+def test_how_long_that_is_may_be_said(monkeypatch):
+    monkeypatch.setenv(WAIT_ENV, "2.5")
+    assert frontend_wait_s() == 2.5
+    for nonsense in ("0", "soon", "nan"):
+        monkeypatch.setenv(WAIT_ENV, nonsense)
+        with pytest.raises(ValueError, match=f"{WAIT_ENV} must be a positive number of seconds"):
+            FailoverMiddleware(None)
 
 
 def test_where_all_frontends_die_there_is_a_reason():
@@ -159,7 +213,7 @@ def test_nonsense_is_left_for_the_application_to_refuse(value):
 
 
 def test_so_many_paths_are_known(monkeypatch):
-    monkeypatch.setattr(failover, "_PATHS_KEPT", 2)
+    monkeypatch.setattr(failover, "_PLACES_KEPT", 2)
     proxy = Proxy(ANSWER, ANSWER, ANSWER, [])
     middleware = FailoverMiddleware(proxy)
     for path in ("/a", "/b", "/c"):
@@ -174,5 +228,5 @@ def test_websockets_are_left_alone():
         seen.append(scope)
 
     scope = {"type": "websocket", "headers": []}
-    asyncio.run(FailoverMiddleware(app)(scope, None, None))
+    clock.run(FailoverMiddleware(app)(scope, None, None))
     assert seen == [scope]

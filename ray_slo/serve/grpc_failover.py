@@ -1,0 +1,217 @@
+"""`failover` for gRPC: the handlers of Serve's gRPC proxy, called for one attempt after the other.
+
+Serve has no middleware for gRPC. What there is: a servicer function, which it calls with its server
+and which may wrap the handlers that this makes (`through`); and the one function that gives a call
+that failed its status, wrapped here for what it cannot say by a status: that a replica died.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextvars import ContextVar
+from typing import Any
+
+from ray.exceptions import RayActorError
+
+from ray_slo.serve.failover import TRIES, Places, lost, to_positive
+from ray_slo.serve.protos import InferReply, InferRequest
+from ray_slo.serve.request_context import LATENCY_HEADER, PROXIED_HEADER
+
+Handle = Callable[[Any, Any], Awaitable[Any]]
+
+
+class WithDeadline:
+    """A call's context whose metadata says what is left of its deadline.
+
+    Args:
+        spent_s: on attempts before this one.
+    """
+
+    def __init__(self, context: Any, spent_s: float = 0.0) -> None:
+        self._context = context
+        left_s = context.time_remaining()
+        kept = []
+        for name, value in context.invocation_metadata() or ():
+            if name == LATENCY_HEADER and spent_s and (slo_ms := to_positive(value)) is not None:
+                value = repr(max(slo_ms - 1e3 * spent_s, 1.0))
+            if name != PROXIED_HEADER:
+                kept.append((name, value))
+        if left_s is not None:
+            kept.append((PROXIED_HEADER, repr(max(left_s * 1e3, 1e-3))))
+        self._metadata = tuple(kept)
+
+    def invocation_metadata(self) -> tuple[tuple[str, Any], ...]:
+        return self._metadata
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._context, name)
+
+
+class Attempt(WithDeadline):
+    """The context of one attempt: what is set on it reaches the client by `settle` alone.
+
+    Attributes:
+        died: the replica did.
+    """
+
+    def __init__(self, context: Any, spent_s: float) -> None:
+        super().__init__(context, spent_s)
+        self.died = False
+        self._code: Any = None
+        self._details = ""
+        self._trailing: Any = ()
+
+    def code(self) -> Any:
+        return self._code
+
+    def set_code(self, code: Any) -> None:
+        self._code = code
+
+    def details(self) -> str:
+        return self._details
+
+    def set_details(self, details: str) -> None:
+        self._details = details
+
+    def trailing_metadata(self) -> Any:
+        return self._trailing
+
+    def set_trailing_metadata(self, metadata: Any) -> None:
+        self._trailing = metadata
+
+    def settle(self) -> None:
+        if self._code is not None:
+            self._context.set_code(self._code)
+        self._context.set_details(self._details)
+        self._context.set_trailing_metadata(self._trailing)
+
+
+class Failover:
+    """Calls of `ray_slo.v1.Inference`: again when their frontend died."""
+
+    def __init__(self) -> None:
+        self._ours = Places()  # by application and model
+
+    async def __call__(self, handle: Handle, request: Any, context: Any) -> Any:
+        """What a frontend answers, serialized.
+
+        Raises:
+            FrontendLost, Expired: none does.
+        """
+        arrival = time.monotonic()
+        place = (dict(context.invocation_metadata() or ()).get("application"), _model(request))
+        budget_s = _budget_s(request, context)
+        limit_s = self._ours.limit_s(place, budget_s)
+        for _ in range(TRIES):
+            spent_s = time.monotonic() - arrival
+            if budget_s is not None and spent_s >= budget_s:
+                break
+            attempt = Attempt(context, spent_s)
+            left_s = None if limit_s is None else limit_s - spent_s
+            answer = await _within(left_s, handle, _with_less(request, spent_s), attempt)
+            if limit_s is not None and answer is None:
+                raise self._ours.silent(place, limit_s)
+            if not attempt.died:
+                if budget_s is None and answer and isinstance(request, InferRequest):
+                    slo_ms = to_positive(InferReply.FromString(answer).latency_slo_ms)
+                    self._ours.answered(place, None if slo_ms is None else slo_ms / 1e3)
+                attempt.settle()
+                return answer
+        raise lost()
+
+
+def through(
+    add_to_server: Callable[[Any, Any], None], call: Callable[[Handle, Any, Any], Awaitable[Any]]
+) -> Callable[[Any, Any], None]:
+    """A servicer function whose unary calls Serve's handlers get by `call(handle, request,
+    context)`, and whose others know their deadline."""
+
+    def add(servicer: Any, server: Any) -> None:
+        make = server.service_handler_factory  # Serve's, of what a method does
+
+        def making(service_method: str, streaming_type: Any) -> Any:
+            handle = make(service_method=service_method, streaming_type=streaming_type)
+            if inspect.isasyncgenfunction(handle):  # gRPC looks at what kind of function it is
+
+                async def streamed(request: Any, context: Any) -> AsyncIterator[Any]:
+                    async with contextlib.aclosing(handle(request, WithDeadline(context))) as out:
+                        async for message in out:
+                            yield message
+
+                return streamed
+
+            async def called(request: Any, context: Any) -> Any:
+                return await call(handle, request, context)
+
+            return called
+
+        server.service_handler_factory = making
+        try:
+            add_to_server(servicer, server)
+        finally:
+            server.service_handler_factory = make
+
+    return add
+
+
+_attempt: ContextVar[Attempt | None] = ContextVar("ray_slo_attempt", default=None)
+
+
+def notice_deaths() -> None:
+    """Have `Attempt.died` set in this process. Where Serve has changed, it never is, and a replica
+    that died is `INTERNAL` to the client, as Serve says it."""
+    from ray.serve._private import proxy
+
+    original = getattr(proxy, "get_grpc_response_status", None)
+    if original is None or hasattr(original, "_ray_slo"):
+        return
+
+    def get_grpc_response_status(exc: BaseException, *about: Any) -> Any:
+        if (attempt := _attempt.get()) is not None and isinstance(exc, RayActorError):
+            attempt.died = True
+        return original(exc, *about)
+
+    get_grpc_response_status._ray_slo = True  # type: ignore[attr-defined]
+    proxy.get_grpc_response_status = get_grpc_response_status
+
+
+async def _within(left_s: float | None, handle: Handle, request: Any, attempt: Attempt) -> Any:
+    """The handler's answer; None if it took longer."""
+    _attempt.set(attempt)
+    if left_s is None:
+        return await handle(request, attempt)
+    # Not `wait_for`: Serve's handlers return something when they are cancelled.
+    calling = asyncio.ensure_future(handle(request, attempt))
+    try:
+        done, _ = await asyncio.wait({calling}, timeout=max(left_s, 0.0))
+    finally:
+        calling.cancel()
+    return calling.result() if done else None
+
+
+def _model(request: Any) -> str:
+    return request.model if isinstance(request, InferRequest) else ""
+
+
+def _budget_s(request: Any, context: Any) -> float | None:
+    """Until the deadline, where the client has named one."""
+    named_ms = dict(context.invocation_metadata() or ()).get(LATENCY_HEADER)
+    if isinstance(request, InferRequest) and request.HasField("latency_slo_ms"):
+        named_ms = request.latency_slo_ms
+    slo_ms, left_s = to_positive(named_ms), context.time_remaining()
+    if slo_ms is None:
+        return left_s
+    return slo_ms / 1e3 if left_s is None else min(slo_ms / 1e3, left_s)
+
+
+def _with_less(request: Any, spent_s: float) -> Any:
+    if not (isinstance(request, InferRequest) and request.HasField("latency_slo_ms") and spent_s):
+        return request
+    left = InferRequest()
+    left.CopyFrom(request)
+    left.latency_slo_ms = max(request.latency_slo_ms - 1e3 * spent_s, 1.0)
+    return left
