@@ -12,6 +12,7 @@ from ray_slo.cli import main
 from ray_slo.errors import ConfigError
 from ray_slo.serve import build_app
 from ray_slo.serve.planner_actor import find_planner
+from ray_slo.serve.scheduler_actor import find_scheduler
 from ray_slo.simulation import plan_log
 
 pytestmark = pytest.mark.live
@@ -158,6 +159,9 @@ def test_two_groups_serve_their_models(explicit):
     assert seen["counts"]["granted"] == sum(g["counts"]["granted"] for g in seen["groups"].values())
     names = set(serve.status().applications["grouped"].deployments)
     assert names == {"grouped", "grouped-a-worker", "grouped-b-worker"}
+    # Nor does Ray keep a record of every call.
+    actors = [find_planner("grouped#grouped"), find_scheduler("grouped#grouped#a")]
+    assert [actor._ray_enable_task_events for actor in actors] == [False, False]
 
 
 def test_a_model_moves_under_load_and_no_request_fails(explicit):
