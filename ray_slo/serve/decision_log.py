@@ -22,7 +22,7 @@ from collections import deque
 from collections.abc import Mapping
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from ray_slo.core import Policy
 from ray_slo.serve.spec import AppSpec
@@ -40,6 +40,7 @@ from ray_slo.simulation.decision_log import (
 from ray_slo.simulation.plan_log import FOLDER, PLANS, Outline, PlanEncoder, Planned
 
 logger = logging.getLogger(__name__)
+_L = TypeVar("_L", bound="_Log")
 
 _QUEUE_ROWS = 50_000  # about 20 MB of requests and actions at worst
 _FILE_ROWS = 20_000  # about half a megabyte: little to write anew
@@ -54,41 +55,35 @@ _READINGS = 120  # of a clock: a minute's; clocks drift
 
 def open_log(spec: AppSpec, epoch: str) -> DecisionLog | None:
     """The log that the application asks of its schedulers; None if it does not."""
-    if (wanted := spec.decision_log) is None:
-        return None
-    return DecisionLog(
-        wanted.dir,
-        f"{_application(spec)}-{epoch}",
-        max_mb=wanted.max_mb,
-        flush_s=wanted.flush_s,
-        application=_application(spec),
-        models=list(spec.models),
-    )
+    return _opened(DecisionLog, spec, epoch)
 
 
 def open_plan_log(spec: AppSpec, epoch: str) -> PlanLog | None:
     """The log that the application asks of its planner; None if it does not, or it cannot be."""
-    if (wanted := spec.decision_log) is None:
-        return None
     planner = spec.planner
     try:
-        log = PlanLog(
-            wanted.dir,
-            f"{_application(spec)}-plan-{epoch}",
-            max_mb=wanted.max_mb,
-            flush_s=wanted.flush_s,
-            application=_application(spec),
-            models=list(spec.models),
-        )
-        log.begin(planner and planner.name, planner.kwargs if planner else {}, time.monotonic())
+        log = _opened(PlanLog, spec, f"plan-{epoch}")
+        if log is not None:
+            kwargs = planner.kwargs if planner else {}
+            log.begin(planner and planner.name, kwargs, time.monotonic())
     except Exception:
         logger.exception("no log of the planner")
         return None
     return log
 
 
-def _application(spec: AppSpec) -> str:
-    return spec.name or next(iter(spec.models))
+def _opened(kind: type[_L], spec: AppSpec, name: str) -> _L | None:
+    if (wanted := spec.decision_log) is None:
+        return None
+    application = spec.name or next(iter(spec.models))
+    return kind(
+        wanted.dir,
+        f"{application}-{name}",
+        max_mb=wanted.max_mb,
+        flush_s=wanted.flush_s,
+        application=application,
+        models=list(spec.models),
+    )
 
 
 @functools.cache
