@@ -5,13 +5,19 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import typer
 import yaml
 
 if TYPE_CHECKING:
+    from pydantic import BaseModel
     from rich.table import Table
+
+    T = TypeVar("T", bound=BaseModel)
+
+PICTURES = (".png", ".svg", ".pdf")
 
 
 def print_json(data: Any) -> None:
@@ -64,3 +70,71 @@ def key_values(option: str, given: Iterable[str] | None) -> dict[str, Any]:
         except yaml.YAMLError:
             result[key.strip()] = value
     return result
+
+
+def read_document(path: Path, example: str) -> dict[str, Any]:
+    """A YAML file of a command, like `example`.
+
+    Raises:
+        ValueError: it is none, or a config of `serve run`.
+    """
+    from ray_slo.simulation.spec import read_yaml
+
+    data = read_yaml(path)
+    if "applications" in data:
+        raise ValueError(f"{path}: a config of `serve run`; wanted is one like {example}")
+    return data
+
+
+def in_document(path: Path | None, model: type[T], data: Any) -> T:
+    """`data` as a `model`; mistakes name the file."""
+    from ray_slo.serve.explain import validated
+
+    try:
+        return validated(model, data)
+    except ValueError as error:
+        if path is None:
+            raise
+        raise ValueError("\n".join(f"{path}: {line}" for line in str(error).split("\n"))) from None
+
+
+def positive(**options: float | None) -> None:
+    """Refuse what is not above 0 and finite; `rate_x` is the option --rate-x.
+
+    Raises:
+        ValueError: naming the option.
+    """
+    for name, value in options.items():
+        if value is not None and not (math.isfinite(value) and value > 0):
+            flag = f"--{name.replace('_', '-')}"
+            raise ValueError(f"{flag} must be positive and finite, got {value:g}")
+
+
+def will_write(option: str, path: Path | None, endings: Sequence[str] = ()) -> None:
+    """Make the folder of a file that is written at the end, and see now whether it can be.
+
+    Raises:
+        ValueError: an ending of another kind of file.
+        OSError: it cannot be written.
+    """
+    if path is None:
+        return
+    if endings and path.suffix not in endings:
+        raise ValueError(f"{option} must end in {', '.join(endings)}, got {str(path)!r}")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    there = path.exists()
+    with path.open("ab"):
+        pass
+    if not there:
+        path.unlink()
+
+
+def will_fill(path: Path | None) -> None:
+    """Make a folder that is filled at the end.
+
+    Raises:
+        OSError: it cannot be made, or nothing can be written into it.
+    """
+    if path is not None:
+        path.mkdir(parents=True, exist_ok=True)
+        will_write("", path / ".ray-slo")

@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ray_slo.cli._output import number, percent, print_json, table
+from ray_slo.cli._output import (
+    number,
+    percent,
+    positive,
+    print_json,
+    table,
+    will_fill,
+    will_write,
+)
 
 if TYPE_CHECKING:
     from ray_slo.serve.loadreport import LoadResult
     from ray_slo.serve.recorded import Payloads, Workload
+
+
+_TOKEN = r"[!#$%&'*+.^_`|~0-9A-Za-z-]+"  # what a header's name is made of (RFC 9110)
 
 
 def bench(
@@ -83,9 +95,12 @@ def bench(
 
     if (url is None) == (handle is None):
         raise ValueError("give either a URL or --handle APP[/DEPLOYMENT]")
-    for name, value in (("--slo-ms", slo_ms), ("--timeout-s", timeout_s)):
-        if not value > 0:
-            raise ValueError(f"{name} must be positive, got {value:g}")
+    if handle is not None and payload is None:
+        raise ValueError("--handle needs --payload: what to call the handle with")
+    positive(slo_ms=slo_ms, timeout_s=timeout_s)
+    headers = _headers(header)
+    will_write("--record", record)
+    will_fill(out)
     payloads = load_payloads(payload) if payload else None
     if replay:
         from ray_slo.serve.recorded import Workload
@@ -114,10 +129,9 @@ def bench(
         if url is not None:
             from ray_slo.serve.loadgen import run_http
 
-            result = run_http(url, workload, payloads, headers=_headers(header), **options)
+            result = run_http(url, workload, payloads, headers=headers, **options)
         else:
-            if payloads is None:
-                raise ValueError("--handle needs --payload: what to call the handle with")
+            assert payloads is not None
             kwargs = {"response_metadata": True} if response_metadata else {}
             result = _through_handle(
                 handle or "", ray_address, workload, payloads, call_kwargs=kwargs, **options
@@ -149,17 +163,13 @@ def make_workload(
     """
     import numpy as np
 
+    from ray_slo.serve.explain import nearest
     from ray_slo.serve.recorded import Payloads, Workload
     from ray_slo.simulation.workloads import Constant, Gamma, Poisson, Trace
 
-    for name, value in (
-        ("--rate", rate),
-        ("--duration-s", duration_s),
-        ("--shape", shape),
-        ("--interval-s", interval_s),
-    ):
-        if not value > 0:
-            raise ValueError(f"{name} must be positive, got {value:g}")
+    positive(rate=rate, duration_s=duration_s, shape=shape, interval_s=interval_s)
+    if seed < 0:
+        raise ValueError(f"--seed must be at least 0, got {seed}")
     if not 0 <= warmup_s < duration_s:
         raise ValueError(
             f"--warmup-s must be at least 0 and less than --duration-s, got {warmup_s:g}"
@@ -177,7 +187,7 @@ def make_workload(
     else:
         raise ValueError(
             f"--arrivals must be poisson, gamma, constant or a file with a rate per line, "
-            f"got {arrivals!r}"
+            f"got {arrivals!r}{nearest(arrivals, ('poisson', 'gamma', 'constant'))}"
         )
     times = process.times(duration_s, np.random.default_rng(seed))
     drawn_from = payloads or Payloads([b""])
@@ -194,21 +204,35 @@ def make_workload(
 
 
 def _rates(path: Path) -> list[float]:
-    lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
+    """A rate per line; of a CSV file, its last column."""
+    rates = []
     try:
-        return [float(line.split(",")[-1]) for line in lines if line and not line.startswith("#")]
-    except ValueError as error:
-        raise ValueError(
-            f"{path}: a trace has a rate (requests per second) per line: {error}"
-        ) from None
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise ValueError(f"{path}: a trace is a text with a rate per line") from None
+    for count, line in enumerate(text.splitlines(), start=1):
+        if not line.strip() or line.lstrip().startswith("#"):
+            continue
+        try:
+            rates.append(rate := float(line.split(",")[-1]))
+        except ValueError:
+            rate = -1.0
+        if not 0 <= rate < float("inf"):
+            raise ValueError(
+                f"{path}: line {count} must end in a rate (requests per second, at least 0), "
+                f"got {line.strip()!r}"
+            )
+    if not any(rates):
+        raise ValueError(f"{path}: a trace has a rate per line, and one of them above 0")
+    return rates
 
 
 def _headers(given: list[str] | None) -> dict[str, str]:
     headers = {}
     for text in given or ():
         name, colon, value = text.partition(":")
-        if not colon or not name.strip():
-            raise ValueError(f"--header wants NAME:VALUE, got {text!r}")
+        if not colon or not re.fullmatch(_TOKEN, name.strip()) or re.search(r"[\r\n\0]", value):
+            raise ValueError(f"--header wants NAME:VALUE as in HTTP, got {text!r}")
         headers[name.strip()] = value.strip()
     return headers
 

@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ray_slo.cli._output import number, percent, print_json, table
+from ray_slo.cli._output import (
+    in_document,
+    number,
+    percent,
+    print_json,
+    read_document,
+    table,
+)
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -55,13 +62,12 @@ def plan(
         return
     assert spec is not None
     from ray_slo.simulation import sizing
-    from ray_slo.simulation.spec import read_yaml
 
-    data = read_yaml(spec)
+    data = read_document(spec, "configs/plan-resnet50.yaml")
     if policy:
         data.pop("policy", None)
         data["policies"] = policy
-    base = sizing.PlanSpec.model_validate(data).build(spec.parent)
+    base = in_document(spec, sizing.PlanSpec, data).build(spec.parent)
     questions = {"": base} | {change: sizing.what_if(base, change) for change in what_if or ()}
     answers: dict[str, list[Answer]] = {}
     with Console(stderr=True).status("simulating") as progress:

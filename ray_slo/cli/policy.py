@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ray_slo.cli._output import percent, print_json
+from ray_slo.cli._output import PICTURES, percent, positive, print_json, will_write
 from ray_slo.cli.solve import loads_table, summary
 
 if TYPE_CHECKING:
@@ -45,8 +45,8 @@ def show(
 
     from ray_slo.planning.ramsis import PolicySet
 
-    if rate is not None and not rate > 0:
-        raise ValueError(f"--rate must be positive, got {rate:g}")
+    positive(rate=rate)
+    will_write("--plot", plot, PICTURES)
     paths = [file] if compare is None else [file, compare]
     sets = [PolicySet.load(path) for path in paths]
     if rate is None:
@@ -54,7 +54,6 @@ def show(
     chosen = [tables.covering(rate) for tables in sets]
     difference = _difference(chosen[0], chosen[1]) if len(chosen) > 1 else None
     if plot:
-        plot.parent.mkdir(parents=True, exist_ok=True)
         _figure(paths, sets, chosen).savefig(plot, dpi=120)
     if as_json:
         print_json(

@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ray_slo.cli._output import key_values, number, print_json, table
+from ray_slo.cli._output import (
+    PICTURES,
+    key_values,
+    number,
+    positive,
+    print_json,
+    table,
+    will_write,
+)
 
 if TYPE_CHECKING:
     from ray_slo.core.profiles import LatencyProfile
@@ -83,8 +91,11 @@ def profile(
         raise ValueError("--exit-points is for --preemption")
     if not 0 < quantile < 1:
         raise ValueError(f"--quantile must lie between 0 and 1, got {quantile:g}")
-    if not seconds > 0:
-        raise ValueError(f"--seconds must be positive, got {seconds:g}")
+    if any(points < 0 for points in exit_points or ()):
+        raise ValueError(f"--exit-points must be at least 0, got {min(exit_points or ())}")
+    positive(seconds=seconds, bound_ms=bound_ms)
+    will_write("--out", out)
+    will_write("--plot", plot, PICTURES)
     kwargs = key_values("--arg", arg)
     targets = _targets(target, kwargs, variant)
     profiles: dict[str, LatencyProfile] = {}
@@ -122,10 +133,8 @@ def profile(
         about["preemption"] = {name: stop.to_json() for name, stop in stops.items()}
     plots = []
     if out:
-        out.parent.mkdir(parents=True, exist_ok=True)
         save_profiles(out, profiles, **about)
     if plot:
-        plot.parent.mkdir(parents=True, exist_ok=True)
         plot_profiles(profiles, samples).savefig(plot)
         plots.append(plot)
         if stops:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ray_slo.cli._output import will_write
 from ray_slo.cli.report_html import Page, Section
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ def report(
     """Write a self-contained HTML page: what was answered when, by whom, and why not in time."""
     from ray_slo.cli.report_data import load
 
+    will_write("--out", out)
     path = page(load(source, run, warmup_s)).write(out)
     typer.echo(f"wrote {path} ({path.stat().st_size / 1e6:.1f} MB)")
 

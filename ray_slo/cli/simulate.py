@@ -8,6 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
+from ray_slo.cli._output import in_document, key_values, positive, read_document, will_fill
+
 # One model on eight workers: ResNet50 of Symphony's Table 2.
 _DEFAULTS: dict[str, Any] = {
     "policy": {"name": "deferred"},
@@ -19,8 +21,8 @@ _DEFAULTS: dict[str, Any] = {
     },
     "workload": {"arrivals": {"kind": "poisson", "rate": 4000}},
     "duration_s": 20,
-    "warmup_s": 2,
 }
+_EXAMPLE = "configs/simulate-resnet50.yaml"
 
 
 def simulate(
@@ -56,9 +58,11 @@ def simulate(
     from rich.console import Console
 
     from ray_slo.simulation.search import goodput_search
-    from ray_slo.simulation.spec import SimulationSpec, read_yaml
+    from ray_slo.simulation.spec import SimulationSpec
 
-    data = read_yaml(spec) if spec else json.loads(json.dumps(_DEFAULTS))
+    positive(rate=rate)
+    will_fill(report)
+    data = read_document(spec, _EXAMPLE) if spec else json.loads(json.dumps(_DEFAULTS))
     _override(
         data,
         {
@@ -70,14 +74,15 @@ def simulate(
             ("seed",): seed,
         },
     )
+    if spec is None and warmup_s is None:
+        data["warmup_s"] = min(2.0, data["duration_s"] / 10)
     if policy is not None:
         data["policy"].pop("kwargs", None)  # they are another policy's
-    for argument in policy_arg or []:
-        key, value = _key_value(argument)
+    for key, value in key_values("--policy-arg", policy_arg).items():
         _override(data, {("policy", "kwargs", key): value})
     if spec and (alpha_ms is not None or beta_ms is not None):
         raise ValueError("--alpha-ms and --beta-ms go without a spec, which has its own profiles")
-    for name in data.get("cluster", {}).get("models", {}):
+    for name in _models(data):
         model = ("cluster", "models", name)
         _override(
             data,
@@ -95,14 +100,14 @@ def simulate(
             )
         if arrivals == "gamma" and shape is None:
             raise ValueError("--arrivals gamma needs --shape (1 is Poisson, smaller is burstier)")
-        known = SimulationSpec.model_validate(data).workload.rate
+        known = in_document(spec, SimulationSpec, data).workload.rate
         data["workload"]["arrivals"] = {"kind": arrivals, "rate": known}
     if shape is not None:
+        if arrivals is None and spec is None:
+            raise ValueError("--shape goes with --arrivals gamma")
         _override(data, {("workload", "arrivals", "shape"): shape})
-    chosen = SimulationSpec.model_validate(data)
+    chosen = in_document(spec, SimulationSpec, data)
     if rate is not None:
-        if not rate > 0:
-            raise ValueError(f"--rate must be positive, got {rate}")
         chosen = chosen.model_copy(update={"workload": chosen.workload.at_rate(rate)})
 
     base = spec.parent if spec else Path()
@@ -130,16 +135,10 @@ def simulate(
         console.print(f"wrote {len(written)} files into {report}")
 
 
-def _key_value(argument: str) -> tuple[str, Any]:
-    import yaml
-
-    key, equals, value = argument.partition("=")
-    if not equals or not key:
-        raise ValueError(f"--policy-arg must be KEY=VALUE, got {argument!r}")
-    try:
-        return key, yaml.safe_load(value)
-    except yaml.YAMLError:
-        return key, value
+def _models(data: dict[str, Any]) -> list[str]:
+    cluster = data.get("cluster")
+    models = cluster.get("models") if isinstance(cluster, dict) else None
+    return list(models) if isinstance(models, dict) else []
 
 
 def _override(data: dict[str, Any], values: dict[tuple[str, ...], Any]) -> None:

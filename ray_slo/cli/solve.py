@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ray_slo.cli._output import number, percent, print_json, table
+from ray_slo.cli._output import (
+    in_document,
+    number,
+    percent,
+    print_json,
+    read_document,
+    table,
+    will_write,
+)
 
 if TYPE_CHECKING:
     from rich.table import Table as RichTable
@@ -41,11 +49,11 @@ def solve(
 
     from ray_slo.planning.ramsis import PolicySet, solve_set
     from ray_slo.planning.ramsis.spec import SolveSpec
-    from ray_slo.simulation.spec import read_yaml
 
-    chosen = SolveSpec.model_validate(read_yaml(spec))
+    chosen = in_document(spec, SolveSpec, read_document(spec, "policies/digits.yaml"))
     problem = chosen.problem(spec.parent)
     path = out or spec.with_suffix(".npz")
+    will_write("--out", path)
     existing = None
     if path.exists() and not fresh:
         existing = PolicySet.load(path)
@@ -78,7 +86,6 @@ def solve(
         tables = solve_set(
             problem, **chosen.load_arguments(), mapper=mapper, progress=solved, existing=existing
         )
-    path.parent.mkdir(parents=True, exist_ok=True)
     tables.save(path)
     if as_json:
         print_json({"file": str(path), "solved": count, **summary(tables)})

@@ -12,11 +12,12 @@ MAX_DEPTH = 100  # of YAML; deeper takes the parser seconds, then Python's stack
 MAX_ALIASES = 100  # a few, nested, make billions of items
 
 
-def load_arrays(path: str | Path, what: str) -> dict[str, NDArray[Any]]:
+def load_arrays(path: str | Path, what: str, *needed: str) -> dict[str, NDArray[Any]]:
     """The arrays of a `.npz` file, by name; nothing is unpickled.
 
     Args:
         what: the file should be, for the message.
+        needed: names that have to be there.
 
     Raises:
         OSError: it cannot be opened.
@@ -24,12 +25,15 @@ def load_arrays(path: str | Path, what: str) -> dict[str, NDArray[Any]]:
     """
     try:
         with Path(path).open("rb") as raw, np.load(raw, allow_pickle=False) as file:
-            return {name: file[name] for name in file.files}
-    except FileNotFoundError:
+            found = {name: file[name] for name in file.files}
+    except (FileNotFoundError, IsADirectoryError, PermissionError):
         raise
     except Exception as error:  # zipfile, zlib, struct and NumPy each have their own
         said = str(error) or type(error).__name__
         raise ValueError(f"{path}: not {what}: {said}") from None
+    if missing := sorted(set(needed) - set(found)):
+        raise ValueError(f"{path}: not {what}: it has no {', '.join(missing)}")
+    return found
 
 
 def load_yaml(path: str | Path) -> Any:
@@ -37,7 +41,8 @@ def load_yaml(path: str | Path) -> Any:
 
     Raises:
         OSError: it cannot be opened.
-        ValueError: not YAML, nested too deeply, or with too many aliases.
+        ValueError: not YAML, nested too deeply, with too many aliases, or with a key twice in a
+            mapping (YAML forbids it, and its parser takes the last without a word).
     """
     import yaml
 
@@ -58,6 +63,33 @@ def load_yaml(path: str | Path) -> Any:
                 raise ValueError(f"it is nested more than {MAX_DEPTH} deep")
             if aliases > MAX_ALIASES:
                 raise ValueError(f"it has more than {MAX_ALIASES} aliases")
-        return yaml.safe_load(text)
+        loader = yaml.SafeLoader(text)
+        if (root := loader.get_single_node()) is None:
+            return None
+        _check_keys(root)
+        return loader.construct_document(root)
     except (yaml.YAMLError, ValueError, RecursionError) as error:  # a date that is none, too
         raise ValueError(f"{path}: not YAML: {error}") from None
+
+
+def _check_keys(root: Any) -> None:
+    """Refuse a mapping that has a key twice."""
+    import yaml
+
+    todo, seen = [root], set()
+    while todo:
+        node = todo.pop()
+        if id(node) in seen:  # an alias
+            continue
+        seen.add(id(node))
+        if isinstance(node, yaml.SequenceNode):
+            todo += node.value
+        elif isinstance(node, yaml.MappingNode):
+            todo += [value for _, value in node.value]
+            keys: set[tuple[str, str]] = set()
+            for key, _ in node.value:
+                if isinstance(key, yaml.ScalarNode):
+                    if (key.tag, key.value) in keys:
+                        line = key.start_mark.line + 1
+                        raise ValueError(f"line {line}: the key {key.value!r} was there before")
+                    keys.add((key.tag, key.value))

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
+from difflib import get_close_matches
 from importlib import import_module
-from typing import Any
+from numbers import Integral, Real
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from ray_slo.core.policy import Policy
 
@@ -50,7 +53,7 @@ def make_policy(policy: str | Policy, kwargs: Mapping[str, Any] | None = None) -
         if policy not in POLICIES and ":" not in policy:
             raise ValueError(
                 f"policy {policy!r} is unknown; choose one of {', '.join(sorted(POLICIES))}, "
-                'or name your own as "module:attr"'
+                f'or name your own as "module:attr"{_nearest(policy)}'
             )
         try:
             target = import_attr(POLICIES.get(policy, policy))
@@ -74,6 +77,19 @@ def make_policy(policy: str | Policy, kwargs: Mapping[str, Any] | None = None) -
                 f"policy {policy!r} has no argument {', '.join(unknown)}; "
                 f"it takes {', '.join(valid) or 'none'}"
             )
+        for name, value in kwargs.items():
+            _check_kind(f"policy {policy!r}: {name}", value, _hints(target).get(name, Any))
+        needed = [
+            name
+            for name, p in parameters.items()
+            if p.default is p.empty and p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)
+        ]
+        if missing := [name for name in needed if name not in kwargs]:
+            pipelines = "; it is for pipelines, whose tasks are its arguments"
+            raise ValueError(
+                f"policy {policy!r} needs the argument {', '.join(missing)}"
+                f"{pipelines if policy == 'pipeline' else ''}"
+            )
         try:
             made = target(**kwargs)
         except TypeError as error:
@@ -81,3 +97,43 @@ def make_policy(policy: str | Policy, kwargs: Mapping[str, Any] | None = None) -
     if not isinstance(made, Policy):
         raise ValueError(f"policy {policy!r} gives {type(made).__name__}, which is no Policy")
     return made
+
+
+def _nearest(name: str) -> str:
+    near = get_close_matches(name.lower(), POLICIES, n=1)
+    return f" (did you mean {near[0]!r}?)" if near else ""
+
+
+def _hints(target: Any) -> dict[str, Any]:
+    """Annotations of a class's arguments, or a function's; none where they cannot be told."""
+    call: Any = target
+    if isinstance(target, type):
+        call = inspect.getattr_static(target, "__init__")
+    try:
+        return get_type_hints(call)
+    except (NameError, TypeError, AttributeError):
+        return {}
+
+
+_KINDS: dict[Any, tuple[str, Any]] = {
+    bool: ("true or false", bool),
+    float: ("a number", Real),
+    int: ("a whole number", Integral),
+    str: ("a text", str),
+    NoneType: ("null", NoneType),
+}
+
+
+def _check_kind(what: str, value: Any, hint: Any) -> None:
+    """Refuse a value of another kind than the annotation says, where that is a simple one."""
+    kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    choices = [c for kind in kinds if get_origin(kind) is Literal for c in get_args(kind)]
+    plain = [kind for kind in kinds if get_origin(kind) is not Literal]
+    if not all(kind in _KINDS for kind in plain):
+        return
+    of_kind = (_KINDS[kind][1] for kind in plain if kind is bool or not isinstance(value, bool))
+    if value in choices or isinstance(value, tuple(of_kind)):
+        return
+    words = [f"one of {', '.join(map(str, choices))}"] if choices else []
+    words += [_KINDS[kind][0] for kind in plain]
+    raise ValueError(f"{what} must be {' or '.join(words)}, got {value!r}")

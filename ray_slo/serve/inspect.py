@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import socket
 from typing import Any
 
 import ray
 from ray import serve
 
 from ray_slo.serve.errors import ConfigError
+from ray_slo.serve.handles import connect
 from ray_slo.serve.plan_actor import find_plan
-
-_CONNECT_S = 5.0
 
 
 def frontends() -> dict[str, str]:
@@ -76,11 +74,7 @@ def read_dry_run(address: str, application: str, timeout_s: float = 60.0) -> dic
 def _find(address: str, application: str | None) -> dict[str, str]:
     """Frontends by application: of one, or all."""
     if not ray.is_initialized():
-        _check_listens(address)
-        try:
-            ray.init(address=address, log_to_driver=False, logging_level="warning")
-        except ConnectionError as error:
-            raise ValueError(f"no Ray cluster found at address {address!r}: {error}") from None
+        connect(address)
     found = frontends()
     if application is None:
         return found
@@ -90,18 +84,3 @@ def _find(address: str, application: str | None) -> dict[str, str]:
             f"running: {', '.join(sorted(found)) or 'none'}"
         )
     return {application: found[application]}
-
-
-def _check_listens(address: str) -> None:
-    """Refuse an address "host:port" at which nothing listens: Ray would try for minutes.
-
-    Raises:
-        ValueError: says so.
-    """
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdigit() or "://" in address:
-        return
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_S).close()
-    except (OSError, OverflowError) as error:
-        raise ValueError(f"no Ray cluster found at address {address!r}: {error}") from None

@@ -165,9 +165,13 @@ async def _probe(url: str, timeout_s: float) -> None:
     from urllib.parse import urlsplit
 
     parts = urlsplit(url)
+    try:
+        given = parts.port
+    except ValueError:  # no number, or too large
+        parts, given = parts._replace(scheme=""), None
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ValueError(f"url: must look like http://host:port/path, got {url!r}")
-    port = parts.port or (443 if parts.scheme == "https" else 80)
+    port = given or (443 if parts.scheme == "https" else 80)
     try:
         opening = asyncio.open_connection(parts.hostname, port)
         _, writer = await asyncio.wait_for(opening, min(timeout_s, 10.0))

@@ -211,7 +211,7 @@ class Workload:
             ValueError: not a workload file.
         """
         try:
-            data = load_arrays(path, "a workload file")
+            data = load_arrays(path, "a workload file", "header", "times_s", "payload")
             header = dict(json.loads(str(data["header"])))
             times, payload = data["times_s"], data["payload"]
         except (KeyError, TypeError, json.JSONDecodeError) as error:

@@ -396,7 +396,7 @@ class Report:
             ValueError: not a report, or of another format version.
         """
         try:
-            columns = load_arrays(path, "a report file")
+            columns = load_arrays(path, "a report file", "meta")
             meta = dict(json.loads(str(columns.pop("meta"))))
         except (KeyError, TypeError, json.JSONDecodeError) as error:
             raise ValueError(f"{path}: not a report file: {error}") from None

@@ -35,14 +35,20 @@ from ray_slo.core.cluster import Cluster
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
+MAX_REQUESTS = 100_000_000  # in a run; their arrivals alone are 2 GB
 
 
 class _Spec(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 def _renewal(total: float, shape: float, rng: np.random.Generator) -> Floats:
-    """Arrivals of a unit-rate Gamma renewal process in [0, total), ascending."""
+    """Arrivals of a unit-rate Gamma renewal process in [0, total), ascending.
+
+    Raises:
+        ValueError: they are more than `MAX_REQUESTS`.
+    """
+    _check_count(total)
     blocks: list[Floats] = []
     reached = 0.0
     while reached < total:
@@ -136,6 +142,7 @@ class Constant(_Spec):
     start_s: NonNegativeFloat = 0.0
 
     def times(self, duration_s: float, rng: np.random.Generator) -> Floats:
+        _check_count(duration_s * self.rate)
         count = max(math.ceil((duration_s - self.start_s) * self.rate - 1e-9), 0)
         return self.start_s + np.arange(count) / self.rate
 
@@ -302,6 +309,7 @@ class Population(_Spec):
 
     def draw(self, duration_s: float, rng: np.random.Generator) -> tuple[Floats, Ints]:
         """Arrivals in [0, duration_s): times (in no order) and streams, both of shape (n,)."""
+        _check_count(duration_s * self.rate)
         times, streams = [np.empty(0)], [np.empty(0, dtype=np.int64)]
         for interval in range(math.ceil(duration_s / self.interval_s)):
             start = interval * self.interval_s
@@ -624,6 +632,14 @@ def changing_rates(
     weights = np.exp(swing * waves.sum(axis=2)) * rng.exponential(size=(len(models), 1))
     rates = mean_rate * weights / weights.sum(axis=0).mean()
     return {m: row.tolist() for m, row in zip(models, rates, strict=True)}
+
+
+def _check_count(expected: float) -> None:
+    if not expected <= MAX_REQUESTS:
+        raise ValueError(
+            f"{expected:.3g} requests are more than a run may have ({MAX_REQUESTS:,}): "
+            "lower the rate or the duration"
+        )
 
 
 def _check_models(field: str, given: Mapping[str, Any], models: Sequence[str]) -> None:

@@ -61,6 +61,12 @@ def test_reads_a_spec_and_writes_a_report(run, tmp_path):
     assert (tmp_path / "out" / "latency.png").stat().st_size > 0
 
 
+def test_the_start_that_is_not_counted_follows_a_short_duration(run):
+    code, out, _ = run("simulate", "--policy", "eager", "--duration-s", "1", "--json")
+    assert code == 0
+    assert json.loads(out)["duration_s"] == 1
+
+
 def test_goodput_search(run):
     code, out, _ = run("simulate", "--policy", "eager", *QUICK, "--goodput", "--json")
     assert code == 0
@@ -71,12 +77,24 @@ def test_goodput_search(run):
     ("args", "message"),
     [
         (["--policy", "eagre"], "policy 'eagre' is unknown; choose one of deferred, deferred_flex"),
-        (["--policy-arg", "objective"], "must be KEY=VALUE"),
+        (["--policy-arg", "objective"], "wants KEY=VALUE"),
         (["--policy", "eager", "--policy-arg", "nap=3"], "no argument nap"),
         (["--slo-ms", "-1"], "latency_slo_ms: Input should be greater than 0, got -1.0"),
-        (["--rate", "0"], "--rate must be positive, got 0.0"),
+        (["--rate", "0"], "--rate must be positive and finite, got 0"),
         (["--arrivals", "weekly"], "--arrivals must be constant, poisson or gamma"),
         (["--arrivals", "gamma"], "needs --shape"),
+        (["--shape", "2"], "--shape goes with --arrivals gamma"),
+        (["--rate", "inf"], "--rate must be positive and finite, got inf"),
+        (["--rate", "1e15"], "2e+16 requests are more than a run may have"),
+        (
+            ["--workers", "-1"],
+            "cluster.workers: Input should be greater than or equal to 1, got -1",
+        ),
+        (["--policy", "timeout"], "policy 'timeout' needs the argument timeout_ms"),
+        (["--policy", "Eager"], "(did you mean 'eager'?)"),
+        (["--policy-arg", "headroom=x"], "headroom must be a number, got 'x'"),
+        (["--report", "/dev/null/x"], "/dev/null/x: "),
+        (["configs/digits-eager.yaml"], "a config of `serve run`; wanted is one like configs/sim"),
         (["--warmup-s", "99"], "warmup_s must be"),
         (["nowhere.yaml"], "nowhere.yaml: No such file or directory"),
     ],

@@ -87,12 +87,16 @@ def test_profiles_come_from_a_file_and_arrivals_from_a_record(run, tmp_path):
     ("old", "new", "message"),
     [
         ("num_workers: 3", "num_workers: 0", "num_workers"),
-        ("num_workers: 3", "num_worker: 3", "num_worker: Extra inputs"),
+        (
+            "num_workers: 3",
+            "num_worker: 3",
+            "num_worker: unknown key (did you mean 'num_workers'?)",
+        ),
         ("accuracy: 60", "accuracy: 160", "variants.fast.accuracy"),
         ("latency_slo_ms: 150", "latency_slo_ms: 15", "no variant answers within 15 ms"),
         ("low: 10, high: 200", "low: 300, high: 200", "0 < low < high"),
         ("num_slacks: 30", "batching: all", "batching: Input should be 'maximal' or 'variable'"),
-        ("num_slacks: 30", "arrivals: {kind: weird}", "'poisson', 'gamma', 'empirical'"),
+        ("num_slacks: 30", "arrivals: {kind: weird}", "must be one of poisson, gamma, empirical"),
     ],
 )
 def test_a_bad_spec_is_explained(run, spec, old, new, message):

@@ -58,9 +58,22 @@ def test_groups():
     assert "m: why" in lines
 
 
-@pytest.mark.parametrize("command", [["status"], ["plan", "--live", "app"]])
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["status", "--address"],
+        ["plan", "--live", "app", "--address"],
+        ["bench", "--handle", "app", "--payload", "os:sep", "--ray-address"],
+    ],
+)
 def test_an_address_where_nothing_listens_is_an_error_at_once(command, capsys):
-    with pytest.raises(SystemExit) as exit:
-        main([*command, "--address", "127.0.0.1:1"])
-    assert exit.value.code == 2
-    assert "no Ray cluster found at address '127.0.0.1:1'" in capsys.readouterr().err
+    for address, says in (
+        ("127.0.0.1:1", "no Ray cluster found at address '127.0.0.1:1'"),
+        ("there", "must be auto, HOST:PORT or ray://HOST:PORT, got 'there'"),
+    ):
+        with pytest.raises(SystemExit) as exit:
+            main([*command, address])
+        assert exit.value.code == 2
+        err = capsys.readouterr().err
+        assert says in err
+        assert f"{command[-1]}" in err

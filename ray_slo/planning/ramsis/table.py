@@ -239,7 +239,7 @@ class PolicySet:
             ValueError: no file of tables, one of another version, or solved for other profiles.
         """
         try:
-            arrays = load_arrays(path, "a file of RAMSIS tables")
+            arrays = load_arrays(path, "a file of RAMSIS tables", "header")
             header = dict(json.loads(str(arrays.pop("header"))))
         except (KeyError, TypeError, json.JSONDecodeError) as error:
             raise ValueError(f"{path}: not a file of RAMSIS tables: {error}") from None
