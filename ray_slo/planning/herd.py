@@ -40,8 +40,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.cluster.hierarchy import fcluster, linkage
-from scipy.spatial.distance import squareform
 
 from ray_slo.planning.milp import Backend, Indices, Milp
 from ray_slo.planning.result import Infeasible
@@ -203,6 +201,9 @@ def affinity_sets(alpha: ArrayLike, beta: ArrayLike, k: float) -> list[int]:
     matrix = affinity(alpha, beta)
     if len(matrix) == 1:
         return [0]
+    from scipy.cluster.hierarchy import fcluster, linkage  # every replica imports this module
+    from scipy.spatial.distance import squareform
+
     distance = squareform(np.maximum(matrix, matrix.T), checks=False)  # drops the diagonal
     labels: Array = fcluster(linkage(distance, "complete"), k, "distance")
     return [int(label) - 1 for label in labels]

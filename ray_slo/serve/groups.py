@@ -25,7 +25,6 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
-from scipy.optimize import linear_sum_assignment
 
 from ray_slo.core import LatencyProfile
 from ray_slo.planning import Infeasible, herd, partition
@@ -298,6 +297,8 @@ def _names(planned: Sequence[Sequence[str]], current: Layout | None) -> list[str
     taken = list(current.groups) if current is not None else []
     names = [""] * len(planned)
     if current is not None and taken:
+        from scipy.optimize import linear_sum_assignment  # every replica imports this module
+
         common = [[-len(current.of(name) & set(models)) for name in taken] for models in planned]
         for row, column in zip(
             *linear_sum_assignment(np.array(common).reshape(-1, len(taken))), strict=True

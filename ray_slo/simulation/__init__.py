@@ -1,27 +1,59 @@
-"""Policies in virtual time: workloads, the discrete-event host, reports, goodput search."""
+"""Policies in virtual time: workloads, the discrete-event host, reports, goodput search.
 
-from ray_slo.simulation.pipeline_report import PipelineReport
-from ray_slo.simulation.pipelines import simulate_pipeline
-from ray_slo.simulation.report import Report
-from ray_slo.simulation.search import GoodputResult, goodput_search
-from ray_slo.simulation.simulator import PolicyError, WorkerEvent, simulate
-from ray_slo.simulation.workloads import (
-    Burst,
-    Constant,
-    Gamma,
-    Gaussian,
-    LogNormal,
-    Mmpp,
-    Poisson,
-    Population,
-    SloShare,
-    Times,
-    Trace,
-    Workload,
-    Zipf,
-    changing_rates,
-)
+Each is imported on first use: replicas take the form of the decision log from here, and no more.
+"""
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ray_slo.simulation.pipeline_report import PipelineReport as PipelineReport
+    from ray_slo.simulation.pipelines import simulate_pipeline as simulate_pipeline
+    from ray_slo.simulation.report import Report as Report
+    from ray_slo.simulation.search import GoodputResult as GoodputResult
+    from ray_slo.simulation.search import goodput_search as goodput_search
+    from ray_slo.simulation.simulator import PolicyError as PolicyError
+    from ray_slo.simulation.simulator import WorkerEvent as WorkerEvent
+    from ray_slo.simulation.simulator import simulate as simulate
+    from ray_slo.simulation.workloads import Burst as Burst
+    from ray_slo.simulation.workloads import Constant as Constant
+    from ray_slo.simulation.workloads import Gamma as Gamma
+    from ray_slo.simulation.workloads import Gaussian as Gaussian
+    from ray_slo.simulation.workloads import LogNormal as LogNormal
+    from ray_slo.simulation.workloads import Mmpp as Mmpp
+    from ray_slo.simulation.workloads import Poisson as Poisson
+    from ray_slo.simulation.workloads import Population as Population
+    from ray_slo.simulation.workloads import SloShare as SloShare
+    from ray_slo.simulation.workloads import Times as Times
+    from ray_slo.simulation.workloads import Trace as Trace
+    from ray_slo.simulation.workloads import Workload as Workload
+    from ray_slo.simulation.workloads import Zipf as Zipf
+    from ray_slo.simulation.workloads import changing_rates as changing_rates
+
+_LAZY = {
+    "Burst": "ray_slo.simulation.workloads",
+    "Constant": "ray_slo.simulation.workloads",
+    "Gamma": "ray_slo.simulation.workloads",
+    "Gaussian": "ray_slo.simulation.workloads",
+    "GoodputResult": "ray_slo.simulation.search",
+    "LogNormal": "ray_slo.simulation.workloads",
+    "Mmpp": "ray_slo.simulation.workloads",
+    "PipelineReport": "ray_slo.simulation.pipeline_report",
+    "Poisson": "ray_slo.simulation.workloads",
+    "PolicyError": "ray_slo.simulation.simulator",
+    "Population": "ray_slo.simulation.workloads",
+    "Report": "ray_slo.simulation.report",
+    "SloShare": "ray_slo.simulation.workloads",
+    "Times": "ray_slo.simulation.workloads",
+    "Trace": "ray_slo.simulation.workloads",
+    "WorkerEvent": "ray_slo.simulation.simulator",
+    "Workload": "ray_slo.simulation.workloads",
+    "Zipf": "ray_slo.simulation.workloads",
+    "changing_rates": "ray_slo.simulation.workloads",
+    "goodput_search": "ray_slo.simulation.search",
+    "simulate": "ray_slo.simulation.simulator",
+    "simulate_pipeline": "ray_slo.simulation.pipelines",
+}
 __all__ = [
     "Burst",
     "Constant",
@@ -46,3 +78,13 @@ __all__ = [
     "simulate",
     "simulate_pipeline",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        return getattr(import_module(_LAZY[name]), name)
+    raise AttributeError(f"module 'ray_slo.simulation' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__
