@@ -28,11 +28,10 @@ from benchmarks.loki_systems import SERVERS, SYSTEMS, TIMES, Day, compare, plot_
 from benchmarks.peers.proteus import Proteus
 from benchmarks.rows import Row
 from ray_slo.planning import loki
-from ray_slo.planning.demand import Demand
 from ray_slo.planning.result import Infeasible
 
 SLO_S, PEAK_OVER_HARDWARE = 1.5, 2.7
-EWMA_S, PEAK = 10.0, 0.65  # few requests: a longer average; the largest demand is a single spike
+PEAK = 0.65  # the largest demand is a single spike
 STEP_S, QUICK_STEP_S = 10.0, 2.0
 PAPER = {
     "InferLine: violations, peak": 5.0,
@@ -68,7 +67,7 @@ def run(quick: bool, seed: int) -> list[Row]:
         QUICK_STEP_S if quick else STEP_S,
         unseen=1,
         systems={**SYSTEMS, "Proteus": _Proteus},
-        times={**TIMES, "demand": lambda: Demand("ewma", EWMA_S), "items": "fixed"},
+        times={**TIMES, "items": "fixed"},
         peak=PEAK,
     )
     return compare(day, seed, PAPER)

@@ -22,7 +22,6 @@ from benchmarks.peers.inferline import inferline
 from benchmarks.peers.proteus import Proteus
 from benchmarks.rows import Row
 from ray_slo.planning import loki
-from ray_slo.planning.demand import Demand
 from ray_slo.simulation import PipelineReport, Trace, Workload, simulate_pipeline
 
 if TYPE_CHECKING:
@@ -35,7 +34,6 @@ TIMES: Mapping[str, Any] = {
     "solve_s": 0.5,
     "load_s": 1.0,
     "start_s": 2.0,
-    "demand": lambda: Demand("ewma", 2.0),
 }
 SYSTEMS: dict[str, Callable[[], Any]] = {
     "ours": lambda: loki.plan,

@@ -610,8 +610,8 @@ class _Program:
         throughput = np.array([k.throughput for k in self.configs])
         if not math.isfinite(served):
             return np.full(len(self.configs), float(problem.workers))
-        enough = np.ceil(problem.planned_demand * served * arrivals / throughput - _EPS)
-        return np.minimum(enough, problem.workers)
+        enough: Floats = np.ceil(problem.planned_demand * served * arrivals / throughput - _EPS)
+        return np.minimum(enough, float(problem.workers)).astype(float)
 
     def _one_split(self, m: Milp, x: Indices, served: float) -> None:
         """(4), (6), (7): what is hosted is of one split."""

@@ -1,10 +1,9 @@
 """The brain of the planner `loki`: from what an application measured to what its workers run.
 
 A problem holds what was measured: the demand at the root, multiplicative factors, the workers'
-profiles, what is loaded. It is solved twice where that differs: for as many workers as there may be
-(`max_replicas`), which gives the number that Serve scales to, and for those that are there now,
-which gives what they run meanwhile: they lower the accuracy rather than shed requests while
-replicas start, and where the cluster never has room for more.
+profiles, what is loaded. It is solved for as many workers as there may be (`max_replicas`), which
+gives the number that Serve scales to, and for those that are there now, which gives what they run
+meanwhile (`planning.meanwhile`).
 
 Beside `loki.Problem`'s arguments, `planner.kwargs` differ in two defaults: `headroom_quantile` is
 0.95 and `swap_cost` 0.1 points, so that a live plan has room for Poisson arrivals and does not
@@ -28,6 +27,7 @@ from ray_slo.core.cluster import Assigned
 from ray_slo.core.profiles import load_profiles
 from ray_slo.planning import loki
 from ray_slo.planning.demand import Factors, Rate
+from ray_slo.planning.meanwhile import Plans, best, plan_both
 from ray_slo.planning.placement import place
 from ray_slo.planning.result import Infeasible
 from ray_slo.serve.plan_actor import FIRST, Counts, NotYet, Seen, Verdict, Wanted, WorkerSays
@@ -47,24 +47,9 @@ class Job(NamedTuple):
     usable: frozenset[str]
 
 
-class Solved(NamedTuple):
-    """Plans for all workers that there may be, and for those that are there where it differs."""
-
-    whole: loki.Plan | Infeasible[loki.Plan]
-    now: loki.Plan | Infeasible[loki.Plan]
-
-
-def solve(job: Job) -> Solved:
+def solve(job: Job) -> Plans:
     """Both plans; run as a Ray task."""
-    whole = loki.plan(job.problem, job.last)
-    if best(whole).workers <= job.present or not 0 < job.present < job.problem.workers:
-        return Solved(whole, whole)
-    return Solved(whole, loki.plan(replace(job.problem, workers=job.present), job.last))
-
-
-def best(answer: loki.Plan | Infeasible[loki.Plan]) -> loki.Plan:
-    """The plan to carry out."""
-    return answer.best_effort if isinstance(answer, Infeasible) else answer
+    return plan_both(job.problem, job.present, job.last)
 
 
 class LokiBrain:
@@ -78,12 +63,12 @@ class LokiBrain:
         prior: dict[Hashable, Mapping[str, float]] = dict(spec.pipeline.factors.items())
         self._factors = Factors(prior)
         self._job: Job | None = None
-        self._solved: Solved | None = None
+        self._solved: Plans | None = None
         self._told: dict[str, str] = {}  # variant by worker, also while it loads
         self._files = _from_files(spec)
 
     @property
-    def solve(self) -> Callable[[Job], Solved]:
+    def solve(self) -> Callable[[Job], Plans]:
         return solve
 
     def configure(self, spec: AppSpec) -> None:
@@ -178,16 +163,9 @@ class LokiBrain:
             return "worker joined" if present > self._job.present else "worker lost"
         return "demand changed" if self._rate.differs(now, self._job.problem.demand) else ""
 
-    def adopt(self, problem: Job, answer: Solved) -> Verdict:
+    def adopt(self, problem: Job, answer: Plans) -> Verdict:
         self._job, self._solved = problem, answer
-        whole, now = best(answer.whole), best(answer.now)
-        why, shortfall = whole.explanation, None
-        if isinstance(answer.whole, Infeasible):
-            shortfall = answer.whole.reason
-            why = f"Best effort, as {shortfall}. {why}"
-        if answer.now is not answer.whole:
-            why += f" With the {problem.present} that are there: {now.explanation}"
-        return Verdict(why, shortfall)
+        return Verdict(answer.why, answer.shortfall)
 
     # -- what is told ----------------------------------------------------------------------
 

@@ -155,8 +155,9 @@ class PipelineReport:
     @cached_property
     def plans(self) -> pd.DataFrame:
         """A row per question to the planner: asked_s, applied_s (NaN: never), why (first, period,
-        change), demand (measured), planned_demand (with headroom), step, feasible, workers,
-        accuracy, shed_share, swaps, variants (workers by variant), explanation, error."""
+        change, workers), demand (measured), planned_demand (with headroom), step, feasible,
+        workers (as many as there should be), accuracy, shed_share, swaps, variants (workers by
+        variant; as the ones before of the plan for those that are there), explanation, error."""
         import pandas as pd
 
         columns = (

@@ -8,7 +8,9 @@ every `interval_s`, and when demand has changed by more than chance, it is asked
 measured demand and factors; its answer takes effect `solve_s` later. *Workers take time*: to start
 (`start_s`) and to load a variant (`load_s`).
 
-A worker that a plan has no use for ends its batch and is off; one that gets another variant serves
+Demand is measured, changes are noticed and factors are learned by the code of the live planner, and
+as there, while workers start, those that are up run a plan of their own (`planning.meanwhile`). A
+worker that a plan has no use for ends its batch and is off; one that gets another variant serves
 the old one until the new one is there (make before break), or nothing. A planner that raises
 changes nothing: the last plan holds.
 """
@@ -30,9 +32,9 @@ from ray_slo.core.decisions import Dispatch, Drop
 from ray_slo.core.policy import Policy
 from ray_slo.core.requests import BatchStatus, Request, Upstream, WorkerId
 from ray_slo.planning import loki
-from ray_slo.planning.demand import Demand, Factors, changed
+from ray_slo.planning.demand import Factors, Rate
+from ray_slo.planning.meanwhile import Made, Plans, best, plan_both
 from ray_slo.planning.placement import place
-from ray_slo.planning.result import Infeasible
 from ray_slo.scheduling.registry import make_policy
 from ray_slo.simulation.decision_log import Lines, Recording, Start
 from ray_slo.simulation.pipeline_report import PipelineReport
@@ -44,9 +46,13 @@ from ray_slo.simulation.workloads import Requests, Workload
 _MADE, _CANCEL, _READY, _TICK, _APPLY, _CLUSTER = range(_WORKER + 1, _WORKER + 7)
 
 Items = Literal["poisson", "geometric", "fixed"]
-Made = loki.Plan | Infeasible[loki.Plan]
 _HARDWARE = "default"
-_TRIGGERS = {"first": "first plan", "period": "period", "change": "demand changed"}
+_TRIGGERS = {
+    "first": "first plan",
+    "period": "period",
+    "change": "demand changed",
+    "workers": "worker joined",
+}
 
 
 class Planner(Protocol):
@@ -67,7 +73,7 @@ def simulate_pipeline(
     seed: int = 0,
     interval_s: float = 10.0,
     check_s: float = 1.0,
-    demand: Callable[[], Demand] = Demand,
+    demand: Callable[[], Rate] = Rate,
     initial_demand: float | None = None,
     learn_factors: bool = True,
     solve_s: float = 0.0,
@@ -91,7 +97,7 @@ def simulate_pipeline(
         duration_s: requests arrive in [0, duration_s); by default as long as the workload lasts.
         seed: of arrivals, numbers of items and noise (independent streams).
         interval_s: between plans.
-        check_s: so often demand is looked at for a significant change (`planning.demand.changed`).
+        check_s: so often demand is counted, and looked at for a significant change.
         demand: makes what measures demand, at the root and for `observe` at each task.
         initial_demand: of the first plan, which is in place at time 0, requests per second; by
             default what arrives in the first interval.
@@ -243,7 +249,7 @@ class _Planning:
         self,
         problem: loki.Problem,
         planner: Planner,
-        demand: Callable[[], Demand],
+        demand: Callable[[], Rate],
         learn_factors: bool,
         arrivals: Any,
     ) -> None:
@@ -256,6 +262,8 @@ class _Planning:
         self.learn_factors = learn_factors
         self.arrivals = arrivals
         self.fed = 0  # arrivals that `demands` has seen
+        self.fed_at = 0.0
+        self.arrived = dict.fromkeys(self.demands, 0)  # at tasks, since then
         self.planned = 0.0  # the demand of the last plan, without headroom
         self.last: loki.Plan | None = None
         self.rows: list[dict[str, Any]] = []
@@ -267,27 +275,32 @@ class _Planning:
         return getattr(self.planner, "__name__", type(self.planner).__name__)
 
     def feed(self, now: float) -> None:
+        """Count what arrived since the last look."""
+        if now <= self.fed_at:
+            return
         end = int(np.searchsorted(self.arrivals, now, side="right"))
-        root = self.demands[self.root]
-        for at in self.arrivals[self.fed : end].tolist():
-            root.arrived(at)
-        self.fed = end
-
-    def changed(self, now: float, window_s: float) -> bool:
-        begin, end = np.searchsorted(self.arrivals, [now - window_s, now], side="right")
-        return changed(self.planned, int(end - begin), window_s)
+        self.arrived[self.root] = end - self.fed
+        for task, demand in self.demands.items():
+            demand.counted(now, now - self.fed_at, self.arrived[task])
+            self.arrived[task] = 0
+        self.fed, self.fed_at = end, now
 
     def plan(
-        self, now: float, why: str, demand: float, current: Mapping[str, int] | None
-    ) -> loki.Plan | None:
-        """The plan to carry out, None where the planner failed (not for the first plan)."""
+        self,
+        now: float,
+        why: str,
+        demand: float,
+        current: Mapping[str, int] | None,
+        present: int,
+    ) -> Plans | None:
+        """The plans to carry out, None where the planner failed (not for the first plan)."""
         problem = replace(self.problem, demand=demand, tasks=self._tasks())
         task_of = {v.name: t.name for t in problem.tasks for v in t.variants}
         if current is not None:
             loaded = {(task_of[v], v): n for v, n in current.items()}
             problem = replace(problem, current=loaded)
         if observe := getattr(self.planner, "observe", None):
-            rates = {t: d.rate(now) for t, d in self.demands.items()}
+            rates = {t: d.value(now) for t, d in self.demands.items()}
             if now == 0:  # nothing measured yet
                 rates = self._expected(problem)
             observe(now, rates)
@@ -295,14 +308,14 @@ class _Planning:
         row: dict[str, Any] = {"asked_s": now, "why": why, "demand": demand, "running": running}
         self.rows.append(row)
         try:
-            made = self.planner(problem, self.last)
+            plans = plan_both(problem, present, self.last, self.planner)
         except Exception as error:
             if self.last is None:
                 raise
             row["error"] = f"{type(error).__name__}: {error}"
             self.note(row, None, {})
             return None
-        plan = made.best_effort if isinstance(made, Infeasible) else made
+        plan = best(plans.now)
         self.last, self.planned = plan, demand
         loaded_variants: dict[str, int] = {}
         for (_, variant), n in plan.loaded.items():
@@ -310,27 +323,28 @@ class _Planning:
         row |= {
             "planned_demand": plan.planned_demand,
             "step": plan.step,
-            "feasible": not isinstance(made, Infeasible),
-            "workers": plan.workers,
+            "feasible": plans.shortfall is None,
+            "workers": best(plans.whole).workers,
             "accuracy": plan.accuracy,
             "shed_share": plan.shed_share,
             "swaps": plan.swaps,
             "variants": loaded_variants,
-            "explanation": made.reason if isinstance(made, Infeasible) else plan.explanation,
+            "explanation": plans.shortfall or plans.why,
             "error": "",
         }
-        return plan
+        return plans
 
     def note(
-        self, row: Mapping[str, Any], plan: loki.Plan | None, placed: Mapping[str, Assigned]
+        self, row: Mapping[str, Any], plans: Plans | None, placed: Mapping[str, Assigned]
     ) -> None:
         """Log a question to the planner: as its plan takes effect, or it has none."""
         if self.lines is None:
             return
         told: dict[str, Any] = {"error": row["error"]}
-        if plan is not None:
+        if plans is not None:
+            plan = best(plans.now)
             outline = Outline.of_assignments(
-                {_HARDWARE: plan.workers},
+                {_HARDWARE: best(plans.whole).workers},
                 [(a.variant, a.batch_size, a.workers) for a in plan.assignments],
             )
             told |= {
@@ -341,8 +355,8 @@ class _Planning:
                 },
                 "workers": {worker: a.variant for worker, a in placed.items()},
                 "changes": outline.changes(self.outline),
-                "why": plan.explanation,
-                "shortfall": None if row["feasible"] else row["explanation"],
+                "why": plans.why,
+                "shortfall": plans.shortfall,
                 "took_s": row["applied_s"] - row["asked_s"],
             }
             self.outline = outline
@@ -410,15 +424,17 @@ class _PipelineRun(_Run):
         self.clients = clients
         self.samplers = samplers
         self.tasks = [t.name for t in problem.order]
+        self.task_by_variant = {v.name: t.name for t in problem.order for v in t.variants}
         self.end_of_plans = float(clients.deadline.max(initial=0.0))
 
         ids = [f"w{i}" for i in range(problem.workers)]
         self.hosts = {w: _Host() for w in ids}
-        plan = planning.plan(0.0, "first", max(float(initial_demand), self.least), None)
-        assert plan is not None
+        demand = max(float(initial_demand), self.least)
+        plans = planning.plan(0.0, "first", demand, None, len(ids))  # they are there
+        assert plans is not None
         planning.rows[-1]["applied_s"] = 0.0
-        placed = place(plan, dict.fromkeys(ids))
-        planning.note(planning.rows[-1], plan, placed)
+        placed = place(best(plans.whole), dict.fromkeys(ids))
+        planning.note(planning.rows[-1], plans, placed)
         workers = []
         for w, host in self.hosts.items():
             host.target = placed.get(w)
@@ -458,6 +474,7 @@ class _PipelineRun(_Run):
             [],
             absent=[w for w in ids if w not in placed],
         )
+        self.useful = self.planned_for = len(placed)  # workers: by plan, and there when it was made
         self.told = True  # the policy knows the cluster as it is
         self.solving = False
         self.due = 0.0
@@ -551,7 +568,7 @@ class _PipelineRun(_Run):
             return
         for task in {r.model for r in arrived}:
             number = sum(r.model == task for r in arrived)
-            self.planning.demands[task].arrived(self.now, number)
+            self.planning.arrived[task] += number
         self.policy.requests_arrived(self.now, arrived)
 
     def _drop(self, drop: Drop) -> None:
@@ -582,40 +599,64 @@ class _PipelineRun(_Run):
         if at <= self.end_of_plans:
             self._push(at, _TICK, None, None)
 
+    def _there(self) -> list[WorkerId]:
+        """Workers that serve, or could at once."""
+        if not self.timing.start_s + self.timing.load_s:
+            return list(self.hosts)
+        return [w for w, host in self.hosts.items() if w in self.slots and host.target is not None]
+
     def _tick(self) -> None:
         planning, now = self.planning, self.now
         planning.feed(now)
+        there = len(self._there())
         if self.solving:
             why = ""
         elif now >= self.due - 1e-9:
             why = "period"
+        elif planning.demands[planning.root].differs(now, planning.planned):
+            why = "change"
+        elif min(there, self.useful) != min(self.planned_for, self.useful):
+            why = "workers"
         else:
-            why = "change" if planning.changed(now, self.timing.check_s) else ""
+            why = ""
         if why:
             self.due = now  # the period begins anew
             self.solving = True
-            demand = max(planning.demands[planning.root].rate(now), self.least)
+            self.planned_for = there
+            demand = max(planning.demands[planning.root].value(now), self.least)
             current: dict[str, int] = {}
             for host in self.hosts.values():
                 if host.target is not None:
                     variant = host.target.variant
                     current[variant] = current.get(variant, 0) + 1
-            plan = planning.plan(now, why, demand, current)
-            self._push(now + self.timing.solve_s, _APPLY, plan, planning.rows[-1])
+            plans = planning.plan(now, why, demand, current, there)
+            self._push(now + self.timing.solve_s, _APPLY, plans, planning.rows[-1])
         self._next_tick()
 
-    def _apply(self, plan: loki.Plan | None, row: dict[str, Any]) -> None:
+    def _apply(self, plans: Plans | None, row: dict[str, Any]) -> None:
         self.solving = False
-        if plan is None:
+        if plans is None:
             return
         row["applied_s"] = self.now
-        ranked = sorted(self.hosts.items(), key=lambda item: item[1].up_at == math.inf)
-        placed = place(plan, {w: self._variant(host) for w, host in ranked})
-        self.planning.note(row, plan, placed)
+        whole, there = best(plans.whole), set(self._there())
+        self.useful = whole.workers
+        on = sum(host.target is not None for host in self.hosts.values())
+        ranked = sorted(
+            self.hosts.items(),
+            key=lambda item: (item[1].target is None, item[1].up_at == math.inf),
+        )[: max(whole.workers, on)]
+        placed = place(whole, {w: self._variant(host) for w, host in ranked})
+        kept: set[WorkerId] = set()
+        if plans.now is not plans.whole:
+            now = place(best(plans.now), {w: self._variant(h) for w, h in ranked if w in there})
+            if {self.task_by_variant[a.variant] for a in now.values()} == set(self.tasks):
+                placed = {w: a for w, a in placed.items() if w not in there} | now
+                kept = there  # they will be needed
+        self.planning.note(row, plans, placed)
         for worker, host in self.hosts.items():
             if (assigned := placed.get(worker)) is not None:
                 self._assign(worker, host, assigned)
-            elif host.target is not None:
+            elif host.target is not None and worker not in kept:
                 self._retire(worker, host)
         self._count()
 

@@ -420,7 +420,7 @@ def test_in_a_browser(sources, planned, tmp_path):
             await table.open(tmp_path / "plans.html", dark=True)
             marks = "document.querySelectorAll('.plan{}').length"
             inside = [0 <= t <= plans.data["to"] for t in plans.data["plans"]["t"]]
-            assert await table.evaluate(marks.format("")) == sum(inside) == 2
+            assert await table.evaluate(marks.format("")) == sum(inside) >= 2
             assert await table.evaluate(marks.format(".failed")) == 1
             left = "[...document.querySelectorAll('.cards tbody tr')].filter(r => !r.hidden).length"
             assert await table.evaluate(left) == len(plans.plans.rows)

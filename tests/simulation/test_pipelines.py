@@ -86,12 +86,19 @@ def planned(**workers):
 
 
 class Script:
-    """Plans (or errors) one after the other; the last one stays."""
+    """Plans (or errors) one after the other; the last one stays. For fewer workers than at first
+    it is the same plan, or the one for so many in `meanwhile`."""
 
-    def __init__(self, *plans):
-        self.plans, self.asked = list(plans), []
+    def __init__(self, *plans, meanwhile=()):
+        self.plans, self.asked, self.meanwhile = list(plans), [], dict(meanwhile)
 
     def __call__(self, problem, last):
+        if self.asked and problem.workers < self.asked[0][0].workers:
+            return self.meanwhile.get(problem.workers, self.now)
+        self.now = plan = self.made(problem, last)
+        return plan
+
+    def made(self, problem, last):
         self.asked.append((problem, last))
         plan = self.plans.pop(0) if len(self.plans) > 1 else self.plans[0]
         if isinstance(plan, Exception):
@@ -265,13 +272,12 @@ def test_planner_is_asked_every_interval_and_applied_later():
     assert plans.applied_s.tolist() == [0, 5, 9, 13, 17]
     assert plans.why.tolist() == ["first"] + ["period"] * 4
     assert plans.variants.tolist()[:2] == [{"d": 1, "large": 1}, {"d": 1, "small": 1}]
-    # An idle worker loads the small one, the large one ends: no swap where there is room.
+    # As many workers: none is started for it.
     assert clusters(policy) == [
         (0, {"w0": "d", "w1": "large"}),
-        (5, {"w0": "d", "w1": None, "w2": "small"}),  # w1 runs until 6
-        (6, {"w0": "d", "w2": "small"}),
+        (5, {"w0": "d", "w1": "small"}),
     ]
-    assert report.workers.to_numpy().tolist() == [[0, 2], [5, 3], [6, 2]]
+    assert report.workers.to_numpy().tolist() == [[0, 2]]
 
 
 def test_start_up_and_loading_take_time():
@@ -292,6 +298,36 @@ def test_start_up_and_loading_take_time():
     # It is on from when it is asked for.
     assert report.workers.to_numpy().tolist() == [[0, 2], [10, 3], [20, 2]]
     assert report.workers_used(0, 40) == pytest.approx(2.25)
+
+
+def test_while_workers_start_the_others_run_a_plan_of_their_own():
+    planner = Script(
+        planned(d=1, large=1), planned(d=1, large=2), meanwhile={2: planned(d=1, small=1)}
+    )
+    policy = Fifo()
+    report = simulate_pipeline(
+        PROBLEM,
+        at(0, 20.0),
+        policy=policy,
+        planner=planner,
+        items="fixed",
+        interval_s=10.0,
+        check_s=1.0,
+        start_s=3.0,
+        load_s=1.0,
+        solve_s=0.5,
+    )
+    both = report.plans[report.plans.applied_s >= 10].iloc[:2]
+    assert both.why.tolist() == ["period", "workers"]
+    assert both.workers.tolist() == [3, 3]
+    assert both.variants.tolist() == [{"d": 1, "small": 1}, {"d": 1, "large": 2}]
+    assert "With the 2 that are there" in both.explanation.iloc[0]
+    assert clusters(policy) == [
+        (0, {"w0": "d", "w1": "large"}),
+        (11.5, {"w0": "d", "w1": "small"}),
+        (14.5, {"w0": "d", "w1": "small", "w2": "large"}),  # seen at 15
+        (16.5, {"w0": "d", "w1": "large", "w2": "large"}),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -412,7 +448,8 @@ def test_factors_are_learned_and_loads_are_told():
     simulate_pipeline(problem, workload, **kwargs)
     assert planner.asked[0][0].tasks == PROBLEM.tasks
     last, _ = planner.asked[20]
-    assert 4 < last.tasks[0].variants[0].factors["name"] < 5  # the prior weighs 100 requests
+    learned = last.tasks[0].variants[0].factors["name"]
+    assert learned == pytest.approx((20 * 2 + 400 * 5) / 420, rel=0.1)
     assert last.current == {("detect", "d"): 2, ("name", "large"): 2}
     planner.asked.clear()
     kwargs["policy"] = Fifo(drops=False)
