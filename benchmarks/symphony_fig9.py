@@ -74,8 +74,8 @@ def run(quick: bool, seed: int) -> list[Row]:
                     start_rate=bound / (6 if name.startswith("Nexus") else 1.6),
                     growth=1.4,
                     tolerance=0.05 if quick else 0.01,
-                    warmup_s=0.5 if quick else 2,
-                    duration_s=1.4 if quick else 2 + 2500 * len(models) / bound,
+                    warmup_s=0.5 if quick else 1,
+                    duration_s=1.4 if quick else 1 + 1500 * len(models) / bound,
                     seed=seed,
                 ).rate
                 for name, system in COMPARED.items()
