@@ -1,8 +1,7 @@
 """A live run is recorded, and a new policy decides the same on the record."""
 
-import time
-
 import pytest
+from waiting import eventually
 
 from ray_slo.serve import build_app
 from ray_slo.simulation.decision_log import read
@@ -23,7 +22,7 @@ def test_a_live_run_replays_to_the_same_decisions(ray_cluster, tmp_path):
     app = build_app({**ARGS, "scheduler": "actor", "decision_log": log})
     with ray_cluster.running(app, "logged", "/logged") as handle:
         for burst in range(4):
-            answers = [handle.remote(i, latency_slo_ms=5000) for i in range(1 + 6 * burst)]
+            answers = [handle.remote(i, latency_slo_ms=30_000) for i in range(1 + 6 * burst)]
             assert [a.result()["value"] for a in answers] == [i * i for i in range(len(answers))]
         hopeless = handle.remote(1, latency_slo_ms=30)
         with pytest.raises(Exception, match="RefusedEarly"):
@@ -42,15 +41,15 @@ def test_a_live_run_replays_to_the_same_decisions(ray_cluster, tmp_path):
     assert report.count("good") == 40
     assert report.count("dropped") == 1
     predicted = report.batches["predicted_finish_s"] - report.batches["finished_s"]
-    assert predicted.abs().max() < 5
+    assert predicted.abs().max() < 30
     assert what_if(tape(life), "eager").count("good") == 40
 
 
 def _finished(folder):
     """The lives in the log once the scheduler wrote its last line."""
-    for _ in range(50):
-        lives = read(folder) if list(folder.glob("*.parquet")) else []
-        if lives and recorded(lives[0]).count() == 41:
-            return lives
-        time.sleep(0.1)
-    raise AssertionError(f"still not whole: {lives}")
+
+    def lives():
+        found = read(folder) if list(folder.glob("*.parquet")) else []
+        return found and recorded(found[0]).count() == 41 and found
+
+    return eventually(lives)

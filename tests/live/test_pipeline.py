@@ -6,6 +6,7 @@ import httpx
 import pytest
 import ray
 import stages
+from waiting import eventually, posted
 
 import ray_slo
 from ray_slo.errors import BatchResultError, RefusedEarly
@@ -15,7 +16,7 @@ from ray_slo.serve.scheduler_actor import find_scheduler
 pytestmark = pytest.mark.live
 
 TINY = {"num_cpus": 0.1}
-SLO_MS = 20_000  # time for Serve to start another replica on a busy machine
+SLO_MS = 30_000  # time for Serve to start another replica on a busy machine
 SPELLED = {"by": "f1", "words": ["t-o", "b-e"]}
 Speller = ray_slo.Pipeline(
     stages.tasks(),
@@ -34,21 +35,12 @@ Speller = ray_slo.Pipeline(
 @pytest.fixture(scope="module")
 def app(ray_cluster):
     with ray_cluster.running(Speller.bind(), "speller", "/speller") as handle:
-        eventually(lambda: status(handle)["plan"].get("step") == "hardware")
+        assert eventually(lambda: status(handle)["plan"].get("step") == "hardware")
         yield handle
 
 
 def status(handle):
     return handle.slo_status.remote().result()
-
-
-def eventually(condition, within_s=30):
-    until = time.monotonic() + within_s
-    while time.monotonic() < until:
-        if condition():
-            return True
-        time.sleep(0.2)
-    return False
 
 
 def test_answers_are_joined_and_name_every_stage(app, ray_cluster):
@@ -68,7 +60,10 @@ def test_answers_are_joined_and_name_every_stage(app, ray_cluster):
     assert response.json() == SPELLED
     assert response.headers["x-slo-variant"] == "f1/s1"
     assert response.headers["x-slo-stages"].startswith('find;requests=1;variants="f1*1";batch')
-    assert httpx.get(url).json()["pipeline"]["parents"] == {"find": None, "spell": "find"}
+    assert httpx.get(url, timeout=30).json()["pipeline"]["parents"] == {
+        "find": None,
+        "spell": "find",
+    }
     seen = status(app)
     assert {"find", "spell", "speller"} >= set(seen["goodput"])
     kinds = {w["assigned"]["variant"] for w in seen["workers"].values() if w["assigned"]}
@@ -107,9 +102,9 @@ def test_who_leaves_cancels_what_it_made(app, ray_cluster, way):
         assert eventually(lambda: status(app)["queued"]["spell"] > 100)
         asked.cancel()
     else:
-        with pytest.raises(httpx.ReadTimeout):
-            httpx.post(f"{ray_cluster.url}/speller", json=page, timeout=1)
-    assert eventually(lambda: status(app)["queued"]["spell"] == 0, within_s=5)
+        with posted(f"{ray_cluster.url}/speller", page):
+            assert eventually(lambda: status(app)["queued"]["spell"] > 100)
+    assert eventually(lambda: status(app)["queued"]["spell"] == 0)
     assert status(app)["counts"]["granted"] - before < 400
     assert app.remote("to be").result() == SPELLED
 
