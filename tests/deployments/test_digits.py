@@ -29,6 +29,14 @@ def cache(tmp_path_factory):
         yield folder
 
 
+@pytest.fixture
+def quick_training(tmp_path, monkeypatch):
+    """An empty cache, and little to learn from: for what is the same after an hour or a moment."""
+    images, labels = data.train_set()
+    monkeypatch.setattr(data, "train_set", lambda: (images[:64], labels[:64]))
+    monkeypatch.setenv("RAY_SLO_CACHE", str(tmp_path))
+
+
 def png(array: np.ndarray, **options) -> bytes:
     buffer = io.BytesIO()
     Image.fromarray(array, **options).save(buffer, "PNG")
@@ -187,10 +195,9 @@ def test_an_unknown_variant_is_named_with_the_valid_ones():
 # --- training and cache --------------------------------------------------------------------------
 
 
-def test_training_keeps_the_callers_torch_settings(tmp_path, monkeypatch):
+def test_training_keeps_the_callers_torch_settings(quick_training):
     import torch
 
-    monkeypatch.setenv("RAY_SLO_CACHE", str(tmp_path))
     threads, state = torch.get_num_threads(), torch.get_rng_state()
     with torch.inference_mode(False), torch.no_grad():  # a caller may be inferring
         train.load_or_train([SMALLEST])
@@ -207,7 +214,7 @@ def test_the_cache_is_used_and_holds_the_accuracy_of_its_weights(cache, monkeypa
     assert [path.name for path in train.cache_folder().glob("*.tmp")] == []
 
 
-def test_a_damaged_file_is_trained_again(cache):
+def test_a_damaged_file_is_trained_again(quick_training):
     accuracy = train.load_or_train([SMALLEST])[SMALLEST].accuracy
     path = train._path(SMALLEST)
     path.write_bytes(path.read_bytes()[:1000])
@@ -234,7 +241,9 @@ def test_one_class_reads_with_any_network_of_the_family(cache):
 
 
 RACER = f"""
-from deployments.digits import train
+from deployments.digits import data, train
+images, labels = data.train_set()
+data.train_set = lambda: (images[:64], labels[:64])
 original = train._train
 def traced(names):
     print("trained", flush=True)
@@ -256,11 +265,9 @@ def test_racing_processes_train_once_and_agree(tmp_path):
     assert len({output[-1] for output in outputs}) == 1
 
 
-def test_snapshots_of_a_longer_run_begin_with_those_of_a_shorter_one(monkeypatch):
+def test_snapshots_of_a_longer_run_begin_with_those_of_a_shorter_one(quick_training):
     import torch
 
-    images, labels = data.train_set()
-    monkeypatch.setattr(data, "train_set", lambda: (images[:64], labels[:64]))
     recipe = FAMILY["digits-s"]
     short, long = ([*train._snapshots(recipe, count)] for count in (1, 2))
     assert all(torch.equal(short[0][key], long[0][key]) for key in short[0])
