@@ -9,6 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from ray_slo.models.loading import checked_by
+
 from .data import INK, SIDE, test_set
 from .family import spec
 
@@ -28,6 +30,7 @@ class Answer(TypedDict):
     confidence: float
 
 
+@checked_by(lambda name: spec(name))
 def load_variant(name: str) -> Network:
     """The network of that name, trained if need be: images (b, 8, 8) -> probabilities (b, 10).
 

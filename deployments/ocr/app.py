@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, TypedDict
 import numpy as np
 from PIL import Image
 
+from ray_slo.models.loading import checked_by
+
 if TYPE_CHECKING:
     from ray_slo import Outputs, Pipeline, Variant
 
@@ -49,6 +51,7 @@ class Answer(TypedDict):
     lines: list[Line]
 
 
+@checked_by(lambda name, threads=1: _one_of(name, SIDES))
 def load_detector(name: str, threads: int = 1) -> Detector:
     """A detector by name; ValueError names the valid ones."""
     from .networks import Detector
@@ -56,6 +59,7 @@ def load_detector(name: str, threads: int = 1) -> Detector:
     return Detector(_one_of(name, SIDES), threads)
 
 
+@checked_by(lambda name, threads=1: _one_of(name, READERS))
 def load_recogniser(name: str, threads: int = 1) -> Recogniser:
     """A recogniser by name; ValueError names the valid ones."""
     from .networks import Recogniser

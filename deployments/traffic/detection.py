@@ -8,13 +8,14 @@ Needs torchvision (`pip install 'ray-slo[traffic]'`); importing this module does
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ray_slo.models.loading import one_of, pick_device, weights_source
+from ray_slo.models.loading import checked_by, one_of, pick_device, weights_source
 from ray_slo.models.vision import build, torchvision_models
 
 from .boxes import Found, Picture
@@ -119,6 +120,14 @@ def accuracy(name: str) -> float:
     return float(_published(name).meta["_metrics"]["COCO-val2017"]["box_map"])
 
 
+def _check(name: str, *_: Any, **__: Any) -> None:
+    if name in FAMILY:
+        return  # without torchvision
+    with suppress(ImportError):  # the workers may have it
+        _published(name)
+
+
+@checked_by(_check)
 def load(name: str, weights: str | Path = "default", device: str = "auto") -> Detector:
     """A detector of torchvision, ready to look.
 

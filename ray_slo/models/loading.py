@@ -2,13 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 if TYPE_CHECKING:
     import torch
 
 Source = Literal["default", "none"] | Path
+
+
+Load = TypeVar("Load", bound=Callable[..., Any])
+
+
+def checked_by(check: Callable[..., Any]) -> Callable[[Load], Load]:
+    """For the loader of a variant: where the configuration is read, before any worker starts,
+    `check` gets the loader's arguments, and raises ValueError for what no worker could load.
+
+    It is the attribute `check` of any loader that is a function.
+    """
+
+    def mark(load: Load) -> Load:
+        load.check = check  # type: ignore[attr-defined]
+        return load
+
+    return mark
 
 
 def one_of(field: str, got: object, valid: list[str]) -> ValueError:

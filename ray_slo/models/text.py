@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from ray_slo.models.loading import one_of, pick_device, weights_source
+from ray_slo.models.loading import checked_by, one_of, pick_device, weights_source
 
 if TYPE_CHECKING:
     import torch
@@ -122,6 +122,7 @@ def size(name: str) -> Size:
         raise one_of("name", name, list(FAMILY)) from None
 
 
+@checked_by(lambda name, *_, **__: size(name))
 def load(
     name: str,
     weights: str | Path = "default",

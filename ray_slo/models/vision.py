@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -23,7 +24,7 @@ from urllib.error import URLError
 import numpy as np
 from numpy.typing import NDArray
 
-from ray_slo.models.loading import Source, one_of, pick_device, weights_source
+from ray_slo.models.loading import Source, checked_by, one_of, pick_device, weights_source
 
 if TYPE_CHECKING:
     import torch
@@ -118,6 +119,14 @@ def accuracy(name: str) -> float:
     return float(_published(name).meta["_metrics"]["ImageNet-1K"]["acc@1"])
 
 
+def _check(name: str, *_: Any, **__: Any) -> None:
+    if name in FAMILY:
+        return  # without torchvision
+    with suppress(ImportError):  # the workers may have it
+        _published(name)
+
+
+@checked_by(_check)
 def load(name: str, weights: str | Path = "default", device: str = "auto") -> ImageClassifier:
     """A network of torchvision, ready to answer.
 

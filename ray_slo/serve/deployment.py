@@ -25,6 +25,7 @@ from ray_slo.serve.spec import (
     AppSpec,
     ModelSpec,
     Variant,
+    check_arguments,
     check_user_class,
     parse_spec,
     worker_deployment,
@@ -263,14 +264,22 @@ def _check_code(spec: AppSpec) -> None:
     where = "models" if spec.pipeline is None else "pipeline.tasks"
     for name, model in spec.models.items():
         try:
-            model.load()
+            cls = model.load()
         except ValueError as error:
             raise ValueError(f"{where}.{name}.callable: {error}") from None
+        try:
+            check_arguments(cls, cls.__name__, model.args, model.kwargs)
+        except ValueError as error:
+            raise ValueError(f"{where}.{name}: {error}") from None
         for key, variant in model.variants.items():
             try:
                 variant.loader()
             except ValueError as error:
                 raise ValueError(f"{where}.{name}.variants.{key}.load: {error}") from None
+            try:
+                variant.check()
+            except ValueError as error:
+                raise ValueError(f"{where}.{name}.variants.{key}: {error}") from None
     spec.joins()
 
 

@@ -46,6 +46,25 @@ class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", arbitrary_types_allowed=True, allow_inf_nan=False)
 
 
+def check_arguments(
+    target: Callable[..., Any], what: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> None:
+    """Refuse arguments that do not fit a signature, where it can be known.
+
+    Raises:
+        ValueError: says which, and what is taken.
+    """
+    try:
+        signature = inspect.signature(target)
+    except (TypeError, ValueError):  # written in C
+        return
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        takes = ", ".join(signature.parameters) or "nothing"
+        raise ValueError(f"args and kwargs do not fit {what}: {error}; it takes {takes}") from None
+
+
 class VariantSpec(_Strict):
     """A network that can answer for a model.
 
@@ -80,6 +99,18 @@ class VariantSpec(_Strict):
             )
         loader: Callable[..., Any] = target
         return loader
+
+    def check(self) -> None:
+        """Refuse arguments that the loader does not take, or that its `check` refuses.
+
+        Raises:
+            ValueError: names the argument.
+        """
+        loader = self.loader()
+        check_arguments(loader, "load", self.args, self.kwargs)
+        check = None if inspect.isclass(loader) else getattr(loader, "check", None)
+        if callable(check):
+            check(*self.args, **self.kwargs)
 
 
 class Variant(VariantSpec):

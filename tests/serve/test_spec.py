@@ -1,12 +1,14 @@
 """Application specs: what is accepted, and what is said about the rest."""
 
 import pickle
+import sys
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 import ray_slo
+from ray_slo.models import vision
 from ray_slo.serve.deployment import build_app_from_spec
 from ray_slo.serve.spec import AppSpec, parse_spec
 
@@ -19,6 +21,14 @@ class Model:
 class InstancePreprocess(Model):
     def preprocess(self, item):
         return item
+
+
+class Tall:
+    def __init__(self, height, width=1):
+        pass
+
+    def __call__(self, items):
+        return items
 
 
 class Generator:
@@ -36,7 +46,7 @@ class Chooses:
         return items
 
 
-def load():
+def load(layers=1):
     return None
 
 
@@ -173,10 +183,11 @@ def test_only_what_a_replica_must_know_of_changes_the_version():
         version(policy="eager"),
         version(retries=5),
         version(scheduler="actor"),
-        version(**model(args=[1])),
+        version(**model(callable=Tall, args=[1])),
+        version(**model(callable=Tall, args=[2])),
         version(**model(latency_slo_ms=101)),
     ]
-    assert len({version(), *others}) == 6
+    assert len({version(), *others}) == 7
 
 
 json = st.recursive(
@@ -280,3 +291,43 @@ def test_variants_change_the_version():
     versions = [version(**variants(**c)) for c in ({}, {}, {"accuracy": 81}, {"args": [1]})]
     assert versions[0] == versions[1]
     assert len(set(versions)) == 3
+
+
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        (
+            variants(args=["base", 2]),
+            "models.m.variants.deep: args and kwargs do not fit load: too many positional "
+            "arguments; it takes layers",
+        ),
+        (
+            model(callable=Tall, kwargs={"hight": 1}),
+            "models.m: args and kwargs do not fit Tall: missing a required argument: 'height'; it "
+            "takes height, width",
+        ),
+        (
+            variants(load="ray_slo.models.text:load", kwargs={"name": "bert-huge"}),
+            "models.m.variants.deep: name: got 'bert-huge', wanted one of bert-tiny, bert-mini,",
+        ),
+        (
+            variants(load="deployments.ocr:load_detector", args=["det1"]),
+            "models.m.variants.deep: variant: got 'det1', wanted one of det320,",
+        ),
+        (
+            variants(load="deployments.digits:load_variant", args=["digits-xxl"]),
+            "models.m.variants.deep: ",
+        ),
+    ],
+)
+def test_arguments_that_no_worker_could_load_are_refused_here(config, says):
+    with pytest.raises(ValueError) as error:
+        build_app_from_spec(parse_spec(config))
+    assert says in str(error.value)
+
+
+def test_published_networks_are_checked_without_torchvision_where_it_is_missing():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "torchvision", None)
+        vision.load.check("resnet50", weights="none")
+        vision.load.check("no such network")  # a worker says so
