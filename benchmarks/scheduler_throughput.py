@@ -145,7 +145,7 @@ def replay_s(policy: Policy, events: Events) -> float:
 
 
 def run(quick: bool, seed: int) -> list[Row]:
-    sizes, requests, repeats = (SIZES[:4], 20_000, 1) if quick else (SIZES, 200_000, 3)
+    sizes, requests, repeats = (SIZES[:4], 10_000, 1) if quick else (SIZES, 200_000, 3)
     rows = []
     for name, policy in POLICIES.items():
         for models, workers in sizes:
