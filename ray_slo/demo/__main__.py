@@ -19,7 +19,7 @@ def demo(
     ),
     variant: Annotated[
         str | None,
-        typer.Option(help="Train and serve only this network (default: train all, serve the last)."),
+        typer.Option(help="Train this network alone (default: train all, serve the last)."),
     ] = None,
     system: Annotated[
         list[str] | None,
