@@ -172,9 +172,9 @@ class SchedulerActor:
         return clock_id(), time.monotonic()
 
     def _deliver(self, client: str, messages: list[Message]) -> None:
-        self._decisions.told(client, messages)
         if (box := self._mailboxes.get(client)) is not None:
             box.put(messages)
+        self._decisions.told(client, messages)
 
     def _withdraw(self, client: str) -> None:
         """Do without a client until it comes again, with all that it waits for."""
