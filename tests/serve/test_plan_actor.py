@@ -406,6 +406,22 @@ def test_what_was_planned_and_why_is_logged(monkeypatch, tmp_path):
     assert planner.shift("elsewhere", asked.at) == asked.clocks["elsewhere"]
 
 
+def test_what_changed_is_said_rather_than_that_it_was_time_anyway(monkeypatch):
+    async def scenario():
+        spec = spec_of()
+        cluster = Cluster(spec, "a", "b")
+        with actor_of(spec) as actor:
+            await cluster.settle(actor)
+            monkeypatch.setattr(actor._brain, "due", lambda now, seen: reasons[0])
+            later = actor._tried_at + 3600
+            for reasons in ([""], ["arguments changed"]):
+                assert actor._plan_is_due(later) == (reasons[0] or "period")
+            actor._failed = True  # what changed since then may not be why
+            assert actor._plan_is_due(later) == "period"
+
+    clock.run(scenario())
+
+
 def test_a_successors_first_plan_is_told_against_what_runs(tmp_path):
     async def scenario():
         spec = spec_of(decision_log={"dir": str(tmp_path), "flush_s": 0.05})
