@@ -9,22 +9,28 @@ from ray_slo.serve import build_app
 
 pytestmark = pytest.mark.live
 
+NAMED = {"callable": "apps:Named", "latency_slo_ms": 30_000}
+DEEP = {"load": "apps:Network", "args": ["deep", 0.02], "accuracy": 80}
 ARGS = {
     "models": {
-        "square": {"callable": "apps:Tasks", "latency_slo_ms": 50000, "accuracy": 90},
+        "square": {"callable": "apps:Tasks", "latency_slo_ms": 50_000, "accuracy": 90},
         "cube": {
             "callable": "apps:Tasks",
             "kwargs": {"power": 2},
             "user_config": {"power": 3},
-            "latency_slo_ms": 40000,
+            "latency_slo_ms": 40_000,
         },
-        "echo": {"callable": "apps:Echo", "args": ["say "], "latency_slo_ms": 30000},
+        # Networks of one name.
+        "a": {**NAMED, "variants": {"deep": DEEP}},
+        "b": {**NAMED, "variants": {"deep": {**DEEP, "args": ["deeper", 0.02]}}},
+        "echo": {"callable": "apps:Echo", "args": ["say "], "latency_slo_ms": 30_000},
     },
     "workers": {
         "small": {"num_replicas": 1, "ray_actor_options": {"num_cpus": 0.1}},
         "large": {"num_replicas": 1, "ray_actor_options": {"num_cpus": 0.2}},
     },
     "policy": {"name": "deferred", "kwargs": {"objective": "responsive"}},
+    "scheduler": "actor",
     "profile_seconds": 0.3,
     "name": "zoo",
 }
@@ -46,17 +52,23 @@ def test_several_models_on_one_pool_of_two_kinds(ray_cluster):
             assert (answer.status_code, answer.json()) == (200, wanted)
             assert answer.headers["x-slo-model"] == path
             assert handle.remote(item, model=path).result() == wanted
+        for model, says in (("a", ["deep"]), ("b", ["deeper"])):
+            answer = handle.remote(1, model=model, response_metadata=True).result()
+            assert (answer.result, answer.model, answer.variant) == (says, model, "deep")
         unnamed = httpx.post(url, json=3, timeout=30)
         assert unnamed.status_code == 404
-        assert unnamed.json()["valid"] == ["cube", "echo", "square"]
+        assert unnamed.json()["valid"] == ["a", "b", "cube", "echo", "square"]
         seen = handle.slo_status.remote().result()
         assert sorted(w["kind"] for w in seen["workers"].values()) == ["large", "small"]
-        assert set(seen["models"]) == {"square", "cube", "echo"}
+        assert set(seen["models"]) == set(ARGS["models"])
+        learned = {"square", "cube", "echo", "a/deep", "b/deep"}
+        kinds = ("small", "large")
+        assert set(seen["profiles"]) == {f"{name}@{kind}" for name in learned for kind in kinds}
         names = set(serve.status().applications["zoo"].deployments)
         assert names == {"zoo", "zoo-small-worker", "zoo-large-worker"}
 
 
 def test_mistakes_are_said_before_anything_is_deployed():
-    wrong = {**ARGS, "models": {"square": {"callable": "apps:Taks", "latency_slo_ms": 50000}}}
+    wrong = {**ARGS, "models": {"square": {"callable": "apps:Taks", "latency_slo_ms": 50_000}}}
     with pytest.raises(ValueError, match=r"models\.square\.callable: cannot import 'apps:Taks'"):
         build_app(wrong)

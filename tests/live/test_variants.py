@@ -10,7 +10,6 @@ from ray import serve
 
 import ray_slo
 from ray_slo import Variant
-from ray_slo.serve import build_app
 from ray_slo.serve.inspect import is_frontend
 
 pytestmark = pytest.mark.live
@@ -20,6 +19,7 @@ QUICK = Variant("quick", accuracy=70, load=Network, args=("quick", 0.01))
 DEEP = Variant("deep", accuracy=90, load="apps:Network", args=("deep",), kwargs={"base_s": 0.5})
 App = ray_slo.deployment(
     latency_slo_ms=30_000,
+    num_replicas=2,
     policy=Greedy,
     variants=[QUICK, DEEP],
     ray_actor_options=TINY,
@@ -28,50 +28,32 @@ App = ray_slo.deployment(
 )(Named)
 
 
-def test_policy_chooses_and_answers_say_which(ray_cluster):
+@pytest.fixture(scope="module")
+def handle(ray_cluster):
     with ray_cluster.running(App.bind(), "named", "/named") as handle:
-        deep = handle.remote(1, response_metadata=True).result()
-        assert (deep.result, deep.variant, deep.accuracy, deep.model) == (
-            *(["deep"], "deep", 90, "named"),
-        )
-        quick = handle.remote(1, latency_slo_ms=450, response_metadata=True).result()
-        assert (quick.result, quick.variant, quick.accuracy) == (["quick"], "quick", 70)
-        url = f"{ray_cluster.url}/named"
-        headers = httpx.post(url, json=1, timeout=30).headers
-        assert (headers["x-slo-variant"], headers["x-slo-accuracy"]) == ("deep", "90.00")
-        described = httpx.get(url, timeout=30).json()["models"]["named"]
-        assert described["variants"] == {"quick": {"accuracy": 70}, "deep": {"accuracy": 90}}
-        seen = handle.slo_status.remote().result()
-        assert 10 < seen["profiles"]["quick@default"]["latency_1_ms"] < 450
-        assert seen["profiles"]["deep@default"]["latency_1_ms"] > 500
-        assert seen["profiles"]["deep@default"]["samples"] == 2  # learned by variant
-        assert [w["variants"] for w in seen["workers"].values()] == [["deep", "quick"]]
-        assert 70 <= seen["accuracy"]["named"] <= 90
-        found = [is_frontend(n) for n in ("named", "named/named", "named/named-worker", "none")]
-        assert found == [True, True, False, False]
+        yield handle
 
 
-def test_yaml_models_with_variants_of_one_name(ray_cluster):
-    deep = {"load": "apps:Network", "args": ["deep", 0.02], "accuracy": 80}
-    named = {"callable": "apps:Named", "latency_slo_ms": 30_000}
-    args = {
-        "models": {
-            "a": {**named, "variants": {"deep": deep}},
-            "b": {**named, "variants": {"deep": {**deep, "args": ["deeper", 0.02]}}},
-            "plain": {"callable": "apps:Echo", "latency_slo_ms": 30_000},
-        },
-        "workers": {"cpu": {"ray_actor_options": TINY}},
-        "policy": "deferred",
-        "scheduler": "actor",
-        "profile_seconds": 0.3,
-    }
-    with ray_cluster.running(build_app(args), "zoo", "/zoo") as handle:
-        for model, says in (("a", ["deep"]), ("b", ["deeper"])):
-            answer = handle.remote(1, model=model, response_metadata=True).result()
-            assert (answer.result, answer.model, answer.variant) == (says, model, "deep")
-        assert handle.remote("x", model="plain").result() == "x"
-        profiles = handle.slo_status.remote().result()["profiles"]
-        assert set(profiles) == {"a/deep@cpu", "b/deep@cpu", "plain@cpu"}
+def test_policy_chooses_and_answers_say_which(ray_cluster, handle):
+    deep = handle.remote(1, response_metadata=True).result()
+    assert (deep.result, deep.variant, deep.accuracy, deep.model) == (
+        *(["deep"], "deep", 90, "named"),
+    )
+    quick = handle.remote(1, latency_slo_ms=450, response_metadata=True).result()
+    assert (quick.result, quick.variant, quick.accuracy) == (["quick"], "quick", 70)
+    url = f"{ray_cluster.url}/named"
+    headers = httpx.post(url, json=1, timeout=30).headers
+    assert (headers["x-slo-variant"], headers["x-slo-accuracy"]) == ("deep", "90.00")
+    described = httpx.get(url, timeout=30).json()["models"]["named"]
+    assert described["variants"] == {"quick": {"accuracy": 70}, "deep": {"accuracy": 90}}
+    seen = handle.slo_status.remote().result()
+    assert 10 < seen["profiles"]["quick@default"]["latency_1_ms"] < 450
+    assert seen["profiles"]["deep@default"]["latency_1_ms"] > 500
+    assert seen["profiles"]["deep@default"]["samples"] == 2  # learned by variant
+    assert [w["variants"] for w in seen["workers"].values()] == [["deep", "quick"]] * 2
+    assert 70 <= seen["accuracy"]["named"] <= 90
+    found = [is_frontend(n) for n in ("named", "named/named", "named/named-worker", "none")]
+    assert found == [True, True, False, False]
 
 
 def test_variant_that_does_not_load_is_said_at_deploy_time(ray_cluster, monkeypatch):
@@ -87,28 +69,27 @@ def test_variant_that_does_not_load_is_said_at_deploy_time(ray_cluster, monkeypa
         serve.delete("lame")
 
 
-def test_rolling_update_of_variants_and_reconfigure_keep_serving(ray_cluster):
-    deployed = App.options(num_replicas=2)
-    with ray_cluster.running(deployed.bind(), "rolling", "/rolling") as handle:
-        answers, stop = [], threading.Event()
+# Last, because it leaves the application changed.
+def test_rolling_update_of_variants_and_reconfigure_keep_serving(handle):
+    answers, stop = [], threading.Event()
 
-        def load():
-            while not stop.is_set():
-                answers.append(handle.remote(0, response_metadata=True))
-                time.sleep(0.1)
+    def load():
+        while not stop.is_set():
+            answers.append(handle.remote(0, response_metadata=True))
+            time.sleep(0.5)  # half of what both workers make
 
-        thread = threading.Thread(target=load)
-        thread.start()
-        try:
-            changed = deployed.options(user_config={"power": 2})
-            serve.run(changed.bind(), name="rolling", route_prefix="/rolling")
-            deeper = Variant("deeper", accuracy=95, load=Network, args=("deeper", 0.15))
-            changed = changed.options(variants=[QUICK, deeper])
-            serve.run(changed.bind(), name="rolling", route_prefix="/rolling")
-        finally:
-            stop.set()
-            thread.join()
-        answers.append(handle.remote(0, response_metadata=True))
-        found = [a.result() for a in answers]  # none was refused, none failed
-        assert {"deep", "deeper"} <= {a.variant for a in found}
-        assert found[0].result == ["deep"] and found[-1].result == ["deeper", "deeper"]
+    thread = threading.Thread(target=load)
+    thread.start()
+    try:
+        changed = App.options(user_config={"power": 2})
+        serve.run(changed.bind(), name="named", route_prefix="/named")
+        deeper = Variant("deeper", accuracy=95, load=Network, args=("deeper", 0.15))
+        changed = changed.options(variants=[QUICK, deeper])
+        serve.run(changed.bind(), name="named", route_prefix="/named")
+    finally:
+        stop.set()
+        thread.join()
+    answers.append(handle.remote(0, response_metadata=True))
+    found = [a.result() for a in answers]  # none was refused, none failed
+    assert {"deep", "deeper"} <= {a.variant for a in found}
+    assert found[0].result == ["deep"] and found[-1].result == ["deeper", "deeper"]
