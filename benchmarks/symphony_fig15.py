@@ -176,7 +176,7 @@ def least_gpus(models: Sequence[ZooModel], rates: dict[str, list[float]]) -> np.
 
 
 def run(quick: bool, seed: int) -> list[Row]:
-    gpus, periods = (QUICK_GPUS, 20) if quick else (GPUS, 30)
+    gpus, periods = (QUICK_GPUS, 8) if quick else (GPUS, 30)
     zoo = list(load("symphony_1080ti").values())
     models = [zoo[i] for i in np.linspace(0, len(zoo) - 1, MODELS).round().astype(int)]
     names = [m.name for m in models]
