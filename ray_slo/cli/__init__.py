@@ -47,6 +47,13 @@ class _Group(TyperGroup):
                 raise
             typer.secho(f"Error: {_describe(error)}", fg="red", err=True)
             raise typer.Exit(2) from None
+        except RuntimeError as error:
+            from ray_slo.simulation.simulator import PolicyError
+
+            if os.environ.get("RAY_SLO_TRACEBACK") or not isinstance(error, PolicyError):
+                raise
+            typer.secho(f"Error: the policy broke its contract: {error}", fg="red", err=True)
+            raise typer.Exit(2) from None
 
 
 app = typer.Typer(

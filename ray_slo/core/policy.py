@@ -14,6 +14,8 @@ The contract, checked by `tests/scheduling/test_contract.py` for every registere
   `serves_late` is true;
 * a policy that may return `Preempt` says so by an attribute `preempts = True`. It may have a method
   `preempt_failed(now, worker, batch_id)`: that batch does not stop, its worker is still busy;
+* a policy whose batches are by the number of requests, whatever their sizes, says so by an
+  attribute `counts_requests = True`; hosts refuse to give it requests with sizes;
 * a policy that has an attribute `explain` fills in, when a host sets it, what only a reader of the
   decision log needs; no decision depends on it;
 * when `decide` has returned, calling it again at the same `now` returns no actions;

@@ -276,6 +276,8 @@ class BatchingPolicy(ABC):
         if max_batch_size is not None and max_batch_size < 1:
             raise ValueError(f"max_batch_size must be at least 1, got {max_batch_size}")
         self._max_batch_size = max_batch_size
+        # First come, first served, a request at a time, may be asked of any requests.
+        self.counts_requests = max_batch_size != 1
         self._margin_s = non_negative("margin_ms", margin_ms) / 1e3
         self._delay = DispatchDelay()
         self._models: dict[str, ModelState] = {}

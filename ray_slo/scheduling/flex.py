@@ -122,6 +122,7 @@ class Flex:
     """
 
     serves_late: ClassVar[bool] = False
+    counts_requests: ClassVar[bool] = True
 
     def __init__(
         self,

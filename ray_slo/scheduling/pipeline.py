@@ -225,6 +225,7 @@ class Pipeline:
         self._waiting_factor = waiting_factor
         self._rebalance_s = rebalance_s
         self._communication_s = non_negative("communication_s", communication_s)
+        self.counts_requests = True
         self.serves_late = drop in ("none", "last_task")
         self._prior = {v: dict(f) for v, f in (factors or {}).items()}
         self.factors = Factors({})

@@ -326,6 +326,7 @@ class Ramsis:
             raise ValueError(f"drift must be positive, got {drift}")
         LoadMonitor(monitor, window_ms / 1e3)  # its own checks
         _check_options(options or {})
+        self.counts_requests = True
         self.serves_late = late == "serve"
         self._given = _tables_of(tables)
         self._solver: Callable[[Problem], Table] | None = (

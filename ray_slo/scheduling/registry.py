@@ -99,6 +99,22 @@ def make_policy(policy: str | Policy, kwargs: Mapping[str, Any] | None = None) -
     return made
 
 
+def refuse_sizes(policy: str | Policy, kwargs: Mapping[str, Any] | None = None) -> None:
+    """Refuse a policy that cannot serve requests with sizes.
+
+    Raises:
+        ValueError: it counts requests, not the items in them.
+    """
+    made = make_policy(policy, kwargs)
+    if getattr(made, "counts_requests", False):
+        path = f"{type(made).__module__}:{type(made).__name__}"
+        name = next((n for n, known in POLICIES.items() if known == path), path)
+        raise ValueError(
+            f"policy {name!r} counts requests, not the items in them, and these have sizes; choose "
+            "'kairos' (batch: true joins requests)"
+        )
+
+
 def _nearest(name: str) -> str:
     near = get_close_matches(name.lower(), POLICIES, n=1)
     return f" (did you mean {near[0]!r}?)" if near else ""

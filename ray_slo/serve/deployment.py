@@ -268,6 +268,11 @@ def _check_code(spec: AppSpec) -> None:
         except ValueError as error:
             raise ValueError(f"{where}.{name}.callable: {error}") from None
         try:
+            if hasattr(cls, "size"):
+                spec.policy.refuse_sizes()
+        except ValueError as error:
+            raise ValueError(f"{where}.{name}.callable: {cls.__name__}.size: {error}") from None
+        try:
             check_arguments(cls, cls.__name__, model.args, model.kwargs)
         except ValueError as error:
             raise ValueError(f"{where}.{name}: {error}") from None

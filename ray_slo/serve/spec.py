@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 from ray_slo.core import LatencyProfile
 from ray_slo.planning import loki
 from ray_slo.planning.catalogue import CATALOGUE, InstanceType
-from ray_slo.scheduling.registry import import_attr, make_policy
+from ray_slo.scheduling.registry import import_attr, make_policy, refuse_sizes
 from ray_slo.serve.explain import explained, validated
 from ray_slo.serve.quoting import quoted
 
@@ -540,6 +540,10 @@ class PolicySpec(_Strict):
     def preempts(self) -> bool:
         """Whether it may stop running batches."""
         return bool(getattr(make_policy(self.name, self.kwargs), "preempts", False))
+
+    def refuse_sizes(self) -> None:
+        """Raises ValueError for a policy that cannot serve requests with sizes."""
+        refuse_sizes(self.name, self.kwargs)
 
 
 class GroupSpec(_Strict):

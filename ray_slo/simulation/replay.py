@@ -27,7 +27,7 @@ from ray_slo.core.decisions import Action, Decision, Dispatch, Drop, DropReason,
 from ray_slo.core.policy import Policy
 from ray_slo.core.profiles import LatencyProfile
 from ray_slo.core.requests import BatchOutcome, BatchStatus, Request, WorkerId
-from ray_slo.scheduling.registry import POLICIES, import_attr, make_policy
+from ray_slo.scheduling.registry import POLICIES, import_attr, make_policy, refuse_sizes
 from ray_slo.simulation.decision_log import Life, Logged
 from ray_slo.simulation.report import Report
 from ray_slo.simulation.simulator import _WORKER, _Batch, _Run, _Slot
@@ -530,6 +530,8 @@ def what_if(
     t = life if isinstance(life, Tape) else tape(life)
     requests, index_of = _columns(t)
     end = _duration_s(t, requests)
+    if requests.size is not None and (requests.size != 1).any():
+        refuse_sizes(policy, policy_kwargs)
     run = _Replay(make_policy(policy, policy_kwargs), t, requests, index_of)
     run.loop()
     report = run.report({"duration_s": end, "warmup_s": _checked(warmup_s, end), "seed": None})

@@ -22,7 +22,7 @@ from ray_slo.core.cluster import Cluster, Worker
 from ray_slo.core.decisions import Dispatch, Drop, DropReason, Preempt
 from ray_slo.core.policy import Policy
 from ray_slo.core.requests import BatchOutcome, BatchStatus, Request, WorkerId
-from ray_slo.scheduling.registry import make_policy
+from ray_slo.scheduling.registry import make_policy, refuse_sizes
 from ray_slo.simulation.report import Report
 from ray_slo.simulation.workloads import Requests, Workload
 
@@ -137,6 +137,9 @@ def simulate(
         raise ValueError("cluster must have at least one model")
     arrivals_rng, noise_rng = np.random.default_rng(seed).spawn(2)
     requests = workload.generate(cluster, duration_s, arrivals_rng)
+    if requests.size is not None:
+        refuse_sizes(policy, policy_kwargs)
+        _check_sizes(requests, cluster)
     run = _Run(
         make_policy(policy, policy_kwargs),
         cluster,
@@ -149,6 +152,20 @@ def simulate(
     )
     run.loop()
     return run.report({"duration_s": duration_s, "warmup_s": warmup_s, "seed": seed})
+
+
+def _check_sizes(requests: Requests, cluster: Cluster) -> None:
+    """Refuse requests that no worker could ever take."""
+    assert requests.size is not None
+    for i, name in enumerate(requests.models):
+        largest = int(requests.size[requests.model == i].max(initial=1))
+        profiles = [p for v in cluster.models[name].variants for p in v.profiles.values()]
+        most = max((p.max_batch_size for p in profiles), default=largest)
+        if largest > most:
+            raise ValueError(
+                f"workload.sizes: a request for {name!r} has {largest} items, and its profiles end "
+                f"at {most}: give sizes.max_size, or profiles of larger batches"
+            )
 
 
 def _noise(sigma: float, rng: np.random.Generator) -> Iterator[float] | None:

@@ -43,7 +43,7 @@ from ray_slo.core.cluster import Cluster, DispatchDelay, Model, Worker
 from ray_slo.planning import fluid, kairos, loki
 from ray_slo.planning.catalogue import CATALOGUE, InstanceType, load_catalogue
 from ray_slo.planning.result import Infeasible
-from ray_slo.scheduling.registry import make_policy
+from ray_slo.scheduling.registry import make_policy, refuse_sizes
 from ray_slo.simulation.pipelines import simulate_pipeline
 from ray_slo.simulation.report import Report
 from ray_slo.simulation.search import goodput_search
@@ -855,6 +855,8 @@ class PlanSpec(_Document):
         if self.pipeline is None:  # else it is told of the pipeline, too
             for policy in policies:
                 make_policy(policy.name, policy.kwargs)
+                if self.workload.sizes is not None:
+                    refuse_sizes(policy.name, policy.kwargs)
         cluster = self.cluster
         kinds = [t.name for t in types] or [_KIND]
         duration_s = self.duration_s or self.workload.length_s

@@ -11,6 +11,7 @@ from ray_slo.core import Decision, Dispatch
 from ray_slo.errors import BadInput
 from ray_slo.serve import frontend as frontend_module
 from ray_slo.serve import worker as worker_module
+from ray_slo.serve.deployment import build_app_from_spec
 from ray_slo.serve.frontend import Frontend
 from ray_slo.serve.spec import parse_spec
 from ray_slo.serve.worker import Worker
@@ -160,3 +161,12 @@ def test_a_size_that_is_no_static_method_is_refused():
     spec = parse_spec({"models": {"m": {"callable": Wrong, "latency_slo_ms": 100}}})
     with pytest.raises(ValueError, match=r"Wrong.size must be a @staticmethod"):
         spec.models["m"].load()
+
+
+@pytest.mark.parametrize("policy", ["deferred", "eager", "flex"])
+def test_a_policy_that_counts_requests_is_refused_where_they_have_sizes(policy):
+    model = {"callable": Rank, "latency_slo_ms": 100}
+    spec = parse_spec({"models": {"m": model}, "policy": policy})
+    says = f"models.m.callable: Rank.size: policy '{policy}' counts requests, not the items in them"
+    with pytest.raises(ValueError, match=says):
+        build_app_from_spec(spec)

@@ -274,6 +274,27 @@ def test_a_batch_takes_the_latency_of_its_items(greedy, make_cluster):
 
 
 def test_more_items_than_the_profile_has_is_the_policys_mistake(greedy, make_cluster):
+    workload = Workload.poisson(9, sizes={"kind": "gaussian", "mean": 40, "std": 1})
+    with pytest.raises(PolicyError, match=r"2 requests of \d+ items; 'm' takes 1 to 64"):
+        simulate(greedy(max_batch=2), make_cluster(slo_s=1e4), workload, duration_s=10)
+
+
+def test_a_request_that_no_worker_can_take_is_refused(greedy, make_cluster):
     workload = Workload.poisson(1, sizes={"kind": "gaussian", "mean": 90, "std": 1})
-    with pytest.raises(PolicyError, match=r"1 requests of \d+ items; 'm' takes 1 to 64"):
+    with pytest.raises(
+        ValueError, match=r"a request for 'm' has \d+ items, and its profiles end at"
+    ):
         simulate(greedy(max_batch=1), make_cluster(slo_s=1e4), workload, duration_s=10)
+
+
+@pytest.mark.parametrize(
+    "policy", ["deferred", "deferred_flex", "eager", "flex", "price", "ramsis"]
+)
+def test_policies_that_count_requests_are_refused_sizes(policy, make_cluster):
+    workload = Workload.poisson(1, sizes={"kind": "gaussian", "mean": 3, "std": 1})
+    says = f"policy '{policy}' counts requests, not the items in them"
+    with pytest.raises(ValueError, match=says):
+        simulate(policy, make_cluster(), workload, duration_s=1)
+    one_by_one = {"max_batch_size": 1}
+    if policy == "eager":  # first come, first served
+        simulate(policy, make_cluster(), workload, policy_kwargs=one_by_one, duration_s=1)
