@@ -42,7 +42,7 @@ def test_bench_prints_saves_and_replays(url: str, tmp_path) -> None:
     for label in ("0", "1"):
         (tmp_path / "data" / label).mkdir(parents=True)
         (tmp_path / "data" / label / "x.png").write_bytes(b"x")
-    common = ["bench", url, "--payload", str(tmp_path / "data"), "--json"]
+    common = ["bench", url, "--payload", str(tmp_path / "data"), "--json", "--slo-ms", "60000"]
     first = run.invoke(
         app,
         [
@@ -86,6 +86,8 @@ def test_bench_table(url: str, tmp_path) -> None:
             "0.5",
             "--warmup-s",
             "0",
+            "--slo-ms",
+            "60000",
         ],
     )
     assert result.exit_code == 0, result.output
