@@ -69,10 +69,14 @@ ASKED: dict[str, list[Ask]] = {
         Ask("capacity* · two tasks", "at any accuracy", "≥", 2305),
         Ask("capacity* · two tasks*", "gain", "≥", 2.5),
         Ask("plan · two tasks, gurobi*", "median on the clock", "≤", 100),
+        Ask("plan · two tasks, highs*", "median", "≤", 100),
         Ask("routing tables · two tasks*", "time", "≤", 0.15),
     ],
     "loki-fig5": [
         Ask("*three tasks · ours", "violations while hardware scaling suffices", "≤", 1),
+    ],
+    "loki-fig6": [
+        Ask("*hardware scaling suffices · ours", "violations", "≤", 1),
     ],
     "kairos-fig8": [Ask("* · Kairos (*", "over homogeneous", "≥", 1.25)],
     "kairos-fig9": [Ask("* · Kairos (*", "of ORACLE", "≥", 85)],

@@ -210,6 +210,11 @@ PROGRAMS: dict[str, tuple[str, str, str]] = {
         "Loki §6.4, Figure 8",
         "accuracy and violations under SLOs from 100 to 400 ms",
     ),
+    "loki-restless": (
+        "benchmarks.loki_restless",
+        "ray-slo, Loki §4.2",
+        "how often plans change at a few requests per second, by average and swap cost",
+    ),
     "kairos-matching": (
         "benchmarks.kairos_matching",
         "Kairos §5.1, §6",

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Literal, get_args
 
 from ray_slo.scheduling.load import LoadMonitor
@@ -18,9 +18,8 @@ from ray_slo.scheduling.load import LoadMonitor
 Kind = Literal["ewma", "peak", "holt"]
 
 LEAST_RATE = 0.1  # requests per second: no plan is for nothing
-# An average is over at least `_ENOUGH` arrivals, as far as the longest window has them: a plan for
-# a few requests per second would follow their noise.
-_WINDOWS_S = (3.0, 10.0, 30.0)
+# An average is over at least so many arrivals, as far as the longest window has them: a plan for a
+# few requests per second would follow their noise.
 _ENOUGH = 32
 # A change shows in the last seconds, at three standard deviations, or in the last one at four.
 _RECENT = ((1.0, 4.0), (2.0, 3.0), (5.0, 3.0))
@@ -158,15 +157,20 @@ class Rate:
 
     Args:
         kind, horizon_s: of `Demand`.
+        windows_s: of the moving average, rising; the other kinds have the first.
 
     Attributes:
         seen: whether there was a request.
     """
 
-    def __init__(self, kind: Kind = "ewma", horizon_s: float = 0.0) -> None:
-        windows = _WINDOWS_S if kind == "ewma" else _WINDOWS_S[:1]
-        self._windows = windows
-        self._demands = [Demand(kind, w, horizon_s=horizon_s) for w in windows]
+    def __init__(
+        self,
+        kind: Kind = "ewma",
+        horizon_s: float = 0.0,
+        windows_s: Sequence[float] = (3.0, 10.0, 30.0),
+    ) -> None:
+        self._windows = windows_s if kind == "ewma" else windows_s[:1]
+        self._demands = [Demand(kind, w, horizon_s=horizon_s) for w in self._windows]
         self._recent: deque[tuple[float, int]] = deque()  # seconds and requests, the last first
         self._counted_at = self._began_at = -math.inf
         self.seen = False
