@@ -14,6 +14,7 @@ import httpx
 import pytest
 import ray
 import yaml
+from waiting import eventually
 
 from ray_slo.cli import main
 from ray_slo.serve import build_app
@@ -34,7 +35,7 @@ ARGS = {
             "variants": {
                 "quick": {"load": "apps:Network", "args": ["quick", 0.01], "accuracy": 70}
             },
-            "latency_slo_ms": 1000,
+            "latency_slo_ms": 30_000,
         }
     },
     "workers": {"small": {"ray_actor_options": {"num_cpus": 0.1}}},
@@ -118,14 +119,11 @@ def _asking(handle):
         thread.join()
 
 
-def _until(holds, what, seconds=100):
-    deadline = time.monotonic() + seconds
-    while not (done := holds()):
-        assert time.monotonic() < deadline, what()
-        time.sleep(0.5)
-    return done
+def _until(holds, what):
+    assert eventually(holds, within_s=150), what()
 
 
+@pytest.mark.timeout(400)
 def test_a_real_prometheus_answers(ray_cluster, tmp_path):
     with pytest.raises(SystemExit) as left:
         main(["dashboards", "--out", str(tmp_path), "--objective", "0.95"])

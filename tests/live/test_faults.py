@@ -117,19 +117,6 @@ def test_frontend_killed_with_calls_of_every_kind(ray_cluster, app, request, tmp
             assert answer.result(timeout_s=60) > 0
 
 
-def test_scheduler_leaves_with_its_application(ray_cluster):
-    deployed = TaskApp.options(scheduler="actor", num_replicas=1)
-    with ray_cluster.running(deployed.bind(), "leaving", "/leaving") as handle:
-        assert handle.remote(2).result() == {"value": 4.0}
-        find_scheduler("leaving#tasks")
-
-    def gone():
-        names = ray.util.list_named_actors(all_namespaces=True)
-        return {"name": "leaving#tasks", "namespace": NAMESPACE} not in names
-
-    assert eventually(gone)
-
-
 def test_no_retries_and_a_full_queue_and_an_isolated_poison(ray_cluster, tmp_path):
     deployed = TaskApp.options(
         num_replicas=1, retries=0, max_queued_requests=20, isolate_errors=True
@@ -166,9 +153,16 @@ def test_slo_that_no_batch_can_meet_is_said_at_deploy_time(ray_cluster, monkeypa
 
 
 def test_policy_that_raises_is_restarted_with_its_queue(ray_cluster):
-    deployed = TaskApp.options(policy=RaisesOnce, num_replicas=1)
+    deployed = TaskApp.options(policy=RaisesOnce, num_replicas=1, scheduler="actor")
     with ray_cluster.running(deployed.bind(), "broken", "/broken") as handle:
         answers = [handle.remote(x) for x in range(10)]
         assert [a.result(timeout_s=60) for a in answers] == [
             {"value": float(x * x)} for x in range(10)
         ]
+        find_scheduler("broken#tasks")
+
+    def is_gone():
+        names = ray.util.list_named_actors(all_namespaces=True)
+        return {"name": "broken#tasks", "namespace": NAMESPACE} not in names
+
+    assert eventually(is_gone)  # it leaves with its application
