@@ -1,11 +1,12 @@
 """The scheduler actor without Ray: clients that die, hang or come late, and what they are told.
 
-Its own watch is stopped: the tests tick.
+Its own watch is stopped, and the tests tick, but for the one that is about time.
 """
 
 import asyncio
 import contextlib
 import functools
+import time
 from collections import Counter
 
 import pytest
@@ -17,6 +18,7 @@ from ray_slo.serve import channel
 from ray_slo.serve.messages import BatchReport, Grant, Heartbeat, Refusal, Submit
 from ray_slo.serve.scheduler_actor import _SILENT_TICKS, _UNREAD_TICKS, SchedulerActor
 from ray_slo.serve.spec import parse_spec
+from tests.serve import clock
 
 FOREVER_S = 1e6
 
@@ -62,22 +64,24 @@ SPEC = parse_spec(
 
 
 @contextlib.asynccontextmanager
-async def running(workers=("w0",)):
+async def running(workers=("w0",), watching=False):
     actor = SchedulerActor(SPEC, "app#m")
     await actor.configure(SPEC)
-    actor._watcher.cancel()
+    if not watching:
+        actor._watcher.cancel()
     for worker in workers:
         await actor.heartbeat(Heartbeat(worker, "default", {"m": [0.01] * 8}, []))
     try:
         yield actor
     finally:
+        actor._watcher.cancel()
         actor._scheduler.close()
 
 
 def in_loop(test):
     @functools.wraps(test)
     def run(*args, **fixtures):
-        asyncio.run(asyncio.wait_for(test(*args, **fixtures), 60))
+        clock.run(test(*args, **fixtures))
 
     return run
 
@@ -140,6 +144,21 @@ async def test_what_a_dead_client_was_granted_holds_no_worker():
         await dead.submit(5)  # of its former life
         status = await actor.status()
         assert (status["queued"], status["in_flight"]) == ({"m": 0}, 0)
+
+
+@in_loop
+async def test_a_dead_client_costs_a_second_and_a_scheduler_that_stood_still_nothing():
+    async with running(watching=True) as actor:
+        dead, other = await acquainted(actor, "dead", "other")
+        await dead.submit(1, 2, 3)
+        asyncio.get_running_loop().now += 3.0  # it did not run, and its timers are late
+        await settle()
+        assert set(actor._mailboxes) == {"dead", "other"}
+        since = time.monotonic()
+        await other.submit(1)
+        (grant,) = await other.poll()
+        assert grant.request_ids == (1,)
+        assert 0.5 <= time.monotonic() - since <= 1.0
 
 
 @in_loop
@@ -294,7 +313,7 @@ OPERATIONS = st.one_of(
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(OPERATIONS, max_size=60))
 def test_nothing_is_lost_or_run_twice_by_clients_that_stop_and_go_on(operations):
-    asyncio.run(asyncio.wait_for(stop_and_go(operations), 60))
+    clock.run(stop_and_go(operations))
 
 
 async def stop_and_go(operations):
