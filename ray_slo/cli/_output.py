@@ -48,7 +48,7 @@ def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> 
 
     result = Table(title=title, title_justify="left")
     for index, column in enumerate(columns):
-        result.add_column(column, justify="left" if index == 0 else "right")
+        result.add_column(column, justify="left" if index == 0 else "right", overflow="fold")
     for row in rows:
         result.add_row(*row)
     return result
