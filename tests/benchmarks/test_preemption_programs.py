@@ -40,15 +40,16 @@ def test_unknown_depth():
 
 @pytest.mark.parametrize("preemption", [True, False])
 def test_two_streams_answer_every_request_once(preemption):
-    """Bursts for a quick model meet long batches of another, on one worker thread."""
+    """Bursts for a quick model meet long batches of another, on one worker thread; slow enough for
+    a machine that stalls."""
     profiles = {
-        "quick": LatencyProfile.linear(0.00002, 0.0004, 64),
-        "slow": LatencyProfile.linear(0.0004, 0.02, 4),
+        "quick": LatencyProfile.linear(0.0001, 0.002, 64),
+        "slow": LatencyProfile.linear(0.002, 0.1, 4),
     }
     runs = {name: stand_in(profile, checkpoint) for name, profile in profiles.items()}
-    arrivals = streams("quick", "slow", 3, 0.5)
+    arrivals = streams("quick", "slow", 3, 2.5)
     policy = make_policy("flex", {"preemption": preemption})
-    result = serve(policy, profiles, runs, arrivals, 0.2)
+    result = serve(policy, profiles, runs, arrivals, 1.0)
     assert Counter(i for i, _ in result.outcomes) == Counter(
         range(sum(len(times) for times in arrivals.values()))
     )

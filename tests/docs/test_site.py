@@ -13,6 +13,7 @@ from tests.docs.pages import ROOT
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)  # a busy machine may give it little of its time
 def test_it_builds_and_needs_no_network(tmp_path):
     done = subprocess.run(
         [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", tmp_path],
