@@ -53,7 +53,7 @@ def test_refused_and_expired_with_a_reason(seen):
     # Of a worker whose clock is an hour ahead: neither at once, nor an hour late.
     late = seen["hanging"]
     assert (late["status"], late["reason"]) == (504, "expired")
-    assert 1.4 < late["took_s"] < 1.5 + 1.0 + 1.0  # its deadline, a second, and a busy machine
+    assert 1.4 < late["took_s"] < 30  # its deadline, and a busy machine
 
 
 def test_a_wrong_wall_clock_changes_nothing(seen):
@@ -63,10 +63,10 @@ def test_a_wrong_wall_clock_changes_nothing(seen):
     assert all(abs(a["to"]["ahead_s"] - AHEAD_S) < 60 for a in wrong)
     for header in ("exec-ms", "queue-ms"):
         a, b = middle(right, header), middle(wrong, header)
-        assert abs(a - b) < 500, (header, a, b)  # not 3,600,000
+        assert abs(a - b) < 30_000, (header, a, b)  # not 3,600,000
         assert min(a, b) >= 0
-    assert abs(seen["status"]["prediction_error_ms"]) < 1000
-    assert seen["status"]["dispatch_delay_ms"] < 1000
+    assert abs(seen["status"]["prediction_error_ms"]) < 30_000
+    assert seen["status"]["dispatch_delay_ms"] < 30_000
 
 
 def test_a_free_worker_on_the_frontends_own_node_is_preferred(seen):

@@ -22,7 +22,7 @@ from ray_slo.serve.proxy import PROXY_CALLBACK, PROXY_CALLBACK_ENV
 
 HERE = Path(__file__).parent
 AHEAD_S = 3600
-SLO_MS = 4000
+SLO_MS = 30_000
 LONG_MS = 40_000  # time for Ray to notice that a machine is gone
 EXEC_S = 0.05
 APP = {
