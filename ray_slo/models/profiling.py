@@ -56,7 +56,7 @@ def profile_callable(
     budget_s: float = 3.0,
     bound_s: float | None = None,
     repeats: int = 50,
-    clock: Callable[[], float] = time.perf_counter,
+    clock: Callable[[], float] | None = None,
     progress: Callable[[int, float], None] | None = None,
 ) -> dict[int, list[float]]:
     """Seconds per call of `fn([example] * b)` for each batch size b, several samples each.
@@ -74,7 +74,7 @@ def profile_callable(
         budget_s: stop after about this long (a call is never cut short; size 1 is always measured).
         bound_s: no larger sizes once one takes longer than this (say, the SLO): they are of no use.
         repeats: rounds at most.
-        clock: seconds, monotonic.
+        clock: seconds, monotonic; default: `time.perf_counter`.
         progress: called with (batch size, seconds) after every call.
 
     Returns:
@@ -87,6 +87,7 @@ def profile_callable(
     ordered = sorted(set(sizes))
     if not ordered or ordered[0] < 1:
         raise ValueError(f"sizes must be at least one number ≥ 1, got {ordered}")
+    clock = clock or time.perf_counter
     end = clock() + budget_s
     with _runner(fn) as run:
 

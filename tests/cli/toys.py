@@ -7,8 +7,6 @@ import threading
 import time
 from collections.abc import Callable
 
-from ray_slo.models import profiling
-
 _now = 0.0
 _timers: list[Timer] = []
 
@@ -44,7 +42,6 @@ def sleep(seconds: float) -> None:
 def measured_here() -> None:
     """From now on this process has a time of its own, so that a slow machine is not in it."""
     time.perf_counter, threading.Timer = lambda: _now, Timer
-    profiling.profile_callable.__kwdefaults__["clock"] = time.perf_counter
 
 
 class Toy:
