@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 _OVER_TIME = "Every request by the time of its arrival. Drag sideways to choose a time."
 _LATENCY = "Share of all requests answered within a time: what was refused or lost never is."
 _SIZES = "Batches by the number of requests in them."
+_VARIANTS = "Which network answered."
 _MIX = "Which network answered, and how accurate the answers in time are."
 _TIMELINE = (
     "A bar is a batch, its number the requests in it; orange below: some of them were late. Drag "
@@ -63,7 +64,9 @@ def page(source: Source) -> Page:
     if has_batches or data["requests"].get("batch_size"):
         sections.append(Section("Batch sizes", charts=[("sizes", _SIZES)]))
     if len(data["variants"]) > 1:
-        sections.append(Section("Variants and accuracy", charts=[("mix", _MIX)]))
+        known = any(accuracy is not None for accuracy in data["accuracy"])
+        heading, words = ("Variants and accuracy", _MIX) if known else ("Variants", _VARIANTS)
+        sections.append(Section(heading, charts=[("mix", words)]))
     if has_batches:
         sections += [
             Section("What every worker ran", charts=[("timeline", _TIMELINE)]),

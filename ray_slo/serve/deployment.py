@@ -166,13 +166,14 @@ def deployment(
 
     Optional static methods of the class: `preprocess(item)` and `postprocess(result)` run in the
     frontend; `example_input()` gives an item to warm up and to measure with, so that the first
-    request is already planned well. Optional method: `reconfigure(user_config)`.
+    request is already planned well; `size(item)` says how many things an item is, where they differ
+    (policy "kairos"). Optional method: `reconfigure(user_config)`.
 
     Args:
         latency_slo_ms: answer within so many milliseconds of arrival. Required.
         variants: networks that can answer; every worker loads (and measures) all of them.
         policy: "deferred" (the default), "flex" or "deferred_flex" (which preempt), "eager",
-            "timeout", "module:Class", or a policy class.
+            "timeout", "kairos" (for items of unlike sizes), "module:Class", or a policy class.
             With variants: "price" (the default) or "ramsis".
         policy_kwargs: its arguments, e.g. {"objective": "consolidate"}.
         num_replicas: workers, each a Serve replica.
