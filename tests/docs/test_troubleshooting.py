@@ -84,6 +84,26 @@ MISTAKES = [
         "models.digits.callable: cannot import 'deployments.digits:Digit'",
         {"models": {"digits": {"callable": "deployments.digits:Digit", "latency_slo_ms": 200}}},
     ),
+    (
+        "models.digits: args and kwargs do not fit Digits:",
+        {
+            "models": {
+                "digits": {
+                    "callable": "deployments.digits:Digits",
+                    "kwargs": {"varient": "digits-l"},
+                    "latency_slo_ms": 200,
+                }
+            }
+        },
+    ),
+    (
+        "models.rank.callable: Recommender.size: policy 'deferred' counts requests, not",
+        {
+            "models": {
+                "rank": {"callable": "deployments.recommender:Recommender", "latency_slo_ms": 200}
+            }
+        },
+    ),
     ("planner.name: 'loki' plans a pipeline, and there is none", {"planner": "loki"}),
     (
         "workers.default.instance_type: required by the planner 'kairos'",
