@@ -10,12 +10,27 @@ from __future__ import annotations
 
 import asyncio
 
+from ray.serve._private.common import RunningReplicaInfo
 from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
 
 from ray_slo.serve.errors import WorkerLost
 
 # A worker can register with the scheduler before Serve has told this process about it.
 _UNSEEN_WAIT_S = 2.0
+
+
+class _Direct(RunningReplica):
+    """A replica that is sent a call in one message each way, and may not reject it.
+
+    Serve 2.60 asks nobody for `supports_rejection_protocol`. It leaves the protocol away for what
+    it takes for a replica of another language. With it every call is a stream, at whose end Ray
+    holds the replica's event loop until the caller has heard it all: a caller that hangs then
+    hangs the replica.
+    """
+
+    @property
+    def is_cross_language(self) -> bool:
+        return True
 
 
 class TargetedRouter(RequestRouter):
@@ -30,6 +45,9 @@ class TargetedRouter(RequestRouter):
         # The scheduler never overcommits a worker; without the protocol a call is one message
         # each way instead of a stream.
         return False
+
+    def create_replica_wrapper(self, replica_info: RunningReplicaInfo) -> RunningReplica:
+        return _Direct(replica_info)
 
     def initialize_state(self, **kwargs: object) -> None:
         self._seen, self._running = set(), set()
