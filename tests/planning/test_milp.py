@@ -1,4 +1,5 @@
 import doctest
+import subprocess
 import sys
 from importlib.util import find_spec
 
@@ -123,3 +124,12 @@ def test_both_solvers_have_the_same_optimum(data, n):
 
 def test_the_worked_example_of_the_module():
     assert doctest.testmod(milp).failed == 0
+
+
+def test_what_every_replica_imports_is_light():
+    code = (
+        "import sys; import ray_slo.serve.decision_log, ray_slo.serve.groups, ray_slo.serve.spec\n"
+        "print(sorted({'scipy', 'pandas', 'torch', 'matplotlib'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
