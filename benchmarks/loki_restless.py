@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 
 from benchmarks.loki_data import traffic
@@ -43,7 +44,7 @@ def run(quick: bool, seed: int) -> list[Row]:
             report = simulate_pipeline(
                 replace(asked, swap_cost=cost),
                 Workload(arrivals=Trace(rates=rates, interval_s=STEP_S)),
-                demand=lambda windows=windows: Rate(windows_s=windows),  # type: ignore[misc]
+                demand=partial(Rate, windows_s=windows),
                 seed=seed,
                 **TIMES,
             )
