@@ -41,7 +41,9 @@ ROOT = Path(__file__).parents[2]
 LOG = "/var/log/slo"  # what pages call a folder with a decision log
 URL = "http://127.0.0.1:8000"
 GRPC = "127.0.0.1:9000"
-SOME_MODEL = {"models": {"m": {"callable": "examples.groups:Scale", "latency_slo_ms": 500}}}
+SOME_MODEL = {
+    "models": {"m": {"callable": "examples.groups:Scale", "args": [2], "latency_slo_ms": 500}}
+}
 OUTPUT = ("text", "http", "json")
 CHEAP = ("simulate", "dashboards", "replay", "report")  # commands that are always run
 
