@@ -106,8 +106,8 @@ class Failover:
         place = (dict(context.invocation_metadata() or ()).get("application"), _model(request))
         budget_s = _budget_s(request, context)
         limit_s = self._ours.limit_s(place, budget_s)
-        for _ in range(TRIES):
-            spent_s = time.monotonic() - arrival
+        for i in range(TRIES):
+            spent_s = time.monotonic() - arrival if i else 0.0
             if budget_s is not None and spent_s >= budget_s:
                 break
             attempt = Attempt(context, spent_s)
@@ -209,8 +209,8 @@ def _budget_s(request: Any, context: Any) -> float | None:
 
 
 def _with_less(request: Any, spent_s: float) -> Any:
-    if not (isinstance(request, InferRequest) and request.HasField("latency_slo_ms") and spent_s):
-        return request
+    if not (spent_s and isinstance(request, InferRequest) and request.latency_slo_ms > 0):
+        return request  # what is no SLO is the application's to refuse
     left = InferRequest()
     left.CopyFrom(request)
     left.latency_slo_ms = max(request.latency_slo_ms - 1e3 * spent_s, 1.0)

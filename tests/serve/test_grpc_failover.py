@@ -112,6 +112,13 @@ def test_a_call_goes_to_another_frontend_with_less_time():
     assert request.latency_slo_ms == 800
 
 
+@pytest.mark.parametrize("slo_ms", [-1.0, 0.0])
+def test_what_is_no_slo_is_the_applications_to_refuse(slo_ms):
+    serve = Serve(DIED, REPLY)
+    serve.call(InferRequest(json="2", latency_slo_ms=slo_ms), Context())
+    assert [r.latency_slo_ms for r in serve.requests] == [slo_ms, slo_ms]
+
+
 def test_the_calls_own_deadline_goes_on():
     serve = Serve(DIED, REPLY)
     context = Context([("x-slo-timeout-ms", "9")], timeout_s=1.0)
