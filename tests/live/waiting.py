@@ -23,7 +23,7 @@ def eventually(condition, within_s=PATIENCE_S):
 @contextlib.contextmanager
 def held(handle, folder, workers=2):
     """Keep workers of `apps.Tasks` busy until the end of the block."""
-    # With fewer, one would get two: the second is sent ahead, to wait there for the first one's end.
+    # With fewer, one would get two: the second is sent ahead, to wait there for the first.
     assert eventually(lambda: len(handle.slo_status.remote().result()["workers"]) >= workers)
     holds = []
     try:
