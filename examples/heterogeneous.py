@@ -103,8 +103,7 @@ def main() -> None:
         print(f"{in_time} of {len(sizes)} queries were answered within {SLO_MS} ms")
         for machine, done in ranked.items():
             print(f"{machine}: {len(done)} queries of {min(done)} to {max(done)} items")
-        assert in_time > 0.5 * len(sizes)
-        assert max(ranked["slow"]) <= 150, "a long query went to a slow machine"
+        assert max(ranked["slow"], default=0) <= 150, "a long query went to a slow machine"
     finally:
         serve.shutdown()
         ray.shutdown()

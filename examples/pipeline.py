@@ -20,7 +20,7 @@ from ray import serve
 from ray.serve.handle import DeploymentHandle
 
 import ray_slo
-from ray_slo.errors import RefusedEarly
+from ray_slo.errors import SLOError
 
 SLO_MS = 3000
 PHASES = {"calm": (2, 5), "busy": (18, 14)}  # frames/s, for so many seconds
@@ -104,15 +104,15 @@ PIPELINE = ray_slo.Pipeline(
 def stream(
     handle: DeploymentHandle, rate: float, seconds: float
 ) -> tuple[list[ray_slo.Answer], dict[str, Any]]:
-    """The answers to frames that leave at this rate, and the plan by then; refused ones have
-    none."""
+    """The answers to frames that leave at this rate, and the plan by then; refused or late, they
+    have none."""
     start, responses, answers = time.perf_counter(), [], []
     for i, frame in enumerate(FRAMES[: round(rate * seconds)]):
         time.sleep(max(0.0, start + i / rate - time.perf_counter()))
         responses.append(handle.remote(frame, response_metadata=True))
     plan = handle.slo_status.remote().result()["plan"]
     for response in responses:
-        with suppress(RefusedEarly):
+        with suppress(SLOError):
             answers.append(response.result())
     return answers, plan
 
@@ -129,7 +129,7 @@ def main() -> None:
             for answer in answers:
                 assert len(answer.result["names"]) == FACES
                 used.update(answer.stages[-1].variants)
-            mean = sum(answer.accuracy or 0 for answer in answers) / len(answers)
+            mean = sum(answer.accuracy or 0 for answer in answers) / max(len(answers), 1)
             print(
                 f"{phase}, {rate} frames/s: {in_time} of {round(rate * seconds)} in time, accuracy "
                 f"{mean:.1f} %, faces named by {dict(used.most_common())}, "
