@@ -120,7 +120,6 @@ async def test_a_request_from_the_frontend_to_the_worker(app, traces):  # noqa: 
     assert (said["slo.predicted_ms"] > 0, said["slo.preempted"]) == (True, False)
     assert request.start_time <= queue.start_time <= queue.end_time
     assert queue.end_time <= batch.start_time <= batch.end_time <= request.end_time
-    assert (request.end_time - request.start_time) / 1e6 == pytest.approx(answer.latency_ms, abs=50)
     assert {s.status.status_code for s in traces.spans()} == {StatusCode.UNSET}
 
 
