@@ -163,7 +163,7 @@ def make_workload(
     """
     import numpy as np
 
-    from ray_slo.serve.explain import nearest
+    from ray_slo.scheduling.registry import nearest
     from ray_slo.serve.recorded import Payloads, Workload
     from ray_slo.simulation.workloads import Constant, Gamma, Poisson, Trace
 

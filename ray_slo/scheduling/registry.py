@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from importlib import import_module
 from numbers import Integral, Real
@@ -53,7 +53,7 @@ def make_policy(policy: str | Policy, kwargs: Mapping[str, Any] | None = None) -
         if policy not in POLICIES and ":" not in policy:
             raise ValueError(
                 f"policy {policy!r} is unknown; choose one of {', '.join(sorted(POLICIES))}, "
-                f'or name your own as "module:attr"{_nearest(policy)}'
+                f'or name your own as "module:attr"{nearest(policy, list(POLICIES))}'
             )
         try:
             target = import_attr(POLICIES.get(policy, policy))
@@ -115,9 +115,11 @@ def refuse_sizes(policy: str | Policy, kwargs: Mapping[str, Any] | None = None) 
         )
 
 
-def _nearest(name: str) -> str:
-    near = get_close_matches(name.lower(), POLICIES, n=1)
-    return f" (did you mean {near[0]!r}?)" if near else ""
+def nearest(name: str, valid: Sequence[str]) -> str:
+    """ " (did you mean 'x'?)", or "" where nothing is alike."""
+    lower = {v.lower(): v for v in valid}
+    near = get_close_matches(name.lower(), lower, n=1)
+    return f" (did you mean {lower[near[0]]!r}?)" if near else ""
 
 
 def _hints(target: Any) -> dict[str, Any]:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
-from difflib import get_close_matches
 from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
 
+from ray_slo.scheduling.registry import nearest
 from ray_slo.serve.quoting import clipped, quoted
 
 T = TypeVar("T", bound=BaseModel)
@@ -33,13 +33,6 @@ def explained(error: ValidationError, model: type[BaseModel], data: Any) -> list
     """One line per mistake that kept `data` from being a `model`."""
     listed: set[tuple[Any, ...]] = set()
     return [_explain(model, data, e, listed) for e in _relevant(error.errors(), data)]
-
-
-def nearest(name: str, valid: Sequence[str]) -> str:
-    """ " (did you mean 'x'?)", or "" where nothing is alike."""
-    lower = {v.lower(): v for v in valid}
-    near = get_close_matches(name.lower(), lower, n=1)
-    return f" (did you mean {lower[near[0]]!r}?)" if near else ""
 
 
 def _relevant(errors: Sequence[Any], data: Any) -> Iterator[Any]:

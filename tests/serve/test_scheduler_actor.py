@@ -13,45 +13,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ray_slo.core import BatchStatus, Decision, Dispatch
+from ray_slo.core import BatchStatus
 from ray_slo.serve import channel
 from ray_slo.serve.messages import BatchReport, Grant, Heartbeat, Refusal, Submit
 from ray_slo.serve.scheduler_actor import _SILENT_TICKS, _UNREAD_TICKS, SchedulerActor
 from ray_slo.serve.spec import parse_spec
 from tests.serve import clock
+from tests.serve.test_scheduler import Fifo
 
 FOREVER_S = 1e6
-
-
-class Fifo:
-    """A batch of at most three per free worker, oldest first."""
-
-    serves_late = True
-
-    def __init__(self):
-        self.queue, self.busy, self.count = [], {}, 0
-
-    def requests_arrived(self, now, requests):
-        self.queue += requests
-
-    def requests_cancelled(self, now, requests):
-        self.queue = [r for r in self.queue if r not in requests]
-
-    def batch_finished(self, now, worker, outcome):
-        assert self.busy.pop(worker) == outcome.batch_id
-
-    def cluster_changed(self, now, cluster):
-        self.workers = list(cluster.workers)
-
-    def decide(self, now):
-        actions = []
-        for worker in self.workers:
-            if worker not in self.busy and self.queue:
-                batch, self.queue = self.queue[:3], self.queue[3:]
-                self.count += 1
-                self.busy[worker] = self.count
-                actions.append(Dispatch(self.count, worker, "m", batch, now, now + 0.1))
-        return Decision(actions)
 
 
 SPEC = parse_spec(
