@@ -183,7 +183,6 @@ def pipeline(latency_slo_ms: float = SLO_MS, **options: Any) -> Pipeline:
         "max_replicas": 4,
         "ray_actor_options": {"num_cpus": 0.5},
         "planner": {"name": "loki", "kwargs": {"accuracy_floor": FLOOR}},
-        "profile_seconds": 10.0,
         "name": "ocr",
     }
     return ray_slo.Pipeline(

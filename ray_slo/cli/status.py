@@ -66,7 +66,7 @@ def _print(console: Any, name: str, state: dict[str, Any]) -> None:
             f"{known:.2f}" if (known := state.get("accuracy", {}).get(model)) else "",
         )
     profiles = Table("variant @ hardware")
-    for column in ("ℓ(1) ms", "ℓ(max) ms", "max batch", "batches seen"):
+    for column in ("ℓ(1) ms", "ℓ(max) ms", "max batch", "measured to", "batches seen"):
         profiles.add_column(column, justify="right")
     for variant, p in state.get("profiles", {}).items():
         profiles.add_row(
@@ -74,6 +74,7 @@ def _print(console: Any, name: str, state: dict[str, Any]) -> None:
             f"{p['latency_1_ms']:.2f}",
             f"{p['latency_max_ms']:.2f}",
             str(p["max_batch_size"]),
+            str(p["measured_to"]),
             str(p["samples"]),
         )
     workers = Table("worker", "kind", "variants", "does")

@@ -3,6 +3,11 @@
 `LatencyProfile` is an immutable snapshot that policies act on; `OnlineProfile` learns one from
 measured batches. Symphony §2.1 and §3.3 use the linear form ℓ(b) = α·b + β; measured tables are
 repaired to be monotone (a larger batch never takes less time than a smaller one).
+
+A batch size that nobody has measured is *assumed*. The assumption errs on the slow side. From one
+measured size b, ℓ(n) = n/b · ℓ(b), as if a batch gained nothing. From two sizes on, ℓ goes on along
+the steepest slope that was measured, and no flatter than ℓ(b) / (b + 4): that is the slope of a
+network whose fixed cost is worth four items, so two noisy samples do not make a flat profile.
 """
 
 from __future__ import annotations
@@ -20,6 +25,7 @@ import numpy as np
 
 _FORMAT = "ray-slo/latency-profile/1"
 _LARGEST = 100_000  # batch of a profile; its table is kept in memory
+_FIXED_COST = 4  # items: of a typical network, against the cost of each item
 
 
 class LatencyProfile:
@@ -28,14 +34,20 @@ class LatencyProfile:
     Args:
         latencies_s: shape (max_batch_size,), seconds; entry b − 1 is ℓ(b). A table that is not
             monotone is repaired by isotonic (least-squares) regression.
+        measured_to: largest batch size that was measured; larger ones are assumed. Default: all
+            of the table counts as measured. 0: the whole table is a guess.
 
     Raises:
-        ValueError: empty, non-finite or non-positive entries.
+        ValueError: empty, non-finite or non-positive entries; `measured_to` out of range.
     """
 
-    __slots__ = ("_table", "max_batch_size")
+    __slots__ = ("_table", "max_batch_size", "measured_to")
 
-    def __init__(self, latencies_s: Sequence[float] | np.ndarray[Any, Any]) -> None:
+    def __init__(
+        self,
+        latencies_s: Sequence[float] | np.ndarray[Any, Any],
+        measured_to: int | None = None,
+    ) -> None:
         table = np.asarray(latencies_s, dtype=float)
         if table.ndim != 1 or table.size == 0:
             raise ValueError(f"latencies_s must be a non-empty list, got shape {table.shape}")
@@ -49,13 +61,24 @@ class LatencyProfile:
         # A list, not an array: scalar access is what policies do, and is 5 times faster.
         self._table: list[float] = table.tolist()
         self.max_batch_size = len(self._table)
+        if measured_to is None:
+            measured_to = self.max_batch_size
+        if not 0 <= measured_to <= self.max_batch_size:
+            raise ValueError(f"measured_to must be 0 … {self.max_batch_size}, got {measured_to}")
+        self.measured_to = measured_to
 
     @classmethod
-    def linear(cls, alpha_s: float, beta_s: float, max_batch_size: int = 128) -> LatencyProfile:
+    def linear(
+        cls,
+        alpha_s: float,
+        beta_s: float,
+        max_batch_size: int = 128,
+        measured_to: int | None = None,
+    ) -> LatencyProfile:
         """ℓ(b) = alpha_s · b + beta_s (Symphony §2.1)."""
         if max_batch_size < 1:
             raise ValueError(f"max_batch_size must be at least 1, got {max_batch_size}")
-        return cls(alpha_s * np.arange(1, max_batch_size + 1) + beta_s)
+        return cls(alpha_s * np.arange(1, max_batch_size + 1) + beta_s, measured_to)
 
     @classmethod
     def from_points(
@@ -63,8 +86,8 @@ class LatencyProfile:
     ) -> LatencyProfile:
         """From latencies measured at some batch sizes, seconds by batch size.
 
-        Linear between the points; outside, along the least-squares line (constant when there is
-        one point, as nothing is known of its slope).
+        Linear between the points. Larger sizes are assumed, see the head of this module. Smaller
+        ones lie on the least-squares line; they take as long as the only point if there is one.
         """
         if not points:
             raise ValueError("points must hold at least one measured batch size")
@@ -74,14 +97,16 @@ class LatencyProfile:
         values = np.array([points[int(b)] for b in sizes])
         if np.any(np.diff(values) < 0):
             values = np.array(_isotonic(values.tolist()))
-        grid = np.arange(1, (max_batch_size or int(sizes[-1])) + 1)
+        largest = max_batch_size or int(sizes[-1])
+        grid = np.arange(1, largest + 1)
         table = np.interp(grid, sizes, values)
+        beyond = values[-1] + _slope_beyond(sizes, values) * (grid - sizes[-1])
+        table = np.where(grid > sizes[-1], beyond, table)
         if len(sizes) > 1:
             slope = max(float(np.polyfit(sizes, values, 1)[0]), 0.0)
-            table = np.where(grid > sizes[-1], values[-1] + slope * (grid - sizes[-1]), table)
             below = np.maximum(values[0] - slope * (sizes[0] - grid), values[0] * 0.1)
             table = np.where(grid < sizes[0], below, table)
-        return cls(table)
+        return cls(table, min(int(sizes[-1]), largest))
 
     def latency(self, batch_size: int) -> float:
         """ℓ(batch_size) in seconds; 0 for 0, `inf` above `max_batch_size`."""
@@ -104,6 +129,11 @@ class LatencyProfile:
         """ℓ(1) … ℓ(max_batch_size), seconds (a copy)."""
         return list(self._table)
 
+    @property
+    def measured(self) -> LatencyProfile:
+        """The same without assumed sizes, for a plan. One of size 1 where nothing was measured."""
+        return self.truncated(max(self.measured_to, 1))
+
     def fit_linear(self) -> tuple[float, float]:
         """(α, β) in seconds: least-squares line through the table; (ℓ(1), 0) for one entry."""
         if self.max_batch_size == 1:
@@ -113,17 +143,20 @@ class LatencyProfile:
 
     def scaled(self, factor: float) -> LatencyProfile:
         """Every latency times `factor`."""
-        return LatencyProfile([t * factor for t in self._table])
+        return LatencyProfile([t * factor for t in self._table], self.measured_to)
 
     def truncated(self, max_batch_size: int) -> LatencyProfile:
         """The same, for batches of at most `max_batch_size`."""
         if max_batch_size < 1:
             raise ValueError(f"max_batch_size must be at least 1, got {max_batch_size}")
-        return LatencyProfile(self._table[:max_batch_size])
+        table = self._table[:max_batch_size]
+        return LatencyProfile(table, min(self.measured_to, len(table)))
 
     def differs(self, other: LatencyProfile, by: float) -> bool:
-        """Whether a latency is off by more than the share `by` of `other`'s, or the sizes are."""
-        if self.max_batch_size != other.max_batch_size:
+        """Whether a latency is off by more than the share `by` of `other`'s, or the sizes are
+        others, in all or measured."""
+        sizes = (self.max_batch_size, self.measured_to)
+        if sizes != (other.max_batch_size, other.measured_to):
             return True
         return any(abs(a - b) > by * b for a, b in zip(self._table, other._table, strict=True))
 
@@ -134,18 +167,24 @@ class LatencyProfile:
         return hashlib.sha256(rounded.tobytes()).hexdigest()[:12]
 
     def to_json(self) -> dict[str, Any]:
-        return {"latency_ms": [round(t * 1e3, 6) for t in self._table]}
+        found: dict[str, Any] = {"latency_ms": [round(t * 1e3, 6) for t in self._table]}
+        if self.measured_to < self.max_batch_size:
+            found["measured_to"] = self.measured_to
+        return found
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> LatencyProfile:
-        """From {"latency_ms": [...]}, or {"alpha_ms", "beta_ms", "max_batch_size"?}.
+        """From {"latency_ms", "measured_to"?}, or {"alpha_ms", "beta_ms", "max_batch_size"?}.
 
         Raises:
             ValueError: other keys, or values that are no latencies.
         """
         try:
             if "latency_ms" in data:
-                return cls([t / 1e3 for t in data["latency_ms"]])
+                measured_to = data.get("measured_to")
+                if measured_to is not None and type(measured_to) is not int:
+                    raise ValueError(f"measured_to must be a whole number, got {measured_to!r}")
+                return cls([t / 1e3 for t in data["latency_ms"]], measured_to)
             if "alpha_ms" in data and "beta_ms" in data:
                 largest = data.get("max_batch_size", 128)
                 if not isinstance(largest, int) or largest > _LARGEST:
@@ -161,7 +200,11 @@ class LatencyProfile:
         )
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, LatencyProfile) and self._table == other._table
+        return (
+            isinstance(other, LatencyProfile)
+            and self._table == other._table
+            and self.measured_to == other.measured_to
+        )
 
     def __hash__(self) -> int:
         return hash(tuple(self._table))
@@ -176,10 +219,13 @@ class LatencyProfile:
 class OnlineProfile:
     """Learns a `LatencyProfile` from measured batches.
 
-    The profile starts as `prior`. Measured durations are kept as ratios to the prior, a window
-    per octave of batch sizes (1, 2, 3–4, 5–8, …); the estimate is the prior times the ratios'
+    The profile starts as `prior`. Measured durations are compared with the prior, in a window per
+    octave of batch sizes (1, 2, 3–4, 5–8, …); the estimate is the prior times the ratios'
     `quantile`, interpolated over log b between octaves that were seen. So one number scales a
     prior of the right shape, and a wrong shape is corrected where batches were measured.
+
+    Sizes that the prior only assumes are assumed anew, by the law at the head of this module, when
+    a larger batch than ever is measured.
 
     Args:
         prior: what is believed before the first batch (file, warm-up sweep or a guess).
@@ -205,26 +251,31 @@ class OnlineProfile:
             raise ValueError(f"window must be at least 1, got {window}")
         self.prior = prior
         self.quantile = quantile
+        self._shape = prior  # fitted to the sizes that the prior assumes, once they are measured
+        self._known = {b: prior.latency(b) for b in doubling_sizes(prior.measured_to)}
         self._window = window
         self._stale_after = stale_after
         self._seen_at: dict[int, int] = {}
-        self._ratios: dict[int, deque[tuple[int, float]]] = {}
+        self._durations: dict[int, deque[tuple[int, float]]] = {}
         self._profile: LatencyProfile | None = prior
         self.samples = 0
 
     def observe(self, batch_size: int, duration_s: float) -> None:
-        """Record that a batch of `batch_size` took `duration_s`. O(1)."""
+        """Record that a batch of `batch_size` took `duration_s`. O(1), but for a larger batch than
+        ever."""
         if not 1 <= batch_size <= self.prior.max_batch_size:
             raise ValueError(
                 f"batch_size must be 1 … {self.prior.max_batch_size}, got {batch_size}"
             )
         if not (math.isfinite(duration_s) and duration_s > 0):
             raise ValueError(f"duration_s must be positive and finite, got {duration_s}")
+        if batch_size > self._shape.measured_to:
+            self._extend(batch_size, duration_s)
         octave = (batch_size - 1).bit_length()
-        bucket = self._ratios.setdefault(octave, deque(maxlen=self._window))
+        bucket = self._durations.setdefault(octave, deque(maxlen=self._window))
         if self._is_stale(octave):
             bucket.clear()
-        bucket.append((batch_size, duration_s / self.prior.latency(batch_size)))
+        bucket.append((batch_size, duration_s))
         self.samples += 1
         self._seen_at[octave] = self.samples
         self._profile = None
@@ -236,24 +287,84 @@ class OnlineProfile:
             self._profile = self._estimate()
         return self._profile
 
-    def _estimate(self) -> LatencyProfile:
+    def _extend(self, batch_size: int, duration_s: float) -> None:
+        """Fit the shape to the first batch of a size that was only assumed."""
+        shape, known = self._shape, self._shape.measured_to
+        if known:
+            ratio = float(np.interp(math.log(known), *self._ratios())) if self.samples else 1.0
+            value = max(duration_s / ratio, shape.latency(known))
+            table = np.array(shape.table)
+        else:  # of a guess, the shape remains
+            value = duration_s
+            table = np.array(shape.table) * (duration_s / shape.latency(batch_size))
+        self._known[batch_size] = value
+        sizes = np.array(list(self._known), dtype=float)
+        values = np.array(list(self._known.values()))
+        grid = np.arange(known + 1, shape.max_batch_size + 1)
+        beyond = value + _slope_beyond(sizes, values) * np.maximum(grid - batch_size, 0)
+        if known:
+            between = np.interp(grid, (known, batch_size), (shape.latency(known), value))
+            table[known:] = np.where(grid <= batch_size, between, beyond)
+        else:
+            table = np.where(grid <= batch_size, table, beyond)
+        self._shape = LatencyProfile(table, batch_size)
+
+    def _ratios(self) -> tuple[list[float], list[float]]:
+        """Measured durations as shares of the shape's, by the logarithm of the batch size."""
         log_sizes, ratios = [], []
-        for octave in sorted(self._ratios):
+        for octave in sorted(self._durations):
             if self._is_stale(octave):
                 continue
-            samples = np.array(self._ratios[octave])
-            q = min(self.quantile, len(samples) / (len(samples) + 1))
-            log_sizes.append(float(np.log(samples[:, 0]).mean()))
-            ratios.append(float(np.quantile(samples[:, 1], q, method="lower")))
-        grid = np.log(np.arange(1, self.prior.max_batch_size + 1))
-        table = np.array(self.prior.table) * np.interp(grid, log_sizes, ratios)
+            bucket = self._durations[octave]
+            found = np.array([duration / self._shape.latency(b) for b, duration in bucket])
+            q = min(self.quantile, len(found) / (len(found) + 1))
+            log_sizes.append(sum(math.log(b) for b, _ in bucket) / len(bucket))
+            ratios.append(float(np.quantile(found, q, method="lower")))
+        return log_sizes, ratios
+
+    def _estimate(self) -> LatencyProfile:
+        shape = self._shape
+        grid = np.log(np.arange(1, shape.max_batch_size + 1))
+        table = np.array(shape.table) * np.interp(grid, *self._ratios())
         # A batch takes no longer than a larger one did: repair downwards, so that one slow small
         # batch (a cold start) does not outweigh quick larger ones, as an average would let it.
-        return LatencyProfile(np.minimum.accumulate(table[::-1])[::-1])
+        return LatencyProfile(np.minimum.accumulate(table[::-1])[::-1], shape.measured_to)
 
     def _is_stale(self, octave: int) -> bool:
         seen_at = self._seen_at.get(octave, self.samples)
         return self.samples - seen_at >= self._stale_after
+
+
+def median_profile(profiles: Sequence[LatencyProfile]) -> LatencyProfile:
+    """Of the same variant on several workers, by batch size: the median of those that measured it;
+    of all where nobody did. Those of other lengths than the first are left out."""
+    alike = [p for p in profiles if p.max_batch_size == profiles[0].max_batch_size]
+    sizes = np.arange(1, profiles[0].max_batch_size + 1)
+    measured = np.array([sizes <= p.measured_to for p in alike])
+    counts = measured | ~measured.any(axis=0)
+    median = np.nanmedian(np.where(counts, [p.table for p in alike], np.nan), axis=0)
+    # Where fewer workers have measured, the next median may be lower.
+    return LatencyProfile(np.maximum.accumulate(median), max(p.measured_to for p in alike))
+
+
+def doubling_sizes(largest: int) -> list[int]:
+    """1, 2, 4, 8, … and `largest` itself; none for 0."""
+    sizes = [1 << k for k in range(largest.bit_length())]
+    return sizes if not sizes or sizes[-1] == largest else [*sizes, largest]
+
+
+def _slope_beyond(sizes: np.ndarray[Any, Any], values: np.ndarray[Any, Any]) -> float:
+    """Seconds per item that a batch larger than all measured ones is assumed to take.
+
+    Args:
+        sizes, values: those that were measured, ascending, and how long they took, seconds.
+    """
+    each = float(values[-1] / sizes[-1])
+    if len(sizes) == 1:
+        return each
+    slopes = np.diff(values) / np.diff(sizes)
+    least = float(values[-1] / (sizes[-1] + _FIXED_COST))
+    return max(float(slopes[-1]), min(float(slopes.max()), each), least)
 
 
 def _isotonic(values: Sequence[float]) -> list[float]:

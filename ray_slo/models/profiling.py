@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import inspect
-import math
 import os
 import platform
 import sys
@@ -28,7 +27,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ray_slo.core.profiles import LatencyProfile
+from ray_slo.core.profiles import LatencyProfile, doubling_sizes
+from ray_slo.models.sweep import Sweep
 from ray_slo.scheduling.registry import import_attr
 
 if TYPE_CHECKING:
@@ -40,12 +40,6 @@ THREAD_VARIABLES = (
     "OPENBLAS_NUM_THREADS",
     "NUMEXPR_NUM_THREADS",
 )
-
-
-def doubling_sizes(max_batch_size: int) -> list[int]:
-    """1, 2, 4, 8, … and `max_batch_size` itself."""
-    sizes = [1 << k for k in range(max_batch_size.bit_length())]
-    return sizes if sizes[-1] == max_batch_size else [*sizes, max_batch_size]
 
 
 def profile_callable(
@@ -61,19 +55,13 @@ def profile_callable(
 ) -> dict[int, list[float]]:
     """Seconds per call of `fn([example] * b)` for each batch size b, several samples each.
 
-    A first pass warms up, as the first call of a size may compile or allocate: every other size in
-    ascending order, so that a short budget reaches large ones, too, then those in between; none
-    above the first that is over `bound_s`. Rounds over all sizes follow, so that a passing
-    disturbance touches every size alike, until `repeats` rounds or the budget is spent. Warm-up
-    samples count only for sizes with no other.
+    The order is that of `sweep.Sweep`: large sizes early, then those between, then rounds.
 
     Args:
         fn: the batch method, a list in. If it is `async`, it is run to its end on a private loop.
         example: one representative item.
         sizes: batch sizes to measure.
-        budget_s: stop after about this long (a call is never cut short; size 1 is always measured).
-        bound_s: no larger sizes once one takes longer than this (say, the SLO): they are of no use.
-        repeats: rounds at most.
+        budget_s, bound_s, repeats: see `sweep.Sweep`. A call is never cut short.
         clock: seconds, monotonic; default: `time.perf_counter`.
         progress: called with (batch size, seconds) after every call.
 
@@ -84,42 +72,18 @@ def profile_callable(
         ValueError: no sizes, or one below 1.
         Exception: whatever `fn` raises.
     """
-    ordered = sorted(set(sizes))
-    if not ordered or ordered[0] < 1:
-        raise ValueError(f"sizes must be at least one number ≥ 1, got {ordered}")
+    sweep = Sweep(sizes, budget_s=budget_s, bound_s=bound_s, repeats=repeats)
     clock = clock or time.perf_counter
-    end = clock() + budget_s
     with _runner(fn) as run:
-
-        def timed(size: int) -> float:
+        while (size := sweep.size) is not None:
             items = [example] * size
             start = clock()
             run(items)
-            duration = clock() - start
+            seconds = clock() - start
             if progress:
-                progress(size, duration)
-            return duration
-
-        timed(ordered[0])  # the very first call is no measurement: it loads and compiles
-        warm: dict[int, float] = {}
-        reached = math.inf
-        for size in (*ordered[::2], *ordered[1::2]):
-            if size > reached or (warm and clock() + 2 * max(warm.values()) > end):
-                continue
-            warm[size] = timed(size)
-            if bound_s is not None and warm[size] > bound_s:
-                warm[size] = min(warm[size], timed(size))  # not for a first call alone
-                if warm[size] > bound_s:
-                    reached = min(reached, size)
-        samples: dict[int, list[float]] = {size: [] for size in sorted(warm) if size <= reached}
-        for _ in range(repeats):
-            for size, taken in samples.items():
-                if clock() + warm[size] <= end:
-                    taken.append(timed(size))
-                    warm[size] = min(warm[size], taken[-1])
-            if clock() + warm[ordered[0]] > end:
-                break
-    return {size: taken or [warm[size]] for size, taken in samples.items()}
+                progress(size, seconds)
+            sweep.took(seconds)
+    return sweep.samples
 
 
 @contextmanager

@@ -158,7 +158,8 @@ class Kairos:
     """Matches waiting requests to unlike workers at the least weighted time.
 
     Args:
-        xi: ξ: a request is planned to be answered within this share of its SLO.
+        xi: ξ: a request is planned to be answered within this share of its SLO; within all of it
+            if it needs that and nothing else is to be done.
         late: what becomes of a request that cannot be: "drop", or "serve" it on a worker that
             nobody else wants.
         pick: with more requests than workers, match the "cheapest" (the paper), the most "urgent",
@@ -218,13 +219,17 @@ class Kairos:
     # -- events --------------------------------------------------------------------------------
 
     def requests_arrived(self, now: float, requests: Sequence[Request]) -> None:
+        idle = not self._waiting.requests and not any(w.flights for w in self._order)
+        alone = idle and len(requests) == 1
         for r in requests:
             model = self._models.get(r.model, -1)
             row = min(r.size, self._max_size + 1)
             # A little is given back for rounding, but never a deadline.
             due = r.arrival + self._xi * (r.deadline - r.arrival) + TOLERANCE_S
-            self._waiting.add(r, model, row, due)
             shortest = float(self._shortest[model, row])
+            if alone and due < now + self._delay_s + shortest + 2 * TOLERANCE_S:
+                due = r.deadline + TOLERANCE_S  # nobody else needs what ξ keeps free
+            self._waiting.add(r, model, row, due)
             give_up = r.deadline if shortest == math.inf else due - shortest - self._delay_s
             self._drop_at = min(self._drop_at, give_up)
         self._changed = True

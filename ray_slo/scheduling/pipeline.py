@@ -35,9 +35,10 @@ Ours is `slack`, the default. Not what was spent decides, but what is left:
   the path has the time that the plan gives it; else to the most accurate group of which that is
   true; else to the one that is done first;
 * it is dropped when a batch is made, if that would end later than the deadline less the least that
-  must follow: full batches of the fastest variants below, after what waits there already, and what
-  the batches that run now will make. Frames for which the tasks below have no room leave at the
-  root, before they cost anything;
+  must follow: after what waits at the tasks below already, and what the batches that run now will
+  make, batches of the fastest variants there, as large as this batch and the queues will fill them.
+  Frames for which the tasks below have no room leave at the root, before they cost anything; a lone
+  frame needs no more than a small batch there, and goes;
 * the workers of a variant share a queue (`queues="variant"`): a request does not wait for one of
   them while another is idle;
 * where a plan leaves a variant with fewer workers, what waits for it is routed again.
@@ -243,7 +244,6 @@ class Pipeline:
         self._last_budget: dict[str, float] = {}  # by variant
         self._backup: dict[str, list[tuple[float, float, _Group]]] = {}
         self._rebalance_at = -math.inf
-        self._latencies: dict[str, tuple[float, float]] = {}  # fastest and slowest batch of a task
         self._coming = dict.fromkeys(parents, 0.0)  # requests that running batches will make
         self._position: dict[str, float] = dict.fromkeys(parents, 0.5)
         self._home: dict[RequestId, _Group] = {}
@@ -386,7 +386,7 @@ class Pipeline:
 
     def _serving(self, cluster: Cluster) -> Iterator[_Service]:
         """As assigned; a task that nobody is assigned to is served by workers without assignment,
-        each by its most accurate variant."""
+        each by all the variants that it has."""
         by_name = {
             v.name: (m, v, -float(i) if v.accuracy is None else v.accuracy)
             for m in cluster.models.values()
@@ -406,20 +406,12 @@ class Pipeline:
                     continue
             free.append(worker)
         for worker in free:
-            best: dict[str, tuple[float, str]] = {}
             for model, variant, accuracy in by_name.values():
-                if (
-                    model.name not in covered
-                    and variant.name in worker.loaded
-                    and worker.hardware in variant.profiles
-                    and (model.name not in best or accuracy > best[model.name][0])
-                ):
-                    best[model.name] = accuracy, variant.name
-            for task, (accuracy, name) in best.items():
-                model, variant, _ = by_name[name]
-                profile = variant.profiles[worker.hardware]
+                profile = variant.profiles.get(worker.hardware)
+                if model.name in covered or variant.name not in worker.loaded or profile is None:
+                    continue
                 size = self._default_batch_size(model, profile)
-                yield _Service(task, worker, name, profile, accuracy, size, None)
+                yield _Service(model.name, worker, variant.name, profile, accuracy, size, None)
 
     def _default_batch_size(self, model: Model, profile: LatencyProfile) -> int:
         """Without a plan, a task takes an equal part of the SLO."""
@@ -508,7 +500,7 @@ class Pipeline:
             tasks_of[s.worker.id] = tasks_of.get(s.worker.id, 0) + 1
         workers = [
             routing.Worker(
-                (s.worker.id, s.task),
+                (s.worker.id, s.variant),
                 s.task,
                 s.accuracy,
                 s.profile.throughput(s.batch_size) / tasks_of[s.worker.id],
@@ -521,7 +513,7 @@ class Pipeline:
         demand = self.demand(now) or self._planned_demand(workers)
         made_tables = routing.most_accurate_first(self._parents, workers, demand)
         of_worker: dict[Hashable, _Group] = {
-            (w.id, g.task): g for g in self._groups.values() for w in g.members
+            (w.id, g.variant): g for g in self._groups.values() for w in g.members
         }
 
         def table(entries: Sequence[routing.Entry]) -> _Table:
@@ -533,7 +525,7 @@ class Pipeline:
         self._frontend = table(made_tables.frontend)
         self._tables = {}
         for s in self._services:
-            tables = made_tables.tables[s.worker.id, s.task]
+            tables = made_tables.tables[s.worker.id, s.variant]
             of_children = {child: table(entries) for child, entries in tables.items()}
             self._tables[s.worker.id, s.variant] = of_children
             self._tables["", s.variant] = of_children  # of a worker that is gone
@@ -582,10 +574,13 @@ class Pipeline:
         if rule == "slack":
             return self._in_time(now, r, group)
         if rule == "last_task":
-            late = not self._children[r.model] and r.deadline - now < group.latency_s
-            return None if late else group
+            size = min(len(group.queue) + 1, group.batch_size)
+            left_s = r.deadline - now + TOLERANCE_S
+            late = not self._children[r.model] and left_s < group.profile.latency(size)
+            return self._alone(now, r) if late else group
         if upstream is None or (late_s := self._late_by(upstream)) <= TOLERANCE_S:
-            return group
+            late = now + self._delay_s + group.profile.latency(1) > r.deadline + TOLERANCE_S
+            return (self._alone(now, r) if late else None) or group
         if rule == "per_task":
             return None
         limit_s, best, best_at, accuracy = group.latency_s - late_s, None, math.inf, -math.inf
@@ -597,6 +592,14 @@ class Pipeline:
                 if finish_at < best_at:
                     best, best_at, accuracy = backup, finish_at, of_backup
         return best
+
+    def _alone(self, now: float, r: Request) -> _Group | None:
+        """Where the only request that an idle system has is done first; None if it is not the only
+        one, or late anywhere. No rule is so strict as to refuse it."""
+        if any(w.flights for w in self._workers.values()) or self._home:
+            return None
+        best = min(self._of_task[r.model], key=lambda g: self._finish_at(now, g))
+        return best if self._finish_at(now, best) <= r.deadline + TOLERANCE_S else None
 
     def _late_by(self, upstream: Upstream) -> float:
         """x: what a request spent at its parent's task beyond the budget."""
@@ -619,39 +622,54 @@ class Pipeline:
         return best
 
     def _plan_rest(self) -> None:
-        """Time after each task until all of its sinks are done: as planned, and at least (full
-        batches of the fastest, no waiting). Requests per second that each task can take."""
+        """Time after each task until all of its sinks are done: as planned, and at least (alone, by
+        the fastest). What each task can take: requests per second, and in a batch of every worker.
+        """
         self._planned_rest: dict[str, float] = {}
         self._least_rest: dict[str, float] = {}
         self._capacity: dict[str, float] = {}
+        self._room: dict[str, int] = {}
         for task in reversed(self._parents):
             groups = [g for g in self._of_task[task] if g.members]
             self._capacity[task] = sum(
                 len(g.members) * g.profile.throughput(g.batch_size) for g in groups
             )
-            self._latencies[task] = (
-                min((g.latency_s for g in groups), default=0.0),
-                max((g.latency_s for g in groups), default=0.0),
-            )
+            self._room[task] = sum(len(g.members) * g.batch_size for g in groups)
             planned = least = 0.0
             for child in self._children[task]:
-                fastest, slowest = self._latencies[child]
+                below = [g for g in self._of_task[child] if g.members]
+                slowest = max((g.latency_s for g in below), default=0.0)
+                alone = min((g.profile.latency(1) for g in below), default=0.0)
                 planned_s = self._waiting_factor * slowest + self._planned_rest[child]
                 planned = max(planned, self._communication_s + planned_s)
-                least = max(least, self._communication_s + fastest + self._least_rest[child])
+                least = max(least, self._communication_s + alone + self._least_rest[child])
             self._planned_rest[task], self._least_rest[task] = planned, least
 
-    def _rest_s(self, task: str, ahead_s: float) -> float:
+    def _rest_s(self, task: str, ahead_s: float, variant: str, requests: float) -> float:
         """Least time after a task for what leaves it `ahead_s` from now, after all that waits for
-        the tasks below by then."""
+        the tasks below by then.
+
+        Args:
+            variant, requests: what leaves it, and how many requests it is, more or less.
+        """
         rest_s = 0.0
-        for child in self._children[task]:
+        for child, factor in self._factors_of[variant].items():
             if not (capacity := self._capacity[child]):
                 continue
             waiting = sum(len(g.queue) for g in self._of_task[child]) + self._coming[child]
-            wait_s = max(waiting / capacity - ahead_s, 0.0)
-            own_s = self._communication_s + wait_s + self._latencies[child][0]
-            rest_s = max(rest_s, own_s + self._rest_s(child, ahead_s))
+            left = max(waiting - capacity * ahead_s, 0.0)
+            made = requests * factor
+            # Of factors that are averages, the integer part: one request more may be one too many.
+            size = max(int(left + made + 1e-9), 1)
+            latency_s, fastest = min(
+                (g.profile.latency(min(g.batch_size, size)), g.variant)
+                for g in self._of_task[child]
+                if g.members
+            )
+            # What does not fit one batch of every worker waits, too.
+            waves = left + max(made - self._room[child], 0.0)
+            own_s = self._communication_s + waves / capacity + latency_s
+            rest_s = max(rest_s, own_s + self._rest_s(child, ahead_s, fastest, made))
         return rest_s
 
     def _expect(self, flight: _Flight, sign: int) -> None:
@@ -719,7 +737,7 @@ class Pipeline:
                 break
             due = queue.head.deadline + TOLERANCE_S
             if by_slack and self._children[task]:
-                due -= self._rest_s(task, end_at - now)
+                due -= self._rest_s(task, end_at - now, group.variant, size)
             if end_at <= due:
                 break
             fits = group.profile.max_batch_within(due - start_at)

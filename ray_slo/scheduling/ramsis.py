@@ -446,27 +446,52 @@ class Ramsis:
             served = lane.served
             assert served is not None
             variant, size = self._choose(lane, served, now)
+            if variant is None and self._helps(lane.queue.head, now, actions):
+                lane.queue.pop()
+                self._arm(lane)
+                return
             if variant is None:
                 shed = lane.queue.take(size)
                 actions.append(Drop(shed, DropReason.SHED, now + served.reach_1))
                 self._arm(lane)
                 continue
-            self._batch_id += 1
-            start_at = now + self._cluster.delay(size)
-            dispatch = Dispatch(
-                self._batch_id,
-                worker.id,
-                served.names[variant],
-                lane.queue.take(size),
-                start_at,
-                start_at + served.profiles[variant].latency(size),
-            )
-            actions.append(dispatch)
-            worker.running, worker.free_at = self._batch_id, dispatch.finish_at
+            actions.append(self._dispatch(now, worker, served, variant, lane.queue.take(size)))
             self._arm(lane)
             for one in worker.lanes:
                 self._file(one)
             return
+
+    def _dispatch(
+        self, now: float, worker: _Worker, served: Served, variant: int, requests: Sequence[Request]
+    ) -> Dispatch:
+        self._batch_id += 1
+        size = len(requests)
+        start_at = now + self._cluster.delay(size)
+        finish_at = start_at + served.profiles[variant].latency(size)
+        worker.running, worker.free_at = self._batch_id, finish_at
+        name = served.names[variant]
+        return Dispatch(self._batch_id, worker.id, name, requests, start_at, finish_at)
+
+    def _helps(self, request: Request, now: float, actions: list[Action]) -> bool:
+        """Serve the only request that an idle system has, on the fastest worker, although its own
+        worker is too slow or its table would not; False where it cannot be in time anywhere."""
+        if any(w.running is not None for w in self._workers.values()):
+            return False
+        if any(r is not request for lane in self._lanes() for r in lane.queue):
+            return False
+        slo_s = self._group_of(request).slo_s
+        able = [
+            (served.reach_1, rank, worker, served)
+            for rank, worker in enumerate(self._workers.values())
+            if (served := self._served.get((request.model, slo_s, self._dealt[worker.id][0])))
+        ]
+        if not able:
+            return False
+        reach_1, _, worker, served = min(able)
+        if now + reach_1 + self._margin_s > request.deadline + TOLERANCE_S:
+            return False
+        actions.append(self._dispatch(now, worker, served, served.fastest, [request]))
+        return True
 
     def _choose(self, lane: Lane, served: Served, now: float) -> tuple[int | None, int]:
         """Index of the variant, and the batch size; without a variant, how many to give up."""
@@ -621,7 +646,7 @@ class Ramsis:
             late = queue.take(queue.position(soonest + self._margin_s - TOLERANCE_S))
             if expired:
                 actions.append(Drop(expired, DropReason.EXPIRED, soonest))
-            if late:
+            if late and not (len(late) == 1 and self._helps(late[0], now, actions)):
                 actions.append(Drop(late, DropReason.WOULD_MISS, soonest))
         if expired or late:
             self._file(lane)

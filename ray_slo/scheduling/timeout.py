@@ -3,7 +3,8 @@
 A batch is due a constant time after its earliest request arrived: exec = max(now, arrival + k).
 With k = 0 this is *eager* scheduling: an idle worker takes whatever is there. A full batch is due
 at once. Early drop by deadline prefix, as in the paper's comparison: the batch is the longest that
-meets the head's deadline, and a request that would miss even alone is refused at once.
+meets the head's deadline, and a request that would miss even alone is refused at once. Ours: where
+all workers are idle and nothing else waits, a request goes before the timeout would make it late.
 
 Worked example (§3.3, Figure 5a): 3 workers, ℓ(b) = b + 5, SLO 12, a request every 0.75, all
 workers staggered by batches of 4; R13–R15 fail to come. At 11.25 R16 arrives and leaves alone, as
@@ -41,7 +42,15 @@ class Timeout(BatchingPolicy):
         if due_at > now:  # deadlines may differ: the head need not be the oldest
             oldest = min(queue[i].arrival for i in range(first, first + size))
             due_at = oldest + self._timeout_s
+        latest = queue[first].deadline - lane.reach[size - 1]
+        if size == 1 and due_at > latest and self._is_idle():
+            return max(latest, now)
         return due_at
+
+    def _is_idle(self) -> bool:
+        """Whether one request is all that there is to do."""
+        waiting = sum(len(model.queue) for model in self._models.values())
+        return waiting == 1 and not any(w.flights for w in self._workers.values())
 
 
 class Eager(Timeout):

@@ -5,9 +5,9 @@ with a cluster of one worker: the decorated method. Its latency profile is learn
 
 Starting from nothing
     The prior is ℓ(b) = SLO / 50 · (4 + b): the shape of a typical network (a fixed cost worth four
-    items), at a tenth of the SLO for one item. The first batch scales it, the next ones correct
-    the shape. Batches may grow to four times the largest one measured (to 8 at first): with this
-    prior even a method of pure per-item cost is then underestimated by 2.5 times at most, once.
+    items), at a tenth of the SLO for one item. The first batch scales it; larger batches are then
+    assumed to gain nothing, until a second size says more (`ray_slo.core.profiles`). Batches may
+    grow to four times the largest one measured (to 8 at first).
 Getting out of a wrong belief
     When the method looks too slow for a request although it is idle, the request is tried anyway
     (a *probe*) while there is little evidence, or none from the last seconds. A probe that was on
@@ -83,7 +83,8 @@ class _Settings:
         if self.profile is not None:
             return self.profile
         unit = self.latency_slo_s / 50
-        return LatencyProfile.linear(unit, 4 * unit, max(_GUESS_SIZES, self.max_batch_size))
+        largest = max(_GUESS_SIZES, self.max_batch_size)
+        return LatencyProfile.linear(unit, 4 * unit, largest, measured_to=0)
 
 
 @dataclass(slots=True, eq=False)
@@ -248,7 +249,8 @@ class _Batcher:
                 continue
             if drop.reason is DropReason.WOULD_MISS and self._worth_a_probe(call):
                 self._probe(call)
-            elif drop.reason is DropReason.WOULD_MISS and self._exploring:
+            elif drop.reason is not DropReason.EXPIRED and self._exploring:
+                # The refusal rests on an assumed latency; the batch that runs will say more.
                 left_s = request.deadline - time.monotonic()
                 self._held[call] = self._loop.call_later(left_s, self._give_up, call, drop)
             else:

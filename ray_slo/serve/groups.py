@@ -210,8 +210,9 @@ class Demand:
 
 def best_throughput(profile: LatencyProfile, slo_s: float) -> float:
     """Requests per second of one worker, in batches that leave as much time to wait as to run."""
-    largest = max(profile.max_batch_within(_SLO_SHARE * slo_s), 1)
-    return max(profile.throughput(b) for b in range(1, largest + 1))
+    known = profile.measured
+    largest = max(known.max_batch_within(_SLO_SHARE * slo_s), 1)
+    return max(known.throughput(b) for b in range(1, largest + 1))
 
 
 def check_kwargs(name: str, kwargs: Mapping[str, Any]) -> None:

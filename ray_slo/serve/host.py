@@ -15,6 +15,7 @@ from contextvars import Context
 from typing import Any, TypeVar, cast
 
 from ray_slo.core import (
+    Action,
     BatchOutcome,
     Cluster,
     Dispatch,
@@ -156,7 +157,8 @@ class PolicyHost:
             if self._on_error is not None:
                 self._on_error(error)
             return
-        for action in decision.actions:
+        # Refusals last: workers begin at once, and what runs then may be a reason to wait.
+        for action in sorted(decision.actions, key=_is_drop):
             if self._closed:
                 return
             if isinstance(action, Dispatch):
@@ -203,3 +205,7 @@ class PolicyHost:
             callback(action)
         except Exception:
             logger.exception("could not carry out %r", action)
+
+
+def _is_drop(action: Action) -> bool:
+    return isinstance(action, Drop)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from ray_slo.core.cluster import Assigned
+from ray_slo.core.profiles import LatencyProfile
 from ray_slo.core.requests import BatchStatus, Upstream
 
 
@@ -144,7 +145,7 @@ class Heartbeat:
     """Worker → scheduler: I am here, and this is what I can do.
 
     Attributes:
-        profiles: current estimate per loaded variant, as a table in seconds.
+        profiles: current estimate per loaded variant.
         batches: ids of the batches that it holds, running or waiting.
         preempt_delay_s: from a preemption until it is free, as its preemption profiles say.
         assigned: what the planner has it do, by a key of `profiles`; None without a plan for it.
@@ -153,7 +154,7 @@ class Heartbeat:
 
     worker: str
     kind: str
-    profiles: dict[str, list[float]]
+    profiles: dict[str, LatencyProfile]
     batches: list[str]
     preempt_delay_s: float = 0.0
     assigned: Assigned | None = None

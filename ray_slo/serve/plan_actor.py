@@ -23,11 +23,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple, Protocol
 
-import numpy as np
 import ray
 
 from ray_slo.core import LatencyProfile
 from ray_slo.core.cluster import Assigned
+from ray_slo.core.profiles import median_profile
 from ray_slo.serve import app_actor
 from ray_slo.serve.app_actor import AppActor
 from ray_slo.serve.errors import ConfigError
@@ -57,8 +57,8 @@ class WorkerSays(NamedTuple):
     Attributes:
         loaded: variants that it offers to the scheduler.
         assigned: what it does; None where it does whatever comes.
-        profiles: latency by batch size, seconds, of every variant that it ever measured or was told
-            of: so nothing is lost with the actor.
+        profiles: of every variant that it ever measured or was told of: so nothing is lost with the
+            actor.
         errors: variants that it could not load, why, and the number of the failure.
         version: fingerprint of its specification.
         ready: Serve may send it requests; before, it loads what it is to begin with.
@@ -69,7 +69,7 @@ class WorkerSays(NamedTuple):
     kind: str
     loaded: frozenset[str] = frozenset()
     assigned: Assigned | None = None
-    profiles: Mapping[str, list[float]] = {}
+    profiles: Mapping[str, LatencyProfile] = {}
     errors: Mapping[str, tuple[str, float]] = {}
     version: str = ""
     ready: bool = True
@@ -85,7 +85,7 @@ class Wanted(NamedTuple):
 
     assigned: Assigned | None
     keep: tuple[str, ...]
-    profiles: Mapping[str, list[float]] = {}
+    profiles: Mapping[str, LatencyProfile] = {}
 
 
 class Counts(NamedTuple):
@@ -131,7 +131,7 @@ class FrontendSays(NamedTuple):
     counts: Counts
     version: str
     tuned: Mapping[str, Any] = {}
-    profiles: Mapping[Key, list[float]] = {}
+    profiles: Mapping[Key, LatencyProfile] = {}
     clock: tuple[str, float] | None = None
 
 
@@ -146,7 +146,7 @@ class FrontendHears(NamedTuple):
 
     plan_age_s: float | None
     replicas: Mapping[str, tuple[int | None, int]] = {}
-    profiles: Mapping[Key, list[float]] | None = None
+    profiles: Mapping[Key, LatencyProfile] | None = None
     plans: Plans = Plans()
 
 
@@ -331,8 +331,8 @@ class PlanActor(AppActor):
                 self._listens_since = now
             told_at = before.told_at if before is not None else -math.inf
             self._frontends[says.client] = _Frontend(says.counts, now, told_at)
-            for key, table in says.profiles.items():
-                self._profiles.setdefault(key, LatencyProfile(table))
+            for key, profile in says.profiles.items():
+                self._profiles.setdefault(key, profile)
             if self._brain.tune(says.tuned):
                 logger.info("arguments of the planner: %s", dict(says.tuned))
         age_s = None if self._planned_at is None else now - self._planned_at
@@ -341,7 +341,7 @@ class PlanActor(AppActor):
         if age_s is None or known is None or now - known.told_at < _REMIND_S:
             return hears
         known.told_at = now
-        return hears._replace(profiles={key: p.table for key, p in self._profiles.items()})
+        return hears._replace(profiles=dict(self._profiles))
 
     def _counted(self) -> Plans:
         return Plans(self._epoch, self._plans, self._failures, self._took_s)
@@ -497,21 +497,20 @@ class PlanActor(AppActor):
         self._workers[says.worker] = _Worker(says, now, born)
         unknown = [v for v in says.profiles if (v, says.kind) not in self._profiles]
         for variant in unknown:
-            self._profiles[variant, says.kind] = LatencyProfile(says.profiles[variant])
+            self._profiles[variant, says.kind] = says.profiles[variant]
         plain = says._replace(profiles={}, age_s=0.0)
         same = before is not None and before.says._replace(profiles={}, age_s=0.0) == plain
         return not same or bool(unknown)
 
     def _learn(self) -> None:
         """Take the workers' profiles over."""
-        measured: dict[Key, list[list[float]]] = {}
+        measured: dict[Key, list[LatencyProfile]] = {}
         for worker in self._workers.values():
             says = worker.says
             for variant in says.loaded & says.profiles.keys():
                 measured.setdefault((variant, says.kind), []).append(says.profiles[variant])
-        for key, tables in measured.items():
-            alike = [table for table in tables if len(table) == len(tables[0])]
-            self._profiles[key] = LatencyProfile(np.median(alike, axis=0).tolist())
+        for key, profiles in measured.items():
+            self._profiles[key] = median_profile(profiles)
 
     def _seen(self) -> Seen:
         return Seen(
@@ -531,8 +530,8 @@ class PlanActor(AppActor):
         if news:
             self._tell()
 
-    def _known(self, kind: str, variants: tuple[str, ...]) -> dict[str, list[float]]:
-        return {v: self._profiles[v, kind].table for v in variants if (v, kind) in self._profiles}
+    def _known(self, kind: str, variants: tuple[str, ...]) -> dict[str, LatencyProfile]:
+        return {v: self._profiles[v, kind] for v in variants if (v, kind) in self._profiles}
 
     # -- plans -----------------------------------------------------------------------------
 

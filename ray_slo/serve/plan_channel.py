@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
+from ray_slo.core import LatencyProfile
 from ray_slo.core.cluster import Assigned
 from ray_slo.serve.app_actor import AGAIN_S, AppActorLink, Follower, status_of
 from ray_slo.serve.decision_log import clock_id
@@ -46,7 +47,7 @@ class PlanReporter:
         self._made: dict[str, Counter[str]] = {}
         self._sizes: Counter[int] = Counter()
         self._tuned: dict[str, Any] = {}
-        self._profiles: Mapping[Key, list[float]] = {}
+        self._profiles: Mapping[Key, LatencyProfile] = {}
         self._remind = False  # the actor may be a new one
         self._decided_at: float | None = None
         self._has_log = spec.decision_log is not None and spec.embedded  # the scheduler's, here
@@ -134,8 +135,8 @@ class _Worker(Protocol):
     @property
     def assigned(self) -> Assigned | None: ...
     @property
-    def tables(self) -> dict[str, list[float]]: ...
-    async def load_variant(self, key: str, table: list[float] | None) -> None: ...
+    def profiles(self) -> dict[str, LatencyProfile]: ...
+    async def load_variant(self, key: str, known: LatencyProfile | None) -> None: ...
     async def assign(self, assigned: Assigned | None) -> None: ...
     async def unload_variants(self, keys: Iterable[str]) -> None: ...
     def check_slo(self) -> None: ...
@@ -178,7 +179,7 @@ class PlanFollower(Follower[Wanted]):
             self._kind,
             worker.offered,
             worker.assigned,
-            worker.tables,
+            worker.profiles,
             dict(self._errors),
             self._spec.fingerprint,
             self._ready,
@@ -216,11 +217,11 @@ class PlanFollower(Follower[Wanted]):
         if complete and (extra := worker.offered - keep.keys()):
             await worker.unload_variants(extra)
 
-    async def _load(self, variant: str, table: list[float] | None) -> bool:
+    async def _load(self, variant: str, known: LatencyProfile | None) -> bool:
         if time.monotonic() < self._retry_at.get(variant, 0.0):
             return False
         try:
-            await self._worker.load_variant(variant, table)
+            await self._worker.load_variant(variant, known)
         except Exception as error:
             logger.exception("could not load %s", variant)
             why = f"{type(error).__name__}: {error}"

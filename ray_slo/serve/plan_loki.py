@@ -100,9 +100,10 @@ class LokiBrain:
         return self._rate.value(now)
 
     def _profiles(self, seen: Seen) -> dict[str, LatencyProfile]:
-        """Of variants that can be used."""
+        """Of variants that can be used, without sizes that nobody has tried."""
         known = {**self._files, **{v: p for (v, k), p in seen.profiles.items() if k == self._kind}}
-        return {v: known[v] for v in self._task_of if v in known and not self._avoids(seen, v)}
+        usable = [v for v in self._task_of if v in known and not self._avoids(seen, v)]
+        return {v: known[v].measured for v in usable}
 
     def _avoids(self, seen: Seen, variant: str) -> bool:
         return (variant, self._kind) in seen.avoided
@@ -310,6 +311,5 @@ def _from_files(spec: AppSpec) -> dict[str, LatencyProfile]:
         alone = list(known.values()) if len(known) == 1 and (own or ref.spec is None) else []
         names = [known[n] for n in (ref.name, f"{ref.model}/{ref.name}") if n in known]
         if profiles := names + alone:
-            limit = min(profiles[0].max_batch_size, model.max_batch_size)
-            found[key] = LatencyProfile(profiles[0].table[:limit])
+            found[key] = profiles[0].truncated(model.max_batch_size)
     return found

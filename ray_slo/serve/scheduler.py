@@ -261,13 +261,11 @@ class Scheduler:
             self._forget_worker(beat.worker)
             return
         # Those of an older release, still draining, are not ours.
-        known = {v: t for v, t in beat.profiles.items() if v in self._variants}
-        for variant, table in known.items():
+        known = {v: p for v, p in beat.profiles.items() if v in self._variants}
+        for variant, profile in known.items():
             if (variant, beat.kind) not in self._profiles:
                 quantile = self._spec.models[self._variants[variant].model].profile_quantile
-                self._profiles[variant, beat.kind] = OnlineProfile(
-                    LatencyProfile(table), quantile=quantile
-                )
+                self._profiles[variant, beat.kind] = OnlineProfile(profile, quantile=quantile)
                 self._cluster_is_stale = True
         variants = frozenset(known)
         assigned = beat.assigned
@@ -372,6 +370,7 @@ class Scheduler:
                     "latency_1_ms": 1e3 * p.profile.latency(1),
                     "latency_max_ms": 1e3 * p.profile.latency(p.profile.max_batch_size),
                     "max_batch_size": p.profile.max_batch_size,
+                    "measured_to": p.profile.measured_to,
                     "samples": p.samples,
                     **p.profile.to_json(),
                 }

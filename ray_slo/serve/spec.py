@@ -699,8 +699,8 @@ class AppSpec(_Strict):
         error_details: whether clients are told, over HTTP and gRPC, what the user's own code said
             of its error; False keeps it to the log. Without `isolate_errors`, an error of a batch
             goes to all of its requests, and may quote another client's item.
-        profile_seconds: time that a worker may spend measuring a model, with all its variants, at
-            start.
+        profile_seconds: time that a worker may spend measuring each variant at start, less than
+            that for quick ones. 0: measure nothing, learn from the first batches.
         access_log: a line per request in the frontend's log, as Serve does by default. It costs
             about as much as the scheduling; `serve_slo_*` metrics count requests anyway.
         decision_log: every event and decision of the schedulers, for `ray-slo replay`.
@@ -722,7 +722,7 @@ class AppSpec(_Strict):
     response_margin_ms: float = Field(default=5.0, ge=0)
     max_body_bytes: int = Field(default=16 * 2**20, ge=1, le=2**31 - 1)
     error_details: bool = True
-    profile_seconds: float = Field(default=3.0, ge=0)
+    profile_seconds: float = Field(default=2.0, ge=0)
     access_log: bool = False
     decision_log: DecisionLogSpec | None = None
     name: str | None = None

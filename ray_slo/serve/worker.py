@@ -19,7 +19,7 @@ from ray import cloudpickle, serve
 
 from ray_slo.core import BatchStatus, LatencyProfile, OnlineProfile
 from ray_slo.core.cluster import Assigned
-from ray_slo.core.profiles import load_profiles
+from ray_slo.core.profiles import doubling_sizes, load_profiles
 from ray_slo.models.checkpoint import Preempted, PreemptionFlag, preemption_scope
 from ray_slo.models.preemption import (
     Preemptible,
@@ -27,7 +27,8 @@ from ray_slo.models.preemption import (
     load_preemption,
     module_of,
 )
-from ray_slo.models.profiling import doubling_sizes, profile_callable, to_profile
+from ray_slo.models.profiling import to_profile
+from ray_slo.models.sweep import Sweep
 from ray_slo.serve import tracing
 from ray_slo.serve.channel import WorkerLink
 from ray_slo.serve.errors import BatchResultError, ConfigError
@@ -42,7 +43,7 @@ from ray_slo.serve.vitals import vitals
 logger = logging.getLogger(__name__)
 
 _HEARTBEAT_S = 1.0
-_ROUNDS = 30  # of measurements at start: what they leave of their time goes to slower variants
+_ROUNDS = 20  # of measurements of a variant at start, where there is time for them
 _BETWEEN = 0.1  # of the tightest SLO: how long measuring a new model may hold up the others
 _HUNG_S = (
     60.0  # a batch that runs longer than this and 20 × its profile makes the replica unhealthy
@@ -181,9 +182,9 @@ class Worker:
         return self._assigned
 
     @property
-    def tables(self) -> dict[str, list[float]]:
-        """Latency by batch size, seconds, of every variant that was ever loaded."""
-        return {key: learned.profile.table for key, learned in self._learned.items()}
+    def profiles(self) -> dict[str, LatencyProfile]:
+        """Of every variant that was ever loaded."""
+        return {key: learned.profile for key, learned in self._learned.items()}
 
     async def load(self, model: str) -> None:
         """Load and measure a model, and offer it to the scheduler; others are served meanwhile.
@@ -204,12 +205,12 @@ class Worker:
         self._offered.update(keys)
         await self._announce()
 
-    async def load_variant(self, key: str, table: list[float] | None) -> None:
+    async def load_variant(self, key: str, known: LatencyProfile | None) -> None:
         """Load one variant, and offer it to the scheduler; others are served meanwhile.
 
         Args:
-            table: its latency by batch size, seconds, as far as others know; measured where it is
-                None and this worker does not know.
+            known: its profile as far as others know; measured where it is None and this worker
+                does not know.
 
         Raises:
             Exception: whatever its loader or its model's constructor raised; nothing of it stays.
@@ -221,10 +222,9 @@ class Worker:
                 await self._build(name)
             loaded = await self._load_one(key)
             if key not in self._learned:
-                prior = None if table is None else LatencyProfile(table)
+                prior = known
                 if prior is None:
-                    share_s = self._spec.profile_seconds / len(self._keys(name))
-                    prior, _, _ = await self._first_profile(loaded, model, share_s)
+                    prior, _, _ = await self._first_profile(loaded, model)
                 self._learned[key] = OnlineProfile(prior, quantile=model.profile_quantile)
             loaded.profile = self._learned[key]
         except BaseException:
@@ -386,15 +386,10 @@ class Worker:
 
     async def _measure_variants(self, model: ModelSpec, keys: list[str]) -> None:
         """A first profile for every variant of a model; refuses an SLO that none can meet."""
-        left_s = self._spec.profile_seconds
         fastest: dict[str, tuple[float, str]] = {}  # seconds of a batch of one, and who says so
-        for i, key in enumerate(keys):
-            start = time.monotonic()
-            # What a quick variant leaves of its share goes to the others.
-            share_s = max(left_s, 0.0) / (len(keys) - i)
-            prior, least_s, says = await self._first_profile(self._variants[key], model, share_s)
+        for key in keys:
+            prior, least_s, says = await self._first_profile(self._variants[key], model)
             fastest[key] = (least_s, says)
-            left_s -= time.monotonic() - start
             self._learned[key] = OnlineProfile(prior, quantile=model.profile_quantile)
             self._variants[key].profile = self._learned[key]
         too_slow = {k: f for k, f in fastest.items() if f[0] > model.latency_slo_ms / 1e3}
@@ -408,7 +403,7 @@ class Worker:
             logger.warning("variant %s is too slow for its SLO to be used: %s", key, says)
 
     async def _first_profile(
-        self, loaded: _Loaded, model: ModelSpec, budget_s: float
+        self, loaded: _Loaded, model: ModelSpec
     ) -> tuple[LatencyProfile, float, str]:
         """From a file, else measured here, else a guess that a few batches will mend; also the
         least time that a batch takes, and how that is known."""
@@ -422,18 +417,19 @@ class Worker:
             field = f"{self._field(ref.model)}{owner}.profile"
             names = (ref.name, f"{ref.model}/{ref.name}")
             found = self._from_file(field, file, names, alone=own is not None or not ref.spec)
-            points = {b: found.latency(b) for b in range(1, min(found.max_batch_size, limit) + 1)}
+            found = found.measured.truncated(limit)
+            points = {b: found.latency(b) for b in range(1, found.max_batch_size + 1)}
             prior = LatencyProfile.from_points(points, limit)
             says = f"{file} says {prior.latency(1) * 1e3:.4g} ms for {one}"
             return prior, prior.latency(1), says
         if hasattr(cls, "example_input") and self._spec.profile_seconds > 0:
-            measured = await self._measure(loaded, cls.example_input, limit, slo_s, budget_s)
+            measured = await self._measure(loaded, cls.example_input, limit, slo_s)
             fastest_s = min(min(times) for times in measured.values())
             says = f"{one} took {fastest_s * 1e3:.4g} ms at best on {self._kind!r} workers"
             quantile = model.profile_quantile
             prior = to_profile(measured, quantile=quantile, max_batch_size=limit)
             return prior, fastest_s, says
-        return LatencyProfile.linear(slo_s / 100, slo_s / 20, limit), 0.0, ""
+        return LatencyProfile.linear(slo_s / 100, slo_s / 20, limit, measured_to=0), 0.0, ""
 
     @staticmethod
     def _from_file(field: str, file: str, names: tuple[str, ...], *, alone: bool) -> LatencyProfile:
@@ -450,69 +446,43 @@ class Worker:
         )
 
     async def _measure(
-        self,
-        loaded: _Loaded,
-        example_input: Callable[..., Any],
-        limit: int,
-        slo_s: float,
-        budget_s: float,
+        self, loaded: _Loaded, example_input: Callable[..., Any], limit: int, slo_s: float
     ) -> dict[int, list[float]]:
-        sizes = doubling_sizes(limit)
-        example = example_input()
-
-        def batch(size: int) -> list[Any]:
-            return [example] * size if loaded.size is None else [example_input(size)]
-
-        if loaded.is_async:
-            # Runs on the loop, as it will in service.
-            measured: dict[int, list[float]] = {}
-            until = time.perf_counter() + budget_s
-            for size in sizes:
-                for _ in range(3):
-                    start = time.perf_counter()
-                    with self._scope():
-                        await loaded.call(batch(size))
-                    measured.setdefault(size, []).append(time.perf_counter() - start)
-                if time.perf_counter() > until or min(measured[size]) > slo_s:
-                    break
-            return measured
-
-        def run(items: list[Any]) -> Any:
-            with self._scope():
-                return loaded.call(batch(len(items)))
-
+        """Seconds by batch size. Where models are served meanwhile, one call at a time between
+        their batches, and none longer than a small share of their SLOs, but for a batch of one."""
+        call_s = math.inf
         if self._tasks:
-            return await self._measure_between(run, example, sizes)
-        return await self._loop.run_in_executor(
-            self._thread,
-            lambda: profile_callable(
-                run, example, sizes, budget_s=budget_s, bound_s=slo_s, repeats=_ROUNDS
-            ),
+            served = {self._refs[key].model for key in self._offered}
+            slos_ms = [self._spec.models[model].latency_slo_ms for model in served]
+            call_s = _BETWEEN * min(slos_ms, default=math.inf) / 1e3
+        sweep = Sweep(
+            doubling_sizes(limit),
+            budget_s=self._spec.profile_seconds,
+            bound_s=slo_s,
+            call_s=call_s,
+            repeats=_ROUNDS,
         )
+        example = example_input()
+        while (size := sweep.size) is not None:
+            items = [example] * size if loaded.size is None else [example_input(size)]
+            sweep.took(await self._timed(loaded, items))
+        return sweep.samples
 
-    async def _measure_between(
-        self, run: Callable[[list[Any]], Any], example: Any, sizes: list[int]
-    ) -> dict[int, list[float]]:
-        """While other models are served: one call at a time between their batches, and none that
-        takes more than a small share of their SLOs, but for a batch of one."""
-
-        def timed(size: int) -> float:
+    async def _timed(self, loaded: _Loaded, items: list[Any]) -> float:
+        """Seconds of a call, where it will run in service: on the loop, or on the thread."""
+        if loaded.is_async:
             start = time.perf_counter()
-            run([example] * size)
+            with self._scope():
+                await loaded.call(items)
             return time.perf_counter() - start
 
-        served = {self._refs[key].model for key in self._offered}
-        slos_ms = [self._spec.models[model].latency_slo_ms for model in served]
-        bound_s = _BETWEEN * min(slos_ms, default=math.inf) / 1e3
-        await self._loop.run_in_executor(self._thread, timed, 1)  # warm up
-        measured: dict[int, list[float]] = {}
-        for size in sizes:
-            measured[size] = [
-                await self._loop.run_in_executor(self._thread, timed, size) for _ in range(3)
-            ]
-            if 2 * min(measured[size]) > bound_s:
-                break
-        return measured
+        def timed() -> float:
+            start = time.perf_counter()
+            with self._scope():
+                loaded.call(items)
+            return time.perf_counter() - start
+
+        return await self._loop.run_in_executor(self._thread, timed)
 
     async def _reconfigure_one(self, name: str, config: Any) -> None:
         method: Callable[[Any], Any] | None = getattr(self._models[name], "reconfigure", None)
@@ -776,9 +746,7 @@ class Worker:
             worker=self.id,
             kind=self._kind,
             profiles={
-                key: v.profile.profile.table
-                for key, v in self._variants.items()
-                if key in self._offered
+                key: v.profile.profile for key, v in self._variants.items() if key in self._offered
             },
             batches=[*self._batches, *self._recent],
             preempt_delay_s=self._preempt_delay_s,

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scipy.optimize import isotonic_regression
 
 from ray_slo.core import LatencyProfile, OnlineProfile
-from ray_slo.core.profiles import load_profiles, save_profiles
+from ray_slo.core.profiles import doubling_sizes, load_profiles, save_profiles
 
 latencies = st.lists(st.floats(1e-4, 10.0), min_size=1, max_size=40)
 
@@ -67,17 +67,57 @@ def test_linear():
 def test_from_points_interpolates_and_extends_along_the_line():
     profile = LatencyProfile.from_points({2: 0.2, 4: 0.4}, max_batch_size=6)
     assert profile.table == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.5, 0.6])
-    assert LatencyProfile.from_points({3: 0.2}, max_batch_size=4).table == [0.2] * 4
     assert LatencyProfile.from_points({1: 0.3, 2: 0.1, 3: 0.5}).table == pytest.approx(
         [0.2, 0.2, 0.5]
     )
 
 
+def test_one_measured_size_is_extended_as_if_batching_gained_nothing():
+    profile = LatencyProfile.from_points({3: 0.3}, max_batch_size=6)
+    assert profile.table == pytest.approx([0.3, 0.3, 0.3, 0.4, 0.5, 0.6])
+    assert profile.measured_to == 3
+    # 0.2 s per item, and only a batch of one was measured.
+    assert LatencyProfile.from_points({1: 0.2}, 16)(16) == pytest.approx(3.2)
+
+
+def test_two_sizes_that_look_alike_do_not_make_a_flat_profile():
+    assert LatencyProfile.from_points({1: 0.6, 2: 0.6}, 8)(8) == pytest.approx(1.2)
+    assert LatencyProfile.from_points({1: 0.7, 2: 0.5}, 8)(8) == pytest.approx(1.2)
+
+
+affine = st.tuples(st.floats(1e-4, 1.0), st.floats(0.0, 10.0))  # seconds per item and per batch
+some_sizes = st.sets(st.integers(1, 64), min_size=1)
+
+
+@given(affine, some_sizes)
+def test_an_assumed_latency_errs_on_the_slow_side(line, sizes):
+    truth = LatencyProfile.linear(*line, 64)
+    profile = LatencyProfile.from_points({b: truth(b) for b in sizes}, 64)
+    assert profile.measured_to == max(sizes)
+    for b in range(min(sizes), 65):
+        each = truth(profile.measured_to) * max(b / profile.measured_to, 1.0)
+        assert truth(b) * (1 - 1e-9) <= profile(b) <= each * (1 + 1e-9)
+
+
 def test_scaled_and_truncated():
-    profile = LatencyProfile([1.0, 2.0, 3.0])
-    assert profile.scaled(2.0).table == [2.0, 4.0, 6.0]
-    assert profile.truncated(2).table == [1.0, 2.0]
+    profile = LatencyProfile([1.0, 2.0, 3.0], measured_to=2)
+    assert profile.scaled(2.0) == LatencyProfile([2.0, 4.0, 6.0], measured_to=2)
+    assert profile.truncated(2) == LatencyProfile([1.0, 2.0])
     assert profile.truncated(9) == profile
+    assert profile.truncated(1) == LatencyProfile([1.0])
+
+
+def test_a_plan_is_for_measured_sizes():
+    assert LatencyProfile([1.0, 2.0, 3.0], measured_to=2).measured.table == [1.0, 2.0]
+    assert LatencyProfile([1.0, 2.0, 3.0]).measured.table == [1.0, 2.0, 3.0]
+    assert LatencyProfile([1.0, 2.0, 3.0], measured_to=0).measured.table == [1.0]
+
+
+def test_what_was_measured_makes_a_difference():
+    measured, assumed = LatencyProfile([1.0, 2.0]), LatencyProfile([1.0, 2.0], measured_to=1)
+    assert measured != assumed
+    assert measured.differs(assumed, by=0.5)
+    assert measured.hash == assumed.hash
 
 
 def test_equality_and_digest():
@@ -96,6 +136,12 @@ def test_equality_and_digest():
         (lambda: LatencyProfile([]), "non-empty list"),
         (lambda: LatencyProfile([0.1, 0.0]), "positive and finite"),
         (lambda: LatencyProfile([0.1, math.nan]), "positive and finite"),
+        (lambda: LatencyProfile([1.0], measured_to=2), "measured_to must be 0 … 1, got 2"),
+        (lambda: LatencyProfile([1.0], measured_to=-1), "measured_to must be 0 … 1, got -1"),
+        (
+            lambda: LatencyProfile.from_json({"latency_ms": [1.0], "measured_to": "all"}),
+            "measured_to must be a whole number, got 'all'",
+        ),
         (lambda: LatencyProfile.linear(1, 1, 0), "max_batch_size must be at least 1, got 0"),
         (lambda: LatencyProfile([1.0]).truncated(0), "max_batch_size must be at least 1, got 0"),
         (lambda: LatencyProfile.from_points({}), "at least one measured batch size"),
@@ -113,6 +159,13 @@ def test_json_round_trip(table):
     profile = LatencyProfile(table)
     again = LatencyProfile.from_json(json.loads(json.dumps(profile.to_json())))
     assert again.table == pytest.approx(profile.table, abs=1e-9)
+    assert "measured_to" not in profile.to_json()
+
+
+def test_json_says_which_sizes_are_assumed():
+    profile = LatencyProfile.from_points({1: 0.1, 2: 0.125}, 4)
+    assert profile.to_json() == {"latency_ms": [100, 125, 150, 175], "measured_to": 2}
+    assert LatencyProfile.from_json(profile.to_json()) == profile
 
 
 def test_json_linear():
@@ -160,6 +213,43 @@ class TestOnline:
                 online.observe(b, truth(b))
         for b in (1, 2, 4, 8, 16, 32):
             assert online.profile(b) == pytest.approx(truth(b), rel=0.01)
+
+    def test_one_measured_size_is_extended_as_if_batching_gained_nothing(self):
+        guess = LatencyProfile.linear(0.001, 0.004, 64, measured_to=0)
+        online = OnlineProfile(guess)
+        online.observe(1, 0.1)
+        assert online.profile(64) == pytest.approx(6.4)
+        assert online.profile.measured_to == 1
+        online.observe(4, 0.13)  # the line from here on, but never flatter than 0.13 / (4 + 4)
+        assert online.profile(64) == pytest.approx(0.13 + 60 * 0.13 / 8)
+        online.observe(16, 0.4)
+        assert online.profile(64) == pytest.approx(0.4 + 48 * 0.27 / 12)
+        assert online.profile.measured_to == 16
+
+    @given(affine, st.lists(st.integers(1, 64), min_size=1, max_size=12), st.integers(0, 64))
+    def test_what_it_assumes_errs_on_the_slow_side(self, line, sizes, measured_to):
+        truth = LatencyProfile.linear(*line, 64)
+        prior = LatencyProfile.linear(0.001, 0.004, 64, measured_to=0)
+        if measured_to:
+            points = {b: truth(b) for b in doubling_sizes(measured_to)}
+            prior = LatencyProfile.from_points(points, 64)
+        online = OnlineProfile(prior)
+        for b in sizes:
+            online.observe(b, truth(b))
+        profile = online.profile
+        assert profile.measured_to == max(measured_to, *sizes)
+        for b in range(profile.measured_to, 65):
+            assert profile(b) >= truth(b) * (1 - 1e-9)
+
+    def test_a_slow_start_is_forgotten_for_larger_sizes_too(self):
+        truth = LatencyProfile.linear(0.01, 0.05, 64)
+        online = OnlineProfile(LatencyProfile.linear(0.001, 0.004, 64, measured_to=0))
+        online.observe(1, 5.0)
+        for _ in range(3):
+            for b in (1, 2, 4, 8):
+                online.observe(b, truth(b))
+        assert truth(8) <= online.profile(8) <= 1.01 * truth(8)
+        assert truth(64) <= online.profile(64) <= 8 * truth(8)
 
     def test_quantile_of_noisy_batches(self):
         rng = np.random.default_rng(0)

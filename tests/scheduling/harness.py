@@ -56,6 +56,7 @@ class Sent:
     worker: WorkerId
     ids: list[int]
     finish_at: float
+    variant: str = ""
 
 
 class Host:
@@ -147,10 +148,15 @@ class Host:
 
     # Time
 
-    def advance(self, until: float, *, ends: bool = True) -> None:
-        """Honour `wake_at` up to `until`; with `ends`, batches end when they were predicted to."""
+    def advance(self, until: float, *, ends: bool = True, until_idle: bool = False) -> None:
+        """Honour `wake_at` up to `until`; with `ends`, batches end when they were predicted to.
+
+        `until_idle`: stop as soon as nothing waits and nothing runs.
+        """
         steps = 0
         while True:
+            if until_idle and not self.waiting and not any(self.flights.values()):
+                return
             end_at = min((f[0].end_at for f in self.flights.values() if f), default=math.inf)
             at = max(min(end_at if ends else math.inf, self.wake_at), self.now)
             if at > until:
@@ -229,7 +235,7 @@ class Host:
         assert len(flights) < 2
         if flights:
             assert flights[0].end_at - delay - EPS <= now <= flights[0].end_at, "sent ahead too far"
-        self.sent.append(Sent(now, d.worker, [r.id for r in d.requests], d.finish_at))
+        self.sent.append(Sent(now, d.worker, [r.id for r in d.requests], d.finish_at, d.variant))
         flights.append(Flight(d, now, now + delay, d.finish_at))
 
     def _drop(self, drop: Drop) -> None:

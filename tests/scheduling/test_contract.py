@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -265,3 +266,55 @@ def test_contract(
 
 def test_every_registered_policy_is_covered() -> None:
     assert {name for name, _ in CASES} == set(POLICIES)
+
+
+@pytest.mark.parametrize(("name", "kwargs"), CASES, ids=str)
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(
+    kinds=st.lists(worker_kind, min_size=1, max_size=3),
+    control_s=st.sampled_from([0.0, 0.004]),
+    model=st.sampled_from(list(VARIANTS)),
+    spare_s=st.one_of(st.sampled_from([1e-6, 1e-4, 0.001]), st.floats(1e-6, 0.1)),
+    before=st.lists(st.tuples(st.sampled_from(list(VARIANTS)), budget, seconds), max_size=6),
+    pause_s=st.sampled_from([0.0, 0.5, 100.0]),
+)
+def test_an_idle_system_refuses_nothing_that_it_could_serve(
+    name: str,
+    kwargs: dict[str, Any],
+    kinds: list[tuple[str, int]],
+    control_s: float,
+    model: str,
+    spare_s: float,
+    before: list[tuple[str, float, float]],
+    pause_s: float,
+) -> None:
+    margin_s = kwargs.get("margin_ms", 0.0) / 1e3
+    cluster = make_cluster(kinds, control_s=control_s)
+    host = Host(lambda: make_policy(name, kwargs), cluster, now=1000.0, strict=False)
+    parents = kwargs.get("parents", dict.fromkeys(VARIANTS))
+    for i, (other, budget_s, dt) in enumerate(before):  # whatever it has learned from these
+        host.arrive([Request(i, other, host.now, host.now + budget_s)])
+        host.advance(host.now + dt)
+    host.advance(host.now + 10.0 + pause_s)
+    path = path_from(model, parents)
+    alone_s = sum(host.soonest(task) - host.now + margin_s for task in path)
+    if alone_s == math.inf:
+        return  # no worker has it
+    deadline, upstream = host.now + alone_s + spare_s, None
+    slack_rule = kwargs.get("drop", "slack") == "slack"  # the paper's promise nothing later on
+    for i, task in enumerate(path if slack_rule else path[:1]):
+        lone, entered = Request(900 + i, task, host.now, deadline, upstream=upstream), host.now
+        host.arrive([lone])
+        host.advance(deadline + 1.0, until_idle=True)
+        assert lone.id not in host.dropped
+        assert not host.waiting
+        (sent,) = (s for s in host.sent if lone.id in s.ids)
+        upstream = Upstream(sent.worker, sent.variant, host.now - entered)
+
+
+def path_from(task: str, parents: dict[str, str | None]) -> list[str]:
+    """A task and all below it, where no task has two children that matter here."""
+    path = [task]
+    while below := [t for t, parent in parents.items() if parent == path[-1]]:
+        path.append(below[-1])
+    return path

@@ -78,8 +78,11 @@ def test_a_request_waits_for_a_better_worker_that_is_busy():
 
 def test_xi_keeps_a_distance_to_the_deadline():
     h = host(pool("w"), xi=0.9)
-    h.arrive([request(1, 8)])  # would end at 8, more than 0.9 · 8
-    assert h.dropped == {1: (0.0, DropReason.WOULD_MISS)}
+    h.arrive([request(1, 8), request(2, 8)])  # would end at 8, more than 0.9 · 8
+    assert h.dropped == dict.fromkeys((1, 2), (0.0, DropReason.WOULD_MISS))
+    h = host(pool("w"), xi=0.9)
+    h.arrive([request(1, 8)])  # but an idle worker may as well serve it
+    assert h.timeline() == [(0.0, "weak0", [1])]
     h = host(pool("w"), xi=1.0)
     h.arrive([request(1, 8)])
     assert h.timeline() == [(0.0, "weak0", [1])]

@@ -15,6 +15,7 @@ from ray_slo.core import (
     Assigned,
     BatchStatus,
     Cluster,
+    Dispatch,
     DispatchDelay,
     DropReason,
     LatencyProfile,
@@ -218,12 +219,12 @@ def test_slack_drops_at_the_root_what_finds_no_room_below() -> None:
     workers = [worker("D", "d", 1), worker("L", "large")]
     h = host(workers, drop="slack")
     h.arrive([name(i, 0.0, 0.0, deadline=1.0) for i in range(12)])
-    # 2 run, 10 wait: 100 ms of work. A frame that ends at 20 ms finds 80 of them, and needs 20 ms
-    # more: 120 ms from now.
-    h.arrive([frame(100, slo=0.121)])
+    # 2 run, 10 wait: 100 ms of work. A frame that ends at 20 ms finds 80 of them, and makes two
+    # batches, 40 ms: 140 ms from now.
+    h.arrive([frame(100, slo=0.141)])
     h.advance(0.02)
-    # Now 8 wait and the frame has made none: 80 − 20 + 20 after its end at 40, at 120 again.
-    h.arrive([frame(101, 0.02, slo=0.099)])
+    # Now 8 wait and the frame has made none: 80 − 20 + 40 after its end at 40, at 140 again.
+    h.arrive([frame(101, 0.02, slo=0.119)])
     assert [(w, ids) for _, w, ids in h.timeline()] == [
         ("L", [0, 1]),
         ("D", [100]),
@@ -234,12 +235,12 @@ def test_slack_drops_at_the_root_what_finds_no_room_below() -> None:
 
 def test_slack_counts_what_running_batches_will_make() -> None:
     workers = [worker("D", "d", 1), worker("E", "d", 1), worker("L", "large")]
-    h = host(workers, drop="slack")
-    # 0 makes 4 names, 40 ms of work, of which 20 are over when 1 ends: 20 + 20 + 20.
+    h = host(workers, drop="slack", queues="variant")
+    # 0 makes 4 names, 40 ms of work, of which 20 are over when 1 ends; so do its own: 20 + 20 + 40.
     h.arrive([frame(0, slo=0.2)])
-    h.arrive([frame(1, slo=0.0599)])
+    h.arrive([frame(1, slo=0.0799)])
     assert h.dropped == {1: (0.0, DropReason.SHED)}
-    h.arrive([frame(2, slo=0.0601)])
+    h.arrive([frame(2, slo=0.0801)])
     assert [(w, ids) for _, w, ids in h.timeline()] == [("D", [0]), ("E", [2])]
 
 
@@ -258,6 +259,31 @@ def test_a_head_that_costs_too_much_is_dropped_another_shrinks_the_batch() -> No
         h.advance(0.011)
         assert h.sent[1].ids[:3] == sent
         assert list(h.dropped) == dropped
+
+
+def slow_child(batch_size: int) -> tuple[list[Model], list[Worker]]:
+    """A quick detector, and a child that takes 3 s for a batch of 16, under an SLO of 3 s."""
+    find = Variant("d", {"x": LatencyProfile.linear(0.05, 0.05, 8)}, 90.0)
+    look = Variant("slow", {"x": LatencyProfile.linear(0.175, 0.2, 16)}, 90.0)
+    both = [Model("detect", 3.0, (find,)), Model("name", 3.0, (look,))]
+    return both, [worker("D", "d", 8), worker("L", "slow", batch_size)]
+
+
+@pytest.mark.parametrize("batch_size", [1, 4, 16])
+def test_a_lone_frame_is_not_refused_for_a_full_batch_below(batch_size: int) -> None:
+    """It makes four requests there, which need no batch of 16."""
+    zoo, workers = slow_child(batch_size)
+    h = host(workers, models=zoo, drop="slack")
+    h.arrive([frame(0, slo=3.0)])
+    h.advance(0.1)
+    h.arrive([name(i, 0.1, 0.1, deadline=3.0) for i in range(1, 5)])
+    h.advance(3.0)
+    assert not h.dropped
+    assert sorted(i for s in h.sent for i in s.ids) == [0, 1, 2, 3, 4]
+    # Where the child is busy for longer than there is time, frames are still refused at the root.
+    h.arrive([name(i, 3.0, 0.1, deadline=30.0) for i in range(10, 60)])
+    h.arrive([frame(5, 3.0, slo=3.0)])
+    assert h.dropped == {5: (3.0, DropReason.SHED)}
 
 
 def test_where_a_variant_has_fewer_workers_slack_routes_again() -> None:
@@ -360,22 +386,28 @@ def test_without_workers_requests_wait_for_one_until_their_deadline() -> None:
     assert h.timeline() == [(0.1, "L", [1])]
 
 
-def test_without_assignments_workers_serve_their_most_accurate_variant_of_every_task() -> None:
+def used_by(h: Host) -> list[tuple[str, str]]:
+    """(worker, variant) of every batch."""
+    actions = [a for decision in h.decisions for a in decision.actions]
+    return [(a.worker, a.variant) for a in actions if isinstance(a, Dispatch)]
+
+
+def test_without_assignments_workers_serve_every_task_by_all_that_they_have_loaded() -> None:
     everything = frozenset({"d", "small", "large"})
     workers = [Worker("A", "x", everything), Worker("B", "x", frozenset({"small"}))]
-    h = host(workers, drop="none")
+    h = host(workers, drop="slack")
     h.arrive([frame(0)])
-    h.arrive([name(1, 0.0, 0.0, by="A"), name(2, 0.0, 0.0, by="A", deadline=0.2)])
+    assert used_by(h) == [("A", "d")]
+    h.advance(0.02)
+    h.arrive([name(1, 0.02, 0.02, by="A")])  # the most accurate one that is in time
+    assert used_by(h)[1:] == [("A", "large")]
     h.advance(0.1)
-    used = {i: s.worker for s in h.sent for i in s.ids}
-    assert used[0] == "A"
-    variants = [
-        a.variant for d in h.decisions for a in d.actions if getattr(a, "worker", None) == "A"
-    ]
-    assert "small" not in variants
+    h.arrive([name(2, 0.1, 0.02, deadline=0.1101, by="A")])
+    assert used_by(h)[2:] == [("A", "small")]
+    h.advance(0.2)
     # Once somebody is assigned to a task, only those that are serve it.
     h.change(Cluster.of(MODELS, [workers[0], replace(workers[1], assigned=Assigned("small", 1))]))
-    h.arrive([name(i, 0.1, 0.0, deadline=0.3) for i in range(3, 6)])
+    h.arrive([name(i, 0.2, 0.0, deadline=0.4) for i in range(3, 6)])
     h.advance(1.0)
     assert [(s.worker, s.ids) for s in h.sent if s.ids[0] > 2] == [
         ("B", [3]),

@@ -72,12 +72,18 @@ def test_full_batch_does_not_wait():
     assert host.timeline() == [(0.5, "w0", [1, 2]), (2.75, "w1", [3])]
 
 
-def test_timeout_beyond_the_slack_serves_nothing():
+def test_timeout_beyond_the_slack_serves_nothing_that_has_company():
     """The paper's rule to the letter: exec = arrival + k, and by then all are too late."""
     host = Host(lambda: Timeout(7000.0), PAPER)
-    host.run(arrivals(0.0))
-    assert host.timeline() == []
+    host.run(arrivals(0.0, 0.5))
     assert host.dropped[1][0] == pytest.approx(6.0, abs=1e-5)
+    assert host.timeline() == [(6.5, "w0", [2])]  # which is alone then
+
+
+def test_a_lone_request_does_not_wait_until_it_is_too_late():
+    host = Host(lambda: Timeout(7000.0), PAPER)
+    host.run(arrivals(0.0))
+    assert host.timeline() == [(6.0, "w0", [1])]
 
 
 def test_margin():

@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from ray_slo.core import LatencyProfile
 from ray_slo.core.cluster import Assigned
 from ray_slo.errors import ConfigError
 from ray_slo.serve import app_actor, plan_actor
@@ -15,7 +16,10 @@ from ray_slo.simulation.plan_log import read
 from tests.serve import clock
 
 SOLVES_S = 0.01
-TABLES = {"det": [0.02], "large": [0.05], "small": [0.01]}
+PROFILES = {
+    variant: LatencyProfile([seconds])
+    for variant, seconds in {"det": 0.02, "large": 0.05, "small": 0.01}.items()
+}
 
 
 def spec_of(**changes):
@@ -67,7 +71,7 @@ class Cluster:
             self.workers[name] = says._replace(
                 loaded=loaded,
                 assigned=wanted.assigned,
-                profiles={**says.profiles, **{v: TABLES[v] for v in loaded}},
+                profiles={**says.profiles, **{v: PROFILES[v] for v in loaded}},
                 errors={v: self.fails[v] for v in wanted.keep if v in self.fails},
             )
 
@@ -127,7 +131,7 @@ def test_from_the_first_worker_to_a_plan():
         with actor_of(spec) as actor:
             assert await actor.target("default", 4) is None
             await cluster.round(actor)
-            assert cluster.workers["a"].loaded == set(TABLES)  # to be measured
+            assert cluster.workers["a"].loaded == set(PROFILES)  # to be measured
             assert cluster.does == {"a": None, "b": None}
             status = await cluster.settle(actor)
             assert await actor.target("default", 4) == 2
@@ -139,7 +143,7 @@ def test_from_the_first_worker_to_a_plan():
             heard = await actor.frontend(says._replace(client="g"))
             assert 0 <= heard.plan_age_s < 10
             assert heard.replicas == {"default": (2, 2)}
-            assert heard.profiles == {(v, "default"): table for v, table in TABLES.items()}
+            assert heard.profiles == {(v, "default"): profile for v, profile in PROFILES.items()}
             assert (await actor.frontend(says._replace(client="g"))).profiles is None
 
     clock.run(scenario())
@@ -225,7 +229,7 @@ def test_without_any_plan_every_worker_serves_everything(monkeypatch):
             await cluster.until(actor, lambda status: status["error"] is not None)
             await cluster.round(actor)
             assert cluster.does == {"a": None, "b": None}
-            assert {w.loaded for w in cluster.workers.values()} == {frozenset(TABLES)}
+            assert {w.loaded for w in cluster.workers.values()} == {frozenset(PROFILES)}
             assert await actor.target("default", 4) is None
 
     clock.run(scenario())
@@ -240,7 +244,7 @@ def test_a_successor_changes_nothing_until_it_has_listened():
                 name,
                 loaded=frozenset([variant]),
                 assigned=Assigned(variant, 1),
-                profiles=TABLES,  # of all that it ever ran
+                profiles=PROFILES,  # of all that it ever ran
             )
         before = dict(cluster.workers)
         with actor_of(spec) as actor:
@@ -260,7 +264,7 @@ def test_a_successor_hears_from_frontends_what_no_worker_knows():
         spec = spec_of()
         cluster = Cluster(spec, "a", "b")
         with actor_of(spec) as actor:
-            told = {(v, "default"): table for v, table in TABLES.items()}
+            told = {(v, "default"): profile for v, profile in PROFILES.items()}
             await actor.frontend(FrontendSays("f", Counts(), spec.fingerprint, {}, told))
             await cluster.round(actor)
             assert cluster.does == {"a": None, "b": None}  # nothing is to be measured

@@ -5,6 +5,7 @@ import asyncio
 
 import pytest
 
+from ray_slo.core import LatencyProfile
 from ray_slo.core.cluster import Assigned
 from ray_slo.errors import ConfigError
 from ray_slo.serve import plan_channel
@@ -40,13 +41,13 @@ class Worker:
 
     def __init__(self, *broken):
         self.broken = set(broken)
-        self.offered, self.assigned, self.tables = frozenset(), None, {}
+        self.offered, self.assigned, self.profiles = frozenset(), None, {}
         self.diary = []
 
-    async def load_variant(self, key, table):
+    async def load_variant(self, key, known):
         if key in self.broken:
             raise MemoryError(f"no room for {key}")
-        self.diary.append(f"load {key}" + (f" {table}" if table else ""))
+        self.diary.append(f"load {key}" + (f" {known.table}" if known else ""))
         self.offered |= {key}
 
     async def assign(self, assigned):
@@ -88,7 +89,7 @@ def test_break_before_make():
 
 def test_doing_it_again_does_nothing_and_a_known_profile_is_taken():
     worker = Worker()
-    follow(worker, OLD._replace(profiles={"large": [0.5]}), OLD)
+    follow(worker, OLD._replace(profiles={"large": LatencyProfile([0.5])}), OLD)
     assert worker.diary == ["load large [0.5]", "do large"]
 
 

@@ -464,7 +464,7 @@ async def test_every_frontend_of_a_batch_hears_of_its_preemption_once():
     box = Box()
     scheduler = Scheduler(spec, box)
     try:
-        scheduler.heartbeat(Heartbeat("w0", "gpu", {"m": [0.1] * 8}, []))
+        scheduler.heartbeat(Heartbeat("w0", "gpu", {"m": LatencyProfile([0.1] * 8)}, []))
         scheduler.submit("a", [Submit(1, "m", 1.0)])
         scheduler.submit("b", [Submit(1, "m", 1.0)])
         await settle()

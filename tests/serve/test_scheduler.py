@@ -9,7 +9,15 @@ import time
 
 import pytest
 
-from ray_slo.core import Assigned, BatchStatus, Decision, Dispatch, Drop, DropReason
+from ray_slo.core import (
+    Assigned,
+    BatchStatus,
+    Decision,
+    Dispatch,
+    Drop,
+    DropReason,
+    LatencyProfile,
+)
 from ray_slo.core.requests import Upstream
 from ray_slo.serve import scheduler as scheduler_module
 from ray_slo.serve.messages import BatchReport, Grant, Heartbeat, Refusal, Submit
@@ -89,7 +97,7 @@ async def running(policy=Fifo, variants=None, **options):
 
 
 def beat(worker="w0", batches=(), kind="default", variants=("m",)):
-    profiles = {v: [0.01 + 0.001 * b for b in range(1, 9)] for v in variants}
+    profiles = {v: LatencyProfile.linear(0.001, 0.01, 8) for v in variants}
     return Heartbeat(worker, kind, profiles, list(batches))
 
 
@@ -423,7 +431,7 @@ async def test_what_was_seen_of_an_avoided_variant_is_forgotten(monkeypatch):
 async def test_only_the_quickest_variant_is_tried_when_all_look_too_slow():
     async with running("deferred", VARIANTS) as (scheduler, box):
         slow = beat(variants=("quick", "deep"))
-        slow.profiles = {"quick": [1.5] * 8, "deep": [3.0] * 8}
+        slow.profiles = {"quick": LatencyProfile([1.5] * 8), "deep": LatencyProfile([3.0] * 8)}
         scheduler.heartbeat(slow)
         scheduler.submit("a", submits(1))
         await settle()
@@ -486,7 +494,10 @@ async def test_tables_that_a_policy_wants_are_solved_aside_once_each():
 async def test_ramsis_has_its_tables_solved_in_the_background():
     async with running("ramsis", VARIANTS) as (scheduler, box):
         both = beat(variants=("quick", "deep"))
-        both.profiles = {"quick": [0.01] * 8, "deep": [0.08 * b for b in range(1, 9)]}
+        both.profiles = {
+            "quick": LatencyProfile([0.01] * 8),
+            "deep": LatencyProfile.linear(0.08, 0.0, 8),
+        }
         scheduler.heartbeat(both)
         seen, sent = set(), 0
         while "deep" not in seen:  # the fastest until there is a table, then what the table says

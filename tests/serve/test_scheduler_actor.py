@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ray_slo.core import BatchStatus
+from ray_slo.core import BatchStatus, LatencyProfile
 from ray_slo.serve import channel
 from ray_slo.serve.messages import BatchReport, Grant, Heartbeat, Refusal, Submit
 from ray_slo.serve.scheduler_actor import _SILENT_TICKS, _UNREAD_TICKS, SchedulerActor
@@ -40,7 +40,7 @@ async def running(workers=("w0",), watching=False):
     if not watching:
         actor._watcher.cancel()
     for worker in workers:
-        await actor.heartbeat(Heartbeat(worker, "default", {"m": [0.01] * 8}, []))
+        await actor.heartbeat(Heartbeat(worker, "default", {"m": LatencyProfile([0.01] * 8)}, []))
     try:
         yield actor
     finally:

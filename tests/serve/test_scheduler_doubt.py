@@ -3,7 +3,7 @@
 import asyncio
 import time
 
-from ray_slo.core import BatchStatus
+from ray_slo.core import BatchStatus, LatencyProfile
 from ray_slo.serve.messages import BatchReport, Grant, Heartbeat, Refusal, Submit
 from ray_slo.serve.scheduler import Scheduler
 from ray_slo.serve.spec import parse_spec
@@ -17,7 +17,9 @@ class Client:
         spec = parse_spec({"models": {"m": {"callable": dict, "latency_slo_ms": 500}}})
         self.said, self.sent = asyncio.Queue(), 0
         self.scheduler = Scheduler(spec, self.hear)
-        self.scheduler.heartbeat(Heartbeat("w0", "default", {"m": [0.01, 0.012]}, []))
+        self.scheduler.heartbeat(
+            Heartbeat("w0", "default", {"m": LatencyProfile([0.01, 0.012])}, [])
+        )
 
     def hear(self, _client, messages):
         for message in messages:

@@ -115,9 +115,9 @@ async def test_a_worker_measures_one_item_of_each_size(running, user_class):
     async def scenario(front, worker):
         assert {len(sizes) for sizes in Rank.calls} == {1}
         assert {1, 4, LARGEST} <= {sizes[0] for sizes in Rank.calls}
-        (table,) = worker.tables.values()
-        assert len(table) == LARGEST
-        assert table[LARGEST - 1] > table[0]
+        (profile,) = worker.profiles.values()
+        assert (profile.max_batch_size, profile.measured_to) == (LARGEST, LARGEST)
+        assert profile(LARGEST) > profile(1)
 
     await running(scenario, user_class)
 
@@ -129,7 +129,7 @@ async def test_requests_carry_their_sizes_and_profiles_learn_by_them(running):
         answers = await asyncio.gather(*(front([0] * size) for size in (3, 1, 12)))
         assert answers == [3, 1, 12]
         assert sorted(front._channel._scheduler._host.policy.sizes) == [1, 3, 12]
-        octaves = {octave for octave, seen in profile._ratios.items() if seen}
+        octaves = {octave for octave, seen in profile._durations.items() if seen}
         assert octaves == {0, 2, 4}  # sizes 1, 3–4 and 9–16
 
     await running(scenario)
