@@ -102,6 +102,8 @@ class Problem:
             the paths that it uses itself, but its routing tables (Algorithm 1) form any: False.
         headroom_quantile: plan for this quantile of what arrives in `headroom_period_s` if arrivals
             are Poisson at `demand`; None plans for the average itself, as the paper does.
+        fits_alone: the requests that one request at the root makes at a task fit, in batches of the
+            task's workers, into the time that the task has (ours): a lone request is in time, too.
         path_accuracies: measured end-to-end accuracy, percent, by the names of the variants from
             root to sink; a path that is missing has the product of its variants' accuracies.
         accuracy_floor: percent; requests are shed rather than served at a lower mean accuracy.
@@ -125,6 +127,7 @@ class Problem:
     any_route: bool = True
     headroom_quantile: float | None = None
     headroom_period_s: float = 1.0
+    fits_alone: bool = True
     path_accuracies: Mapping[tuple[str, ...], float] = field(default_factory=dict)
     accuracy_floor: float = 0.0
     current: Mapping[tuple[str, str], int] | None = None
@@ -263,7 +266,8 @@ class PathShare:
 class Plan:
     """`accuracy`: percent, over the requests that are served, mean of the sinks. `shed_share`: of
     the planned demand. `swaps`: workers that now have another variant. `gap`: the objective of
-    `step` is within so much of the best one, relative to it."""
+    `step` is within so much of the best one, relative to it. `shared`: every worker serves all
+    tasks, by all `assignments` (`best_effort`)."""
 
     step: Step
     assignments: tuple[Assignment, ...]
@@ -274,10 +278,12 @@ class Plan:
     swaps: int
     gap: float
     explanation: str
+    shared: bool = False
 
     @property
     def workers(self) -> int:
-        return sum(a.workers for a in self.assignments)
+        counts = [a.workers for a in self.assignments]
+        return max(counts, default=0) if self.shared else sum(counts)
 
     @property
     def loaded(self) -> dict[tuple[str, str], int]:
@@ -410,6 +416,9 @@ class _Program:
         self._enumerate()
         sinks = [i for i, t in enumerate(self.tasks) if not problem.children(t)]
         self.sinks = [j for i in sinks for j in self.of_task[i]]
+        # By task, what its workers must take in a batch each, so that a lone request is in time.
+        made = [max((self.paths[j].arrivals for j in of), default=0.0) for of in self.of_task]
+        self.at_once = np.array(made) / problem.waiting_factor * problem.fits_alone
         self.accuracy = np.zeros(len(self.paths))  # contribution of a path's share
         for j in self.sinks:
             self.accuracy[j] = self.path_accuracy(self.paths[j]) / len(sinks)
@@ -431,6 +440,8 @@ class _Program:
         found: list[dict[str, int]] = []
         for slowest in sorted({cost for v in root.variants for cost, _ in costs[v.name]}):
             rest = self.problem.slo_s - slowest
+            if rest < -1e-12:
+                break
             split = {
                 v.name: max((b for cost, b in costs[v.name] if cost <= room + 1e-12), default=0)
                 for task, room in ((t, slowest if t is root else rest) for t in self.tasks)
@@ -565,6 +576,7 @@ class _Program:
                 upper=0,
             )
             m.block("(3) cluster size", (1, x), upper=problem.workers)
+            self._fit_alone(m, x, of_task)
         root = self.of_task[0]
         m.block("demand", (1, c[root.start : root.stop]), (-1, share), lower=0, upper=0)
         for i, task in enumerate(self.tasks):
@@ -593,6 +605,17 @@ class _Program:
             m.objective((1, share))
         return m, x, c
 
+    def _fit_alone(self, m: Milp, x: Indices, of_task: Floats) -> None:
+        """In the time of `waiting_factor` batches, a task's workers take what one request makes."""
+        many = self.at_once > 1  # any batch of any worker takes one
+        if many.any() and self.problem.planned_demand:
+            sizes = of_task[many] * [float(k.batch_size) for k in self.configs]
+            m.block(
+                "room for one request",
+                (sizes, np.broadcast_to(x, sizes.shape)),
+                lower=self.at_once[many] - _EPS,
+            )
+
     def _conserve(self, m: Milp, c: Indices, above: range, below: range, child: str) -> None:
         """The share on a path equals that on its continuations to a child."""
         matrix = np.zeros((len(above), len(below)))
@@ -611,6 +634,9 @@ class _Program:
         if not math.isfinite(served):
             return np.full(len(self.configs), float(problem.workers))
         enough: Floats = np.ceil(problem.planned_demand * served * arrivals / throughput - _EPS)
+        if problem.planned_demand:
+            at_once = [self.at_once[k.task] / k.batch_size for k in self.configs]
+            enough = np.maximum(enough, np.ceil(np.array(at_once) - _EPS))
         return np.minimum(enough, float(problem.workers)).astype(float)
 
     def _one_split(self, m: Milp, x: Indices, served: float) -> None:
@@ -684,7 +710,10 @@ class _Program:
             load[p.config] += problem.planned_demand * c[j] * p.arrivals
         assignments = []
         for config, most, of_config in zip(self.configs, hosted, load.tolist(), strict=True):
-            if workers := min(int(most), math.ceil(of_config / config.throughput - _EPS)):
+            useful = math.ceil(of_config / config.throughput - _EPS)
+            if self.at_once[config.task] > 1:
+                useful = int(most)  # a lone request needs them all
+            if workers := min(int(most), useful):
                 key = self._key(config)
                 assignments.append(
                     Assignment(*key, workers, of_config, config.throughput, config.latency_s)

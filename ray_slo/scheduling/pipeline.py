@@ -657,18 +657,18 @@ class Pipeline:
             if not (capacity := self._capacity[child]):
                 continue
             waiting = sum(len(g.queue) for g in self._of_task[child]) + self._coming[child]
-            left = max(waiting - capacity * ahead_s, 0.0)
             made = requests * factor
+            ahead = max(waiting - capacity * ahead_s, 0.0) + made  # and itself
+            room = self._room[child]
+            waves = math.floor(max(ahead - 1e-9, 0.0) / room)  # batches of every worker
             # Of factors that are averages, the integer part: one request more may be one too many.
-            size = max(int(left + made + 1e-9), 1)
+            size = max(int(ahead - waves * room + 1e-9), 1)
             latency_s, fastest = min(
                 (g.profile.latency(min(g.batch_size, size)), g.variant)
                 for g in self._of_task[child]
                 if g.members
             )
-            # What does not fit one batch of every worker waits, too.
-            waves = left + max(made - self._room[child], 0.0)
-            own_s = self._communication_s + waves / capacity + latency_s
+            own_s = self._communication_s + waves * room / capacity + latency_s
             rest_s = max(rest_s, own_s + self._rest_s(child, ahead_s, fastest, made))
         return rest_s
 

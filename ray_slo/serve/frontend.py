@@ -789,6 +789,8 @@ class Frontend:
                 "shed": "the system is overloaded, and serving it would have delayed others",
                 "no_worker": "no worker has its model loaded",
             }.get(refusal.reason, refusal.reason)
+            if self._plan is not None and self._plan.shortfall:
+                why += f"; the plan falls short: {self._plan.shortfall}"
             self._fail(
                 pending,
                 RefusedEarly(

@@ -142,12 +142,14 @@ class FrontendHears(NamedTuple):
         plan_age_s: None before there is a plan.
         replicas: workers wanted (None: as many as there are) and running, by kind.
         profiles: for a successor, once in a while.
+        shortfall: what the plan cannot do, and why; None where it does all.
     """
 
     plan_age_s: float | None
     replicas: Mapping[str, tuple[int | None, int]] = {}
     profiles: Mapping[Key, LatencyProfile] | None = None
     plans: Plans = Plans()
+    shortfall: str | None = None
 
 
 @dataclass(frozen=True)
@@ -337,7 +339,7 @@ class PlanActor(AppActor):
                 logger.info("arguments of the planner: %s", dict(says.tuned))
         age_s = None if self._planned_at is None else now - self._planned_at
         known = self._frontends.get(says.client)
-        hears = FrontendHears(age_s, self._replicas(), plans=self._counted())
+        hears = FrontendHears(age_s, self._replicas(), None, self._counted(), self._error)
         if age_s is None or known is None or now - known.told_at < _REMIND_S:
             return hears
         known.told_at = now

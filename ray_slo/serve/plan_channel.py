@@ -50,6 +50,7 @@ class PlanReporter:
         self._profiles: Mapping[Key, LatencyProfile] = {}
         self._remind = False  # the actor may be a new one
         self._decided_at: float | None = None
+        self.shortfall: str | None = None  # what the plan cannot do, and why
         self._has_log = spec.decision_log is not None and spec.embedded  # the scheduler's, here
         self._metrics = PlanMetrics()
         self._task = asyncio.get_running_loop().create_task(self._report())
@@ -109,6 +110,7 @@ class PlanReporter:
                 self._remind = False
                 if heard.plan_age_s is not None:
                     self._decided_at = time.monotonic() - heard.plan_age_s
+                self.shortfall = heard.shortfall
                 if heard.profiles is not None:
                     self._profiles = heard.profiles
                 for kind, (wanted, running) in heard.replicas.items():

@@ -12,8 +12,9 @@ reload networks for nothing.
 What workers do without a plan. A variant whose latency nobody knows (no file, not measured by any
 worker) has to be measured before there can be a plan: at first, every worker loads all variants,
 which then serve whatever comes. Later workers load what the plan says, and one of them what could
-not be loaded before. Where the plan is for more tasks than there are workers, nobody is assigned
-anything, and each has the plan's variants for all tasks.
+not be loaded before. Where there are fewer workers than tasks, nobody is assigned anything, and each
+has the plan's variants for all tasks. Where no plan serves anything, the best that can be served is
+planned (`planning.best_effort`).
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from typing import Any, NamedTuple
 from ray_slo.core import LatencyProfile
 from ray_slo.core.cluster import Assigned
 from ray_slo.core.profiles import load_profiles
-from ray_slo.planning import loki
+from ray_slo.planning import best_effort, loki
 from ray_slo.planning.demand import Factors, Rate
 from ray_slo.planning.meanwhile import Plans, best, plan_both
 from ray_slo.planning.placement import place
@@ -49,7 +50,7 @@ class Job(NamedTuple):
 
 def solve(job: Job) -> Plans:
     """Both plans; run as a Ray task."""
-    return plan_both(job.problem, job.present, job.last)
+    return plan_both(job.problem, job.present, job.last, best_effort.plan)
 
 
 class LokiBrain:
@@ -228,18 +229,24 @@ class LokiBrain:
         return Wanted(None, tuple(v for v in self._task_of if not self._avoids(seen, v)))
 
     def _shared(self, says: WorkerSays, seen: Seen) -> Wanted:
-        """For a worker that has to serve all tasks: the plan's variants, beside what it has."""
+        """For a worker that has to serve all tasks: the plan's variants, beside what it has if the
+        plan is not for that."""
         assert self._solved is not None
-        plan = best(self._solved.whole)
+        now, whole = best(self._solved.now), best(self._solved.whole)
+        plan = now if now.shared else whole
         variants = tuple(dict.fromkeys(a.variant for a in plan.assignments))
         if {self._task_of[v] for v in variants} != set(self._pipeline.tasks):
             return self._all(seen)
+        if plan.shared:
+            return Wanted(None, variants)
         return Wanted(None, (*variants, *sorted(says.loaded - set(variants))))
 
     def _placed(
         self, plan: loki.Plan, workers: Mapping[str, WorkerSays]
     ) -> dict[str, Assigned] | None:
         """Assignments by worker; None where they do not cover all tasks."""
+        if plan.shared:
+            return None
         used = {a.variant for a in plan.assignments}
         current = {w: self._current(says, used) for w, says in workers.items()}
         # Those that have something first: the others may be starting still.
@@ -290,6 +297,7 @@ class LokiBrain:
         return {
             "planned_demand": plan.planned_demand,
             "step": plan.step,
+            "shared": plan.shared,
             "accuracy": plan.accuracy,
             "shed_share": plan.shed_share,
             "assignments": [a.to_json() for a in plan.assignments],

@@ -622,45 +622,60 @@ class Scheduler:
             self._queued.pop((request.client, request.client_id), None)
             by_client.setdefault(request.client, []).append(request.client_id)
         self._counts["refused"] += len(drop.requests)
-        if drop.reason is DropReason.WOULD_MISS:
-            self._doubt_profile(drop.requests[0])
+        if drop.reason in (DropReason.WOULD_MISS, DropReason.SHED):
+            self._doubt_profiles(drop.requests[0])
         for client, ids in by_client.items():
             finish = finish_in_s if math.isfinite(finish_in_s) else math.nan
             self._post(client, Refusal(tuple(ids), drop.reason.value, finish))
 
-    def _doubt_profile(self, refused: Request) -> None:
+    def _doubt_profiles(self, refused: Request) -> None:
         """Let a probe through when only our belief keeps a whole model from being served.
 
         A profile is learned from batches, so one that says "too slow for anything" (a cold start,
-        a disturbance that is over) would never be corrected.
+        a disturbance that is over) would never be corrected. In a pipeline, that may be a profile
+        of any task from the refused one on.
         """
         now = self._clock()
-        model = refused.model
+        models = self._from(refused.model)
         budget_s = refused.deadline - refused.arrival
-        idle = now - self._ran_at.get(model, -math.inf) > _PROBE_AFTER_S
-        if not idle or budget_s < 0.5 * self._spec.models[model].latency_slo_ms / 1e3:
+        ran_at = max(self._ran_at.get(model, -math.inf) for model in models)
+        slo_s = self._spec.models[refused.model].latency_slo_ms / 1e3
+        if now - ran_at <= _PROBE_AFTER_S or budget_s < 0.5 * slo_s:
             return
-        self._ran_at[model] = now
+        for model in models:
+            self._ran_at[model] = now
         self._overhead.forget()
         self._profiles_are_stale = True  # no batch will come to have the policy told
-        quickest: dict[str, tuple[float, str]] = {}  # by kind
+        quickest: dict[tuple[str, str], tuple[float, str]] = {}  # by model and kind
         for (variant, kind), online in self._profiles.items():
-            if self._variants[variant].model == model:
+            if (model := self._variants[variant].model) in models:
                 found = (online.profile.latency(1), variant)
-                quickest[kind] = min(quickest.get(kind, found), found)
-        for kind, (needed_s, variant) in quickest.items():
-            if needed_s > 0.5 * budget_s:
+                quickest[model, kind] = min(quickest.get((model, kind), found), found)
+        for kind in {kind for _, kind in quickest}:
+            needs = {m: quickest[m, kind] for m in models if (m, kind) in quickest}
+            needed_s = sum(seconds for seconds, _ in needs.values())
+            if needed_s <= 0.5 * budget_s:
+                continue
+            for seconds, variant in needs.values():
                 logger.warning(
                     "%s looks too slow for its SLO on %s (%.4g ms): trying again",
                     variant,
                     kind,
-                    needed_s * 1e3,
+                    seconds * 1e3,
                 )
                 online = self._profiles[variant, kind]
                 self._profiles[variant, kind] = OnlineProfile(
                     online.profile.scaled(0.5 * budget_s / needed_s), quantile=online.quantile
                 )
-                self._cluster_is_stale = True
+            self._cluster_is_stale = True
+
+    def _from(self, model: str) -> list[str]:
+        """A model, and in a pipeline all tasks below it."""
+        pipeline, found = self._spec.pipeline, [model]
+        if pipeline is not None:
+            for task in found:  # grows as it goes
+                found += pipeline.children(task)
+        return found
 
     def _post(self, client: str, message: Message) -> None:
         if not self._outbox:

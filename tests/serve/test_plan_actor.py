@@ -282,7 +282,7 @@ def test_serve_says_how_many_there_may_be():
             await cluster.settle(actor)
             await actor.target("default", 1)  # redeployed with another max_replicas
             status = await cluster.until(actor, lambda status: status["plans"] == 2)
-            assert "out of reach with 1 workers" in status["error"]
+            assert status["error"] == "1 worker for 2 tasks: it serves all of them"
             assert await actor.target("default", 1) == 1
 
     clock.run(scenario())

@@ -148,13 +148,37 @@ def test_a_worker_that_starts_loads_what_it_will_do_and_the_others_go_on_meanwhi
 
 
 def test_with_fewer_workers_than_tasks_each_serves_all_tasks():
-    brain = LokiBrain(spec_of(rate=10.0))
-    seen = seen_of(says("w", ["small"]))
-    planned(brain, seen)
-    wanted = brain.wanted(seen, False)["w"]
-    assert wanted.assigned is None
-    assert set(wanted.keep) == {"det", "large", "small"}  # what the plan uses, and what is there
-    assert brain.target("default") == 2
+    for rate, keep, target in ((10.0, {"det", "large"}, 2), (25.0, {"det", "small"}, 3)):
+        brain = LokiBrain(spec_of(rate=rate))
+        seen = seen_of(says("w", ["small"]))
+        verdict = planned(brain, seen)
+        assert verdict.shortfall is None  # with the workers that there may be
+        assert "each serves" not in verdict.why
+        wanted = brain.wanted(seen, False)["w"]
+        assert wanted.assigned is None
+        assert set(wanted.keep) == keep  # a worker has time for the large one at 10 requests/s
+        assert brain.target("default") == target
+
+
+def test_where_there_will_never_be_a_worker_per_task_the_plan_says_so():
+    brain = LokiBrain(spec_of(max_replicas=1))
+    verdict = planned(brain, seen_of(says("w")))
+    assert verdict.shortfall == "1 worker for 2 tasks: it serves all of them"
+    assert brain.target("default") == 1
+    assert brain.outcome()["shared"]
+
+
+def test_an_slo_that_no_variant_can_meet_is_said_and_workers_are_ready_for_other_slos():
+    spec = spec_of(kwargs={})
+    spec.pipeline.latency_slo_ms = 30.0
+    brain = LokiBrain(spec)
+    seen = seen_of(says("a"), says("b"))
+    verdict = planned(brain, seen)
+    assert verdict.shortfall == (
+        "no variants are fast enough: the fastest path takes 30 ms in execution alone, and the SLO "
+        "leaves 25 ms"
+    )
+    assert assigned(brain, seen) == {"a": "det", "b": "small"}
 
 
 def test_a_worker_goes_on_with_what_it_does():

@@ -67,3 +67,28 @@ def test_a_way_that_was_slow_for_a_while_is_tried_again(monkeypatch):
             client.scheduler.close()
 
     clock.run(main())
+
+
+def test_a_task_that_looks_too_slow_to_let_any_frame_in_is_tried_again():
+    """The child was slow once, so frames are refused at the root, and nobody measures the child."""
+    tasks = {"detect": {"callable": dict}, "name": {"callable": dict, "parent": "detect"}}
+    spec = parse_spec({"pipeline": {"latency_slo_ms": 1000, "tasks": tasks}})
+
+    async def main():
+        said = asyncio.Queue()
+        scheduler = Scheduler(spec, lambda client, messages: [said.put_nowait(m) for m in messages])
+        try:
+            profiles = {"detect": LatencyProfile([0.1]), "name": LatencyProfile([5.0])}
+            scheduler.heartbeat(Heartbeat("w0", "default", profiles, []))
+            scheduler.submit("a", [Submit(1, "detect", 0.9)])
+            assert isinstance(await said.get(), Refusal)
+            await asyncio.sleep(0.5)
+            scheduler.submit("a", [Submit(2, "detect", 0.9)])
+            assert isinstance(await said.get(), Grant)
+            seen = scheduler.status()["profiles"]
+            believed_ms = sum(p["latency_1_ms"] for p in seen.values())
+            assert believed_ms < 900
+        finally:
+            scheduler.close()
+
+    clock.run(main())
