@@ -46,6 +46,9 @@ def status(
 def _print(console: Any, name: str, state: dict[str, Any]) -> None:
     from rich.table import Table
 
+    if "unreachable" in state:
+        console.print(f"[bold]{name}[/]  {state['unreachable']}", soft_wrap=True)
+        return
     console.print(
         f"[bold]{name}[/]  policy {state.get('policy', '?')}, scheduler {state['scheduler']}, "
         f"{state['pending']} pending, dispatch delay {state.get('dispatch_delay_ms', 0):.1f} ms, "
@@ -92,12 +95,23 @@ def _print(console: Any, name: str, state: dict[str, Any]) -> None:
             f"{w['last_heartbeat_s']:.1f}",
         )
     counts = state.get("counts", {})
+    if "starting" in state:
+        _print_starting(console, state["starting"])
     console.print(models, profiles, workers)
     if "groups" in state:
         _print_groups(console, state)
     if "plan" in state:
         _print_plan(console, state["plan"])
     console.print(", ".join(f"{k} {v}" for k, v in counts.items()))
+
+
+def _print_starting(console: Any, starting: dict[str, Any]) -> None:
+    console.print(f"not served yet: {', '.join(starting['models'])}", style="yellow")
+    for worker, w in starting["workers"].items():
+        console.print(f"  worker {worker} ({w['kind']}): {w['state']}", markup=False)
+    for kind, d in starting["deployments"].items():
+        state = f"{d['running']} workers run"
+        console.print(f"  {kind}: {'; '.join(filter(None, [state, d['message']]))}", markup=False)
 
 
 def _print_groups(console: Any, state: dict[str, Any]) -> None:

@@ -41,9 +41,7 @@ from ray_slo.planning.result import Infeasible
 _NOTHING = 1 - 1e-9  # of the demand that is shed
 
 
-def plan(
-    problem: loki.Problem, last: loki.Plan | None = None
-) -> loki.Plan | Infeasible[loki.Plan]:
+def plan(problem: loki.Problem, last: loki.Plan | None = None) -> loki.Plan | Infeasible[loki.Plan]:
     """As `loki.plan`, but where its best effort serves nothing, the best that can be served.
 
     The reason of `Infeasible` says what is missing.

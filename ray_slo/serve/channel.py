@@ -40,6 +40,7 @@ class Channel(Protocol):
     async def heartbeat(self, beat: Heartbeat) -> None: ...
     async def join(self, beat: Heartbeat) -> None: ...
     def is_deserted(self) -> bool: ...
+    async def served(self) -> frozenset[str]: ...
     async def status(self) -> dict[str, Any]: ...
     def close(self) -> None: ...
 
@@ -78,6 +79,10 @@ class EmbeddedChannel:
     def is_deserted(self) -> bool:
         """Whether the scheduler knows no worker, as far as that is a frontend's business."""
         return not self._scheduler.has_workers
+
+    async def served(self) -> frozenset[str]:
+        """Models that there are workers for."""
+        return self._scheduler.served
 
     async def status(self) -> dict[str, Any]:
         return {"scheduler": "embedded", **self._scheduler.status()}
@@ -141,6 +146,17 @@ class ActorChannel:
     def is_deserted(self) -> bool:
         """Workers find the actor themselves."""
         return False
+
+    async def served(self) -> frozenset[str]:
+        """Models that there are workers for.
+
+        Raises:
+            Exception: whatever kept the actor from answering.
+        """
+        if self._actor is None:
+            return frozenset()
+        models: frozenset[str] = await self._actor.served.remote()
+        return models
 
     async def status(self) -> dict[str, Any]:
         if self._actor is None:

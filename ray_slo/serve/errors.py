@@ -146,6 +146,14 @@ class WorkerLost(RefusedEarly):
         self.worker = worker
 
 
+class NotReady(RefusedEarly):
+    """No worker has loaded the model since the application was deployed: they are starting, or have
+    failed (reason "failed"). HTTP 503, gRPC UNAVAILABLE."""
+
+    grpc_code = "UNAVAILABLE"
+    default_reason = "starting"
+
+
 class FrontendLost(RefusedEarly):
     """The frontend died with this request, and no other could take it: said by Serve's proxies.
     HTTP 503, gRPC UNAVAILABLE."""

@@ -42,6 +42,7 @@ from ray_slo.serve.errors import (
     http_response,
 )
 from ray_slo.serve.group_channel import GroupedChannel
+from ray_slo.serve.inspect import worker_states
 from ray_slo.serve.messages import (
     Grant,
     Heartbeat,
@@ -59,6 +60,7 @@ from ray_slo.serve.quoting import clipped, quoted
 from ray_slo.serve.request_context import MAX_LATENCY_MS
 from ray_slo.serve.scheduler import FEW_SAMPLES, Quantile
 from ray_slo.serve.spec import AppSpec, VariantRef, worker_deployment
+from ray_slo.serve.startup import Progress, Startup
 from ray_slo.serve.tracing import RequestTrace
 from ray_slo.serve.tree import Tree, Visit, say_task
 from ray_slo.serve.vitals import vitals
@@ -69,6 +71,8 @@ logger = logging.getLogger(__name__)
 # and the rest is for the way.
 _GRACE_S = 0.75
 _MEET_S = 5.0  # for workers to introduce themselves again
+_FIRST_S = 2.0  # the same at the start; without an answer, none is up
+_LOOK_S = 0.3  # between looks at what workers can serve, until that is all
 _WAY_BACK = 0.25  # of an SLO, at most
 # Of a batch's slack, that its worker waits for pieces of other frontends, one of which may have
 # died; the rest is for what comes too late, which is submitted again.
@@ -237,8 +241,18 @@ class Frontend:
             self._channel = ActorChannel(
                 spec, app_key, client, self._on_messages, self._resubmit_all
             )
-        # Not ready before there is somebody to do the work: Serve then routes nothing here.
-        await self._meet_workers()
+        self._app = context.app_name
+        needs = list(spec.models) if self._tree is not None else None
+        self._startup = Startup(
+            {name: needs or [name] for name in self._offers}, spec.error_details
+        )
+        self._meeting = self._loop.create_task(self._meet_workers())
+        await asyncio.wait({self._meeting}, timeout=_FIRST_S)
+        watch = self._spawn(self._watch_startup())
+        if self._meeting.done():
+            # Workers are up, so this is no first start. Not ready before they can be used, too:
+            # Serve then routes nothing here.
+            await asyncio.wait({watch}, timeout=_MEET_S)
         self._spawn(self._refresh_metrics())
 
     def _check_names(self, deployment: str, workers: dict[str, Any]) -> None:
@@ -281,6 +295,7 @@ class Frontend:
         if isinstance(item, HttpRequest):
             return await self._http(item, arrival)
         name = self._model_name(model)
+        self._check_ready(name)
         asked = _Asked(name, arrival, self._slo_s(name, latency_slo_ms))
         answer = await self._answer(asked, item)
         return answer if response_metadata else answer.result
@@ -300,6 +315,7 @@ class Frontend:
                     status_code=405,
                     headers={"allow": "GET, POST"},
                 )
+            self._check_ready(name)
             slo_s, item = await self._read_http(request, name, arrival)
             asked = _Asked(name, arrival, slo_s, request.headers.get("traceparent"))
             answer = await self._answer(asked, item)
@@ -325,6 +341,7 @@ class Frontend:
         arrival = self._clock()
         try:
             name = self._model_name(request.model or None)
+            self._check_ready(name)
             headers = dict(grpc_context.invocation_metadata())
             slo_s, item = self._read_grpc(request, grpc_context.invocation_metadata(), name)
             asked = _Asked(name, arrival, slo_s, headers.get("traceparent"))
@@ -365,6 +382,10 @@ class Frontend:
         """From workers, when the scheduler lives here."""
         await self._channel.heartbeat(beat)
 
+    async def slo_progress(self, progress: Progress) -> None:
+        """From workers, while they start."""
+        self._startup.heard(progress, self._clock())
+
     async def slo_move(self, model: str, group: str) -> None:
         """Serve a model in another group from now on, without a failed request.
 
@@ -399,6 +420,7 @@ class Frontend:
             "goodput": self._metrics.goodput(),
             "accuracy": self._metrics.accuracy(),
             "overhead_ms": 1e3 * self._overhead.value(default=0.0),
+            **self._startup.status(self._clock()),
             **await self._channel.status(),
             **({} if self._plan is None else {"plan": await self._plan.status()}),
         }
@@ -443,6 +465,15 @@ class Frontend:
             self._metrics.unanswered("", "invalid", "unknown_model")
             raise UnknownModel(model=name, valid=valid)
         return name
+
+    def _check_ready(self, model: str) -> None:
+        """Raises NotReady while no worker can serve the model, with the reason."""
+        if self._startup.complete:
+            return
+        refusal = self._startup.refusal(model, self._clock())
+        if refusal is not None:
+            self._metrics.unanswered(model, "refused", refusal.reason)
+            raise refusal
 
     def _slo_s(self, model: str, latency_slo_ms: float | None) -> float:
         if latency_slo_ms is None:
@@ -919,10 +950,11 @@ class Frontend:
 
     # -- life ------------------------------------------------------------------------------
 
-    def _spawn(self, coroutine: Any) -> None:
-        task = self._loop.create_task(coroutine)
+    def _spawn(self, coroutine: Any) -> asyncio.Task[None]:
+        task: asyncio.Task[None] = self._loop.create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     async def _meet_workers(self) -> None:
         if not self._spec.planned:
@@ -945,6 +977,22 @@ class Frontend:
     async def _meet(self, handle: Any) -> None:
         await self._channel.join(await handle.introduce.remote())
 
+    async def _watch_startup(self) -> None:
+        """Find out what can be served, until that is all, and what keeps the rest."""
+        kinds = {kind: handle.deployment_name for kind, handle in self._workers.items()}
+        while True:
+            try:
+                self._startup.serves(await asyncio.wait_for(self._channel.served(), _MEET_S))
+                if self._startup.complete:
+                    return
+                if self._meeting.done() and self._meeting.exception() is not None:
+                    self._meeting = self._loop.create_task(self._meet_workers())
+                states = await self._loop.run_in_executor(None, worker_states, self._app, kinds)
+                self._startup.deployments(states)
+            except Exception as error:
+                logger.info("cannot tell what is served: %r", error)
+            await asyncio.sleep(_LOOK_S)
+
     async def _refresh_metrics(self) -> None:
         while True:
             await asyncio.sleep(1.0)
@@ -957,7 +1005,8 @@ class Frontend:
                     logger.info("no worker to be met: %r", error)
 
     def __del__(self) -> None:
-        for task in getattr(self, "_tasks", ()):
+        meeting = [self._meeting] if hasattr(self, "_meeting") else []
+        for task in [*getattr(self, "_tasks", ()), *meeting]:
             task.cancel()
         for line in (getattr(self, "_channel", None), getattr(self, "_plan", None)):
             if line is not None:

@@ -112,6 +112,13 @@ class GroupedChannel:
         """Workers find their scheduler themselves."""
         return False
 
+    async def served(self) -> frozenset[str]:
+        """Models that are routed to a group that has workers for them."""
+        channels = dict(self._channels)
+        found = await asyncio.gather(*(c.served() for c in channels.values()))
+        served = dict(zip(channels, found, strict=True))
+        return frozenset(m for m, group in self._routes.items() if m in served.get(group, ()))
+
     async def status(self) -> dict[str, Any]:
         """All groups together in the form of one, and each in `groups`."""
         channels = dict(self._channels)
@@ -259,6 +266,7 @@ class _Worker(Protocol):
     async def load(self, model: str) -> None: ...
     async def unload(self, models: set[str]) -> None: ...
     async def join(self, link: WorkerLink) -> None: ...
+    def will_load(self, variants: int) -> None: ...
     @property
     def announced(self) -> frozenset[str]: ...
 
@@ -293,6 +301,8 @@ class Membership(Follower[Wanted]):
         )
 
     async def _first(self, wanted: Wanted) -> None:
+        models = [ref.model for ref in self._spec.variants().values()]
+        self._worker.will_load(sum(model in wanted.models for model in models))
         for model in wanted.models:
             await self._worker.load(model)
             self._loaded.add(model)

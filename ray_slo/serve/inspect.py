@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import ray
@@ -10,6 +11,9 @@ from ray import serve
 from ray_slo.serve.errors import ConfigError
 from ray_slo.serve.handles import connect
 from ray_slo.serve.plan_actor import find_plan
+from ray_slo.serve.startup import Deployment, in_a_line
+
+_ANSWER_S = 10.0  # for a frontend's status
 
 
 def frontends() -> dict[str, str]:
@@ -30,6 +34,22 @@ def is_frontend(name: str) -> bool:
     return ingress is not None and deployment in ("", ingress)
 
 
+def worker_states(app: str, deployments: Mapping[str, str]) -> dict[str, Deployment]:
+    """How Serve sees an application's workers. Blocks.
+
+    Args:
+        deployments: names by kind of worker.
+    """
+    state = serve.status().applications.get(app)
+    found = {}
+    for kind, name in deployments.items():
+        if state is not None and (seen := state.deployments.get(name)) is not None:
+            running = sum(n for s, n in seen.replica_states.items() if s == "RUNNING")
+            failed = seen.status == "DEPLOY_FAILED"
+            found[kind] = Deployment(running, in_a_line(seen.message, failed), failed)
+    return found
+
+
 def read_status(address: str, application: str | None) -> dict[str, dict[str, Any]]:
     """Status by application.
 
@@ -39,10 +59,23 @@ def read_status(address: str, application: str | None) -> dict[str, dict[str, An
     found = _find(address, application)
     if not found:
         raise ValueError("no ray-slo application is running on this cluster")
-    return {
-        app: serve.get_deployment_handle(name, app).slo_status.remote().result(timeout_s=10)
-        for app, name in sorted(found.items())
-    }
+    return {app: _status_of(app, name) for app, name in sorted(found.items())}
+
+
+def _status_of(app: str, frontend: str) -> dict[str, Any]:
+    """What a frontend says; `unreachable` where none answers, and what Serve says then."""
+    try:
+        handle = serve.get_deployment_handle(frontend, app)
+        state: dict[str, Any] = handle.slo_status.remote().result(timeout_s=_ANSWER_S)
+        return state
+    except TimeoutError:
+        seen = serve.status().applications[app]
+        said = [seen.message, *(d.message for d in seen.deployments.values())]
+        why = "; ".join(dict.fromkeys(filter(None, map(in_a_line, said))))
+        return {
+            "unreachable": f"no frontend answered in {_ANSWER_S:g} s; Serve says "
+            f"{seen.status.value}" + (f": {why}" if why else "")
+        }
 
 
 def read_dry_run(address: str, application: str, timeout_s: float = 60.0) -> dict[str, Any]:

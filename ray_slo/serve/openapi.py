@@ -19,6 +19,7 @@ _ANSWERS = (  # that a request can come to; the user's own error is a 500
     errors.SlowBody,
     errors.UnknownModel,
     errors.RefusedEarly,
+    errors.NotReady,
     errors.WorkerLost,
     errors.Expired,
 )

@@ -142,6 +142,7 @@ class _Worker(Protocol):
     async def assign(self, assigned: Assigned | None) -> None: ...
     async def unload_variants(self, keys: Iterable[str]) -> None: ...
     def check_slo(self) -> None: ...
+    def will_load(self, variants: int) -> None: ...
 
 
 class PlanFollower(Follower[Wanted]):
@@ -193,6 +194,7 @@ class PlanFollower(Follower[Wanted]):
         await super().follow()
 
     async def _first(self, wanted: Wanted) -> None:
+        self._worker.will_load(len(wanted.keep))
         await self._do(wanted)
         if wanted.assigned is None:  # it is to serve all tasks
             served = {self._refs[key].model for key in self._worker.offered}

@@ -12,9 +12,9 @@ reload networks for nothing.
 What workers do without a plan. A variant whose latency nobody knows (no file, not measured by any
 worker) has to be measured before there can be a plan: at first, every worker loads all variants,
 which then serve whatever comes. Later workers load what the plan says, and one of them what could
-not be loaded before. Where there are fewer workers than tasks, nobody is assigned anything, and each
-has the plan's variants for all tasks. Where no plan serves anything, the best that can be served is
-planned (`planning.best_effort`).
+not be loaded before. Where there are fewer workers than tasks, nobody is assigned anything, and
+each has the plan's variants for all tasks. Where no plan serves anything, the best that can be
+served is planned (`planning.best_effort`).
 """
 
 from __future__ import annotations

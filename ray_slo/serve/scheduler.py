@@ -323,6 +323,12 @@ class Scheduler:
         return bool(self._workers)
 
     @property
+    def served(self) -> frozenset[str]:
+        """Models that there are workers for."""
+        loaded = {variant for worker in self._workers.values() for variant in worker.variants}
+        return frozenset(self._variants[variant].model for variant in loaded)
+
+    @property
     def dispatch_delay_s(self) -> float:
         """Measured one-way time between a decision and the worker (90th percentile)."""
         return 0.5 * self._overhead.value(default=0.01)

@@ -158,6 +158,10 @@ class SchedulerActor:
     async def report(self, report: BatchReport) -> None:
         self._start().report(report)
 
+    async def served(self) -> frozenset[str]:
+        """Models that there are workers for."""
+        return self._start().served
+
     async def status(self) -> dict[str, Any]:
         status = self._start().status()
         process = vitals(

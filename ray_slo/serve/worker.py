@@ -4,6 +4,7 @@ sent, one at a time."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import inspect
 import logging
@@ -31,18 +32,22 @@ from ray_slo.models.profiling import to_profile
 from ray_slo.models.sweep import Sweep
 from ray_slo.serve import tracing
 from ray_slo.serve.channel import WorkerLink
-from ray_slo.serve.errors import BatchResultError, ConfigError
+from ray_slo.serve.errors import MAX_MESSAGE, BatchResultError, ConfigError
 from ray_slo.serve.group_channel import Membership
 from ray_slo.serve.messages import BatchReport, Heartbeat, Piece, PieceResult
 from ray_slo.serve.metrics import WorkerMetrics
 from ray_slo.serve.plan_channel import PlanFollower
+from ray_slo.serve.quoting import clipped
 from ray_slo.serve.scheduler_actor import this_node
 from ray_slo.serve.spec import AppSpec, ModelSpec, VariantRef, VariantSpec, worker_deployment
+from ray_slo.serve.startup import Progress
 from ray_slo.serve.vitals import vitals
 
 logger = logging.getLogger(__name__)
 
 _HEARTBEAT_S = 1.0
+_FIRST_BEAT_S = 1.0  # for the first one to arrive, before Serve may send requests
+_LAST_WORDS_S = 0.5  # for frontends to hear why it failed
 _ROUNDS = 20  # of measurements of a variant at start, where there is time for them
 _BETWEEN = 0.1  # of the tightest SLO: how long measuring a new model may hold up the others
 _HUNG_S = (
@@ -143,18 +148,20 @@ class Worker:
         app_key = f"{context.app_name}#{frontend}"
         self._link: WorkerLink | None = None
         self._tasks: list[asyncio.Task[None]] = []
-        self._follower: Membership | PlanFollower | None = None
-        if spec.grouped:
-            self._follower = Membership(spec, app_key, spec.group_of_kind(kind), self)
-            await self._follower.begin()
-        elif spec.planned:
-            self._follower = PlanFollower(spec, app_key, kind, self)
-            await self._follower.begin()
-            self._link = WorkerLink(spec, app_key)
-        else:
-            for name in spec.models:
-                await self.load(name)
-            self._link = WorkerLink(spec, app_key)
+        self._progress = Progress(self.id, kind)
+        self._to_load = len(self._refs)
+        self._news = asyncio.Event()
+        telling = self._loop.create_task(self._tell_progress(frontend, context.app_name))
+        try:
+            self._follower = await self._begin(app_key)
+        except Exception as error:
+            said = clipped(f"{type(error).__name__}: {error}", MAX_MESSAGE)
+            self._progress = self._progress._replace(failed=said)
+            self._news.set()
+            await asyncio.sleep(_LAST_WORDS_S)
+            raise
+        finally:
+            telling.cancel()
         self._tasks = [
             self._loop.create_task(self._run_batches()),
             self._loop.create_task(self._beat()),
@@ -163,6 +170,50 @@ class Worker:
             # From now on another thread builds, so that batches need not wait for it.
             self._builder = ThreadPoolExecutor(1, thread_name_prefix="ray-slo-builder")
             self._tasks.append(self._loop.create_task(self._follower.follow()))
+
+    async def _begin(self, app_key: str) -> Membership | PlanFollower | None:
+        """Load what is to be served, and tell the scheduler, if there is one yet; returns what
+        says from then on what is to be served."""
+        spec = self._spec
+        follower: Membership | PlanFollower | None = None
+        if spec.grouped:
+            follower = Membership(spec, app_key, spec.group_of_kind(self._kind), self)
+            await follower.begin()
+            return follower
+        if spec.planned:
+            follower = PlanFollower(spec, app_key, self._kind, self)
+            await follower.begin()
+        else:
+            for name in spec.models:
+                await self.load(name)
+        self._link = WorkerLink(spec, app_key)
+        try:
+            await asyncio.wait_for(self._announce(), _FIRST_BEAT_S)
+        except asyncio.TimeoutError:
+            logger.info("no scheduler yet; the next heartbeat will tell it")
+        return follower
+
+    async def _tell_progress(self, frontend: str, app: str) -> None:
+        """Say what is being done, to all frontends that there are, until cancelled."""
+        handle = serve.get_deployment_handle(frontend, app)
+        while True:
+            self._news.clear()
+            try:
+                responses = handle.broadcast("slo_progress", self._progress)
+                await responses.results_async(timeout_s=2.0, return_exceptions=True)
+            except Exception as error:  # none is there yet
+                logger.debug("nobody to tell of %s: %r", self._progress, error)
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._news.wait(), _HEARTBEAT_S)
+
+    def will_load(self, variants: int) -> None:
+        """How many variants it begins with, for those who wait."""
+        self._to_load = variants
+
+    def _doing(self, doing: str, what: str, number: int) -> None:
+        of = max(self._to_load, number)
+        self._progress = Progress(self.id, self._kind, doing, what, number, of)
+        self._news.set()
 
     # -- models ----------------------------------------------------------------------------
 
@@ -315,6 +366,7 @@ class Worker:
 
     async def _build(self, name: str) -> None:
         """Make a model's instance."""
+        self._doing("building", name, len(self._variants) + 1)
         model = self._spec.models[name]
         cls = model.load()
         instance = await self._loop.run_in_executor(
@@ -326,6 +378,7 @@ class Worker:
 
     async def _load_one(self, key: str) -> _Loaded:
         """Load a variant of a model that was built; its profile comes later."""
+        self._doing("loading", key, len(self._variants) + 1)
         ref = self._refs[key]
         instance = self._models[ref.model]
         network, call = instance, instance
@@ -455,6 +508,7 @@ class Worker:
             served = {self._refs[key].model for key in self._offered}
             slos_ms = [self._spec.models[model].latency_slo_ms for model in served]
             call_s = _BETWEEN * min(slos_ms, default=math.inf) / 1e3
+        self._doing("measuring", loaded.ref.name, len(self._learned) + 1)
         sweep = Sweep(
             doubling_sizes(limit),
             budget_s=self._spec.profile_seconds,

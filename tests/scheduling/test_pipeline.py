@@ -431,6 +431,17 @@ def test_batches_are_no_larger_than_assigned_nor_than_the_profile() -> None:
         assert max(len(s.ids) for s in h.sent) == most
 
 
+def test_a_size_beyond_the_measured_ones_is_tried_where_it_does_no_harm() -> None:
+    """Plans are for measured sizes: somebody has to run a larger batch."""
+    assumed = LatencyProfile.linear(0.02, 0.0, 16)
+    for measured_to, slo, sizes in ((2, 1.0, [4, 4]), (2, 0.07, [2]), (16, 1.0, [2, 2, 2, 2])):
+        profile = LatencyProfile(assumed.table, measured_to)
+        h = host([EASY[0], worker("L", "large", 2)], models=models(profile), drop="slack")
+        h.arrive([name(i, 0.0, 0.0, deadline=slo) for i in range(8)])
+        h.advance(2.0)
+        assert [len(s.ids) for s in h.sent][: len(sizes)] == sizes
+
+
 def test_a_batch_is_sent_ahead_within_the_delay() -> None:
     h = host(drop="none", delay=DispatchDelay(0.004, 0.0))
     h.run([frame(i) for i in range(4)])

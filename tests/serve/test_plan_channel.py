@@ -61,6 +61,9 @@ class Worker:
     def check_slo(self):
         self.diary.append("check")
 
+    def will_load(self, variants):
+        """For those who wait."""
+
 
 def follow(worker, *wanted, first=False, **planner):
     follower = PlanFollower(spec_of(**planner), "app#frontend", "default", worker)
