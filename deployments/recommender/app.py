@@ -72,8 +72,9 @@ class Recommender:
 
     Args:
         network: "ncf" or "wide_deep".
-        weights: "default" (trained here, once per machine), "none" (random) or a path; see
-            `deployments.recommender.train.load`.
+        weights: "none" (random), "local" (trained here before), "download" (trained here once, as
+            nobody publishes any) or a path; see `deployments.recommender.train.load`. Default:
+            $RAY_SLO_WEIGHTS, else "download".
         threads: of torch. Default: torch's own, which is $OMP_NUM_THREADS where that is set; Ray
             sets it to the whole part of an actor's `num_cpus` (at least 1), so that a kind of
             worker with more CPUs is faster.
@@ -85,7 +86,7 @@ class Recommender:
     def __init__(
         self,
         network: str = "wide_deep",
-        weights: str | Path = "default",
+        weights: str | Path | None = None,
         threads: int | None = None,
     ) -> None:
         if threads is not None:

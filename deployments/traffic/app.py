@@ -129,7 +129,9 @@ class Faces(Vehicles):
     """
 
 
-def detectors(*names: str, weights: str = "default", device: str = "auto") -> list[ray_slo.Variant]:
+def detectors(
+    *names: str, weights: str | None = None, device: str = "auto"
+) -> list[ray_slo.Variant]:
     """Variants of the task `detect`, with published box mAPs and first guesses of factors.
 
     Args:
@@ -152,7 +154,7 @@ def detectors(*names: str, weights: str = "default", device: str = "auto") -> li
     ]
 
 
-def classifiers(*names: str, weights: str, device: str) -> list[ray_slo.Variant]:
+def classifiers(*names: str, weights: str | None, device: str) -> list[ray_slo.Variant]:
     """Variants of the tasks below it, with published top-1 accuracies."""
     from ray_slo import Variant
 
@@ -168,12 +170,17 @@ def classifiers(*names: str, weights: str, device: str) -> list[ray_slo.Variant]
 
 
 def pipeline(
-    *, latency_slo_ms: float = 2000, weights: str = "default", device: str = "auto", **options: Any
+    *,
+    latency_slo_ms: float = 2000,
+    weights: str | None = None,
+    device: str = "auto",
+    **options: Any,
 ) -> ray_slo.Pipeline:
     """The whole, for `serve.run(pipeline().bind())`.
 
     Args:
-        weights: of all networks: "default", "none", or a folder with `<name>.pth` for each.
+        weights: of all networks: "none", "local", "download", or a folder with `<name>.pth` for
+            each. Default: $RAY_SLO_WEIGHTS where a worker loads them, else "download".
         device: of all networks.
         options: of `ray_slo.Pipeline`, e.g. max_replicas=4.
     """

@@ -152,6 +152,7 @@ def test_variants_carry_names_accuracies_and_arguments(torchvision):
     assert [(v.name, v.accuracy) for v in few] == [("resnet18", 69.758), ("vit_b_16", 81.072)]
     assert few[0].kwargs == {"name": "resnet18", "weights": "none", "device": "cpu"}
     assert few[0].loader() is vision.load
+    assert variants("resnet18")[0].kwargs["weights"] is None  # the switch decides
     assert [v.name for v in variants()] == list(vision.FAMILY)
     with pytest.raises(ValueError, match=r"name: got 'resnet19', wanted one of "):
         variants("resnet19")

@@ -290,6 +290,26 @@ def test_weights_of_a_file_are_looked_through(ssdlite, tmp_path):
     assert seen[0]["label"] == loaded.categories[int(got["labels"][0])]
 
 
+def test_published_weights_in_the_cache_are_looked_through(
+    ssdlite, tmp_path, no_network, monkeypatch
+):
+    import torch
+
+    monkeypatch.setattr(torch.hub, "_hub_dir", str(tmp_path))
+    file = tmp_path / "checkpoints" / "ssdlite320_mobilenet_v3_large_coco-a79551df.pth"
+    with pytest.raises(ValueError, match=rf"weights: got 'local', but '{file}' is not there; get"):
+        detection.load(ssdlite.name, "local", "cpu")
+    file.parent.mkdir()
+    torch.save(ssdlite.network.state_dict(), file)
+    for weights in ("local", "download", None):
+        loaded = detection.load(ssdlite.name, weights, "cpu")
+        assert not loaded.made_up
+        assert loaded([coordinates()]) == [[]]
+    monkeypatch.setenv("RAY_SLO_WEIGHTS", "none")
+    assert detection.load(ssdlite.name, device="cpu").made_up
+    assert no_network == []
+
+
 def test_variants_carry_names_accuracies_factors_and_arguments(torchvision):
     family = detectors(weights="none", device="cpu")
     assert [v.name for v in family] == list(detection.FAMILY)
