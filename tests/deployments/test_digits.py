@@ -16,6 +16,7 @@ from PIL import Image
 from deployments.digits import Digits, DigitsFamily, app, data, load_variant, train, variants
 from deployments.digits.family import FAMILY
 
+pytest.importorskip("sklearn", reason="no scikit-learn: pip install 'ray-slo[digits]'")
 ROOT = Path(__file__).parents[2]
 SMALLEST = "digits-xs"
 
