@@ -166,5 +166,20 @@ class Recommender:
         return Query(int(rng.integers(USERS)), rng.integers(0, ITEMS, size))
 
 
+def payloads(count: int = 200, seed: int = 0) -> list[dict[str, Any]]:
+    """What `ray-slo bench --payload deployments.recommender:payloads` sends: queries of 1 to
+    `MAX_ITEMS` items, half of them of less than 90, as in `configs/plan-pool.yaml`."""
+    rng = np.random.default_rng(seed)
+    sizes = np.clip(np.rint(90 * np.exp(rng.normal(0, 1.1, count))), 1, MAX_ITEMS).astype(int)
+    sizes[:2] = 1, MAX_ITEMS
+    return [
+        {
+            "user": int(rng.integers(USERS)),
+            "items": rng.choice(ITEMS, size, replace=False).tolist(),
+        }
+        for size in sizes
+    ]
+
+
 def _kind(value: Any) -> str:
     return f"a {type(value).__name__}"

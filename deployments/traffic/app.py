@@ -8,14 +8,13 @@ A photograph in; out come the vehicles and people in it, each with what its netw
 
 from __future__ import annotations
 
-from importlib.util import find_spec
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from PIL import Image
 
 from deployments.imagenet.app import MIN_SIDE, picture_of
+from deployments.imagenet.pictures import photographs
 from ray_slo.models import vision
 from ray_slo.models.vision import ImageAnswer, ImageClassifier
 
@@ -204,17 +203,6 @@ def pipeline(
     )
 
 
-_PHOTOGRAPHS = ("motorcycle_left.png", "astronaut.png", "chelsea.png", "coffee.png", "rocket.jpg")
-
-
-def photographs() -> list[bytes]:
-    """PNGs and a JPEG that scikit-image's wheel carries: a motorcycle, a person, and three with
-    neither. Street scenes are not among them: bring your own.
-
-    ImportError: scikit-image is missing.
-    """
-    package = find_spec("skimage")
-    if package is None or package.origin is None:
-        raise ImportError("the photographs are scikit-image's: pip install 'ray-slo[traffic]'")
-    folder = Path(package.origin).parent / "data"
-    return [(folder / name).read_bytes() for name in _PHOTOGRAPHS]
+def payloads() -> list[bytes]:
+    """What `ray-slo bench --payload deployments.traffic:payloads` sends; see `photographs`."""
+    return photographs()

@@ -72,6 +72,15 @@ def test_bad_queries_are_refused_with_the_field(item, message):
     assert str(caught.value).startswith(message)
 
 
+def test_payloads_are_queries_of_all_sizes_the_same_each_time():
+    queries = app.payloads()
+    assert queries == app.payloads() != app.payloads(seed=1)
+    sizes = [Recommender.size(Recommender.preprocess(query)) for query in queries]
+    assert (min(sizes), max(sizes)) == (1, app.MAX_ITEMS)
+    assert np.median(sizes) == pytest.approx(90, rel=0.2)
+    assert all(len(set(query["items"])) == len(query["items"]) for query in queries)
+
+
 # --- the world -----------------------------------------------------------------------------------
 
 

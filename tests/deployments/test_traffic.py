@@ -13,8 +13,10 @@ import pytest
 import yaml
 from PIL import Image
 
+from deployments.imagenet import pictures
 from deployments.traffic import Detect, Faces, Vehicles, app, boxes, detection, detectors
 from ray_slo.models import vision
+from ray_slo.serve.recorded import load_payloads
 from ray_slo.serve.spec import parse_spec
 from ray_slo.serve.tree import Tree, Visit
 
@@ -145,6 +147,12 @@ def test_photographs_are_pictures_of_a_package():
     pytest.importorskip("skimage", reason="no scikit-image: pip install 'ray-slo[traffic]'")
     shapes = [Detect.preprocess(photograph).shape for photograph in app.photographs()]
     assert len(shapes) == 5 and all(min(shape[:2]) >= 300 for shape in shapes)
+
+
+def test_payloads_without_scikit_image_say_what_to_install(monkeypatch):
+    monkeypatch.setattr(pictures, "find_spec", lambda name: None)
+    with pytest.raises(ValueError, match=r"payload: deployments\.traffic:payloads: .*pip install"):
+        load_payloads("deployments.traffic:payloads")
 
 
 # --- the tree ------------------------------------------------------------------------------------
