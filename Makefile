@@ -3,21 +3,34 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+# torchvision needs the torch of its own release, `digits` pins another: they get an environment each.
+TORCH_VENV := .venv-torch
+TORCH_STAMP := $(TORCH_VENV)/.installed
+TORCH_TESTS := tests/models tests/deployments tests/live/test_torch_configs.py
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 # Ray's usage statistics need a network; a local trial has none to give.
 export RAY_USAGE_STATS_ENABLED = 0
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo serve test test-fast check format docs benchmarks soak clean
+.PHONY: help setup demo serve test test-fast test-torch check format docs benchmarks soak clean
 
 help:  ## list the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
 
+CHECK_PYTHON = $(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 10) else "ray-slo needs Python 3.10 or newer; say make PYTHON=python3.x")'
+
 $(STAMP): pyproject.toml
-	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 10) else "ray-slo needs Python 3.10 or newer; say make PYTHON=python3.x")'
+	$(CHECK_PYTHON)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet --editable '.[digits,ocr,gurobi,docs,dev]'
+	touch $@
+
+$(TORCH_STAMP): pyproject.toml
+	$(CHECK_PYTHON)
+	test -x $(TORCH_VENV)/bin/python || $(PYTHON) -m venv $(TORCH_VENV)
+	$(TORCH_VENV)/bin/python -m pip install --quiet --upgrade pip
+	$(TORCH_VENV)/bin/python -m pip install --quiet --upgrade torch torchvision scikit-learn --editable '.[imagenet,text,traffic,recommender,dev]'
 	touch $@
 
 setup: $(STAMP)  ## create .venv and install everything
@@ -40,6 +53,9 @@ test: $(STAMP) check  ## set up, lint, type-check, run every test
 test-fast: $(STAMP)  ## the tests that need no Ray cluster
 	$(BIN)/python -m pytest -m "not live and not slow"
 
+test-torch: $(TORCH_STAMP)  ## the tests of networks, with the newest torch and torchvision (GBs, in .venv-torch)
+	nice -n 10 $(TORCH_VENV)/bin/python -m pytest $(TORCH_TESTS)
+
 check: $(STAMP)  ## ruff and mypy
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -60,5 +76,5 @@ SOAK_ARGS ?= $(if $(HOURS),--hours $(HOURS),--minutes $(or $(MINUTES),10))
 soak: $(STAMP)  ## ten minutes at 110 % of capacity; HOURS=8 for longer; fails if anything grows
 	$(BIN)/python -m benchmarks.live_soak $(SOAK_ARGS)
 
-clean:  ## remove .venv and everything made
-	rm -rf $(VENV) out .pytest_cache .mypy_cache .ruff_cache .hypothesis
+clean:  ## remove .venv, .venv-torch and everything made
+	rm -rf $(VENV) $(TORCH_VENV) out .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,8 +1,32 @@
-"""For all tests: how long an example takes, or takes to be made, is no matter of right or wrong."""
+"""For all tests: how long an example takes, or takes to be made, is no matter of right or wrong.
+The environment of the one who runs them does not decide about weights."""
 
+from __future__ import annotations
+
+import os
+import socket
+
+import pytest
 from hypothesis import HealthCheck, settings
 
 settings.register_profile(
     "any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("any machine")
+
+
+os.environ.pop("RAY_SLO_WEIGHTS", None)
+
+
+@pytest.fixture
+def no_network(monkeypatch):
+    """Nothing can be connected to. The list holds what was tried."""
+    tried = []
+
+    def refuse(*args, **_):
+        tried.append(args)
+        raise OSError("no network")
+
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    return tried

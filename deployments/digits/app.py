@@ -11,7 +11,7 @@ from PIL import Image
 
 from ray_slo.models.loading import checked_by
 
-from .data import INK, SIDE, test_set
+from .data import INK, SIDE, Labels, test_pngs, test_set
 from .family import spec
 
 if TYPE_CHECKING:
@@ -112,6 +112,12 @@ def variants(*names: str) -> list[Variant]:
         Variant(name, accuracy=100 * share, load="deployments.digits:load_variant", args=(name,))
         for name, share in accuracies(names or None).items()
     ]
+
+
+def payloads() -> tuple[list[bytes], Labels]:
+    """What `ray-slo bench --payload deployments.digits:payloads` sends: every held-out image as a
+    PNG, and the digits that they show."""
+    return test_pngs()
 
 
 def _refuse(got: str, wanted: str) -> ValueError:

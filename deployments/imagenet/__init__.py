@@ -1,5 +1,6 @@
 """ImageNet: torchvision's classifiers as variants of one model."""
 
 from .app import ImageNet, variants
+from .pictures import payloads
 
-__all__ = ["ImageNet", "variants"]
+__all__ = ["ImageNet", "payloads", "variants"]

@@ -49,7 +49,7 @@ class ImageNet:
         return np.random.default_rng(0).integers(0, 256, (375, 375, 3), np.uint8)
 
 
-def variants(*names: str, weights: str = "default", device: str = "auto") -> list[Variant]:
+def variants(*names: str, weights: str | None = None, device: str = "auto") -> list[Variant]:
     """Variants for `@ray_slo.deployment(variants=…)`, with the published accuracies.
 
     Args:

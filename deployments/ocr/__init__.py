@@ -10,6 +10,7 @@ from .app import (
     pipeline,
     recognisers,
 )
+from .pages import payloads
 
 __all__ = [
     "Detect",
@@ -18,6 +19,7 @@ __all__ = [
     "join",
     "load_detector",
     "load_recogniser",
+    "payloads",
     "pipeline",
     "recognisers",
 ]

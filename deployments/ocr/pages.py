@@ -89,6 +89,11 @@ def pages(count: int, seed: int = 0) -> list[Page]:
     return [page(seed, index) for index in range(count)]
 
 
+def payloads() -> list[bytes]:
+    """What `ray-slo bench --payload deployments.ocr:payloads` sends: twenty pages as PNGs."""
+    return [page.png for page in pages(20)]
+
+
 def image(page: Page) -> NDArray[np.uint8]:
     """Its pixels, (height, width), dark on light."""
     return np.asarray(Image.open(io.BytesIO(page.png)), np.uint8)

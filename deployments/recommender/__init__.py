@@ -1,5 +1,5 @@
 """Ranks items for a user: Wide & Deep and NCF, trained here on a made-up world of interactions."""
 
-from .app import Answer, Query, Recommender
+from .app import Answer, Query, Recommender, payloads
 
-__all__ = ["Answer", "Query", "Recommender"]
+__all__ = ["Answer", "Query", "Recommender", "payloads"]

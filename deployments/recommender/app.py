@@ -72,8 +72,9 @@ class Recommender:
 
     Args:
         network: "ncf" or "wide_deep".
-        weights: "default" (trained here, once per machine), "none" (random) or a path; see
-            `deployments.recommender.train.load`.
+        weights: "none" (random), "local" (trained here before), "download" (trained here once, as
+            nobody publishes any) or a path; see `deployments.recommender.train.load`. Default:
+            $RAY_SLO_WEIGHTS, else "download".
         threads: of torch. Default: torch's own, which is $OMP_NUM_THREADS where that is set; Ray
             sets it to the whole part of an actor's `num_cpus` (at least 1), so that a kind of
             worker with more CPUs is faster.
@@ -85,7 +86,7 @@ class Recommender:
     def __init__(
         self,
         network: str = "wide_deep",
-        weights: str | Path = "default",
+        weights: str | Path | None = None,
         threads: int | None = None,
     ) -> None:
         if threads is not None:
@@ -163,6 +164,21 @@ class Recommender:
         """A preprocessed query of so many items, for profiling."""
         rng = np.random.default_rng(size)
         return Query(int(rng.integers(USERS)), rng.integers(0, ITEMS, size))
+
+
+def payloads(count: int = 200, seed: int = 0) -> list[dict[str, Any]]:
+    """What `ray-slo bench --payload deployments.recommender:payloads` sends: queries of 1 to
+    `MAX_ITEMS` items, half of them of less than 90, as in `configs/plan-pool.yaml`."""
+    rng = np.random.default_rng(seed)
+    sizes = np.clip(np.rint(90 * np.exp(rng.normal(0, 1.1, count))), 1, MAX_ITEMS).astype(int)
+    sizes[:2] = 1, MAX_ITEMS
+    return [
+        {
+            "user": int(rng.integers(USERS)),
+            "items": rng.choice(ITEMS, size, replace=False).tolist(),
+        }
+        for size in sizes
+    ]
 
 
 def _kind(value: Any) -> str:

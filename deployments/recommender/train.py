@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ray_slo.models.loading import one_of, weights_source
+from ray_slo.models.loading import one_of, say, weights_source
 
 from . import data
 
@@ -63,26 +63,33 @@ def check(name: str) -> str:
     return name
 
 
-def load(name: str, weights: str | Path = "default") -> torch.nn.Module:
+def load(name: str, weights: str | Path | None = None) -> torch.nn.Module:
     """A network, ready to score: (users, items) to logits.
 
     Args:
         name: one of `NAMES`.
-        weights: "default" (trained here, once per machine), "none" (random, the same in every
-            process), or the path of a state dict, or of a folder that holds it as `<name>.pt`.
+        weights: "none" (random, the same in every process), "local" (trained here before),
+            "download" (trained here if need be, once per machine), or the path of a state dict, or
+            of a folder that holds it as `<name>.pt`. Default: $RAY_SLO_WEIGHTS, else "download".
 
     Raises:
         ValueError: unknown name, or no such weights, or of another network.
-        OSError: "default", and the cache cannot be written.
+        OSError: "download", and the cache cannot be written.
     """
     check(name)
     source = weights_source(
         weights,
         f"a state dict of {name}, or of a folder with {name}.pt",
-        default="trained here, once",
+        download="trains what is missing, once",
     )
-    if source == "default":
+    if source == "local" and not _file(name).is_file():
+        raise ValueError(
+            f"weights: got 'local', but {str(_file(name))!r} is not there; make it with python -m "
+            "deployments.recommender.train, or " + say("'download' (trains it)")
+        )
+    if source == "download":
         _train_if_missing(name)
+    if source == "local" or source == "download":
         source = _file(name)
     module = _fresh(name)
     if isinstance(source, Path):

@@ -58,7 +58,7 @@ class Entailment:
         )
 
 
-def variants(*names: str, weights: str = "default", device: str = "auto") -> list[Variant]:
+def variants(*names: str, weights: str | None = None, device: str = "auto") -> list[Variant]:
     """Variants for `@ray_slo.deployment(variants=…)`, with the published accuracies.
 
     Args:

@@ -1,5 +1,5 @@
 """A pipeline over photographs: find vehicles and people, then look at each of them closely."""
 
-from .app import Detect, Faces, Vehicles, detectors, photographs, pipeline
+from .app import Detect, Faces, Vehicles, detectors, payloads, photographs, pipeline
 
-__all__ = ["Detect", "Faces", "Vehicles", "detectors", "photographs", "pipeline"]
+__all__ = ["Detect", "Faces", "Vehicles", "detectors", "payloads", "photographs", "pipeline"]

@@ -8,14 +8,13 @@ A photograph in; out come the vehicles and people in it, each with what its netw
 
 from __future__ import annotations
 
-from importlib.util import find_spec
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from PIL import Image
 
 from deployments.imagenet.app import MIN_SIDE, picture_of
+from deployments.imagenet.pictures import photographs
 from ray_slo.models import vision
 from ray_slo.models.vision import ImageAnswer, ImageClassifier
 
@@ -129,7 +128,9 @@ class Faces(Vehicles):
     """
 
 
-def detectors(*names: str, weights: str = "default", device: str = "auto") -> list[ray_slo.Variant]:
+def detectors(
+    *names: str, weights: str | None = None, device: str = "auto"
+) -> list[ray_slo.Variant]:
     """Variants of the task `detect`, with published box mAPs and first guesses of factors.
 
     Args:
@@ -152,7 +153,7 @@ def detectors(*names: str, weights: str = "default", device: str = "auto") -> li
     ]
 
 
-def classifiers(*names: str, weights: str, device: str) -> list[ray_slo.Variant]:
+def classifiers(*names: str, weights: str | None, device: str) -> list[ray_slo.Variant]:
     """Variants of the tasks below it, with published top-1 accuracies."""
     from ray_slo import Variant
 
@@ -168,12 +169,17 @@ def classifiers(*names: str, weights: str, device: str) -> list[ray_slo.Variant]
 
 
 def pipeline(
-    *, latency_slo_ms: float = 2000, weights: str = "default", device: str = "auto", **options: Any
+    *,
+    latency_slo_ms: float = 2000,
+    weights: str | None = None,
+    device: str = "auto",
+    **options: Any,
 ) -> ray_slo.Pipeline:
     """The whole, for `serve.run(pipeline().bind())`.
 
     Args:
-        weights: of all networks: "default", "none", or a folder with `<name>.pth` for each.
+        weights: of all networks: "none", "local", "download", or a folder with `<name>.pth` for
+            each. Default: $RAY_SLO_WEIGHTS where a worker loads them, else "download".
         device: of all networks.
         options: of `ray_slo.Pipeline`, e.g. max_replicas=4.
     """
@@ -197,17 +203,6 @@ def pipeline(
     )
 
 
-_PHOTOGRAPHS = ("motorcycle_left.png", "astronaut.png", "chelsea.png", "coffee.png", "rocket.jpg")
-
-
-def photographs() -> list[bytes]:
-    """PNGs and a JPEG that scikit-image's wheel carries: a motorcycle, a person, and three with
-    neither. Street scenes are not among them: bring your own.
-
-    ImportError: scikit-image is missing.
-    """
-    package = find_spec("skimage")
-    if package is None or package.origin is None:
-        raise ImportError("the photographs are scikit-image's: pip install 'ray-slo[traffic]'")
-    folder = Path(package.origin).parent / "data"
-    return [(folder / name).read_bytes() for name in _PHOTOGRAPHS]
+def payloads() -> list[bytes]:
+    """What `ray-slo bench --payload deployments.traffic:payloads` sends; see `photographs`."""
+    return photographs()

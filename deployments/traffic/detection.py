@@ -1,6 +1,7 @@
 """torchvision's detectors as variants: names, published accuracies, loading.
 
     load("ssdlite320_mobilenet_v3_large")                 # published weights, downloaded once
+    load("fasterrcnn_resnet50_fpn_v2", weights="local")   # the same, if they are there
     load("fasterrcnn_resnet50_fpn_v2", weights="none")    # random ones: see `Detector`
 
 Needs torchvision (`pip install 'ray-slo[traffic]'`); importing this module does not.
@@ -15,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ray_slo.models.loading import checked_by, one_of, pick_device, weights_source
-from ray_slo.models.vision import build, torchvision_models
+from ray_slo.models.loading import checked_by, one_of, pick_device
+from ray_slo.models.vision import build, torchvision_models, weights_of
 
 from .boxes import Found, Picture
 
@@ -120,7 +121,8 @@ def accuracy(name: str) -> float:
     return float(_published(name).meta["_metrics"]["COCO-val2017"]["box_map"])
 
 
-def _check(name: str, *_: Any, **__: Any) -> None:
+def _check(name: str, weights: str | Path | None = None, *_: Any, **__: Any) -> None:
+    weights_of(name, weights, anywhere=True)
     if name in FAMILY:
         return  # without torchvision
     with suppress(ImportError):  # the workers may have it
@@ -128,14 +130,13 @@ def _check(name: str, *_: Any, **__: Any) -> None:
 
 
 @checked_by(_check)
-def load(name: str, weights: str | Path = "default", device: str = "auto") -> Detector:
+def load(name: str, weights: str | Path | None = None, device: str = "auto") -> Detector:
     """A detector of torchvision, ready to look.
 
     Args:
         name: one of torchvision's detectors of COCO's categories, of `FAMILY` or another.
-        weights: "default" (torchvision downloads them into $TORCH_HOME once), "none" (random, the
-            same in every process; see `Detector`), or the path of a state dict, or of a folder
-            that holds it as `<name>.pth` or under the name of torchvision's download.
+        weights: "none" (random, the same in every process; see `Detector`), "local", "download" or
+            a path, as for `ray_slo.models.vision.load`. Default: $RAY_SLO_WEIGHTS, else "download".
         device: "auto", "cpu", "cuda", "cuda:1", …
 
     Raises:
@@ -143,7 +144,7 @@ def load(name: str, weights: str | Path = "default", device: str = "auto") -> De
         RuntimeError: the download failed.
         ImportError: torchvision is missing, or does not fit the installed torch.
     """
-    source = weights_source(weights, f"a state dict of {name}, or of a folder with {name}.pth")
+    source = weights_of(name, weights)
     published = _published(name)
     place = pick_device(device)
     categories = published.meta["categories"]

@@ -203,12 +203,29 @@ def _config_targets(path: Path, kwargs: dict[str, Any]) -> dict[str, Target]:
     found: dict[str, Target] = {}
     for application in applications:
         spec = parse_spec(application.get("args") or {})
+        environment = _environment(path, application.get("runtime_env"))
         for key, ref in spec.variants().items():
             model = spec.models[ref.model]
             found[key] = Target(
-                str(model.callable), {**model.kwargs, **kwargs}, model.args, ref.spec
+                str(model.callable),
+                {**model.kwargs, **kwargs},
+                model.args,
+                ref.spec,
+                environment,
             )
     return found
+
+
+def _environment(path: Path, runtime_env: Any) -> dict[str, str]:
+    """The variables that Ray would give the application's workers."""
+    given = runtime_env.get("env_vars") if isinstance(runtime_env, dict) else runtime_env
+    if given is None:
+        return {}
+    if not isinstance(given, dict) or not all(
+        isinstance(x, str) for kv in given.items() for x in kv
+    ):
+        raise ValueError(f"{path}: runtime_env: got {given!r}, wanted env_vars: {{NAME: text, …}}")
+    return given
 
 
 def _advance(progress: Any, task: Any, share: float) -> None:

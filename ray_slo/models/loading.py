@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -9,7 +10,12 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 if TYPE_CHECKING:
     import torch
 
-Source = Literal["default", "none"] | Path
+Word = Literal["none", "local", "download"]
+Source = Word | Path
+WORDS: tuple[Word, ...] = ("none", "local", "download")
+
+WEIGHTS_VARIABLE = "RAY_SLO_WEIGHTS"
+"""Environment variable that decides for every loader whose argument `weights` is not given."""
 
 
 Load = TypeVar("Load", bound=Callable[..., Any])
@@ -35,30 +41,56 @@ def one_of(field: str, got: object, valid: list[str]) -> ValueError:
 
 
 def weights_source(
-    weights: object, wanted: str, *, default: str = "published, downloaded once"
+    weights: object,
+    wanted: str,
+    *,
+    download: str = "fetches what is missing, once",
+    anywhere: bool = False,
 ) -> Source:
-    """Where weights come from: "default" (published, downloaded once), "none" (random), or a path.
+    """Where weights come from.
+
+    * "none": random ones; the same cost, senseless answers.
+    * "local": what is on this machine already. The network is never touched.
+    * "download": the same, and what is missing is fetched (or trained) once.
+    * A path.
 
     Args:
-        weights: as a user gives it.
+        weights: as a user gives it. None: $RAY_SLO_WEIGHTS, or "download" where that is not set.
         wanted: what the path must be of, for the error message.
-        default: what "default" stands for, for the error message.
+        download: what "download" does beyond "local", for the error message.
+        anywhere: a path need not be on this machine: a configuration is read for others, too.
 
     Raises:
-        ValueError: neither word, and no such file or folder.
+        ValueError: none of the words, and no such file or folder.
     """
-    if weights == "default" or weights == "none":
-        return "default" if weights == "default" else "none"
-    choices = f"'default' ({default}), 'none' (random) or the path of {wanted}"
-    if not isinstance(weights, str | Path) or not str(weights):
-        raise ValueError(f"weights: got {weights!r}, wanted {choices}")
+    field = "weights"
+    if weights is None:
+        field, weights = WEIGHTS_VARIABLE, os.environ.get(WEIGHTS_VARIABLE) or "download"
+    choices = (
+        "'none' (random), 'local' (what is on this machine), "
+        f"'download' (as local, and {download}) or the path of {wanted}"
+    )
+    if not isinstance(weights, str | Path) or not str(weights) or weights == "default":
+        raise ValueError(f"{field}: got {weights!r}, wanted {choices}")
+    for word in WORDS:
+        if weights == word:
+            return word
     path = Path(weights).expanduser()
-    if not path.exists():
+    if not anywhere and not path.exists():
         raise ValueError(
-            f"weights: got {str(weights)!r}, which is no file or folder here ({Path.cwd()}); "
+            f"{field}: got {str(weights)!r}, which is no file or folder here ({Path.cwd()}); "
             f"wanted {choices}"
         )
     return path
+
+
+def say(*choices: str) -> str:
+    """The end of an error about weights that are not there: what else the user can say, and where.
+
+    "say 'none' (random) or a path, as the argument weights or in RAY_SLO_WEIGHTS"
+    """
+    said = ", ".join((*choices, "'none' (random)")) + " or a path"
+    return f"say {said}, as the argument weights or in {WEIGHTS_VARIABLE}"
 
 
 def pick_device(device: str = "auto") -> torch.device:

@@ -124,12 +124,14 @@ class Target:
         name: "module:Class", or "module:attr" of what `@ray_slo.deployment` made of a class.
         kwargs, args: of its constructor.
         variant: the network to hand its batch method (`ray_slo.Variant` or its like), if any.
+        environment: variables of the process that it is measured in.
     """
 
     name: str
     kwargs: dict[str, Any] = field(default_factory=dict)
     args: tuple[Any, ...] = ()
     variant: Any = None
+    environment: Mapping[str, str] = field(default_factory=dict)
 
 
 class ProfilingError(ValueError):
@@ -217,7 +219,7 @@ def _in_fresh_process(
     """What `work(built, options, progress)` returns there."""
     context = get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
-    with _environment({name: str(threads) for name in THREAD_VARIABLES}):
+    with _environment({**target.environment, **dict.fromkeys(THREAD_VARIABLES, str(threads))}):
         process = context.Process(
             target=_measure, args=(sender, work, target, threads, example, options), daemon=True
         )

@@ -3,6 +3,9 @@
     load("bert-mini", weights="/models/mnli")   # /models/mnli/bert-mini, by save_pretrained
     load("bert-mini", weights="none")           # random: the same cost, senseless answers
     load("bert-mini")                           # the published encoder, its classifier untrained
+    load("bert-mini", weights="local")          # the same, and an error where it is not there
+
+Without the argument, the environment variable RAY_SLO_WEIGHTS decides.
 
 The networks are the BERT miniatures (Turc et al. 2019, "Well-Read Students Learn Better"). They are
 published as encoders: a classifier on top has to be fine-tuned on its task. The accuracies are of
@@ -21,7 +24,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from ray_slo.models.loading import checked_by, one_of, pick_device, weights_source
+from ray_slo.models.fetching import TIMEOUT_S
+from ray_slo.models.loading import (
+    Source,
+    checked_by,
+    one_of,
+    pick_device,
+    say,
+    weights_source,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -122,10 +133,20 @@ def size(name: str) -> Size:
         raise one_of("name", name, list(FAMILY)) from None
 
 
-@checked_by(lambda name, *_, **__: size(name))
+def _weights_of(name: str, weights: object, *, anywhere: bool = False) -> Source:
+    wanted = f"a folder that save_pretrained wrote, or that holds {name}"
+    return weights_source(weights, wanted, anywhere=anywhere)
+
+
+def _check(name: str, weights: str | Path | None = None, *_: Any, **__: Any) -> None:
+    size(name)
+    _weights_of(name, weights, anywhere=True)
+
+
+@checked_by(_check)
 def load(
     name: str,
-    weights: str | Path = "default",
+    weights: str | Path | None = None,
     device: str = "auto",
     max_tokens: int = MAX_TOKENS,
 ) -> PairClassifier:
@@ -133,10 +154,12 @@ def load(
 
     Args:
         name: one of `FAMILY`.
-        weights: "default" (the published encoder, downloaded once into $HF_HOME; its classifier is
-            untrained), "none" (all random, and a tokenizer made on the spot: the same in every
-            process), or the path of a folder that `save_pretrained` wrote (network and tokenizer),
-            or of one that holds it as `<name>`. Its labels are those of its `config.json`.
+        weights: "none" (all random, and a tokenizer made on the spot: the same in every process),
+            "local" (the published encoder, if it is in Hugging Face's cache, $HF_HOME; its
+            classifier is untrained), "download" (the same, and it is fetched once), or the path of
+            a folder that `save_pretrained` wrote (network and tokenizer), or of one that holds it
+            as `<name>`. Its labels are those of its `config.json`. Default: $RAY_SLO_WEIGHTS, else
+            "download".
         device: "auto", "cpu", "cuda", "cuda:1", …
         max_tokens: of a pair; what is longer is cut.
 
@@ -148,7 +171,7 @@ def load(
     if isinstance(max_tokens, bool) or not isinstance(max_tokens, int) or max_tokens < 8:
         raise ValueError(f"max_tokens: got {max_tokens!r}, wanted a whole number from 8")
     dimensions = size(name)
-    source = weights_source(weights, f"a folder that save_pretrained wrote, or that holds {name}")
+    source = _weights_of(name, weights)
     place = pick_device(device)
     import torch
 
@@ -161,13 +184,7 @@ def load(
         elif isinstance(source, Path):
             network, tokenizer = _from_folder(source, name, dimensions)
         else:
-            try:
-                network, tokenizer = _pretrained(dimensions.checkpoint, **_labels())
-            except OSError as error:
-                raise RuntimeError(
-                    f"weights: cannot get {dimensions.checkpoint} from the Hugging Face hub "
-                    f"({_first_sentence(error)}); give weights: <path> or none"
-                ) from error
+            network, tokenizer = _published(dimensions.checkpoint, source)
     config = network.config
     return PairClassifier(
         name=name,
@@ -266,6 +283,45 @@ def _from_folder(path: Path, name: str, dimensions: Size) -> tuple[Any, Any]:
         f"weights: {str(folder)!r} holds {found[0]} layers of {found[1]}, but {name} has "
         f"{dimensions.layers} of {dimensions.hidden}"
     )
+
+
+def _published(checkpoint: str, source: Source) -> tuple[Any, Any]:
+    """The encoder from Hugging Face's cache; fetched into it, if it is not there and may be."""
+    from huggingface_hub import constants, snapshot_download
+
+    folder = Path(constants.HF_HUB_CACHE) / f"models--{checkpoint.replace('/', '--')}"
+    try:
+        # By its folder: asked for a name, transformers calls the hub even for what is local.
+        snapshot = snapshot_download(
+            checkpoint, cache_dir=constants.HF_HUB_CACHE, local_files_only=True
+        )
+        return _pretrained(snapshot, local_files_only=True, **_labels())
+    except Exception as error:  # JSON, safetensors and torch each have their own
+        if source == "local":
+            is_there = folder.is_dir()
+            why = f"cannot be read ({_first_sentence(error)})" if is_there else "is not there"
+            raise ValueError(
+                f"weights: got 'local', but {str(folder)!r} {why}; get {checkpoint} from the "
+                f"Hugging Face hub, or {say(repr('download'))}"
+            ) from error
+    try:
+        _reach(checkpoint)
+        return _pretrained(checkpoint, **_labels())
+    except OSError as error:
+        raise RuntimeError(
+            f"weights: cannot get {checkpoint} from the Hugging Face hub "
+            f"({_first_sentence(error)}); copy {folder} from a machine that has it, or {say()}"
+        ) from error
+
+
+def _reach(checkpoint: str) -> None:
+    """OSError: the hub does not answer now. Without a network, its client tries for minutes."""
+    from huggingface_hub import get_hf_file_metadata, hf_hub_url
+
+    try:
+        get_hf_file_metadata(hf_hub_url(checkpoint, "config.json"), timeout=TIMEOUT_S)
+    except Exception as error:  # those of the HTTP library that the client's version uses
+        raise OSError(str(error) or type(error).__name__) from error
 
 
 def _pretrained(where: str | Path, **options: Any) -> tuple[Any, Any]:

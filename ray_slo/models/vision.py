@@ -1,8 +1,11 @@
 """torchvision's ImageNet classifiers as variants: names, published accuracies, loading.
 
     load("resnet50")                              # published weights, downloaded once
+    load("resnet50", weights="local")             # the same, and an error where they are not there
     load("resnet50", weights="none")              # random ones: the same cost, senseless answers
     load("resnet50", weights="/models/imagenet")  # /models/imagenet/resnet50.pth
+
+Without the argument, the environment variable RAY_SLO_WEIGHTS decides.
 
 A loaded network maps pictures (RGB, uint8, of any size) to their five likeliest categories; it
 resizes, crops and normalises as its weights were published with. Needs torchvision
@@ -19,12 +22,19 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
-from urllib.error import URLError
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ray_slo.models.loading import Source, checked_by, one_of, pick_device, weights_source
+from ray_slo.models.fetching import fetch
+from ray_slo.models.loading import (
+    Source,
+    checked_by,
+    one_of,
+    pick_device,
+    say,
+    weights_source,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -119,7 +129,14 @@ def accuracy(name: str) -> float:
     return float(_published(name).meta["_metrics"]["ImageNet-1K"]["acc@1"])
 
 
-def _check(name: str, *_: Any, **__: Any) -> None:
+def weights_of(name: str, weights: object, *, anywhere: bool = False) -> Source:
+    """Where the weights of a network of torchvision come from; see `weights_source`."""
+    wanted = f"a state dict of {name}, or of a folder with {name}.pth"
+    return weights_source(weights, wanted, anywhere=anywhere)
+
+
+def _check(name: str, weights: str | Path | None = None, *_: Any, **__: Any) -> None:
+    weights_of(name, weights, anywhere=True)
     if name in FAMILY:
         return  # without torchvision
     with suppress(ImportError):  # the workers may have it
@@ -127,14 +144,16 @@ def _check(name: str, *_: Any, **__: Any) -> None:
 
 
 @checked_by(_check)
-def load(name: str, weights: str | Path = "default", device: str = "auto") -> ImageClassifier:
+def load(name: str, weights: str | Path | None = None, device: str = "auto") -> ImageClassifier:
     """A network of torchvision, ready to answer.
 
     Args:
         name: one of `names()`.
-        weights: "default" (torchvision downloads them into $TORCH_HOME once), "none" (random, the
-            same in every process), or the path of a state dict, or of a folder that holds it as
-            `<name>.pth` or under the name of torchvision's download.
+        weights: "none" (random, the same in every process), "local" (the published ones, if
+            torchvision's cache, $TORCH_HOME/hub/checkpoints, has them), "download" (the same, and
+            they are fetched into it once), or the path of a state dict, or of a folder that holds
+            it as `<name>.pth` or under the name of torchvision's download. Default:
+            $RAY_SLO_WEIGHTS, else "download".
         device: "auto", "cpu", "cuda", "cuda:1", …
 
     Raises:
@@ -142,7 +161,7 @@ def load(name: str, weights: str | Path = "default", device: str = "auto") -> Im
         RuntimeError: the download failed.
         ImportError: torchvision is missing, or does not fit the installed torch.
     """
-    source = weights_source(weights, f"a state dict of {name}, or of a folder with {name}.pth")
+    source = weights_of(name, weights)
     published = _published(name)
     place = pick_device(device)
     import torch
@@ -169,28 +188,57 @@ def build(name: str, source: Source, published: Any, **options: Any) -> Any:
 
     Raises:
         ValueError: weights of another network, or none.
-        RuntimeError: the download failed.
+        RuntimeError: the download failed, or what was downloaded cannot be read.
     """
     import torch
 
     models = torchvision_models()
-    if source == "default":
-        try:
-            network = models.get_model(name, weights=published, progress=False)
-        except (URLError, OSError) as error:
-            raise RuntimeError(
-                f"weights: cannot download {published.url} ({error}); put the file into "
-                f"{Path(torch.hub.get_dir()) / 'checkpoints'}, or give weights: <its path> or none"
-            ) from error
-        return network.eval()
+    file = _published_file(source, published) if source in ("local", "download") else None
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        network = models.get_model(name, weights=None, **options)
+        if file is None:
+            network = models.get_model(name, weights=None, **options)
+        else:
+            network = _as_published(name, published, file)
     if isinstance(source, Path):
         _fill(network, name, _state_dict_file(source, name, published))
-    else:
+    elif source == "none":
         _log.warning("%s has random weights: its answers mean nothing", name)
     return network.eval()
+
+
+def _published_file(source: Source, published: Any) -> Path:
+    """Where torchvision keeps the published weights. They are there, or are fetched if they may."""
+    import torch
+
+    folder = Path(torch.hub.get_dir()) / "checkpoints"
+    file: Path = folder / published.url.rpartition("/")[2]
+    if file.is_file():
+        return file
+    if source == "local":
+        raise ValueError(
+            f"weights: got 'local', but {str(file)!r} is not there; "
+            f"get it from {published.url}, or {say(repr('download'))}"
+        )
+    try:
+        fetch(published.url, file)
+    except OSError as error:
+        raise RuntimeError(
+            f"weights: cannot download {published.url} ({error}); "
+            f"put the file into {folder}, or {say()}"
+        ) from error
+    return file
+
+
+def _as_published(name: str, published: Any, file: Path) -> Any:
+    """The network as torchvision makes it of the file in its cache."""
+    try:
+        return torchvision_models().get_model(name, weights=published, progress=False)
+    except Exception as error:  # zip, pickle and torch each have their own
+        raise RuntimeError(
+            f"weights: cannot read {str(file)!r} ({_short(error)}); delete it and get it anew from "
+            f"{published.url}, or {say()}"
+        ) from error
 
 
 def torchvision_models() -> Any:
@@ -248,9 +296,12 @@ def _fill(network: Any, name: str, path: Path) -> None:
     try:
         network.load_state_dict(state)
     except RuntimeError as error:
-        difference = " ".join(str(error).partition(":")[2].split())
-        if len(difference) > 200:
-            difference = difference[:200] + " …"
+        difference = _short(str(error).partition(":")[2])
         raise ValueError(
             f"weights: {str(path)!r} is not a state dict of {name}: {difference}"
         ) from error
+
+
+def _short(said: object) -> str:
+    text = " ".join(str(said).split())
+    return text if len(text) <= 200 else text[:200] + " …"

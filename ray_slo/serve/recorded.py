@@ -116,7 +116,10 @@ def load_payloads(source: str) -> Payloads:
 def _from_python(name: str) -> Payloads:
     value = import_attr(name)
     if callable(value):
-        value = cast(Callable[[], Any], value)()
+        try:
+            value = cast(Callable[[], Any], value)()
+        except ImportError as error:  # of what the payloads are made with
+            raise ValueError(f"payload: {name}: {error}") from error
     if isinstance(value, Payloads):
         return value
     items, labels = value if isinstance(value, tuple) and len(value) == 2 else (value, None)

@@ -246,3 +246,23 @@ def test_every_variant_of_a_deployment_or_a_config_is_measured(tmp_path) -> None
     found = measure(str(config))
     assert set(found) == {"a", "b", "plain"}
     assert (found["b"][0], found["plain"][0]) == pytest.approx((20, 31))
+
+
+def test_a_configs_environment_is_that_of_the_measured_class(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("TOY_BASE_MS", "7")  # the file's own wins
+    config = tmp_path / "app.yaml"
+    models = {"m": {"callable": "tests.cli.toys:FromEnvironment", "latency_slo_ms": 500}}
+
+    def write(runtime_env) -> None:
+        application = {"args": {"models": models}, "runtime_env": runtime_env}
+        config.write_text(json.dumps({"applications": [application]}))
+
+    write({"env_vars": {"TOY_BASE_MS": "40"}})
+    assert measure(str(config))["m"][0] == pytest.approx(41)
+    write({"working_dir": "."})
+    assert measure(str(config))["m"][0] == pytest.approx(8)
+    for wrong in ({"env_vars": {"TOY_BASE_MS": 40}}, {"env_vars": ["TOY_BASE_MS"]}, "none"):
+        write(wrong)
+        result = run.invoke(app, ["profile", str(config)])
+        assert result.exit_code == 2
+        assert "runtime_env: got" in result.output

@@ -3,6 +3,7 @@ what the tests import."""
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -58,6 +59,13 @@ class Toy:
     @staticmethod
     def example_input() -> int:
         return 1
+
+
+class FromEnvironment(Toy):
+    """As slow as its environment says."""
+
+    def __init__(self) -> None:
+        super().__init__(base_ms=float(os.environ["TOY_BASE_MS"]))
 
 
 class Layers(Toy):

@@ -13,9 +13,19 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from deployments.digits import Digits, DigitsFamily, app, data, load_variant, train, variants
+from deployments.digits import (
+    Digits,
+    DigitsFamily,
+    app,
+    data,
+    load_variant,
+    payloads,
+    train,
+    variants,
+)
 from deployments.digits.family import FAMILY
 
+pytest.importorskip("sklearn", reason="no scikit-learn: pip install 'ray-slo[digits]'")
 ROOT = Path(__file__).parents[2]
 SMALLEST = "digits-xs"
 
@@ -141,6 +151,8 @@ def test_the_split_is_fixed_and_complete():
     assert (len(train_x), len(test_x)) == (len(train_y), len(test_y)) == (898, 899)
     assert set(test_y.tolist()) == set(range(10))
     pngs, labels = data.test_pngs(5)
+    every, digits = payloads()
+    assert every[:5] == pngs and len(every) == len(digits) == 899
     assert len(pngs) == 5 and labels.tolist() == test_y[:5].tolist()
     assert not test_x.flags.writeable  # shared by every caller in the process
 

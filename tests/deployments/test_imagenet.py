@@ -14,7 +14,7 @@ import pytest
 import yaml
 from PIL import Image
 
-from deployments.imagenet import ImageNet, app, variants
+from deployments.imagenet import ImageNet, app, pictures, variants
 from ray_slo.models import vision
 from ray_slo.serve.spec import parse_spec
 
@@ -144,6 +144,28 @@ def test_the_square_is_all_that_a_network_sees(torchvision):
     )
 
 
+# --- payloads -----------------------------------------------------------------------------------
+
+
+def test_drawings_are_the_same_each_time_and_differ(monkeypatch):
+    drawings = pictures.drawings()
+    assert len(set(drawings)) == pictures.DRAWN
+    assert drawings == pictures.drawings() != pictures.drawings(seed=1)
+    for drawing in drawings:
+        assert Image.open(io.BytesIO(drawing)).size == (pictures.WIDTH, pictures.HEIGHT)
+        assert ImageNet.preprocess(drawing).std() > 10  # something is on it
+
+
+def test_payloads_are_photographs_or_drawings(monkeypatch):
+    monkeypatch.setattr(pictures, "find_spec", lambda name: None)
+    assert pictures.payloads() == pictures.drawings()
+    with pytest.raises(ImportError, match=r"pip install 'ray-slo\[traffic\]'"):
+        pictures.photographs()
+    monkeypatch.undo()
+    pytest.importorskip("skimage", reason="no scikit-image: pip install 'ray-slo[traffic]'")
+    assert pictures.payloads() == pictures.photographs()
+
+
 # --- variants and configs ------------------------------------------------------------------------
 
 
@@ -152,6 +174,7 @@ def test_variants_carry_names_accuracies_and_arguments(torchvision):
     assert [(v.name, v.accuracy) for v in few] == [("resnet18", 69.758), ("vit_b_16", 81.072)]
     assert few[0].kwargs == {"name": "resnet18", "weights": "none", "device": "cpu"}
     assert few[0].loader() is vision.load
+    assert variants("resnet18")[0].kwargs["weights"] is None  # the switch decides
     assert [v.name for v in variants()] == list(vision.FAMILY)
     with pytest.raises(ValueError, match=r"name: got 'resnet19', wanted one of "):
         variants("resnet19")

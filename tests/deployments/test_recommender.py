@@ -72,6 +72,15 @@ def test_bad_queries_are_refused_with_the_field(item, message):
     assert str(caught.value).startswith(message)
 
 
+def test_payloads_are_queries_of_all_sizes_the_same_each_time():
+    queries = app.payloads()
+    assert queries == app.payloads() != app.payloads(seed=1)
+    sizes = [Recommender.size(Recommender.preprocess(query)) for query in queries]
+    assert (min(sizes), max(sizes)) == (1, app.MAX_ITEMS)
+    assert np.median(sizes) == pytest.approx(90, rel=0.2)
+    assert all(len(set(query["items"])) == len(query["items"]) for query in queries)
+
+
 # --- the world -----------------------------------------------------------------------------------
 
 
@@ -121,7 +130,7 @@ def test_random_weights_are_the_same_each_time_and_leave_torch_alone():
     assert torch.rand(1) == expected
 
 
-def test_default_weights_are_trained_once_measured_and_found_again(cache, monkeypatch):
+def test_weights_are_trained_once_measured_and_found_again(cache, no_network, monkeypatch):
     monkeypatch.setattr(data, "interactions", _little(data.interactions()))
     monkeypatch.setitem(train.EPOCHS, "ncf", 1)
     trained = Recommender("ncf", threads=1)
@@ -129,13 +138,31 @@ def test_default_weights_are_trained_once_measured_and_found_again(cache, monkey
     assert 0 < rate < 1
     monkeypatch.setattr(train, "train", None)  # it cannot be trained again
     query = Recommender.example_input(50)
-    again = Recommender("ncf")
-    assert again([query]) == trained([query]) != Recommender("ncf", "none", threads=1)([query])
+    for weights in (None, "download", "local"):
+        again = Recommender("ncf", weights)
+        assert again([query]) == trained([query]) != Recommender("ncf", "none", threads=1)([query])
+    assert no_network == []
     (file,) = cache.glob("recommender/*/ncf.pt")
     for path in (file, file.parent):  # a file, and a folder with it
         assert Recommender("ncf", path)([query]) == trained([query])
     with pytest.raises(ValueError, match=r"weights: .*ncf.pt' is not a state dict of wide_deep"):
         Recommender("wide_deep", file)
+
+
+def test_local_weights_that_were_never_trained_are_named_with_what_to_do(cache, monkeypatch):
+    monkeypatch.setattr(train, "train", lambda name: pytest.fail("trained"))
+    monkeypatch.setenv("RAY_SLO_WEIGHTS", "local")
+    with pytest.raises(ValueError) as caught:
+        Recommender("ncf")
+    file = train.cache_folder() / "ncf.pt"
+    assert str(caught.value) == (
+        f"weights: got 'local', but '{file}' is not there; make it with python -m "
+        "deployments.recommender.train, or say 'download' (trains it), 'none' (random) or a path, "
+        "as the argument weights or in RAY_SLO_WEIGHTS"
+    )
+    monkeypatch.setenv("RAY_SLO_WEIGHTS", "none")
+    query = Recommender.example_input(50)
+    assert Recommender("ncf")([query]) == Recommender("ncf", "none")([query])
 
 
 def _little(whole: data.Interactions):
@@ -146,7 +173,14 @@ def _little(whole: data.Interactions):
     ("kwargs", "message"),
     [
         ({"network": "dlrm"}, "network: got 'dlrm', wanted one of ncf, wide_deep"),
-        ({"weights": "nowhere.pt"}, "weights: got 'nowhere.pt', .*'default' .trained here, once.,"),
+        (
+            {"weights": "nowhere.pt"},
+            "weights: got 'nowhere.pt', .*'download' .as local, and trains",
+        ),
+        (
+            {"weights": "default"},
+            "weights: got 'default', wanted 'none' .random., 'local' .*'download'",
+        ),
         ({"weights": __file__}, "weights: .* is not what torch.save"),
         ({"weights": str(ROOT)}, "weights: .*wide_deep.pt' is not what torch.save"),
         ({"threads": 0}, "threads: got 0, wanted a whole number from 1"),

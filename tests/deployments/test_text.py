@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from deployments.text import Entailment, app, variants
+from deployments.text import Entailment, app, payloads, variants
 from ray_slo.models import text
 from ray_slo.serve.spec import parse_spec
 
@@ -42,6 +42,15 @@ def test_bad_input_is_refused_with_the_field(item, message):
     with pytest.raises(ValueError) as caught:
         Entailment.preprocess(item)
     assert str(caught.value).startswith(message)
+
+
+def test_payloads_are_pairs_with_labels_of_the_family():
+    pairs, labels = payloads()
+    assert len(pairs) == len(labels) == 24
+    assert set(labels) == set(text.LABELS)
+    assert len({Entailment.preprocess(pair) for pair in pairs}) == 24
+    lengths = [len(pair["premise"]) for pair in pairs]
+    assert max(lengths) > 20 * min(lengths)  # from a word to what fills a batch with padding
 
 
 def test_the_batch_method_asks_the_network_it_is_handed():

@@ -13,8 +13,10 @@ import pytest
 import yaml
 from PIL import Image
 
+from deployments.imagenet import pictures
 from deployments.traffic import Detect, Faces, Vehicles, app, boxes, detection, detectors
 from ray_slo.models import vision
+from ray_slo.serve.recorded import load_payloads
 from ray_slo.serve.spec import parse_spec
 from ray_slo.serve.tree import Tree, Visit
 
@@ -145,6 +147,12 @@ def test_photographs_are_pictures_of_a_package():
     pytest.importorskip("skimage", reason="no scikit-image: pip install 'ray-slo[traffic]'")
     shapes = [Detect.preprocess(photograph).shape for photograph in app.photographs()]
     assert len(shapes) == 5 and all(min(shape[:2]) >= 300 for shape in shapes)
+
+
+def test_payloads_without_scikit_image_say_what_to_install(monkeypatch):
+    monkeypatch.setattr(pictures, "find_spec", lambda name: None)
+    with pytest.raises(ValueError, match=r"payload: deployments\.traffic:payloads: .*pip install"):
+        load_payloads("deployments.traffic:payloads")
 
 
 # --- the tree ------------------------------------------------------------------------------------
@@ -288,6 +296,26 @@ def test_weights_of_a_file_are_looked_through(ssdlite, tmp_path):
     (seen,) = loaded([coordinates()])
     assert len(seen) == detection.MOST
     assert seen[0]["label"] == loaded.categories[int(got["labels"][0])]
+
+
+def test_published_weights_in_the_cache_are_looked_through(
+    ssdlite, tmp_path, no_network, monkeypatch
+):
+    import torch
+
+    monkeypatch.setattr(torch.hub, "_hub_dir", str(tmp_path))
+    file = tmp_path / "checkpoints" / "ssdlite320_mobilenet_v3_large_coco-a79551df.pth"
+    with pytest.raises(ValueError, match=rf"weights: got 'local', but '{file}' is not there; get"):
+        detection.load(ssdlite.name, "local", "cpu")
+    file.parent.mkdir()
+    torch.save(ssdlite.network.state_dict(), file)
+    for weights in ("local", "download", None):
+        loaded = detection.load(ssdlite.name, weights, "cpu")
+        assert not loaded.made_up
+        assert loaded([coordinates()]) == [[]]
+    monkeypatch.setenv("RAY_SLO_WEIGHTS", "none")
+    assert detection.load(ssdlite.name, device="cpu").made_up
+    assert no_network == []
 
 
 def test_variants_carry_names_accuracies_factors_and_arguments(torchvision):

@@ -402,6 +402,7 @@ def test_compiled_modules_are_refused_and_compiled_blocks_left_whole():
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is")  # deprecated from torch 2.15 on
 def test_scripted_modules_are_refused(real_time):
     scripted = torch.jit.script(nn.Linear(2, 2))
     with pytest.raises(ValueError, match=r"scripted by torch\.jit"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import time
 
 import pytest
 
@@ -178,7 +179,19 @@ def test_folders_that_do_not_hold_the_network_are_refused(saved, tmp_path):
     refused(r"'.*bert-tiny' holds no tokenizer \(tokenizer\.json or vocab\.txt\)")
 
 
-def test_the_published_encoder_is_asked_for_by_its_name(transformers, saved, monkeypatch, caplog):
+@pytest.fixture
+def hub(tmp_path, monkeypatch):
+    """The place of bert-tiny in an empty cache of Hugging Face."""
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    return tmp_path / "models--google--bert_uncased_L-2_H-128_A-2"
+
+
+def test_the_published_encoder_is_asked_for_by_its_name(
+    transformers, hub, saved, monkeypatch, caplog
+):
+    monkeypatch.setattr(text, "_reach", lambda checkpoint: None)
     asked = []
     real = transformers.BertForSequenceClassification.from_pretrained.__func__
 
@@ -201,14 +214,56 @@ def test_the_published_encoder_is_asked_for_by_its_name(transformers, saved, mon
     assert loaded.labels == list(text.LABELS)
 
 
-def test_a_failed_download_says_what_else_there_is(transformers, monkeypatch):
-    def unreachable(*_, **__):
-        raise OSError("We couldn't connect. Try again.\nLong advice")
-
-    monkeypatch.setattr(transformers.BertForSequenceClassification, "from_pretrained", unreachable)
+def test_a_failed_download_is_said_at_once_with_what_else_there_is(transformers, hub, no_network):
+    start = time.monotonic()
     with pytest.raises(RuntimeError) as caught:
         text.load("bert-tiny")
     assert str(caught.value) == (
         "weights: cannot get google/bert_uncased_L-2_H-128_A-2 from the Hugging Face hub "
-        "(We couldn't connect); give weights: <path> or none"
+        f"(no network); copy {hub} from a machine that has it, or say 'none' (random) or a path, "
+        "as the argument weights or in RAY_SLO_WEIGHTS"
     )
+    assert no_network
+    assert time.monotonic() - start < 10  # the hub's client alone waits 23 s between its tries
+
+
+@pytest.mark.parametrize("weights", ["local", "download"])
+@pytest.mark.parametrize("published_as", ["safetensors", "bin and vocab.txt"])
+def test_a_cached_encoder_is_read_without_the_network(
+    tiny, hub, no_network, monkeypatch, weights, published_as
+):
+    import torch
+
+    snapshot = hub / "snapshots" / ("a" * 40)
+    tiny.network.bert.save_pretrained(snapshot)
+    (hub / "refs").mkdir()
+    (hub / "refs" / "main").write_text("a" * 40)
+    if published_as == "safetensors":
+        tiny.tokenizer.save_pretrained(snapshot)
+    else:
+        (snapshot / "model.safetensors").unlink()
+        torch.save(tiny.network.bert.state_dict(), snapshot / "pytorch_model.bin")
+        (snapshot / "vocab.txt").write_text("\n".join(text._vocabulary()))
+    monkeypatch.setenv("RAY_SLO_WEIGHTS", weights)
+    loaded = text.load("bert-tiny", device="cpu")
+    assert no_network == []
+    assert loaded.labels == list(text.LABELS)
+    first, second = (network.bert.pooler.dense.weight for network in (loaded.network, tiny.network))
+    assert torch.equal(first, second)
+    assert len(loaded(PAIRS)) == 2
+
+
+def test_a_local_encoder_that_is_not_there_is_named_with_what_to_do(transformers, hub, no_network):
+    with pytest.raises(ValueError) as caught:
+        text.load("bert-tiny", "local")
+    assert str(caught.value) == (
+        f"weights: got 'local', but '{hub}' is not there; get google/bert_uncased_L-2_H-128_A-2 "
+        "from the Hugging Face hub, or say 'download', 'none' (random) or a path, as the argument "
+        "weights or in RAY_SLO_WEIGHTS"
+    )
+    (hub / "snapshots" / ("a" * 40)).mkdir(parents=True)
+    (hub / "refs").mkdir()
+    (hub / "refs" / "main").write_text("a" * 40)
+    with pytest.raises(ValueError, match=r"weights: got 'local', but '.*' cannot be read \(.*\);"):
+        text.load("bert-tiny", "local")
+    assert no_network == []

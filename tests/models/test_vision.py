@@ -201,14 +201,93 @@ def test_files_that_do_not_hold_the_network_are_refused(models, tmp_path):
     refused(r"'.*resnet34\.pth' is not a state dict of resnet34: Missing key\(s\)")
 
 
-def test_a_failed_download_says_what_else_there_is(models, tmp_path, monkeypatch):
+@pytest.fixture
+def checkpoints(tmp_path, monkeypatch):
+    """torchvision's cache, empty."""
     monkeypatch.setattr(torch.hub, "_hub_dir", str(tmp_path))
+    return tmp_path / "checkpoints"
 
-    def unreachable(*_, **__):
-        raise OSError("no network")
 
-    monkeypatch.setattr(torch.hub, "download_url_to_file", unreachable)
+@pytest.mark.parametrize(
+    ("name", "file", "options"),
+    [
+        ("resnet18", "resnet18-f37072fd.pth", {}),
+        (
+            "googlenet",  # published with auxiliary heads
+            "googlenet-1378be20.pth",
+            {"aux_logits": True, "init_weights": False, "transform_input": True},
+        ),
+    ],
+)
+@pytest.mark.parametrize("weights", ["local", "download"])
+def test_published_weights_in_the_cache_are_read_without_the_network(
+    models, checkpoints, no_network, weights, name, file, options
+):
+    torch.manual_seed(3)
+    network = models.get_model(name, **options).eval()
+    checkpoints.mkdir()
+    torch.save(network.state_dict(), checkpoints / file)
+    batch = torch.randn(1, 3, 96, 96)
+    loaded = vision.load(name, weights=weights, device="cpu").network
+    with torch.inference_mode():
+        torch.testing.assert_close(loaded(batch), network(batch))
+    assert no_network == []
+
+
+def test_local_weights_that_are_not_there_are_named_with_what_to_do(
+    models, checkpoints, no_network, monkeypatch
+):
+    def refused(*weights):
+        with pytest.raises(ValueError) as caught:
+            vision.load("resnet18", *weights)
+        assert str(caught.value) == (
+            f"weights: got 'local', but '{checkpoints}/resnet18-f37072fd.pth' is not there; get it "
+            "from https://download.pytorch.org/models/resnet18-f37072fd.pth, or say 'download', "
+            "'none' (random) or a path, as the argument weights or in RAY_SLO_WEIGHTS"
+        )
+
+    refused("local")
+    monkeypatch.setenv("RAY_SLO_WEIGHTS", "local")
+    refused()
+    assert no_network == [] and not checkpoints.exists()
+
+
+def test_a_missing_file_is_fetched_once(models, checkpoints, monkeypatch):
+    network = models.resnet18().eval()
+    fetched = []
+
+    def fetch(url, file):
+        fetched.append(url)
+        file.parent.mkdir()
+        torch.save(network.state_dict(), file)
+
+    monkeypatch.setattr(vision, "fetch", fetch)
+    batch = torch.randn(1, 3, 64, 64)
+    for _ in range(2):
+        loaded = vision.load("resnet18", device="cpu").network
+        with torch.inference_mode():
+            torch.testing.assert_close(loaded(batch), network(batch))
+    assert fetched == ["https://download.pytorch.org/models/resnet18-f37072fd.pth"]
+
+
+def test_a_failed_download_is_said_at_once_with_what_else_there_is(models, checkpoints, no_network):
     with pytest.raises(RuntimeError) as caught:
         vision.load("resnet18")
-    assert "resnet18-f37072fd.pth (no network)" in str(caught.value)
-    assert f"{tmp_path}/checkpoints" in str(caught.value)
+    assert "resnet18-f37072fd.pth (<urlopen error no network>)" in str(caught.value)
+    assert f"put the file into {checkpoints}, or say 'none' (random)" in str(caught.value)
+    assert "RAY_SLO_WEIGHTS" in str(caught.value)
+    assert len(no_network) == 1
+
+
+@pytest.mark.parametrize("weights", ["local", "download"])
+def test_a_cached_file_that_cannot_be_read_is_named(models, checkpoints, no_network, weights):
+    checkpoints.mkdir()
+    (checkpoints / "resnet18-f37072fd.pth").write_bytes(b"hello")
+    with pytest.raises(RuntimeError, match=r"cannot read '.*resnet18-f37072fd\.pth' .* delete it"):
+        vision.load("resnet18", weights)
+
+
+def test_the_environment_decides_for_a_network(models, caplog, no_network, monkeypatch):
+    monkeypatch.setenv("RAY_SLO_WEIGHTS", "none")
+    vision.load("resnet18", device="cpu")
+    assert "resnet18 has random weights" in caplog.text and no_network == []

@@ -310,6 +310,17 @@ def test_variants_change_the_version():
             variants(load="ray_slo.models.text:load", kwargs={"name": "bert-huge"}),
             "models.m.variants.deep: name: got 'bert-huge', wanted one of bert-tiny, bert-mini,",
         ),
+        *(
+            (
+                variants(load=load, kwargs={"name": name, "weights": "default"}),
+                "models.m.variants.deep: weights: got 'default', wanted 'none' (random), 'local' (",
+            )
+            for load, name in (
+                ("ray_slo.models.text:load", "bert-tiny"),
+                ("ray_slo.models.vision:load", "resnet18"),
+                ("deployments.traffic.detection:load", "ssdlite320_mobilenet_v3_large"),
+            )
+        ),
         (
             variants(load="deployments.ocr:load_detector", args=["det1"]),
             "models.m.variants.deep: variant: got 'det1', wanted one of det320,",
