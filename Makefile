@@ -10,9 +10,12 @@ TORCH_TESTS := tests/models tests/deployments tests/live/test_torch_configs.py
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 # Ray's usage statistics need a network; a local trial has none to give.
 export RAY_USAGE_STATS_ENABLED = 0
+# One machine, so Ray's own processes listen on loopback only. Ray's switch for that has the name of
+# the systems where it is off by default.
+export RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER = 0
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo serve test test-fast test-torch check format docs benchmarks soak clean
+.PHONY: help setup demo serve run test test-fast test-torch check format docs benchmarks soak clean
 
 help:  ## list the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -40,6 +43,10 @@ demo: $(STAMP)  ## serve real digits four ways, print the table, write out/demo/
 
 serve: $(STAMP)  ## leave the digits application running on http://127.0.0.1:8000
 	$(BIN)/python -m deployments.digits.serve
+
+CONFIG ?= configs/digits-variants.yaml
+run: $(STAMP)  ## serve a config on this machine alone: make run CONFIG=configs/digits-ramsis.yaml
+	$(BIN)/serve run $(CONFIG)
 
 # Live tests mostly wait for processes, the others compute: side by side they take half as long. The
 # niceness is because Ray gives its workers 15.

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.asked import ASKED
-from benchmarks.programs import PROGRAMS
+from benchmarks.programs import PROGRAMS, is_live
 from benchmarks.results import FOLDER, load
 from benchmarks.rows import number
 
@@ -47,7 +47,7 @@ def page(folder: Path = FOLDER) -> str:
 
 
 def _system(name: str) -> str:
-    if name.startswith("live-"):
+    if is_live(name):
         return "Live"
     source = PROGRAMS[name][1]
     named = [s for s in SYSTEMS if name.startswith(s.lower()) or source.startswith(s)]

@@ -3,6 +3,12 @@ have its own `plot(rows, directory) -> list[Path]`."""
 
 from __future__ import annotations
 
+
+def is_live(name: str) -> bool:
+    """Whether a program starts Ray and takes its time."""
+    return name.startswith("live-") or name == "shipped"
+
+
 # name: (module, source, what it shows)
 PROGRAMS: dict[str, tuple[str, str, str]] = {
     "simulator-throughput": (
@@ -349,6 +355,11 @@ PROGRAMS: dict[str, tuple[str, str, str]] = {
         "benchmarks.live_pipeline",
         "Loki Figure 5",
         "live on Ray Serve, real pages: demand goes up and down, workers and variants follow",
+    ),
+    "shipped": (
+        "benchmarks.shipped",
+        "ray-slo",
+        "live on Ray Serve: every file of configs/ that serves: start, answers, refusals, memory",
     ),
     "live-soak": (
         "benchmarks.live_soak",

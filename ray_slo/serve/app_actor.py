@@ -188,8 +188,11 @@ class Follower(Generic[W]):
         """What the worker tells of itself."""
         raise NotImplementedError
 
-    async def _first(self, wanted: W) -> None:
-        """Do it for the first time; what is raised here ends the worker."""
+    async def _first(self, wanted: W) -> bool:
+        """Do it for the first time; what is raised here ends the worker.
+
+        Returns whether the worker can begin to serve; else it does what is wanted next, first.
+        """
         raise NotImplementedError
 
     async def _do(self, wanted: W) -> None:
@@ -197,20 +200,24 @@ class Follower(Generic[W]):
         raise NotImplementedError
 
     async def begin(self) -> None:
-        """Do what is wanted first; returns when that is done.
+        """Do what is wanted first; returns when the worker can serve.
 
         Raises:
             Exception: of `_first`.
         """
-        wanted = None
-        while wanted is None:
-            wanted = await self._ask()
-        first = asyncio.ensure_future(self._first(wanted))
-        while not first.done():
-            asking = asyncio.ensure_future(self._ask())  # or we are taken for dead
-            await asyncio.wait({first, asking}, return_when=asyncio.FIRST_COMPLETED)
-            asking.cancel()
-        await first
+        wanted, ready = None, False
+        while not ready:
+            while wanted is None:
+                wanted = await self._ask()
+            first = asyncio.ensure_future(self._first(wanted))
+            wanted = None
+            while not first.done():
+                asking = asyncio.ensure_future(self._ask())  # or we are taken for dead
+                await asyncio.wait({first, asking}, return_when=asyncio.FIRST_COMPLETED)
+                if asking.done():
+                    wanted = asking.result() or wanted
+                asking.cancel()
+            ready = await first
 
     async def follow(self) -> None:
         """Do what is wanted, for ever."""

@@ -57,6 +57,7 @@ from ray_slo.serve.metrics import FrontendMetrics
 from ray_slo.serve.plan_channel import PlanReporter
 from ray_slo.serve.protos import DescribeReply, InferReply
 from ray_slo.serve.quoting import clipped, quoted
+from ray_slo.serve.replica_port import listen_on_node_only
 from ray_slo.serve.request_context import MAX_LATENCY_MS
 from ray_slo.serve.scheduler import FEW_SAMPLES, Quantile
 from ray_slo.serve.spec import AppSpec, VariantRef, worker_deployment
@@ -190,6 +191,7 @@ class Frontend:
     async def __init__(  # type: ignore[misc]
         self, spec: AppSpec, workers: dict[str, Any]
     ) -> None:
+        listen_on_node_only()
         self._spec = spec
         self._variants = spec.variants()
         self._policy = tracing.name_of(spec.policy.name)
@@ -987,6 +989,8 @@ class Frontend:
                     return
                 if self._meeting.done() and self._meeting.exception() is not None:
                     self._meeting = self._loop.create_task(self._meet_workers())
+                if self._plan is not None:
+                    self._startup.plan_says(self._plan.shortfall)
                 states = await self._loop.run_in_executor(None, worker_states, self._app, kinds)
                 self._startup.deployments(states)
             except Exception as error:

@@ -300,7 +300,7 @@ class Membership(Follower[Wanted]):
             self._spec.fingerprint,
         )
 
-    async def _first(self, wanted: Wanted) -> None:
+    async def _first(self, wanted: Wanted) -> bool:
         models = [ref.model for ref in self._spec.variants().values()]
         self._worker.will_load(sum(model in wanted.models for model in models))
         for model in wanted.models:
@@ -308,6 +308,7 @@ class Membership(Follower[Wanted]):
             self._loaded.add(model)
         self._group = wanted.group
         await self._worker.join(self._link_to(wanted.group))
+        return True
 
     async def _do(self, wanted: Wanted) -> None:
         models = set(wanted.models)

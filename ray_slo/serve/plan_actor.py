@@ -339,7 +339,9 @@ class PlanActor(AppActor):
                 logger.info("arguments of the planner: %s", dict(says.tuned))
         age_s = None if self._planned_at is None else now - self._planned_at
         known = self._frontends.get(says.client)
-        hears = FrontendHears(age_s, self._replicas(), None, self._counted(), self._error)
+        why = [text for text, _ in self._avoided.values()] if self._error else []
+        shortfall = "; ".join(filter(None, [self._error, *dict.fromkeys(why)])) or None
+        hears = FrontendHears(age_s, self._replicas(), None, self._counted(), shortfall)
         if age_s is None or known is None or now - known.told_at < _REMIND_S:
             return hears
         known.told_at = now

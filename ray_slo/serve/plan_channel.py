@@ -193,19 +193,25 @@ class PlanFollower(Follower[Wanted]):
         self._ready = True
         await super().follow()
 
-    async def _first(self, wanted: Wanted) -> None:
+    async def _first(self, wanted: Wanted) -> bool:
         self._worker.will_load(len(wanted.keep))
         await self._do(wanted)
-        if wanted.assigned is None:  # it is to serve all tasks
+        if wanted.assigned is None:
             served = {self._refs[key].model for key in self._worker.offered}
             for key, error in self._raised.items():
-                if self._refs[key].model not in served:
-                    raise error
+                task = self._refs[key].model
+                if task in served:
+                    continue
+                if {v for v, ref in self._refs.items() if ref.model == task} <= {*wanted.keep}:
+                    raise error  # none of its variants can be loaded
+                return False  # the planner hears of it, and wants something else
         self._worker.check_slo()
+        return True
 
     async def _do(self, wanted: Wanted) -> None:
         keep, worker = dict.fromkeys(wanted.keep), self._worker
         self._errors = {v: e for v, e in self._errors.items() if v in keep}
+        self._raised = {v: e for v, e in self._raised.items() if v in keep}
         missing = [v for v in keep if v not in worker.offered]
         extra = worker.offered - keep.keys()
         if missing and extra and not self._make_first:

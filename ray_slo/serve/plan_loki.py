@@ -10,17 +10,18 @@ Beside `loki.Problem`'s arguments, `planner.kwargs` differ in two defaults: `hea
 reload networks for nothing.
 
 What workers do without a plan. A variant whose latency nobody knows (no file, not measured by any
-worker) has to be measured before there can be a plan: at first, every worker loads all variants,
-which then serve whatever comes. Later workers load what the plan says, and one of them what could
-not be loaded before. Where there are fewer workers than tasks, nobody is assigned anything, and
-each has the plan's variants for all tasks. Where no plan serves anything, the best that can be
-served is planned (`planning.best_effort`).
+worker) has to be measured before there can be a plan: the first workers share the variants out, and
+serve whatever comes with those that they have. Later workers load what the plan says, and one of
+them what could not be loaded before. Where there are fewer workers than tasks, nobody is assigned
+anything, and each has the plan's variants for all tasks. Where no plan serves anything, the best
+that can be served is planned (`planning.best_effort`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import replace
+from itertools import zip_longest
 from typing import Any, NamedTuple
 
 from ray_slo.core import LatencyProfile
@@ -66,6 +67,7 @@ class LokiBrain:
         self._job: Job | None = None
         self._solved: Plans | None = None
         self._told: dict[str, str] = {}  # variant by worker, also while it loads
+        self._measures: dict[str, tuple[str, ...]] = {}  # variants by worker, before a plan
         self._files = _from_files(spec)
 
     @property
@@ -78,6 +80,7 @@ class LokiBrain:
         self._spec, self._pipeline, self._planner = spec, spec.pipeline, spec.planner
         self._kind, worker = next(iter(spec.workers.items()))
         self._most = worker.most_replicas
+        self._first_workers = worker.num_replicas
         self._scales = worker.scales
         self._task_of = {key: ref.model for key, ref in spec.variants().items()}
 
@@ -184,10 +187,11 @@ class LokiBrain:
     def wanted(self, seen: Seen, hopeless: bool) -> dict[str, Wanted]:
         unknown = self._unknown(seen)
         if self._solved is None:
-            # Those that run something (for a planner that is no more) go on with it.
-            new = [w for w, says in seen.workers.items() if not says.assigned and not says.loaded]
-            new = list(seen.workers) if hopeless and not self._runs(seen) else new
-            return dict.fromkeys(new, self._all(seen)) if unknown or hopeless else {}
+            if hopeless:
+                # Those that run something (for a planner that is no more) go on with it.
+                idle = {w: says for w, says in seen.workers.items() if not says.loaded}
+                return dict.fromkeys(idle if self._runs(seen) else seen.workers, self._all(seen))
+            return self._to_measure(seen, unknown)
         plan, serving = best(self._solved.now), seen.serving
         staying = serving
         if self._scales:  # Serve takes the youngest away, so the others must do
@@ -221,12 +225,46 @@ class LokiBrain:
             answer[worker] = answer[worker]._replace(keep=tuple(keep))
         return answer
 
+    def _to_measure(self, seen: Seen, unknown: list[str]) -> dict[str, Wanted]:
+        """Share out what nobody has measured among the workers; who is done takes one more."""
+        shares = {
+            w: tuple(v for v in variants if not self._avoids(seen, v))
+            for w, variants in self._measures.items()
+            if w in seen.workers
+        }
+        taken = {v for variants in shares.values() for v in variants}
+        free = [v for v in self._in_turn(unknown) if v not in taken]
+        for worker, says in seen.workers.items():
+            if says.assigned is not None:  # by a planner that is no more
+                continue
+            if worker not in shares and not says.loaded:
+                others = max(self._first_workers, len(seen.workers)) - len(shares)
+                count = -(-len(free) // max(others, 1))
+                shares[worker], free = tuple(free[:count]), free[count:]
+            elif (mine := set(shares.get(worker, ()))) <= says.loaded and free:
+                shares[worker] = (*sorted(says.loaded | mine), free.pop(0))
+        self._measures = shares
+        return {w: Wanted(None, variants) for w, variants in shares.items() if variants}
+
+    def _in_turn(self, variants: list[str]) -> list[str]:
+        """One of every task, then the next ones, so that any few serve many tasks."""
+        of_task: dict[str, list[str]] = {}
+        for variant in variants:
+            of_task.setdefault(self._task_of[variant], []).append(variant)
+        rows = zip_longest(*of_task.values())
+        return [variant for row in rows for variant in row if variant is not None]
+
     @staticmethod
     def _runs(seen: Seen) -> bool:
         return any(says.assigned for says in seen.workers.values())
 
     def _all(self, seen: Seen) -> Wanted:
-        return Wanted(None, tuple(v for v in self._task_of if not self._avoids(seen, v)))
+        """All that can be loaded, and all of a task of which nothing can: who cannot either, ends,
+        and says why."""
+        usable = {v for v in self._task_of if not self._avoids(seen, v)}
+        tasks = {self._task_of[v] for v in usable}
+        keep = (v for v, task in self._task_of.items() if v in usable or task not in tasks)
+        return Wanted(None, tuple(keep))
 
     def _shared(self, says: WorkerSays, seen: Seen) -> Wanted:
         """For a worker that has to serve all tasks: the plan's variants, beside what it has if the

@@ -75,6 +75,7 @@ class Startup:
         self._served: frozenset[str] = frozenset()
         self._heard: dict[str, tuple[Progress, float]] = {}
         self._deployments: Mapping[str, Deployment] = {}
+        self._shortfall: str | None = None
         self.complete = False
 
     def heard(self, progress: Progress, now: float) -> None:
@@ -90,6 +91,10 @@ class Startup:
         """By kind of worker."""
         self._deployments = states
 
+    def plan_says(self, shortfall: str | None) -> None:
+        """What the planner cannot have served, and why."""
+        self._shortfall = shortfall
+
     def refusal(self, offer: str, now: float) -> NotReady | None:
         """Why a request would wait in vain; None where a worker can take it, or will in a moment:
         all are up, and nobody says that he is still loading."""
@@ -97,7 +102,7 @@ class Startup:
         if not missing:
             return None
         progress = self._progress(now)
-        failing = [d for d in self._deployments.values() if d.message]
+        failing = self._shortfall or any(d.message for d in self._deployments.values())
         if not progress and not failing and any(d.running for d in self._deployments.values()):
             return None
         failed = any(d.failed for d in self._deployments.values())
@@ -119,6 +124,8 @@ class Startup:
         messages = [d.message for d in self._deployments.values() if d.message]
         tries = [str(p) for p in progress if p.failed is None]
         errors = [str(p) for p in progress if p.failed is not None]
+        if self._shortfall:
+            messages.append(self._shortfall)
         if not self._details and (messages or errors):
             return "loading failed; the log of the application says why"
         said = list(dict.fromkeys([*messages, *(errors if not messages else ()), *tries]))

@@ -38,6 +38,7 @@ from ray_slo.serve.messages import BatchReport, Heartbeat, Piece, PieceResult
 from ray_slo.serve.metrics import WorkerMetrics
 from ray_slo.serve.plan_channel import PlanFollower
 from ray_slo.serve.quoting import clipped
+from ray_slo.serve.replica_port import listen_on_node_only
 from ray_slo.serve.scheduler_actor import this_node
 from ray_slo.serve.spec import AppSpec, ModelSpec, VariantRef, VariantSpec, worker_deployment
 from ray_slo.serve.startup import Progress
@@ -118,6 +119,7 @@ class Worker:
     async def __init__(  # type: ignore[misc]
         self, spec: AppSpec, kind: str, frontend: str
     ) -> None:
+        listen_on_node_only()
         self._spec = spec
         self._kind = kind
         self._preempts = spec.policy.preempts
@@ -285,13 +287,14 @@ class Worker:
         await self._announce()
 
     def check_slo(self) -> None:
-        """Refuse an SLO that no variant of a model can meet, of those that are loaded.
+        """Refuse an SLO that no variant of a model can meet, where all of them are loaded.
 
         Raises:
             ConfigError: names the model and its fastest variant.
         """
         for name, model in self._spec.models.items():
-            keys = [key for key in self._keys(name) if key in self._offered]
+            if not set(keys := self._keys(name)) <= self._offered:
+                continue
             times = {self._variants[key].profile.profile.latency(1): key for key in keys}
             if times and min(times) > model.latency_slo_ms / 1e3:
                 raise ConfigError(

@@ -11,7 +11,7 @@ from multiprocessing import get_context
 import pytest
 
 from benchmarks.__main__ import SKIPPED, main
-from benchmarks.programs import PROGRAMS
+from benchmarks.programs import PROGRAMS, is_live
 
 
 def test_lists_every_program(capsys):
@@ -99,7 +99,7 @@ def test_from_a_shell():
 
 
 # Live programs start a Ray of their own and load it for a minute: tests/live covers what they use.
-SIMULATED = [name for name in PROGRAMS if not name.startswith("live-")]
+SIMULATED = [name for name in PROGRAMS if not is_live(name)]
 
 
 @pytest.mark.parametrize("name", SIMULATED)

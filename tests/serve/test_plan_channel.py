@@ -118,6 +118,24 @@ def test_a_worker_that_cannot_serve_a_task_at_first_ends():
     follow(Worker("large"), OLD, first=True)  # the plan will do without
 
 
+def test_a_worker_that_cannot_load_its_share_of_a_task_waits_for_other_orders():
+    """Another worker may have another variant of that task."""
+    worker = Worker("large")
+    follower = PlanFollower(spec_of(), "app#frontend", "default", worker)
+    orders = [Wanted(None, ("det", "large")), Wanted(None, ("det",))]
+    heard = []
+
+    async def ask():
+        heard.append(follower._says())
+        await asyncio.sleep(0.1)
+        return orders.pop(0) if orders else None
+
+    follower._ask = ask
+    clock.run(follower.begin())
+    assert worker.diary == ["load det", "check"]
+    assert any("large" in says.errors for says in heard)
+
+
 def test_a_frontend_counts_and_reminds_a_new_actor(monkeypatch):
     monkeypatch.setattr(plan_channel, "_REPORT_S", 0.01)
     monkeypatch.setattr(plan_channel, "AGAIN_S", 0.01)

@@ -67,6 +67,40 @@ def test_the_first_workers_load_what_nobody_has_measured():
     assert brain.target("default") is None
 
 
+def test_the_first_workers_share_out_what_nobody_has_measured():
+    brain = LokiBrain(spec_of(num_replicas=2))
+    first = brain.wanted(seen_of(says("a"), without=ALL), False)
+    assert {w: x.keep for w, x in first.items()} == {"a": ("det", "large")}
+    both = brain.wanted(seen_of(says("a"), says("b"), without=ALL), False)
+    assert {w: x.keep for w, x in both.items()} == {"a": ("det", "large"), "b": ("small",)}
+    # A third one has nothing to measure, and waits for a plan.
+    assert set(brain.wanted(seen_of(says("a"), says("b"), says("c"), without=ALL), False)) == {
+        "a",
+        "b",
+    }
+
+
+def test_who_is_done_measures_what_was_left_for_a_worker_that_never_came():
+    brain = LokiBrain(spec_of(num_replicas=3))
+    assert brain.wanted(seen_of(says("a"), without=ALL), False)["a"].keep == ("det",)
+    done = seen_of(says("a", ["det"]), without=("large", "small"))
+    assert brain.wanted(done, False)["a"].keep == ("det", "large")
+    done = seen_of(says("a", ["det", "large"]), without=("small",))
+    assert set(brain.wanted(done, False)["a"].keep) == set(ALL)
+
+
+def test_what_a_worker_took_along_or_could_not_load_is_shared_out_again():
+    brain = LokiBrain(spec_of(num_replicas=2))
+    brain.wanted(seen_of(says("a"), says("b"), without=ALL), False)
+    left = brain.wanted(seen_of(says("b", ["small"]), without=("det", "large")), False)
+    assert left["b"].keep == ("small", "det")
+    left = brain.wanted(seen_of(says("b"), without=ALL, avoided=["small", "det"]), False)
+    assert left["b"].keep == ("large",)
+    # Of a task that nobody can load anything of, workers are told all, and end.
+    hopeless = seen_of(says("b"), without=ALL, avoided=["det"])
+    assert set(brain.wanted(hopeless, True)["b"].keep) == set(ALL)
+
+
 def test_known_profiles_are_planned_with_at_once_also_those_of_files(tmp_path):
     seen = seen_of(says("w"))
     assert LokiBrain(spec_of()).wanted(seen, False) == {}  # there will be a plan in a moment
