@@ -48,7 +48,7 @@ ALONE = [
 class Synthetic(NamedTuple):
     """Equal models with ℓ(b) = alpha_ms · b + beta_ms on a shared pool; shape 1 is Poisson."""
 
-    count: int
+    copies: int
     alpha_ms: float
     beta_ms: float
     slo_ms: float
@@ -57,15 +57,15 @@ class Synthetic(NamedTuple):
 
     def __str__(self) -> str:
         return (
-            f"{self.count} of α {self.alpha_ms:g} β {self.beta_ms:g} ms, {self.slo_ms:g} ms, "
-            f"{self.gpus} GPUs, Γ({self.shape:g})"
+            f"{self.copies} models, α {self.alpha_ms:g} β {self.beta_ms:g} ms, "
+            f"SLO {self.slo_ms:g} ms, {self.gpus} GPUs, Γ({self.shape:g})"
         )
 
     @property
     def models(self) -> list[ZooModel]:
-        """`count` models, equal but for their names."""
+        """`copies` models, equal but for their names."""
         return [
-            ZooModel(f"m{i}", self.alpha_ms, self.beta_ms, self.slo_ms) for i in range(self.count)
+            ZooModel(f"m{i}", self.alpha_ms, self.beta_ms, self.slo_ms) for i in range(self.copies)
         ]
 
 
