@@ -11,6 +11,12 @@ distributions; at high load a large portion of Clockwork's and of Nexus' request
 SLO, and SHEPHERD's are distributed more evenly. In figures of our own: "near the SLO" is the share
 of the answered requests that took more than 80 % of it; "unevenness" is the largest distance
 between the CDF and that of latencies spread evenly from 0 to the SLO (0 %: as even as can be).
+
+Where ours differ. At low load most are far from the SLO, but not alike: SHEPHERD runs the largest
+batch first and Clockwork the earliest required start, which it commits 10 ms ahead. At high load
+SHEPHERD's answers come early rather than evenly under MAF-stable, as the models whose full batches
+are quickest win at any time: "of the quickest" is the share of the answers that the 3 quickest of
+the 16 models give. Under bursts other models have their turn, and the distribution is more even.
 """
 
 from __future__ import annotations
@@ -29,11 +35,14 @@ PERCENTILES = (1, *range(5, 100, 5), 99, 100)
 COMPARED = ("SHEPHERD", "SHEPHERD, prefix", "Clockwork", "Nexus, as planned", "deferred")
 NEAR = 0.8
 """Share of the SLO from which on an answer is near it."""
+QUICKEST = 3
+"""How many models count as the quickest (in ms per request of a large batch)."""
 
 
 def run(quick: bool, seed: int) -> list[Row]:
     models = zoo()
     names = [m.name for m in models]
+    quickest = [m.name for m in sorted(models, key=lambda m: m.alpha_ms)[:QUICKEST]]
     longest_s, requests, intervals = (2.0, 25_000, 2) if quick else (10.0, 250_000, 4)
     summaries: list[Row] = []
     distributions: list[Row] = []
@@ -50,12 +59,14 @@ def run(quick: bool, seed: int) -> list[Row]:
                 found[name] = latencies_ms = 1e3 * report.latencies_s()
                 answered = len(latencies_ms) / report.count()
                 near = float(np.mean(latencies_ms > NEAR * SLO_MS))
+                of_quickest = sum(len(report.latencies_s(m)) for m in quickest) / len(latencies_ms)
                 summaries += [
                     Row(f"{title}, summary · {name}", metric, unit, value)
                     for metric, unit, value in (
                         ("answered", "% of requests", 100 * answered),
                         ("latency p50", "ms", float(np.median(latencies_ms))),
                         ("near the SLO", "% of answers", 100 * near),
+                        ("of the quickest", "% of answers", 100 * of_quickest),
                         ("unevenness", "%", 100 * unevenness(latencies_ms / SLO_MS)),
                     )
                 ]

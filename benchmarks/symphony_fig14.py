@@ -211,7 +211,7 @@ def plot(rows: Sequence[Row], directory: Path) -> list[Path]:
     """(a): a PNG with a panel per network; (b): a PNG per system, over the percentile."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(11, 4.5), layout="constrained")
+    figure = Figure(figsize=(11, 5.5), layout="constrained")
     styles = {"deferred": "o-", "deferred, as Algorithm 1": "x--", STAGGERED: ":"}
     for axes, network in zip(figure.subplots(1, len(NETWORKS)), NETWORKS, strict=True):
         lines: dict[tuple[str, str], list[tuple[float, float]]] = {}
@@ -234,7 +234,7 @@ def plot(rows: Sequence[Row], directory: Path) -> list[Path]:
         axes.set_xlabel("network latency (ms)")
         axes.set_ylabel("goodput (req/s)")
         axes.set_ylim(bottom=0)
-        axes.legend(fontsize="x-small")
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=3)
     path = directory / "goodput-over-latency.png"
     figure.savefig(path, dpi=120)
     tails = [row for row in rows if row.case.startswith("(b)")]
