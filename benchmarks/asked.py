@@ -37,6 +37,7 @@ ASKED: dict[str, list[Ask]] = {
         Ask("* · deferred", "of bound at *", "≥", 97),
     ],
     "symphony-fig9": [Ask("1080Ti, mixed* · deferred", "over best peer", "≥", 2.0)],
+    "responsive-grid": [Ask("responsive · *", "goodput over consolidate's", "≥", 0.99)],
     "shepherd-table5": [Ask("1,000,000 streams*", "solve", "≤", 13)],
     "shepherd-fig12": [
         Ask("chosen · ResNet50, batch 8", "delay p95", "≤", 5),

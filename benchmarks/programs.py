@@ -86,6 +86,11 @@ PROGRAMS: dict[str, tuple[str, str, str]] = {
         "Symphony Figure 13 (right)",
         "goodput against the number of GPUs",
     ),
+    "symphony-fig14": (
+        "benchmarks.symphony_fig14",
+        "Symphony §5.6, Appendix B, Figure 14",
+        "goodput against the latency of the network and its tail",
+    ),
     "symphony-fig15": (
         "benchmarks.symphony_fig15",
         "Symphony §3.5, §5.7, Figure 15",
@@ -105,6 +110,11 @@ PROGRAMS: dict[str, tuple[str, str, str]] = {
         "benchmarks.shepherd_fig7",
         "SHEPHERD §7.1, Figure 7",
         "goodput and busy GPUs against the offered load, with Clockwork and Nexus",
+    ),
+    "shepherd-fig8": (
+        "benchmarks.shepherd_fig8",
+        "SHEPHERD §7.1, Figure 8",
+        "latency distributions at low and at high load, with Clockwork and Nexus",
     ),
     "shepherd-fig9": (
         "benchmarks.shepherd_fig9",

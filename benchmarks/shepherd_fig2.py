@@ -6,13 +6,14 @@ Two populations, both synthesised from the seed:
 
 * "synthetic": the paper's 1000 Poisson streams whose mean rates are exponential (one request a
   minute on average; the paper does not say).
-* "Azure-like": stands for the 46,000 applications of the Azure Functions trace, which is not
-  shipped. Mean rates are lognormal through the two points that Shahrad et al., "Serverless in the
-  Wild" (ATC 2020), print: 45 % at most one per hour, 81 % at most one per minute. A stream is the
-  sum of as many independent sources as it has requests a minute (1 to 100), which burst (MMPP: four
-  times their mean a fifth of the time, for 10 minutes on average, else a quarter), and all share a
-  daily rhythm of ±30 %: those are our choices. The rhythm alone is a CV of 0.21, below which no
-  group gets; a planner knows it.
+* "Azure-like": stands for the 46,000 applications of the Azure Functions trace that the paper used.
+  That trace is public (invocations per minute), but this repository has no copy of it. Mean rates
+  here are lognormal through the two points that Shahrad et al., "Serverless in the Wild" (ATC
+  2020), print: 45 % at most one per hour, 81 % at most one per minute. A stream is the sum of as
+  many independent sources as it has requests a minute (1 to 100), which burst (MMPP: four times
+  their mean a fifth of the time, for 10 minutes on average, else a quarter), and all share a daily
+  rhythm of ±30 %: those are our choices. The rhythm alone is a CV of 0.21, below which no group
+  gets; a planner knows it.
 
 The paper prints curves only. Its claim is that CV grows as τ shrinks, and much less so for groups
 of 100 to 1000.

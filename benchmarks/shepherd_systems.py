@@ -5,12 +5,13 @@ vision models: at the rates that streams dealt out round robin have, the 17th, B
 request in any batch), would take more than half of the GPUs, and 12 V100 could not even serve the
 3,000 requests/s at which the paper says that all systems meet most deadlines.
 
-Workloads. 46,000 streams with heavy-tailed rates stand for the Azure Functions trace
-(`Population`), dealt out to the models round robin. "MAF-stable" is Poisson at the rates of each
-interval. "MAF-bursty" is an MMPP per model: four times its mean for 0.5 s on average, then a
-quarter of it for 2 s. The paper does not print its MMPP; bursts of single streams, 3,000 to a
-model, would average out. The trace's minute, which is also the period of Nexus, is shortened to
-`interval_s`, so that runs of seconds hold several.
+Workloads. The paper used the Azure Functions trace, which is public (requests per minute of each of
+46,000 streams). This repository has no copy of it: as many synthetic streams with heavy-tailed
+rates stand for it (`Population`), dealt out to the models round robin. "MAF-stable" is Poisson at
+the rates of each interval. "MAF-bursty" is an MMPP per model: four times its mean for 0.5 s on
+average, then a quarter of it for 2 s. The paper does not print its MMPP; bursts of single streams,
+3,000 to a model, would average out. The trace's minute, which is also the period of Nexus, is
+shortened to `interval_s`, so that runs of seconds hold several.
 """
 
 from __future__ import annotations

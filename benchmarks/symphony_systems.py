@@ -69,13 +69,21 @@ def search(
     duration_s: float,
     warmup_s: float,
     seed: int,
+    **simulate_kwargs: Any,
 ) -> GoodputResult:
     """`goodput_search` in two steps where it is to be precise: runs of a tenth of the length find
     about where the rate lies, which halves the time that it takes."""
 
     def found(duration_s: float, **kwargs: Any) -> GoodputResult:
         return goodput_search(
-            make, cluster, workload, duration_s=duration_s, warmup_s=warmup_s, seed=seed, **kwargs
+            make,
+            cluster,
+            workload,
+            duration_s=duration_s,
+            warmup_s=warmup_s,
+            seed=seed,
+            **simulate_kwargs,
+            **kwargs,
         )
 
     if tolerance < ROUGHLY:

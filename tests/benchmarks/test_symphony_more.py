@@ -1,9 +1,12 @@
-"""What Figures 11 to 15 are made of; the programs themselves run in `test_front_door`."""
+"""What Figures 11 to 15 and `responsive-grid` are made of; the programs themselves run in
+`test_front_door`."""
 
 from __future__ import annotations
 
 import pytest
 
+from benchmarks import responsive_grid
+from benchmarks.responsive_grid import POLICIES, STRONG, worst_bad
 from benchmarks.symphony_fig9 import upper_bound
 from benchmarks.symphony_fig11 import cluster, systems
 from benchmarks.symphony_fig15 import Autoscaled, least_gpus
@@ -89,3 +92,19 @@ def test_figure_11_has_one_slo_for_all():
     assert len(made.workers) == 3
     assert {m.latency_slo_s for m in made.models.values()} == {0.035}
     assert len(made.models) == 20
+
+
+def test_the_pool_with_a_strong_batching_effect_is_figure_6s():
+    (model, *others) = STRONG[0].models
+    assert len(others) == 9 and model.slo_ms == 46 == 2 * (8 * model.alpha_ms + model.beta_ms)
+
+
+def test_consolidate_serves_that_pool_where_eager_collapses(monkeypatch):
+    monkeypatch.setattr(responsive_grid, "SHARES", (0.6, 0.76))
+    rows = worst_bad(STRONG[0], quick=True, seed=0)
+    bad = {}
+    for row in rows:
+        bad.setdefault(row.case.rpartition(" · ")[2], []).append(row.ours)
+    assert set(bad) == set(POLICIES)
+    assert max(bad["consolidate"]) < 0.5
+    assert bad["eager"][0] < 0.5 and 20 < bad["eager"][1] <= 100
