@@ -416,9 +416,7 @@ class _Program:
         self._enumerate()
         sinks = [i for i, t in enumerate(self.tasks) if not problem.children(t)]
         self.sinks = [j for i in sinks for j in self.of_task[i]]
-        # By task, what its workers must take in a batch each, so that a lone request is in time.
-        made = [max((self.paths[j].arrivals for j in of), default=0.0) for of in self.of_task]
-        self.at_once = np.array(made) / problem.waiting_factor * problem.fits_alone
+        self.at_once, self.takes = self._alone()
         self.accuracy = np.zeros(len(self.paths))  # contribution of a path's share
         for j in self.sinks:
             self.accuracy[j] = self.path_accuracy(self.paths[j]) / len(sinks)
@@ -605,15 +603,42 @@ class _Program:
             m.objective((1, share))
         return m, x, c
 
+    def _alone(self) -> tuple[Floats, Floats]:
+        """What one request at the root makes of each task at once, 0 where any worker is enough for
+        it; and what a worker of each configuration takes of that in time.
+
+        In the time that the program leaves a task, a worker takes `waiting_factor` batches. A lone
+        request waits nowhere before, so 1 − 1 / waiting_factor of the SLO is left for a task if the
+        others on its paths have but one request to serve.
+        """
+        problem = self.problem
+        arrivals = {t.name: 0.0 for t in self.tasks}
+        for task, of in zip(self.tasks, self.of_task, strict=True):
+            arrivals[task.name] = max((self.paths[j].arrivals for j in of), default=0.0)
+        above: dict[str, list[str]] = {}
+        for task in self.tasks:  # parents first
+            above[task.name] = [] if task.parent is None else [task.parent, *above[task.parent]]
+        busy = [name for name, n in arrivals.items() if n > 1]
+        time_s = problem.slo_s * (1 - 1 / problem.waiting_factor)
+        takes = np.zeros(len(self.configs))
+        for i, config in enumerate(self.configs):
+            takes[i] = problem.waiting_factor * config.batch_size
+            name = self.tasks[config.task].name
+            if not any(other in above[name] or name in above[other] for other in busy):
+                takes[i] = max(takes[i], config.throughput * time_s)
+        at_once = np.array([arrivals[t.name] for t in self.tasks])
+        needed = problem.fits_alone and problem.planned_demand > 0
+        return np.where(at_once > problem.waiting_factor, at_once, 0.0) * needed, takes
+
     def _fit_alone(self, m: Milp, x: Indices, of_task: Floats) -> None:
-        """In the time of `waiting_factor` batches, a task's workers take what one request makes."""
-        many = self.at_once > 1  # any batch of any worker takes one
-        if many.any() and self.problem.planned_demand:
-            sizes = of_task[many] * [float(k.batch_size) for k in self.configs]
+        """What one request makes of a task is taken in time by the task's workers."""
+        many = self.at_once > 0
+        if many.any():
+            takes = of_task[many] * self.takes
             m.block(
                 "room for one request",
-                (sizes, np.broadcast_to(x, sizes.shape)),
-                lower=self.at_once[many] - _EPS,
+                (takes, np.broadcast_to(x, takes.shape)),
+                lower=self.at_once[many] * (1 - _EPS),
             )
 
     def _conserve(self, m: Milp, c: Indices, above: range, below: range, child: str) -> None:
@@ -634,9 +659,8 @@ class _Program:
         if not math.isfinite(served):
             return np.full(len(self.configs), float(problem.workers))
         enough: Floats = np.ceil(problem.planned_demand * served * arrivals / throughput - _EPS)
-        if problem.planned_demand:
-            at_once = [self.at_once[k.task] / k.batch_size for k in self.configs]
-            enough = np.maximum(enough, np.ceil(np.array(at_once) - _EPS))
+        at_once = np.array([self.at_once[k.task] for k in self.configs])
+        enough = np.maximum(enough, np.ceil(at_once / np.maximum(self.takes, _EPS) - _EPS))
         return np.minimum(enough, float(problem.workers)).astype(float)
 
     def _one_split(self, m: Milp, x: Indices, served: float) -> None:
@@ -711,7 +735,7 @@ class _Program:
         assignments = []
         for config, most, of_config in zip(self.configs, hosted, load.tolist(), strict=True):
             useful = math.ceil(of_config / config.throughput - _EPS)
-            if self.at_once[config.task] > 1:
+            if self.at_once[config.task]:
                 useful = int(most)  # a lone request needs them all
             if workers := min(int(most), useful):
                 key = self._key(config)
