@@ -116,6 +116,7 @@ def _what_if(
 ) -> None:
     from rich.console import Console
 
+    from ray_slo.scheduling.registry import live_arguments
     from ray_slo.simulation.replay import policy_arguments, recorded, tape, what_if
 
     life, found = lives[-1], None
@@ -137,7 +138,7 @@ def _what_if(
         typer.secho(f"the recorded policy cannot be simulated: {error}", fg="yellow", err=True)
     shortest_ms = 1e3 * min(reports[RECORDED].meta["slo_s"].values())
     for name in policies:
-        kwargs = {**_simulable(live_kwargs(name, shortest_ms)), **arguments}
+        kwargs = {**_simulable(live_arguments(name, shortest_ms)), **arguments}
         reports[f"what if {name}"] = what_if(found, name, kwargs, warmup_s=warmup_s)
     if as_json:
         summaries = {name: report.summary() for name, report in reports.items()}
@@ -173,13 +174,6 @@ def _cell(column: str, value: Any) -> str:
     if column in ("bad_rate", "idle_fraction"):
         return percent(value)
     return number(value, 4 if column == "accuracy" else 3)
-
-
-def live_kwargs(policy: str, shortest_slo_ms: float) -> dict[str, Any]:
-    """What a live scheduler would give the policy that its user did not."""
-    from ray_slo.serve.scheduler import _live_kwargs
-
-    return _live_kwargs(policy, shortest_slo_ms)
 
 
 def _simulable(kwargs: Mapping[str, Any]) -> dict[str, Any]:

@@ -16,6 +16,11 @@ The contract, checked by `tests/scheduling/test_contract.py` for every registere
   `preempt_failed(now, worker, batch_id)`: that batch does not stop, its worker is still busy;
 * a policy whose batches are by the number of requests, whatever their sizes, says so by an
   attribute `counts_requests = True`; hosts refuse to give it requests with sizes;
+* a policy that serves each model by its first variant alone says so by an attribute
+  `chooses_variants = False`, one that takes the deadline of a whole pipeline for a task's own by
+  `serves_tasks = False`; configurations that need the other are refused;
+* a policy's class may have a method `live_arguments(shortest_slo_ms)`: arguments that a live host,
+  whose clock and batches are not exact, gives it where its user did not;
 * a policy that has an attribute `explain` fills in, when a host sets it, what only a reader of the
   decision log needs; no decision depends on it;
 * when `decide` has returned, calling it again at the same `now` returns no actions;

@@ -35,6 +35,13 @@ TOLERANCE_S = 5e-7
 """A deadline may be missed by this much: clocks and sums of floats are no better."""
 
 
+LIVE_JITTER = 0.05
+"""Of the shortest SLO: how much earlier than it must a live deferred batch goes."""
+
+LIVE_MARGIN = 0.02
+"""Of the shortest SLO: how much earlier than it must a live batch ends that is as large as its
+deadlines allow."""
+
 Kind = tuple[str, frozenset[str]]
 
 
@@ -271,6 +278,8 @@ class BatchingPolicy(ABC):
     """
 
     serves_late: ClassVar[bool] = False
+    chooses_variants: ClassVar[bool] = False
+    serves_tasks: ClassVar[bool] = False
 
     def __init__(self, *, max_batch_size: int | None = None, margin_ms: float = 0.0) -> None:
         if max_batch_size is not None and max_batch_size < 1:

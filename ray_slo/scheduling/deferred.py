@@ -42,10 +42,17 @@ from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from ray_slo.core.cluster import Cluster
-from ray_slo.scheduling.batching import BatchingPolicy, Lane, ModelState, Pool, non_negative
+from ray_slo.scheduling.batching import (
+    LIVE_JITTER,
+    BatchingPolicy,
+    Lane,
+    ModelState,
+    Pool,
+    non_negative,
+)
 
 Objective = Literal["responsive", "consolidate"]
 Gathering = Literal["drop_head", "prefix"]
@@ -76,6 +83,12 @@ class Deferred(BatchingPolicy):
     Raises:
         ValueError: an argument out of its range.
     """
+
+    @staticmethod
+    def live_arguments(shortest_slo_ms: float) -> dict[str, Any]:
+        """An event loop wakes late. Where frontrun and the last moment are a millisecond apart,
+        that would make a request that waited for its batch miss."""
+        return {"jitter_ms": LIVE_JITTER * shortest_slo_ms}
 
     def __init__(
         self,

@@ -29,12 +29,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from heapq import heapify, heapreplace, nsmallest
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from ray_slo.core.cluster import Cluster
 from ray_slo.core.decisions import Preempt
 from ray_slo.core.requests import BatchOutcome, Request, WorkerId
-from ray_slo.scheduling.batching import TOLERANCE_S, Lane, ModelState, Pool, _Worker
+from ray_slo.scheduling.batching import LIVE_MARGIN, TOLERANCE_S, Lane, ModelState, Pool, _Worker
 from ray_slo.scheduling.deferred import Deferred
 
 
@@ -49,6 +49,14 @@ class DeferredFlex(Deferred):
     """`Deferred` with preemption; takes the same arguments."""
 
     preempts: ClassVar[bool] = True
+
+    @staticmethod
+    def live_arguments(shortest_slo_ms: float) -> dict[str, Any]:
+        """As for both that it is made of."""
+        return {
+            **Deferred.live_arguments(shortest_slo_ms),
+            "margin_ms": LIVE_MARGIN * shortest_slo_ms,
+        }
 
     def cluster_changed(self, now: float, cluster: Cluster) -> None:
         # The batch that was sent last to a worker, and when; for which model one is preempted.

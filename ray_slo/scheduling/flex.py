@@ -37,14 +37,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from operator import attrgetter
-from typing import ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 from ray_slo.core.cluster import Cluster
 from ray_slo.core.decisions import Action, Decision, Dispatch, Drop, DropReason, Preempt
 from ray_slo.core.profiles import LatencyProfile
 from ray_slo.core.queues import DeadlineQueue
 from ray_slo.core.requests import BatchOutcome, Request, WorkerId
-from ray_slo.scheduling.batching import TOLERANCE_S, non_negative
+from ray_slo.scheduling.batching import LIVE_MARGIN, TOLERANCE_S, non_negative
 
 Gathering = Literal["largest", "prefix"]
 
@@ -123,6 +123,13 @@ class Flex:
 
     serves_late: ClassVar[bool] = False
     counts_requests: ClassVar[bool] = True
+    chooses_variants: ClassVar[bool] = False
+    serves_tasks: ClassVar[bool] = False
+
+    @staticmethod
+    def live_arguments(shortest_slo_ms: float) -> dict[str, Any]:
+        """Batches are as large as deadlines allow, and late as a whole."""
+        return {"margin_ms": LIVE_MARGIN * shortest_slo_ms}
 
     def __init__(
         self,

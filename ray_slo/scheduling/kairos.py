@@ -32,7 +32,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -179,6 +179,8 @@ class Kairos:
     """
 
     serves_late: bool = False
+    chooses_variants: ClassVar[bool] = False
+    serves_tasks: ClassVar[bool] = False
 
     def __init__(
         self,

@@ -46,7 +46,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from heapq import heapreplace, nsmallest
 from itertools import islice
-from typing import NamedTuple, cast
+from typing import ClassVar, NamedTuple, cast
 
 import numpy as np
 
@@ -256,6 +256,8 @@ class Price(BatchingPolicy):
     Raises:
         ValueError: an argument out of its range.
     """
+
+    chooses_variants: ClassVar[bool] = True
 
     def __init__(
         self,

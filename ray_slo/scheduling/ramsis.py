@@ -31,7 +31,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from heapq import heappop, heappush
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 from ray_slo.core.cluster import Cluster, DispatchDelay, Variant
 from ray_slo.core.decisions import Action, Decision, Dispatch, Drop, DropReason
@@ -293,6 +293,12 @@ class Ramsis:
     """
 
     serves_late: bool = False  # with late="serve" an object says otherwise
+    serves_tasks: ClassVar[bool] = False
+
+    @staticmethod
+    def live_arguments(shortest_slo_ms: float) -> dict[str, Any]:
+        """Tables take a second to solve: the host has that done elsewhere."""
+        return {"solver": None}
 
     def __init__(
         self,
@@ -325,7 +331,6 @@ class Ramsis:
         if not (math.isfinite(drift) and drift > 0):
             raise ValueError(f"drift must be positive, got {drift}")
         LoadMonitor(monitor, window_ms / 1e3)  # its own checks
-        _check_options(options or {})
         self.counts_requests = True
         self.serves_late = late == "serve"
         self._given = _tables_of(tables)
@@ -343,7 +348,7 @@ class Ramsis:
         self._drift = drift
         self._margin_s = non_negative("margin_ms", margin_ms) / 1e3
         self._deal_every_s = non_negative("deal_every_s", deal_every_s)
-        self._options = dict(options or {})
+        self._options = _checked_options(options or {})
 
         self._cluster = Cluster({}, {})
         self._groups: dict[str, list[Group]] = {}  # by model; SLOs rising
@@ -783,13 +788,24 @@ class Ramsis:
         return dealt
 
 
-def _check_options(options: Mapping[str, Any]) -> None:
+def _checked_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options as a problem takes them."""
     from ray_slo.planning.ramsis import Problem
+    from ray_slo.planning.ramsis.arrivals import arrivals_of
 
     ours = {"variants", "slo_s", "rate", "num_workers"}
     valid = sorted({field.name for field in fields(Problem)} - ours)
     if unknown := sorted(set(options) - set(valid)):
         raise ValueError(f"options has no {', '.join(unknown)}; it takes {', '.join(valid)}")
+    found = dict(options)
+    try:
+        if "arrivals" in found:
+            found["arrivals"] = arrivals_of(found["arrivals"])
+        any_variant = ("any", 100.0, LatencyProfile([0.5]))
+        Problem((any_variant,), slo_s=1.0, rate=1.0, num_workers=1, **found)
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"options: {error}") from None
+    return found
 
 
 def _identity(one: Problem | Table) -> tuple[str, float, int, float]:

@@ -48,17 +48,7 @@ def make_policy(policy: str | Policy, kwargs: Mapping[str, Any] | None = None) -
         ValueError: unknown name or argument; the message lists the valid choices.
     """
     kwargs = dict(kwargs or {})
-    target: Any = policy
-    if isinstance(policy, str):
-        if policy not in POLICIES and ":" not in policy:
-            raise ValueError(
-                f"policy {policy!r} is unknown; choose one of {', '.join(sorted(POLICIES))}, "
-                f'or name your own as "module:attr"{nearest(policy, list(POLICIES))}'
-            )
-        try:
-            target = import_attr(POLICIES.get(policy, policy))
-        except ValueError as error:
-            raise ValueError(f"policy: {error}") from error
+    target = _target(policy)
     if not callable(target):
         if kwargs:
             raise ValueError(f"policy_kwargs {sorted(kwargs)} given beside a policy object")
@@ -99,6 +89,33 @@ def make_policy(policy: str | Policy, kwargs: Mapping[str, Any] | None = None) -
     return made
 
 
+def _target(policy: str | Policy) -> Any:
+    """What a policy's name stands for; a policy itself is left as it is."""
+    if not isinstance(policy, str):
+        return policy
+    if policy not in POLICIES and ":" not in policy:
+        raise ValueError(
+            f"policy {policy!r} is unknown; choose one of {', '.join(sorted(POLICIES))}, "
+            f'or name your own as "module:attr"{nearest(policy, list(POLICIES))}'
+        )
+    try:
+        return import_attr(POLICIES.get(policy, policy))
+    except ValueError as error:
+        raise ValueError(f"policy: {error}") from error
+
+
+def live_arguments(policy: str | Policy, shortest_slo_ms: float) -> dict[str, Any]:
+    """Arguments that a live host gives a policy where its user did not, of those that it takes."""
+    target = _target(policy)
+    arguments = getattr(target, "live_arguments", None)
+    if not isinstance(target, type) or arguments is None:
+        return {}
+    given: dict[str, Any] = arguments(shortest_slo_ms)
+    parameters = inspect.signature(target).parameters
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    return {name: value for name, value in given.items() if takes_any or name in parameters}
+
+
 def refuse_sizes(policy: str | Policy, kwargs: Mapping[str, Any] | None = None) -> None:
     """Refuse a policy that cannot serve requests with sizes.
 
@@ -107,12 +124,36 @@ def refuse_sizes(policy: str | Policy, kwargs: Mapping[str, Any] | None = None) 
     """
     made = make_policy(policy, kwargs)
     if getattr(made, "counts_requests", False):
-        path = f"{type(made).__module__}:{type(made).__name__}"
-        name = next((n for n, known in POLICIES.items() if known == path), path)
         raise ValueError(
-            f"policy {name!r} counts requests, not the items in them, and these have sizes; choose "
-            "'kairos' (batch: true joins requests)"
+            f"policy {name_of(made)!r} counts requests, not the items in them, and these have "
+            "sizes; choose 'kairos' (batch: true joins requests)"
         )
+
+
+def refuse_variants(
+    policy: str | Policy,
+    kwargs: Mapping[str, Any],
+    model: str,
+    count: int,
+    instead: str = "'price' or 'ramsis'",
+) -> None:
+    """Refuse a policy that serves a model by its first variant alone, if it has `count` > 1.
+
+    Raises:
+        ValueError: names the model and what to choose `instead`.
+    """
+    made = make_policy(policy, kwargs)
+    if count > 1 and not getattr(made, "chooses_variants", True):
+        raise ValueError(
+            f"policy: {name_of(made)!r} serves a model by its first variant only, and {model} "
+            f"has {count}; choose {instead}, or name one variant"
+        )
+
+
+def name_of(policy: Policy) -> str:
+    """The name under which a policy is registered, else "module:Class"."""
+    path = f"{type(policy).__module__}:{type(policy).__name__}"
+    return next((name for name, known in POLICIES.items() if known == path), path)
 
 
 def nearest(name: str, valid: Sequence[str]) -> str:

@@ -15,6 +15,8 @@ R35, R37, R38, … are dropped, although the rate is what the workers could sust
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from ray_slo.scheduling.batching import BatchingPolicy, Lane, non_negative
 
 
@@ -55,6 +57,8 @@ class Timeout(BatchingPolicy):
 
 class Eager(Timeout):
     """Send whatever is there as soon as a worker is idle: a timeout of 0."""
+
+    serves_tasks: ClassVar[bool] = True  # as nothing waits for a deadline
 
     def __init__(self, *, max_batch_size: int | None = None, margin_ms: float = 0.0) -> None:
         super().__init__(0.0, max_batch_size=max_batch_size, margin_ms=margin_ms)

@@ -148,7 +148,7 @@ class WorkerLost(RefusedEarly):
 
 class NotReady(RefusedEarly):
     """No worker has loaded the model since the application was deployed: they are starting, or have
-    failed (reason "failed"). HTTP 503, gRPC UNAVAILABLE."""
+    failed for good (reason "start_failed"). HTTP 503, gRPC UNAVAILABLE."""
 
     grpc_code = "UNAVAILABLE"
     default_reason = "starting"

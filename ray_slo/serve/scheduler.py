@@ -36,7 +36,7 @@ from ray_slo.core import (
     Variant,
     Worker,
 )
-from ray_slo.scheduling.registry import import_attr, make_policy
+from ray_slo.scheduling.registry import import_attr, live_arguments, make_policy
 from ray_slo.serve.decision_log import open_log
 from ray_slo.serve.host import PolicyHost
 from ray_slo.serve.locality import NearPayloads
@@ -56,10 +56,8 @@ FEW_SAMPLES = 20  # samples of a delay, before which it is not believed for one 
 # longer, as long as it is not reached.
 _QUARANTINE_S = (0.5, 5.0)
 _PROBE_AFTER_S = 1.0  # a model that looks too slow for its SLO is tried again after this
-_JITTER = 0.05  # of the shortest SLO: how much earlier than it must a live deferred batch goes
 _PATIENCE = (0.1, 5.0)  # with a preempted batch: seconds, or so many times the expected delay
 _PREEMPTIONS_KEPT = 100
-_MARGIN = 0.02  # of the shortest SLO: how much earlier than it must a live batch of flex ends
 _LOST_AFTER_S = 3.0  # a granted batch that its worker does not know of, and never reported
 
 
@@ -389,7 +387,7 @@ class Scheduler:
     def _new_host(self) -> PolicyHost:
         name = self._spec.policy.name
         shortest_ms = min(m.latency_slo_ms for m in self._spec.models.values())
-        kwargs = {**_live_kwargs(name, shortest_ms), **self._spec.policy.kwargs}
+        kwargs = {**live_arguments(name, shortest_ms), **self._spec.policy.kwargs}
         # A ready-made policy object is kept as it was made, for a restart.
         policy = copy.deepcopy(make_policy(name, kwargs))
         if self._log is not None:
@@ -692,16 +690,3 @@ class Scheduler:
         outbox, self._outbox = self._outbox, {}
         for client, messages in outbox.items():
             self._deliver(client, messages)
-
-
-def _live_kwargs(policy: Any, shortest_slo_ms: float) -> dict[str, Any]:
-    """Arguments of a policy that are due to how it is hosted here, unless its user says others."""
-    if policy == "deferred":
-        # An event loop wakes late. Where frontrun and the last moment are a millisecond apart,
-        # that would make a request that waited for its batch miss.
-        return {"jitter_ms": _JITTER * shortest_slo_ms}
-    if policy == "flex":  # its batches are as large as deadlines allow, and late as a whole
-        return {"margin_ms": _MARGIN * shortest_slo_ms}
-    if policy == "ramsis":
-        return {"solver": None}  # see `_solve_wanted`
-    return {}

@@ -29,7 +29,14 @@ if TYPE_CHECKING:
 from ray_slo.core import LatencyProfile
 from ray_slo.planning import loki
 from ray_slo.planning.catalogue import CATALOGUE, InstanceType
-from ray_slo.scheduling.registry import import_attr, make_policy, refuse_sizes
+from ray_slo.scheduling.registry import (
+    POLICIES,
+    import_attr,
+    make_policy,
+    name_of,
+    refuse_sizes,
+    refuse_variants,
+)
 from ray_slo.serve.explain import explained, validated
 from ray_slo.serve.quoting import quoted
 
@@ -545,6 +552,27 @@ class PolicySpec(_Strict):
         """Raises ValueError for a policy that cannot serve requests with sizes."""
         refuse_sizes(self.name, self.kwargs)
 
+    def refuse_variants(self, model: str, count: int, is_task: bool) -> None:
+        """Raises ValueError for a policy that would serve the first of several variants only."""
+        instead = "'pipeline' with the planner 'loki'" if is_task else "'price' or 'ramsis'"
+        refuse_variants(self.name, self.kwargs, model, count, instead)
+
+    def refuse_tasks(self, planned: bool) -> None:
+        """Raises ValueError for a policy that is not for the tasks of a pipeline, or ignores its
+        planner."""
+        made = make_policy(self.name, self.kwargs)
+        if not getattr(made, "serves_tasks", True):
+            raise ValueError(
+                f"policy: {name_of(made)!r} takes the deadline of the pipeline for that of each "
+                "task, and leaves the tasks below no time; choose 'pipeline' with the planner "
+                "'loki', or 'eager' with planner: null"
+            )
+        if planned and name_of(made) in POLICIES:
+            raise ValueError(
+                f"policy: {name_of(made)!r} knows nothing of what the planner assigns; choose "
+                "'pipeline', or planner: null"
+            )
+
 
 class GroupSpec(_Strict):
     """A serving group: workers of its own, with a scheduler of their own.
@@ -904,6 +932,8 @@ class AppSpec(_Strict):
             self.policy = PolicySpec(name=_PIPELINE, kwargs=kwargs)
         elif self.policy.name == _PIPELINE:
             raise ValueError("policy: 'pipeline' is for a pipeline, and there is none")
+        elif self.pipeline is not None:
+            self.policy.refuse_tasks(self.planned)
         if self.policy.name is None and self.planner is not None and self.planner.is_kairos:
             make_policy("kairos", self.policy.kwargs)  # may raise
             self.policy = PolicySpec(name="kairos", kwargs=self.policy.kwargs)
@@ -912,6 +942,8 @@ class AppSpec(_Strict):
             name = _WITH_VARIANTS if chooses else "deferred"
             make_policy(name, self.policy.kwargs)  # may raise
             self.policy = PolicySpec(name=name, kwargs=self.policy.kwargs)
+        for name, model in self.models.items():
+            self.policy.refuse_variants(name, len(model.variants), self.pipeline is not None)
         return self
 
     @model_validator(mode="after")

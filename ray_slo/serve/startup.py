@@ -109,7 +109,7 @@ class Startup:
         why = self._why(progress)
         return NotReady(
             f"{offer!r} cannot be served yet: {why}",
-            reason="failed" if failed else None,
+            reason="start_failed" if failed else None,
             model=offer,
             retry_after_s=_FAILED_RETRY_S if failed else _RETRY_S,
         )

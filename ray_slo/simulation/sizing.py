@@ -801,8 +801,8 @@ class PlanSpec(_Document):
         cluster: models and delay; `workers`, if given, is where the search begins.
         pipeline: instead of a cluster.
         workload: what arrives when.
-        policies: to compare; by default `policy`: deferred, for a pool kairos, for a pipeline
-            pipeline.
+        policies: to compare; by default `policy`: deferred, for models with variants price,
+            for a pool kairos, for a pipeline pipeline.
         policy: the only one.
         pool: instance types, where the cheapest mix of them is wanted.
         bad_rate: share of bad requests that each model may have.
@@ -850,13 +850,18 @@ class PlanSpec(_Document):
         base = Path(base)
         types = self.pool.build(base) if self.pool else ()
         usual = "pipeline" if self.pipeline else "kairos" if self.pool else "deferred"
+        if self.cluster is not None and usual == "deferred":
+            usual = self.cluster.usual_policy
         given = self.policies or [self.policy or usual]
-        policies = [PolicySpec(name=p) if isinstance(p, str) else p for p in given]
+        specs = [PolicySpec(name=p) if isinstance(p, str) else p for p in given]
+        policies = [(p.name or usual, p.kwargs) for p in specs]
         if self.pipeline is None:  # else it is told of the pipeline, too
-            for policy in policies:
-                make_policy(policy.name, policy.kwargs)
+            assert self.cluster is not None
+            for name, kwargs in policies:
+                make_policy(name, kwargs)
                 if self.workload.sizes is not None:
-                    refuse_sizes(policy.name, policy.kwargs)
+                    refuse_sizes(name, kwargs)
+                self.cluster.refuse_variants(name, kwargs)
         cluster = self.cluster
         kinds = [t.name for t in types] or [_KIND]
         duration_s = self.duration_s or self.workload.length_s
@@ -870,7 +875,7 @@ class PlanSpec(_Document):
             if cluster
             else (),
             workload=self.workload,
-            policies=tuple((p.name, p.kwargs) for p in policies),
+            policies=tuple(policies),
             duration_s=duration_s,
             warmup_s=self.warmup_s,
             latency_noise=self.latency_noise,

@@ -28,7 +28,7 @@ from ray_slo.core.cluster import Cluster, DispatchDelay, Model, Variant, Worker
 from ray_slo.core.files import load_yaml
 from ray_slo.core.policy import Policy
 from ray_slo.core.profiles import LatencyProfile, load_profiles
-from ray_slo.scheduling.registry import make_policy
+from ray_slo.scheduling.registry import make_policy, refuse_variants
 from ray_slo.simulation.report import Report
 from ray_slo.simulation.simulator import WorkerEvent, simulate
 from ray_slo.simulation.workloads import Workload
@@ -162,6 +162,16 @@ class ClusterSpec(_Spec):
     workers: _Count | dict[str, _Count] = 8
     delay: DelaySpec = DelaySpec()
 
+    @property
+    def usual_policy(self) -> str:
+        """The policy where none is named."""
+        return "price" if any(model.variants for model in self.models.values()) else "deferred"
+
+    def refuse_variants(self, policy: str, kwargs: dict[str, Any]) -> None:
+        """Raises ValueError for a policy that would serve a model's first variant only."""
+        for name, model in self.models.items():
+            refuse_variants(policy, kwargs, name, len(model.variants or ()))
+
     def build(self, base: Path) -> Cluster:
         """The cluster; workers are "w0", "w1", …, or "KIND-0", … where hardware is named."""
         if isinstance(self.workers, int):
@@ -183,11 +193,12 @@ class PolicySpec(_Spec):
     """Who decides.
 
     Attributes:
-        name: of a policy, or "module:attr".
+        name: of a policy, or "module:attr"; None for `deferred`, or `price` where a model has
+            variants.
         kwargs: its arguments.
     """
 
-    name: str = "deferred"
+    name: str | None = None
     kwargs: dict[str, Any] = {}
 
 
@@ -232,8 +243,18 @@ class SimulationSpec(_Spec):
     report_delay_ms: NonNegativeFloat = 0.0
     worker_events: list[WorkerEventSpec] = []
 
+    @property
+    def policy_name(self) -> str:
+        """Of the policy that is given, or the default."""
+        return self.policy.name or self.cluster.usual_policy
+
+    @model_validator(mode="after")
+    def _policy_serves_all_variants(self) -> SimulationSpec:
+        self.cluster.refuse_variants(self.policy_name, self.policy.kwargs)
+        return self
+
     def make_policy(self) -> Policy:
-        return make_policy(self.policy.name, self.policy.kwargs)
+        return make_policy(self.policy_name, self.policy.kwargs)
 
     def options(self, cluster: Cluster) -> dict[str, Any]:
         """Keyword arguments for `simulate` or `goodput_search` beside policy and workload."""

@@ -147,7 +147,7 @@ def test_yaml_with_neither_planner_nor_join(ray_cluster):
             },
         },
         "planner": None,
-        "policy": "deferred",
+        "policy": "eager",
         "workers": {"cpu": {"ray_actor_options": TINY}},
         "profile_seconds": 0.3,
         "name": "plain",

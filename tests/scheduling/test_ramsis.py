@@ -396,6 +396,16 @@ def test_slos_have_workers_and_tables_of_their_own():
         ({"solver": "nowhere:solve"}, "nowhere"),
         ({"headroom": 0.0}, "headroom"),
         ({"options": {"rate": 1.0}}, "options has no rate; it takes arrivals"),
+        ({"options": {"arrivals": "poisson"}}, "options: arrivals must be a mapping with a kind"),
+        ({"options": {"arrivals": {"kind": "normal"}}}, "arrivals.kind must be one of poisson, ga"),
+        ({"options": {"arrivals": {"kind": "gamma"}}}, "arrivals of kind 'gamma' take shape, got"),
+        ({"options": {"arrivals": {"kind": "gamma", "shape": -1}}}, "shape must be posi"),
+        (
+            {"options": {"arrivals": {"kind": "gamma", "shape": "x"}}},
+            "arrivals.shape must be a num",
+        ),
+        ({"options": {"arrivals": {"kind": "empirical", "file": "none"}}}, "arrivals.file: none"),
+        ({"options": {"num_slacks": 0}}, "options: num_slacks"),
     ],
 )
 def test_mistakes_are_named(kwargs, named):

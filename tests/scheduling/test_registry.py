@@ -7,7 +7,8 @@ import pytest
 from ray_slo.core import Policy
 from ray_slo.scheduling import POLICIES, make_policy
 from ray_slo.scheduling.deferred import Deferred
-from ray_slo.scheduling.registry import import_attr
+from ray_slo.scheduling.deferred_flex import DeferredFlex
+from ray_slo.scheduling.registry import import_attr, live_arguments
 from ray_slo.scheduling.timeout import Eager, Timeout
 
 
@@ -43,3 +44,39 @@ def test_by_name_module_class_and_object():
 def test_errors_name_the_valid_choices(policy, kwargs, message):
     with pytest.raises(ValueError, match=message):
         make_policy(policy, kwargs)
+
+
+class MyDeferred(Deferred):
+    pass
+
+
+class Strict(DeferredFlex):
+    """Takes none of what a live host would give it."""
+
+    def __init__(self):
+        super().__init__()
+
+
+@pytest.mark.parametrize(
+    ("policy", "given"),
+    [
+        ("deferred", {"jitter_ms": 10.0}),
+        (f"{__name__}:MyDeferred", {"jitter_ms": 10.0}),
+        (MyDeferred, {"jitter_ms": 10.0}),
+        ("flex", {"margin_ms": 4.0}),
+        ("deferred_flex", {"jitter_ms": 10.0, "margin_ms": 4.0}),
+        ("ramsis", {"solver": None}),
+        ("eager", {}),
+        ("price", {}),
+        (Strict, {}),
+        (Deferred(), {}),
+    ],
+)
+def test_what_a_live_host_gives(policy, given):
+    assert live_arguments(policy, 200.0) == given
+    make_policy(policy, given)
+
+
+def test_a_live_host_names_an_unknown_policy():
+    with pytest.raises(ValueError, match="policy 'defered' is unknown"):
+        live_arguments("defered", 200.0)

@@ -8,6 +8,7 @@ import pytest
 import ray_slo
 from ray_slo.core import LatencyProfile
 from ray_slo.planning import loki
+from ray_slo.scheduling.price import Price
 from ray_slo.serve.deployment import build_app_from_spec
 from ray_slo.serve.spec import parse_spec
 
@@ -49,11 +50,15 @@ class Joins(Plain):
         return "joined"
 
 
+class Own(Price):
+    serves_tasks = True
+
+
 HERE = __name__
 NET = {"load": f"{HERE}:load", "accuracy": 80}
 FIND = {"callable": Find, "variants": {"f0": NET, "f1": {**NET, "accuracy": 90}}}
 SPELL = {"callable": Spell, "parent": "find", "variants": {"s0": NET}}
-FIXED = {"policy": "eager", "planner": None}
+FIXED = {"policy": f"{HERE}:Own", "planner": None}
 
 
 def args(tasks=None, pipeline=None, **app):
@@ -105,7 +110,9 @@ def test_defaults_are_loki_and_its_policy():
 
 def test_without_a_planner_another_policy_chooses():
     spec = parse_spec(args(**FIXED))
-    assert (spec.planned, spec.policy.name, spec.policy.kwargs) == (False, "eager", {})
+    assert (spec.planned, spec.policy.name, spec.policy.kwargs) == (False, f"{HERE}:Own", {})
+    one = args({"find": {"callable": Plain}}, policy="eager", planner=None)
+    assert parse_spec(one).policy.name == "eager"
 
 
 def test_factors_of_variants_tasks_and_none():
@@ -195,6 +202,14 @@ def test_for_the_scheduler_there_is_no_user_code():
         (args(groups={"g": {}}), "groups: a pipeline has none"),
         (args(**FIXED, groups={"g": {}}), "groups: a pipeline has none"),
         (args(planner="herd"), "planner.name: 'herd' makes groups of models; the planner of a pip"),
+        (args(policy="eager"), "policy: 'eager' knows nothing of what the planner assigns; choose"),
+        (args(policy="price", planner=None), "policy: 'price' takes the deadline of the pipeline"),
+        (args(policy="deferred"), "policy: 'deferred' takes the deadline of the pipeline for"),
+        (
+            args(policy="eager", planner=None),
+            "policy: 'eager' serves a model by its first variant only, and find has 2; choose "
+            "'pipeline' with the planner 'loki', or name one variant",
+        ),
         (args(planner=None), "policy: 'pipeline' routes as a planner says, and there is none"),
         (args(policy={"kwargs": {"x": 1}}), "policy 'pipeline' has no argument x"),
         (args(policy={"kwargs": {"parents": {}}}), "policy.kwargs.parents: follows from the pipe"),

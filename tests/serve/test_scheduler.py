@@ -389,23 +389,23 @@ def later(scheduler, monkeypatch, seconds):
 
 @in_loop
 async def test_policy_sees_the_variants_of_a_model_and_learns_them_one_by_one():
-    async with running("deferred", VARIANTS) as (scheduler, box):
+    async with running("price", VARIANTS) as (scheduler, box):
         scheduler.heartbeat(beat(variants=("quick", "deep", "of-an-older-release")))
         scheduler.submit("a", submits(1))
         grants = await until(box.take)
-        assert (grants[0].model, grants[0].variant) == ("m", "quick")  # the first one named
+        assert (grants[0].model, grants[0].variant) == ("m", "deep")  # there is time for the best
         scheduler.report(report(grants[0], measured=[(1, 0.05)]))
         (model,) = scheduler._cluster().models.values()
         assert [(v.name, v.accuracy) for v in model.variants] == [("quick", 70), ("deep", 90)]
         quick, deep = (v.profiles["default"] for v in model.variants)
-        assert (quick.latency(1), deep.latency(1)) == (0.05, 0.011)
+        assert (quick.latency(1), deep.latency(1)) == (0.011, 0.05)
         (worker,) = scheduler.status()["workers"].values()
         assert worker["variants"] == ["deep", "quick"]
 
 
 @in_loop
 async def test_what_was_seen_of_an_avoided_variant_is_forgotten(monkeypatch):
-    async with running("deferred", VARIANTS) as (scheduler, _):
+    async with running("price", VARIANTS) as (scheduler, _):
         scheduler.heartbeat(beat(variants=("quick", "deep")))
 
         def ran(variant, seconds):
@@ -429,7 +429,7 @@ async def test_what_was_seen_of_an_avoided_variant_is_forgotten(monkeypatch):
 
 @in_loop
 async def test_only_the_quickest_variant_is_tried_when_all_look_too_slow():
-    async with running("deferred", VARIANTS) as (scheduler, box):
+    async with running("price", VARIANTS) as (scheduler, box):
         slow = beat(variants=("quick", "deep"))
         slow.profiles = {"quick": LatencyProfile([1.5] * 8), "deep": LatencyProfile([3.0] * 8)}
         scheduler.heartbeat(slow)
@@ -490,9 +490,11 @@ async def test_tables_that_a_policy_wants_are_solved_aside_once_each():
         assert asked == ["impossible", "table"]
 
 
+@pytest.mark.parametrize("options", [{}, {"arrivals": {"kind": "gamma", "shape": 0.5}}])
 @in_loop
-async def test_ramsis_has_its_tables_solved_in_the_background():
-    async with running("ramsis", VARIANTS) as (scheduler, box):
+async def test_ramsis_has_its_tables_solved_in_the_background(options):
+    policy = {"name": "ramsis", "kwargs": {"options": options}}
+    async with running(policy, VARIANTS) as (scheduler, box):
         both = beat(variants=("quick", "deep"))
         both.profiles = {
             "quick": LatencyProfile([0.01] * 8),

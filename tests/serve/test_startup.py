@@ -72,7 +72,7 @@ def test_failures_are_said_and_so_is_that_nobody_tries_again():
     )
     startup.deployments({"gpu": Deployment(0, in_a_line(TRACE, failed=True), failed=True)})
     refusal = startup.refusal("m", 100.0)
-    assert refusal.reason == "failed"
+    assert refusal.reason == "start_failed"
     assert refusal.retry_after_s == 30.0
     assert "failed, and not tried again: ConfigError: models.m" in str(refusal)
     assert "/somewhere" not in str(refusal)

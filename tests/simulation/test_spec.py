@@ -5,6 +5,7 @@ import yaml
 from pydantic import ValidationError
 
 from ray_slo.core.profiles import LatencyProfile, save_profiles
+from ray_slo.scheduling.price import Price
 from ray_slo.simulation.spec import SimulationSpec, read_yaml
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -37,6 +38,7 @@ def test_builds_the_cluster(tmp_path):
     assert cluster.profile("large", "t4-1").table == [0.02, 0.03]
     assert cluster.profile("small", "cpu-0").table == [0.005, 0.008]
     assert cluster.variants["small"].accuracy == 70
+    assert isinstance(spec.make_policy(), Price)
 
 
 def test_a_profile_file_must_know_the_variant(tmp_path):
@@ -58,6 +60,7 @@ def test_the_true_delay_is_not_the_policys():
 @pytest.mark.parametrize(
     ("change", "field"),
     [
+        ({"policy": {"name": "flex"}}, "'flex' serves a model by its first variant only, and cats"),
         ({"cluster": {"models": {}}}, "cluster.models"),
         ({"cluster": {"models": {"m": {"latency_slo_ms": 5}}}}, "either profile or variants"),
         (

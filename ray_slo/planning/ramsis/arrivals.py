@@ -8,7 +8,7 @@ apart: right *after an arrival*, or at *any time* (the equilibrium of the proces
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -168,3 +168,34 @@ class Empirical(_FromAtLeast):
     def to_json(self) -> dict[str, Any]:
         digest = hashlib.sha256(np.round(self._times, 6).tobytes()).hexdigest()[:12]
         return {"kind": "empirical", "arrivals": len(self._times), "hash": digest}
+
+
+def arrivals_of(given: Any) -> Arrivals:
+    """Arrivals as documents have them: {"kind": "poisson"}, {"kind": "gamma", "shape": 0.3}, or
+    {"kind": "empirical", "file": …}, times in seconds, one a line. An `Arrivals` is left as it is.
+
+    Raises:
+        ValueError: names the field and the choices.
+    """
+    if not isinstance(given, Mapping):
+        if hasattr(given, "at_least"):
+            found: Arrivals = given
+            return found
+        raise ValueError(f"arrivals must be a mapping with a kind, got {given!r}")
+    fields = {"poisson": set[str](), "gamma": {"shape"}, "empirical": {"file"}}
+    kind = given.get("kind")
+    if kind not in fields:
+        raise ValueError(f"arrivals.kind must be one of {', '.join(fields)}, got {kind!r}")
+    if (own := set(given) - {"kind"}) != fields[kind]:
+        wanted = ", ".join(sorted(fields[kind])) or "nothing more"
+        raise ValueError(f"arrivals of kind {kind!r} take {wanted}, got {sorted(own)}")
+    if kind == "gamma":
+        if not isinstance(given["shape"], int | float):
+            raise ValueError(f"arrivals.shape must be a number, got {given['shape']!r}")
+        return Gamma(given["shape"])
+    if kind == "empirical":
+        try:
+            return Empirical(np.loadtxt(given["file"], dtype=float, ndmin=1))
+        except OSError as error:
+            raise ValueError(f"arrivals.file: {error}") from None
+    return POISSON
