@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 # torchvision needs the torch of its own release, `digits` pins another: they get an environment each.
 TORCH_VENV := .venv-torch
 TORCH_STAMP := $(TORCH_VENV)/.installed
-TORCH_TESTS := tests/models tests/deployments tests/live/test_torch_configs.py
+TORCH_TESTS := tests/models tests/deployments tests/live/test_shipped.py
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 # Ray's usage statistics need a network; a local trial has none to give.
 export RAY_USAGE_STATS_ENABLED = 0
@@ -33,7 +33,7 @@ $(TORCH_STAMP): pyproject.toml
 	$(CHECK_PYTHON)
 	test -x $(TORCH_VENV)/bin/python || $(PYTHON) -m venv $(TORCH_VENV)
 	$(TORCH_VENV)/bin/python -m pip install --quiet --upgrade pip
-	$(TORCH_VENV)/bin/python -m pip install --quiet --upgrade torch torchvision scikit-learn --editable '.[imagenet,text,traffic,recommender,dev]'
+	$(TORCH_VENV)/bin/python -m pip install --quiet --upgrade torch torchvision scikit-learn --editable '.[imagenet,text,traffic,recommender,ocr,dev]'
 	touch $@
 
 setup: $(STAMP)  ## create .venv and install everything

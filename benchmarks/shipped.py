@@ -3,7 +3,8 @@
 Each is started by `serve run` with made-up weights, on loopback, and given requests over HTTP: one
 first, until it is answered, 10 more to warm up, then 20 at the rate that the file's `ray-slo bench`
 line names, and 20 at three times that. Counted is what became of those, in time or late by the
-file's SLO.
+file's SLO. Of the files in `STEPS` the load rises step by step after that: counted is how many are
+in time, and how accurate the variants are that answer them.
 
 * ready: seconds from the command to the first answer to a request.
 * memory: of the replicas (proportional set size), after the last request.
@@ -28,10 +29,9 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import yaml
@@ -39,6 +39,7 @@ import yaml
 from benchmarks.data import MissingData
 from benchmarks.rows import Row
 from ray_slo.serve.loadgen import run_http
+from ray_slo.serve.loadreport import LoadResult
 from ray_slo.serve.recorded import Payloads, Workload, load_payloads
 
 FOLDER = Path(__file__).parents[1] / "configs"
@@ -46,6 +47,8 @@ README = FOLDER / "README.md"
 REQUESTS = 20
 WARM_UP = 10  # requests before those that count, at the same rate
 OVERLOAD = 3
+STEPS = {"traffic-loki": (0.3, 1.0, 2.0, 3.0, 5.0, 8.0)}  # requests/s, by file
+_STEP_S = 40.0
 QUICK = "digits-deferred"
 _READY_S = 300.0
 _STOP_S = 30.0
@@ -140,37 +143,42 @@ class Running:
     refusals: dict[str, str] | None = None
     elsewhere: frozenset[str] = frozenset()
 
-    def load(self, rate: float, count: int = REQUESTS, seed: int = 0) -> dict[str, Any]:
-        """What becomes of requests that arrive at random at a rate; the summary of a load test."""
+    def load(self, rate: float, count: int = REQUESTS, seed: int = 0) -> LoadResult:
+        """What becomes of requests that arrive at random at a rate."""
         rng = np.random.default_rng(seed)
         times = np.cumsum(rng.exponential(1 / rate, count))
         workload = Workload.record(
             times, self.payloads, duration_s=float(times[-1]) + 1e-3, seed=seed
         )
         slo_s = self.bench.slo_ms / 1e3
-        result = run_http(
-            self.bench.url, workload, self.payloads, slo_s=slo_s, timeout_s=slo_s + 10
-        )
-        return {**result.summary, "errors": dict(result.sample_errors)}
+        return run_http(self.bench.url, workload, self.payloads, slo_s=slo_s, timeout_s=slo_s + 10)
 
 
 @contextmanager
-def serving(path: Path, log: Path, environment: dict[str, str] | None = None) -> Iterator[Running]:
-    """`serve run` a file until the end of the block.
+def serving(path: Path, log: Path, port: int | None = None) -> Iterator[Running]:
+    """`serve run` a file until the end of the block, in a Ray of its own.
+
+    Args:
+        port: in place of the one that the file names; a copy of the file is written beside the log.
 
     Raises:
         RuntimeError: nothing was answered in time, or `serve run` ended; with the end of its log.
     """
     bench = Bench.of(path)
+    if port is not None:
+        bench = replace(bench, url=re.sub(r"(?<=127\.0\.0\.1:)\d+", str(port), bench.url))
+        text = re.sub(r"(?<=port: )8000\b", str(port), path.read_text(encoding="utf-8"))
+        path = log.with_suffix(".yaml")
+        path.write_text(text, encoding="utf-8")
     running = Running(bench, load_payloads(bench.payload), refusals={})
     before = listening()
     variables = {
         **os.environ,
+        "RAY_ADDRESS": "local",
         "RAY_SLO_WEIGHTS": "none",
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # Ray's own processes on loopback, too
         "RAY_USAGE_STATS_ENABLED": "0",
         "PYTHONPATH": os.pathsep.join(filter(None, [".", os.environ.get("PYTHONPATH")])),
-        **(environment or {}),
     }
     began = time.monotonic()
     with log.open("wb") as output:
@@ -293,32 +301,42 @@ def tried(path: Path, seed: int) -> list[Row]:
     name = path.stem
     log = Path(os.environ.get("TMPDIR", "/tmp")) / f"shipped-{name}.log"
     with serving(path, log) as running:
-        running.load(running.bench.rate, WARM_UP, seed)
-        low = running.load(running.bench.rate, seed=seed)
-        high = running.load(OVERLOAD * running.bench.rate, seed=seed + 1)
-        memory_mb = replicas_mb()
-    rows = [
-        Row(name, "ready", "s", running.ready_s),
-        Row(name, "memory", "MB", memory_mb),
-        Row(name, "elsewhere", "", float(len(running.elsewhere))),
-    ]
-    for load, rate, summary in (
-        ("at its rate", running.bench.rate, low),
-        ("at 3 ×", OVERLOAD * running.bench.rate, high),
-    ):
-        for text, count in summary["errors"].items():
-            print(f"  {rate:g}/s: {count} × {text}", file=sys.stderr)
-        status = summary["status"]
-        others = summary["requests"] - status["ok"] - status["late"] - status["refused"]
+        rate = running.bench.rate
+        running.load(rate, WARM_UP, seed)
+        rows = figures_of(name, "at its rate", rate, running.load(rate, seed=seed))
+        high = running.load(OVERLOAD * rate, seed=seed + 1)
+        rows += figures_of(name, "at 3 ×", OVERLOAD * rate, high)
         rows += [
-            Row(name, f"rate {load}", "1/s", rate),
-            Row(name, f"in time {load}", "", float(status["ok"])),
-            Row(name, f"late {load}", "", float(status["late"])),
-            Row(name, f"refused {load}", "", float(status["refused"])),
-            Row(name, f"other {load}", "", float(others)),
-            Row(name, f"p95 {load}", "ms", summary["p95_ms"]),
+            Row(name, "ready", "s", running.ready_s),
+            Row(name, "memory", "MB", replicas_mb()),
+            Row(name, "elsewhere", "", float(len(running.elsewhere))),
         ]
+        for number, rate in enumerate(STEPS.get(name, ())):
+            count = max(round(rate * _STEP_S), 1)
+            result = running.load(rate, count, seed=seed + 2 + number)
+            rows += figures_of(f"{name}, {rate:g}/s", "", rate, result)
     return rows
+
+
+def figures_of(case: str, load: str, rate: float, result: LoadResult) -> list[Row]:
+    """What became of the requests of a load."""
+    for text, count in result.sample_errors.items():
+        print(f"  {case}, {rate:g}/s: {count} × {text}", file=sys.stderr)
+    status = result.summary["status"]
+    other = result.summary["requests"] - status["ok"] - status["late"] - status["refused"]
+    requests = result.measured
+    in_time = requests[requests["status"] == "ok"]
+    accuracy = in_time["accuracy"].mean() if "accuracy" in in_time and len(in_time) else None
+    figures = {
+        "rate": ("1/s", rate),
+        "in time": ("", float(status["ok"])),
+        "late": ("", float(status["late"])),
+        "refused": ("", float(status["refused"])),
+        "other": ("", float(other)),
+        "p95": ("ms", result.summary["p95_ms"]),
+        "accuracy": ("%", accuracy),
+    }
+    return [Row(case, f"{what} {load}".strip(), u, value) for what, (u, value) in figures.items()]
 
 
 def write_figures(rows: Iterable[Row], readme: Path = README, folder: Path = FOLDER) -> None:
@@ -331,6 +349,8 @@ def write_figures(rows: Iterable[Row], readme: Path = README, folder: Path = FOL
     _, _, after = rest.partition(_END)
     readme.write_text(f"{before}{_BEGIN}\n{table(figures)}{_END}{after}", encoding="utf-8")
     for name, of_file in figures.items():
+        if "ready" not in of_file:
+            continue
         path = folder / f"{name}.yaml"
         head = re.sub(
             r"^(# Needs: [^;\n]*\(workers\)).*$",
@@ -350,21 +370,40 @@ def needs(figures: Mapping[str, float | None]) -> str:
 
 
 def table(figures: Mapping[str, Mapping[str, float | None]]) -> str:
-    """Markdown, a line per file."""
+    """Markdown: a line per file, and one per step of a load that rises."""
+    each = "requests/s | in time | late | refused | p95"
     lines = [
-        "| config | first answer | memory | requests/s | in time | late | refused | p95 "
-        "| requests/s | in time | late | refused | p95 |",
+        f"| config | first answer | memory | {each} | {each} |",
         "|---|" + "---|" * 12,
     ]
-    for name, of_file in figures.items():
-        cells = [f"`{name}`", f"{of_file['ready']:.0f} s", f"{of_file['memory']:.0f} MB"]
-        for load in ("at its rate", "at 3 ×"):
-            cells.append(f"{of_file[f'rate {load}']:g}")
-            cells += [f"{of_file[f'{what} {load}']:.0f}" for what in ("in time", "late")]
-            other = of_file[f"other {load}"]
-            refused = f"{of_file[f'refused {load}']:.0f}"
-            cells.append(refused + (f" ({other:.0f} failed)" if other else ""))
-            p95 = of_file[f"p95 {load}"]
-            cells.append("–" if p95 is None else f"{p95:.0f} ms")
+    steps = []
+    for name, found in figures.items():
+        if "ready" not in found:
+            cells = [f"`{name.partition(',')[0]}`", *_cells(found, "")]
+            cells.append("–" if found["accuracy"] is None else f"{found['accuracy']:.1f}")
+            steps.append(f"| {' | '.join(cells)} |")
+            continue
+        cells = [f"`{name}`", f"{found['ready']:.0f} s", f"{found['memory']:.0f} MB"]
+        for load in (" at its rate", " at 3 ×"):
+            cells += _cells(found, load)
         lines.append(f"| {' | '.join(cells)} |")
+    if steps:
+        lines += [
+            "",
+            f"Load that rises, each step for {_STEP_S:.0f} s:",
+            "",
+            f"| config | {each} | mean accuracy, % |",
+            "|---|" + "---|" * 6,
+            *steps,
+        ]
     return "\n".join(lines) + "\n"
+
+
+def _cells(found: Mapping[str, float | None], load: str) -> list[str]:
+    other, p95 = found[f"other{load}"], found[f"p95{load}"]
+    return [
+        f"{found[f'rate{load}']:g}",
+        *(f"{found[f'{what}{load}']:.0f}" for what in ("in time", "late")),
+        f"{found[f'refused{load}']:.0f}" + (f" ({other:.0f} failed)" if other else ""),
+        "–" if p95 is None else f"{p95:.0f} ms",
+    ]

@@ -124,10 +124,10 @@ class Startup:
         messages = [d.message for d in self._deployments.values() if d.message]
         tries = [str(p) for p in progress if p.failed is None]
         errors = [str(p) for p in progress if p.failed is not None]
-        if self._shortfall:
-            messages.append(self._shortfall)
         if not self._details and (messages or errors):
             return "loading failed; the log of the application says why"
+        if self._shortfall:
+            messages.append(self._shortfall)
         said = list(dict.fromkeys([*messages, *(errors if not messages else ()), *tries]))
         return clipped("; ".join(said), MAX_MESSAGE) if said else "its workers are starting"
 
