@@ -59,7 +59,7 @@ def run(quick: bool, seed: int) -> list[Row]:
 
 
 async def _serve(rate: float, seconds: float, seed: int, folder: str | None) -> dict[str, float]:
-    from ray_slo.core import BatchStatus
+    from ray_slo.core import BatchStatus, LatencyProfile
     from ray_slo.serve.messages import BatchReport, Grant, Heartbeat, Submit
     from ray_slo.serve.scheduler import Scheduler
     from ray_slo.serve.spec import parse_spec
@@ -82,9 +82,9 @@ async def _serve(rate: float, seconds: float, seed: int, folder: str | None) -> 
 
     scheduler = Scheduler(spec, deliver)
     timed, rounds = _timed(scheduler), _rounds(scheduler)
-    table = [ALPHA_S * b + BETA_S for b in range(1, 65)]
+    profile = LatencyProfile.linear(ALPHA_S, BETA_S, 64)
     for i in range(WORKERS):
-        scheduler.heartbeat(Heartbeat(f"w{i}", "default", {"m": table}, []))
+        scheduler.heartbeat(Heartbeat(f"w{i}", "default", {"m": profile}, []))
     rng = np.random.default_rng(seed)
     late, number = [], 0
     gc.collect()

@@ -9,6 +9,7 @@ that a client's item comes to (`tree`), under one deadline.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import inspect
 import itertools
@@ -74,6 +75,8 @@ _GRACE_S = 0.75
 _MEET_S = 5.0  # for workers to introduce themselves again
 _FIRST_S = 2.0  # the same at the start; without an answer, none is up
 _LOOK_S = 0.3  # between looks at what workers can serve, until that is all
+_LEAST_LOOK_S = 0.05  # the same, when a request waits for the next one
+_FRESH_S = 1.0  # that it waits, at most
 _WAY_BACK = 0.25  # of an SLO, at most
 # Of a batch's slack, that its worker waits for pieces of other frontends, one of which may have
 # died; the rest is for what comes too late, which is submitted again.
@@ -248,6 +251,8 @@ class Frontend:
         self._startup = Startup(
             {name: needs or [name] for name in self._offers}, spec.error_details
         )
+        self._look_now = asyncio.Event()
+        self._next_look: asyncio.Future[None] = self._loop.create_future()
         self._meeting = self._loop.create_task(self._meet_workers())
         await asyncio.wait({self._meeting}, timeout=_FIRST_S)
         watch = self._spawn(self._watch_startup())
@@ -297,7 +302,7 @@ class Frontend:
         if isinstance(item, HttpRequest):
             return await self._http(item, arrival)
         name = self._model_name(model)
-        self._check_ready(name)
+        await self._check_ready(name)
         asked = _Asked(name, arrival, self._slo_s(name, latency_slo_ms))
         answer = await self._answer(asked, item)
         return answer if response_metadata else answer.result
@@ -317,7 +322,7 @@ class Frontend:
                     status_code=405,
                     headers={"allow": "GET, POST"},
                 )
-            self._check_ready(name)
+            await self._check_ready(name)
             slo_s, item = await self._read_http(request, name, arrival)
             asked = _Asked(name, arrival, slo_s, request.headers.get("traceparent"))
             answer = await self._answer(asked, item)
@@ -343,7 +348,7 @@ class Frontend:
         arrival = self._clock()
         try:
             name = self._model_name(request.model or None)
-            self._check_ready(name)
+            await self._check_ready(name)
             headers = dict(grpc_context.invocation_metadata())
             slo_s, item = self._read_grpc(request, grpc_context.invocation_metadata(), name)
             asked = _Asked(name, arrival, slo_s, headers.get("traceparent"))
@@ -468,11 +473,15 @@ class Frontend:
             raise UnknownModel(model=name, valid=valid)
         return name
 
-    def _check_ready(self, model: str) -> None:
+    async def _check_ready(self, model: str) -> None:
         """Raises NotReady while no worker can serve the model, with the reason."""
         if self._startup.complete:
             return
         refusal = self._startup.refusal(model, self._clock())
+        if refusal is not None and self._startup.may_have_changed():
+            self._look_now.set()
+            await asyncio.wait({self._next_look}, timeout=_FRESH_S)
+            refusal = self._startup.refusal(model, self._clock())
         if refusal is not None:
             self._metrics.unanswered(model, "refused", refusal.reason)
             raise refusal
@@ -983,9 +992,12 @@ class Frontend:
         """Find out what can be served, until that is all, and what keeps the rest."""
         kinds = {kind: handle.deployment_name for kind, handle in self._workers.items()}
         while True:
+            look, self._next_look = self._next_look, self._loop.create_future()
+            self._look_now.clear()
             try:
                 self._startup.serves(await asyncio.wait_for(self._channel.served(), _MEET_S))
                 if self._startup.complete:
+                    self._next_look.set_result(None)
                     return
                 if self._meeting.done() and self._meeting.exception() is not None:
                     self._meeting = self._loop.create_task(self._meet_workers())
@@ -995,7 +1007,11 @@ class Frontend:
                 self._startup.deployments(states)
             except Exception as error:
                 logger.info("cannot tell what is served: %r", error)
-            await asyncio.sleep(_LOOK_S)
+            finally:
+                look.set_result(None)
+            await asyncio.sleep(_LEAST_LOOK_S)
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._look_now.wait(), _LOOK_S)
 
     async def _refresh_metrics(self) -> None:
         while True:

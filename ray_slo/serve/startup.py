@@ -18,13 +18,14 @@ from ray_slo.serve.quoting import clipped
 _SILENT_S = 5.0  # a worker that said nothing for so long has died, or serves
 _RETRY_S = 2.0  # until an application that loads is asked again
 _FAILED_RETRY_S = 30.0  # one that has failed
+SERVING = "serving"  # a worker's last word of its start
 
 
 class Progress(NamedTuple):
     """Worker → frontends, while it starts.
 
     Attributes:
-        doing: "building", "loading" or "measuring".
+        doing: "building", "loading", "measuring", or `SERVING` once it has started.
         what: a model, or a variant of it.
         number, of: which one that is, of how many.
         failed: what the last attempt ended with; None where there was none.
@@ -41,8 +42,8 @@ class Progress(NamedTuple):
     def __str__(self) -> str:
         if self.failed is not None:
             return f"failed: {self.failed}"
-        if not self.doing:
-            return "starting"
+        if not self.what:
+            return self.doing or "starting"
         return f"{self.doing} {self.what}, {self.number} of {self.of}"
 
 
@@ -80,7 +81,14 @@ class Startup:
 
     def heard(self, progress: Progress, now: float) -> None:
         """From a worker."""
-        self._heard[progress.worker] = (progress, now)
+        before, _ = self._heard.get(progress.worker, (None, 0.0))
+        if before is None or before.doing != SERVING:  # what it said before may come after it
+            self._heard[progress.worker] = (progress, now)
+
+    def may_have_changed(self) -> bool:
+        """Whether a worker is up, so that more may be served than was known at the last look."""
+        started = any(said.doing == SERVING for said, _ in self._heard.values())
+        return started or any(d.running for d in self._deployments.values())
 
     def serves(self, models: Iterable[str]) -> None:
         """Models that the schedulers have workers for."""
@@ -102,11 +110,12 @@ class Startup:
         if not missing:
             return None
         progress = self._progress(now)
+        starting = [said for said in progress if said.doing != SERVING]
         failing = self._shortfall or any(d.message for d in self._deployments.values())
-        if not progress and not failing and any(d.running for d in self._deployments.values()):
+        if not starting and not failing and self.may_have_changed():
             return None
         failed = any(d.failed for d in self._deployments.values())
-        why = self._why(progress)
+        why = self._why(starting)
         return NotReady(
             f"{offer!r} cannot be served yet: {why}",
             reason="start_failed" if failed else None,

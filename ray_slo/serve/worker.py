@@ -41,7 +41,7 @@ from ray_slo.serve.quoting import clipped
 from ray_slo.serve.replica_port import listen_on_node_only
 from ray_slo.serve.scheduler_actor import this_node
 from ray_slo.serve.spec import AppSpec, ModelSpec, VariantRef, VariantSpec, worker_deployment
-from ray_slo.serve.startup import Progress
+from ray_slo.serve.startup import SERVING, Progress
 from ray_slo.serve.vitals import vitals
 
 logger = logging.getLogger(__name__)
@@ -164,6 +164,9 @@ class Worker:
             raise
         finally:
             telling.cancel()
+        # Before Serve calls the application running, so that no frontend refuses its first request.
+        self._progress = Progress(self.id, kind, SERVING)
+        await self._tell_frontends(serve.get_deployment_handle(frontend, context.app_name))
         self._tasks = [
             self._loop.create_task(self._run_batches()),
             self._loop.create_task(self._beat()),
@@ -200,13 +203,16 @@ class Worker:
         handle = serve.get_deployment_handle(frontend, app)
         while True:
             self._news.clear()
-            try:
-                responses = handle.broadcast("slo_progress", self._progress)
-                await responses.results_async(timeout_s=2.0, return_exceptions=True)
-            except Exception as error:  # none is there yet
-                logger.debug("nobody to tell of %s: %r", self._progress, error)
+            await self._tell_frontends(handle)
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._news.wait(), _HEARTBEAT_S)
+
+    async def _tell_frontends(self, handle: Any) -> None:
+        try:
+            responses = handle.broadcast("slo_progress", self._progress)
+            await responses.results_async(timeout_s=2.0, return_exceptions=True)
+        except Exception as error:  # none is there yet
+            logger.debug("nobody to tell of %s: %r", self._progress, error)
 
     def will_load(self, variants: int) -> None:
         """How many variants it begins with, for those who wait."""

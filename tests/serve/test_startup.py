@@ -3,7 +3,7 @@
 import pytest
 
 from ray_slo.serve.errors import NotReady, RefusedEarly
-from ray_slo.serve.startup import Deployment, Progress, Startup, in_a_line
+from ray_slo.serve.startup import SERVING, Deployment, Progress, Startup, in_a_line
 
 TRACE = """A replica failed to start with exception. Retrying 2 more time(s). Error:
 Traceback (most recent call last):
@@ -57,6 +57,22 @@ def test_when_all_are_up_and_nobody_loads_a_request_may_wait():
     assert startup.refusal("m", 0.0) is None
     startup.heard(LOADING, 0.0)
     assert startup.refusal("m", 0.0) is not None
+
+
+def test_a_worker_that_has_started_is_believed_at_once():
+    """Serve calls the application running then, and its caller sends the first request."""
+    startup = Startup({"m": ["m"]})
+    startup.heard(LOADING, 0.0)
+    assert not startup.may_have_changed()
+    startup.heard(Progress("w1", "gpu", SERVING), 0.1)
+    assert startup.may_have_changed()
+    assert startup.refusal("m", 0.1) is None
+    startup.heard(LOADING, 0.2)  # was sent before
+    assert startup.refusal("m", 0.2) is None
+    assert startup.status(0.2)["starting"]["workers"]["w1"]["state"] == "serving"
+    startup.heard(LOADING._replace(worker="w2"), 0.2)
+    assert "loading resnet50, 2 of 5" in str(startup.refusal("m", 0.2))
+    assert startup.refusal("m", 6.0) is not None  # not for ever
 
 
 def test_failures_are_said_and_so_is_that_nobody_tries_again():
