@@ -158,8 +158,12 @@ def looks_like(printed: str, said: str) -> bool:
 # -- YAML --------------------------------------------------------------------------------------
 
 
-def read_yaml(block: Block, folder: Path) -> None:
-    """Have a YAML block read by what reads such a file."""
+def read_yaml(block: Block, folder: Path, in_cluster: bool = False) -> None:
+    """Have a YAML block read by what reads such a file.
+
+    Args:
+        in_cluster: it is for pods, which must be reached from others.
+    """
     from pydantic import ValidationError
     from ray.serve.schema import ServeDeploySchema, gRPCOptionsSchema
 
@@ -170,13 +174,17 @@ def read_yaml(block: Block, folder: Path) -> None:
 
     given: dict[str, Any]
     *_, given = documents = list(yaml.safe_load_all(block.code))
+    whole_file = "applications" in given
     given |= yaml.safe_load(block.extra) if block.extra else {}
     if "apiVersion" in given:
         for manifest in documents:
             assert manifest["kind"] and manifest["metadata"]["name"]
             if served := manifest.get("spec", {}).get("serveConfigV2"):
-                read_yaml(replace(block, code=served), folder)
+                read_yaml(replace(block, code=served), folder, in_cluster=True)
         return
+    if whole_file and not in_cluster:
+        host = given.get("http_options", {}).get("host")
+        assert host == "127.0.0.1", f"{block.where}: a reader who starts it is open to the network"
     if "args" in given and "applications" not in given:
         given = {"applications": [{"import_path": "ray_slo.serve:build_app", **given}]}
     if "applications" in given:
