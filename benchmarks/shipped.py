@@ -323,7 +323,8 @@ def figures_of(case: str, load: str, rate: float, result: LoadResult) -> list[Ro
     for text, count in result.sample_errors.items():
         print(f"  {case}, {rate:g}/s: {count} × {text}", file=sys.stderr)
     status = result.summary["status"]
-    other = result.summary["requests"] - status["ok"] - status["late"] - status["refused"]
+    refused = status["refused"] + status["expired"]  # told so, at once or by the deadline
+    other = result.summary["requests"] - status["ok"] - status["late"] - refused
     requests = result.measured
     in_time = requests[requests["status"] == "ok"]
     accuracy = in_time["accuracy"].mean() if "accuracy" in in_time and len(in_time) else None
@@ -331,7 +332,7 @@ def figures_of(case: str, load: str, rate: float, result: LoadResult) -> list[Ro
         "rate": ("1/s", rate),
         "in time": ("", float(status["ok"])),
         "late": ("", float(status["late"])),
-        "refused": ("", float(status["refused"])),
+        "refused": ("", float(refused)),
         "other": ("", float(other)),
         "p95": ("ms", result.summary["p95_ms"]),
         "accuracy": ("%", accuracy),

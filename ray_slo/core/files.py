@@ -68,6 +68,11 @@ def load_yaml(path: str | Path) -> Any:
             return None
         _check_keys(root)
         return loader.construct_document(root)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        place = f", line {mark.line + 1}, column {mark.column + 1}" if mark is not None else ""
+        said = " ".join(filter(None, (error.context, error.problem)))
+        raise ValueError(f"{path}: not YAML{place}: {said}") from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:  # a date that is none, too
         raise ValueError(f"{path}: not YAML: {error}") from None
 

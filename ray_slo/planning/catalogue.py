@@ -13,12 +13,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, NonNegativeFloat, PositiveFloat, ValidationError
+from pydantic import ConfigDict, Field, NonNegativeFloat, PositiveFloat, ValidationError
 
 from ray_slo.core.files import load_yaml
+from ray_slo.core.strict import Strict
 
 
-class InstanceType(BaseModel):
+class InstanceType(Strict):
     """A kind of machine that can be rented.
 
     Attributes:
@@ -32,13 +33,13 @@ class InstanceType(BaseModel):
         interruptions_per_hour: how often a spot instance is taken away, on average.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(frozen=True)
 
     name: str
     price_per_hour: PositiveFloat
     memory_gb: PositiveFloat | None = None
     accelerator_type: str | None = None
-    resources: dict[str, NonNegativeFloat] = {}
+    resources: dict[str, NonNegativeFloat] = Field(default_factory=dict)
     spot_price_per_hour: PositiveFloat | None = None
     interruptions_per_hour: NonNegativeFloat = 0.0
 

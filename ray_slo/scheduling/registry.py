@@ -92,6 +92,11 @@ def make_policy(policy: str | Policy, kwargs: Mapping[str, Any] | None = None) -
 def _target(policy: str | Policy) -> Any:
     """What a policy's name stands for; a policy itself is left as it is."""
     if not isinstance(policy, str):
+        if not callable(policy) and not hasattr(policy, "decide"):
+            raise ValueError(
+                f"must be one of {', '.join(sorted(POLICIES))}, 'module:attr', or a policy, "
+                f"got {policy!r}"
+            )
         return policy
     if policy not in POLICIES and ":" not in policy:
         raise ValueError(

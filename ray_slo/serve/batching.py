@@ -47,7 +47,7 @@ from ray_slo.core import (
 )
 from ray_slo.core.profiles import load_profiles
 from ray_slo.scheduling.registry import make_policy
-from ray_slo.serve import request_context, tracing
+from ray_slo.serve import request_context, tracing, user_code
 from ray_slo.serve.errors import (
     BadInput,
     BatchResultError,
@@ -366,7 +366,9 @@ class _Batcher:
                     await self._run_stream(calls, self._func(*args, **kwargs))
                     return True
                 if inspect.iscoroutinefunction(self._func):
-                    results = await self._func(*args, **kwargs)
+                    results = await user_code.call_async(
+                        functools.partial(self._func, *args, **kwargs)
+                    )
                 else:
                     results = await self._run_in_thread(args, kwargs)
             self._check(results, len(calls))
@@ -382,18 +384,15 @@ class _Batcher:
         return True
 
     async def _run_in_thread(self, args: list[Any], kwargs: dict[str, Any]) -> Any:
-        def call() -> Any:
-            try:
-                return self._func(*args, **kwargs)
-            except StopIteration as error:  # cannot travel through a future
-                raise RuntimeError(f"{self._name} raised StopIteration") from error
-
+        call = functools.partial(user_code.call, functools.partial(self._func, *args, **kwargs))
         if self._pool is None:
             self._pool = ThreadPoolExecutor(
                 self._settings.max_concurrent_batches, f"batch-{self._name}"
             )
         results = await self._loop.run_in_executor(self._pool, copy_context().run, call)
-        return await results if inspect.isawaitable(results) else results
+        if inspect.isawaitable(results):
+            return await user_code.call_async(lambda: results)
+        return results
 
     async def _run_stream(self, calls: list[_Call], steps: Any) -> None:
         queues: list[asyncio.Queue[Any]] = [asyncio.Queue() for _ in calls]
@@ -417,9 +416,9 @@ class _Batcher:
         except asyncio.CancelledError:
             error = RuntimeError(f"{self._name}: the batch was cancelled")
             raise
-        except Exception as e:
-            error = e
-            raise
+        except BaseException as e:
+            error = user_code.as_exception(e)
+            raise error from e.__cause__
         finally:
             for call, queue in zip(calls, queues, strict=True):
                 if not call.ended:

@@ -10,7 +10,7 @@ import functools
 import hashlib
 import sys
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,10 @@ from ray import cloudpickle, serve
 from ray.serve import Application
 from ray.serve.config import RequestRouterConfig
 
+from ray_slo.core.profiles import load_profiles
 from ray_slo.serve.frontend import Frontend
 from ray_slo.serve.plan_autoscaling import autoscaling
+from ray_slo.serve.quoting import quoted
 from ray_slo.serve.router import TargetedRouter
 from ray_slo.serve.spec import (
     AppSpec,
@@ -139,6 +141,8 @@ def deployment(
     response_margin_ms: float | None = None,
     profile_seconds: float | None = None,
     max_body_bytes: int | None = None,
+    max_json_bytes: int | None = None,
+    max_json_values: int | None = None,
     decision_log: str | dict[str, Any] | None = None,
 ) -> Any:
     """Serve a class under a latency SLO, batched across all its replicas by deadline.
@@ -229,7 +233,8 @@ def build_app_from_spec(spec: AppSpec) -> Application:
         replicas: dict[str, Any] = {"num_replicas": worker.num_replicas}
         if spec.replica_bounds(kind) is not None:
             replicas = {"autoscaling_config": autoscaling(spec, kind)}
-        deployed = serve.deployment(
+        deployed = _deployment(
+            f"workers.{kind}.ray_actor_options",
             Worker,
             name=worker_deployment(name, kind),
             **replicas,
@@ -243,7 +248,8 @@ def build_app_from_spec(spec: AppSpec) -> Application:
             graceful_shutdown_wait_loop_s=0.5,
         )
         workers[kind] = _versioned(deployed, spec).bind(spec, kind, name)
-    frontend = serve.deployment(
+    frontend = _deployment(
+        "frontend_actor_options",
         Frontend,
         name=name,
         num_replicas=spec.num_frontends,
@@ -254,6 +260,19 @@ def build_app_from_spec(spec: AppSpec) -> Application:
         graceful_shutdown_wait_loop_s=0.5,
     )
     return _versioned(frontend, spec).bind(spec, workers)
+
+
+def _deployment(field: str, target: type[Any], **options: Any) -> Any:
+    """`serve.deployment`, whose complaints about resources name the field.
+
+    Raises:
+        ValueError: resources that Ray does not take.
+    """
+    try:
+        return serve.deployment(target, **options)
+    except (ValueError, TypeError) as error:
+        given = quoted(options["ray_actor_options"])
+        raise ValueError(f"{field}: {error}; got {given}") from None
 
 
 def _check_code(spec: AppSpec) -> None:
@@ -268,6 +287,12 @@ def _check_code(spec: AppSpec) -> None:
             cls = model.load()
         except ValueError as error:
             raise ValueError(f"{where}.{name}.callable: {error}") from None
+        for field, file in _profile_files(f"{where}.{name}", model):
+            try:
+                load_profiles(file)
+            except (OSError, ValueError) as error:
+                said = "no such file" if isinstance(error, FileNotFoundError) else str(error)
+                raise ValueError(f"{field}: {file}: {said.removeprefix(f'{file}: ')}") from None
         try:
             if hasattr(cls, "size"):
                 spec.policy.refuse_sizes()
@@ -287,6 +312,15 @@ def _check_code(spec: AppSpec) -> None:
             except ValueError as error:
                 raise ValueError(f"{where}.{name}.variants.{key}: {error}") from None
     spec.joins()
+
+
+def _profile_files(where: str, model: ModelSpec) -> Iterator[tuple[str, str]]:
+    """Field and path of every file with profiles that a model names."""
+    if model.profile is not None:
+        yield f"{where}.profile", model.profile
+    for key, variant in model.variants.items():
+        if variant.profile is not None:
+            yield f"{where}.variants.{key}.profile", variant.profile
 
 
 def _versioned(deployed: Any, spec: AppSpec) -> Any:

@@ -22,7 +22,12 @@ from collections.abc import Hashable
 from typing import Any
 
 from ray_slo.serve.errors import Expired, FrontendLost, SLOError, http_response
-from ray_slo.serve.request_context import LATENCY_HEADER, PROXIED_HEADER, TIMEOUT_HEADER
+from ray_slo.serve.request_context import (
+    LATENCY_HEADER,
+    MAX_LATENCY_MS,
+    PROXIED_HEADER,
+    TIMEOUT_HEADER,
+)
 
 WAIT_ENV = "RAY_SLO_FRONTEND_WAIT_S"
 TRIES = 3
@@ -35,6 +40,7 @@ _LATENCY = LATENCY_HEADER.encode()
 _TIMEOUT = TIMEOUT_HEADER.encode()
 _PROXIED = PROXIED_HEADER.encode()
 _SLO = b"x-slo-latency-slo-ms"  # of an answer
+_MOST = {_LATENCY: MAX_LATENCY_MS, _TIMEOUT: MAX_LATENCY_MS / 1e3}
 
 
 def frontend_wait_s() -> float:
@@ -215,7 +221,7 @@ def _told(headers: Any, limit_s: float | None, spent_s: float) -> list[tuple[byt
         if name == _PROXIED:
             continue  # a client's own word is not believed
         number = to_positive(value) if name in (_LATENCY, _TIMEOUT) else None
-        if number is None:
+        if number is None or number > _MOST[name]:  # whoever reads it will say so
             told.append((name, value))
         elif name == _TIMEOUT:
             told.append((_PROXIED, repr(max(1e3 * (number - spent_s), 1.0)).encode()))

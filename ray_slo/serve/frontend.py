@@ -11,13 +11,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import inspect
 import itertools
 import json
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Coroutine, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
@@ -65,6 +64,7 @@ from ray_slo.serve.spec import AppSpec, VariantRef, worker_deployment
 from ray_slo.serve.startup import Progress, Startup
 from ray_slo.serve.tracing import RequestTrace
 from ray_slo.serve.tree import Tree, Visit, say_task
+from ray_slo.serve.user_code import Hook, HookThreads
 from ray_slo.serve.vitals import vitals
 
 logger = logging.getLogger(__name__)
@@ -81,7 +81,9 @@ _WAY_BACK = 0.25  # of an SLO, at most
 # Of a batch's slack, that its worker waits for pieces of other frontends, one of which may have
 # died; the rest is for what comes too late, which is submitted again.
 _WAIT_SHARE = 0.25
-_INLINE_S = 0.002  # pre- and postprocessing slower than this leaves the event loop for a thread
+_LEAVING_S = 0.1  # for what was cancelled to end
+_JOINING_S = 0.1  # more than that for a whole pipeline
+_HOOK_THREADS = 32
 # What a call to a worker raises when the worker is gone, or its node with the result.
 _GONE = (
     ray.exceptions.RayActorError,
@@ -161,33 +163,6 @@ class _Pending:
         return {"model": self.asked.model, "task": task, "latency_slo_ms": slo_ms}
 
 
-class _Hook:
-    """A user's pre- or postprocessing: on the event loop while it is quick, else in a thread."""
-
-    def __init__(self, function: Callable[..., Any], threads: ThreadPoolExecutor) -> None:
-        self._function = function
-        self._threads = threads
-        self._is_async = inspect.iscoroutinefunction(function)
-        self._mean_s = 0.0
-
-    async def __call__(self, *values: Any) -> Any:
-        if self._is_async:
-            return await self._function(*values)
-        if self._mean_s > _INLINE_S:
-            loop = asyncio.get_running_loop()
-            return await loop.run_in_executor(self._threads, self._in_thread, *values)
-        start = time.perf_counter()
-        result = self._function(*values)
-        self._mean_s += 0.1 * (time.perf_counter() - start - self._mean_s)
-        return result
-
-    def _in_thread(self, *values: Any) -> Any:
-        try:
-            return self._function(*values)
-        except StopIteration as error:  # a future cannot carry it
-            raise RuntimeError("StopIteration") from error
-
-
 class Frontend:
     """Ingress of an application: HTTP and gRPC requests and handle calls come in here."""
 
@@ -205,18 +180,19 @@ class Frontend:
         app_key = f"{context.app_name}#{context.deployment}"
         client = context.replica_id.unique_id
         self._check_names(context.deployment, workers)
-        threads = ThreadPoolExecutor(4, thread_name_prefix="ray-slo-frontend")
-        self._preprocess: dict[str, _Hook] = {}
-        self._postprocess: dict[str, _Hook] = {}
-        self._sizes: dict[str, Callable[[Any], int]] = {}
+        self._threads = HookThreads(_HOOK_THREADS)
+        self._parser = ThreadPoolExecutor(1, thread_name_prefix="ray-slo-parser")
+        self._preprocess: dict[str, Hook] = {}
+        self._postprocess: dict[str, Hook] = {}
+        self._sizes: dict[str, Hook] = {}
         for name, model in spec.models.items():
             cls = model.load()
             if hasattr(cls, "preprocess"):
-                self._preprocess[name] = _Hook(cls.preprocess, threads)
+                self._preprocess[name] = self._threads.hook(cls.preprocess)
             if hasattr(cls, "postprocess"):
-                self._postprocess[name] = _Hook(cls.postprocess, threads)
+                self._postprocess[name] = self._threads.hook(cls.postprocess)
             if hasattr(cls, "size"):
-                self._sizes[name] = cls.size
+                self._sizes[name] = self._threads.hook(cls.size)
         # What clients may ask for: latency SLO in milliseconds, and where it comes in.
         self._offers = {name: (m.latency_slo_ms, name) for name, m in spec.models.items()}
         self._tree: Tree | None = None
@@ -227,7 +203,7 @@ class Frontend:
             self._tree = Tree(
                 pipeline.parents,
                 postprocess=self._postprocess,
-                join={name: _Hook(join, threads) for name, join in spec.joins().items()},
+                join={name: self._threads.hook(join) for name, join in spec.joins().items()},
                 made=None if self._plan is None else self._plan.finished,
             )
         self._ids = itertools.count()
@@ -309,7 +285,10 @@ class Frontend:
 
     async def _http(self, request: HttpRequest, arrival: float) -> Response:
         try:
-            name = self._model_name(self._path(request) or None)
+            path = self._path(request)
+            if request.method in ("GET", "HEAD") and not path:
+                return JSONResponse(self._describe())
+            name = self._model_name(path or None)
             if request.method in ("GET", "HEAD"):
                 return JSONResponse(self._describe())
             if request.method != "POST":
@@ -350,7 +329,7 @@ class Frontend:
             name = self._model_name(request.model or None)
             await self._check_ready(name)
             headers = dict(grpc_context.invocation_metadata())
-            slo_s, item = self._read_grpc(request, grpc_context.invocation_metadata(), name)
+            slo_s, item = await self._read_grpc(request, grpc_context.invocation_metadata(), name)
             asked = _Asked(name, arrival, slo_s, headers.get("traceparent"))
             answer = await self._answer(asked, item)
             return grpc.reply_of(answer)
@@ -363,6 +342,14 @@ class Frontend:
     async def Describe(self, request: Any) -> Any:  # noqa: N802
         """What GET answers over HTTP."""
         return DescribeReply(json=json.dumps(self._describe()))
+
+    def check_health(self) -> None:
+        """Serve's hook: users' code that never ends makes the replica unhealthy.
+
+        Raises:
+            RuntimeError: then Serve replaces the replica.
+        """
+        self._threads.check()
 
     def reconfigure(self, user_config: dict[str, Any]) -> None:
         """Serve's hook: `{"planner": {…}}` changes arguments of the planner while it runs.
@@ -519,8 +506,12 @@ class Frontend:
             headers = reading.Headers(request.headers.items())
             slo_s = self._slo_s(model, headers.latency_ms(self._offers[model][0]))
             left_s = arrival + slo_s - self._clock()
-            body = await reading.body_of(request, self._spec.max_body_bytes, left_s)
-            return slo_s, self._parse(request.headers.get("content-type", ""), body, model)
+            content_type = request.headers.get("content-type", "")
+            most, option = self._spec.max_body_bytes, "max_body_bytes"
+            if not self._takes_bytes(content_type, model) and self._spec.max_json_bytes < most:
+                most, option = self._spec.max_json_bytes, "max_json_bytes"
+            body = await reading.body_of(request, most, left_s, option)
+            return slo_s, await self._parse(content_type, body, model)
         except BadInput as error:
             self._metrics.unanswered(model, "invalid", error.reason)
             error.model = model
@@ -528,7 +519,7 @@ class Frontend:
         finally:
             self._num_reading -= 1
 
-    def _read_grpc(self, request: Any, metadata: Any, model: str) -> tuple[float, Any]:
+    async def _read_grpc(self, request: Any, metadata: Any, model: str) -> tuple[float, Any]:
         """(SLO in seconds, item) that a client asks for."""
         try:
             headers = reading.Headers(metadata)
@@ -542,26 +533,34 @@ class Frontend:
             if kind is None:
                 raise BadInput("no item; give json or data", field="item")
             body = request.data if kind == "data" else request.json.encode()
-            if len(body) > (limit := self._spec.max_body_bytes):
-                raise reading.too_large(kind, len(body), limit)
+            for option in ("max_body_bytes", "max_json_bytes")[: 1 + (kind == "json")]:
+                if len(body) > (limit := getattr(self._spec, option)):
+                    raise reading.too_large(kind, len(body), limit, option=option)
             content_type = "application/json" if kind == "json" else "application/octet-stream"
-            return slo_s, self._parse(content_type, body, model)
+            return slo_s, await self._parse(content_type, body, model)
         except BadInput as error:
             self._metrics.unanswered(model, "invalid", error.reason)
             error.model = model
             raise
 
-    def _parse(self, content_type: str, body: bytes, model: str) -> Any:
+    def _takes_bytes(self, content_type: str, model: str) -> bool:
+        """Whether a body of this type goes to the model's `preprocess` as it is."""
+        kind, is_json = _kind_of(content_type)
+        return bool(kind) and not is_json and self._offers[model][1] in self._preprocess
+
+    async def _parse(self, content_type: str, body: bytes, model: str) -> Any:
         """JSON by content type; raw bytes for anything else, if the model has a `preprocess`."""
-        kind = content_type.partition(";")[0].strip().lower()
-        is_json = kind == "application/json" or kind.endswith("+json")
-        takes_bytes = self._offers[model][1] in self._preprocess
-        if not is_json and takes_bytes and kind:
+        if self._takes_bytes(content_type, model):
             return body
+        kind, is_json = _kind_of(content_type)
+        most = self._spec.max_json_values
         try:
-            return reading.json_of(body)
+            if len(body) <= reading.INLINE_BYTES:
+                return reading.json_of(body, most)
+            # On one thread, so that parsing never takes more than half of Python's time.
+            return await self._loop.run_in_executor(self._parser, reading.json_of, body, most)
         except ValueError as error:
-            if not is_json and takes_bytes:
+            if not is_json and self._offers[model][1] in self._preprocess:
                 return body
             raise BadInput(
                 f"body is not JSON: {error}"
@@ -602,21 +601,46 @@ class Frontend:
         return answer
 
     async def _answer_one(self, asked: _Asked, item: Any, trace: RequestTrace) -> Answer:
-        item = await self._preprocessed(asked.model, item)
-        pending = self._made(asked.model, asked, item, asked.arrival)
+        item = await self._preprocessed(asked.model, asked, item)
+        pending = await self._made(asked.model, asked, item, asked.arrival)
         pending.trace = trace
         if self._plan is not None and asked.model in self._sizes:
             self._plan.arrived(pending.size)
         value = await self._result(pending)
         if asked.model in self._postprocess:
-            value = await self._postprocess[asked.model](value)
+            value = await self._in_time(asked, self._postprocess[asked.model](value))
         return self._describe_answer(pending, value)
 
-    async def _preprocessed(self, model: str, item: Any) -> Any:
+    async def _in_time(
+        self, asked: _Asked, hook: Coroutine[Any, Any, Any], grace_s: float = _GRACE_S
+    ) -> Any:
+        """What a user's hook returns. Its caller waits no longer than for a worker.
+
+        Raises:
+            Expired: it has not ended by then.
+            Exception: whatever it raised.
+        """
+        task = self._loop.create_task(hook)
+        try:
+            await asyncio.wait([task], timeout=asked.deadline + grace_s - self._clock())
+            if task.done():
+                return task.result()
+        finally:
+            if not task.done():
+                task.cancel()
+                await asyncio.wait([task], timeout=_LEAVING_S)
+        raise Expired(
+            f"no answer {grace_s:g} s after the deadline; the request was in the application's own "
+            "code at the frontend (preprocess, size, postprocess or join)",
+            model=asked.model,
+            latency_slo_ms=asked.slo_s * 1e3,
+        )
+
+    async def _preprocessed(self, model: str, asked: _Asked, item: Any) -> Any:
         if model not in self._preprocess:
             return item
         try:
-            return await self._preprocess[model](item)
+            return await self._in_time(asked, self._preprocess[model](item))
         except SLOError:
             raise
         except (ValueError, TypeError, LookupError, ArithmeticError) as error:
@@ -625,12 +649,12 @@ class Frontend:
                 f"preprocess refused the item: {said}", field="item", model=model
             ) from error
 
-    def _made(self, model: str, asked: _Asked, item: Any, *about: Any) -> _Pending:
+    async def _made(self, model: str, asked: _Asked, item: Any, *about: Any) -> _Pending:
         """A request of a preprocessed item, and its size."""
         pending = _Pending(next(self._ids), model, asked, item, *about)
         if (size := self._sizes.get(model)) is not None:
             try:
-                pending.size = int(size(item))
+                pending.size = int(await self._in_time(asked, size(item)))
             except (ValueError, TypeError, LookupError, AttributeError) as error:
                 raise BadInput(
                     f"the item has no size: {clipped(str(error), MAX_MESSAGE)}",
@@ -689,7 +713,9 @@ class Frontend:
         async def serve(task: str, item: Any, upstream: Upstream | None) -> tuple[Any, Visit]:
             return await self._serve_task(asked, trace.task(task), task, item, upstream)
 
-        node = await self._tree.run(item, serve)
+        # Tasks give up by themselves; what takes longer is `postprocess` or `join`.
+        visits = self._tree.run(item, serve)
+        node = await self._in_time(asked, visits, _GRACE_S + _JOINING_S)
         latency_ms = (self._clock() - asked.arrival) * 1e3
         return joined_answer(asked.model, node, self._accuracy, latency_ms, asked.slo_s * 1e3)
 
@@ -704,10 +730,10 @@ class Frontend:
         entered = asked.arrival if upstream is None else self._clock()
         try:
             if upstream is None:
-                item = await self._preprocessed(task, item)
+                item = await self._preprocessed(task, asked, item)
             elif task in self._preprocess:  # what it may refuse is not the client's
-                item = await self._preprocess[task](item)
-            pending = self._made(task, asked, item, entered, upstream)
+                item = await self._in_time(asked, self._preprocess[task](item))
+            pending = await self._made(task, asked, item, entered, upstream)
             pending.trace = trace
             value = await self._result(pending)
         except BaseException as error:
@@ -1031,6 +1057,12 @@ class Frontend:
         for line in (getattr(self, "_channel", None), getattr(self, "_plan", None)):
             if line is not None:
                 line.close()
+
+
+def _kind_of(content_type: str) -> tuple[str, bool]:
+    """The media type, and whether it is JSON."""
+    kind = content_type.partition(";")[0].strip().lower()
+    return kind, kind == "application/json" or kind.endswith("+json")
 
 
 def _outcome(error: BaseException) -> tuple[str, str]:

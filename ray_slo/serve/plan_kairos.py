@@ -26,7 +26,6 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import (
-    BaseModel,
     ConfigDict,
     Field,
     PositiveFloat,
@@ -37,6 +36,7 @@ from pydantic import (
 from scipy.stats import poisson
 
 from ray_slo.core.cluster import Cluster, Model, Variant, Worker
+from ray_slo.core.strict import Strict
 from ray_slo.planning import kairos
 from ray_slo.planning.demand import Rate
 from ray_slo.planning.kairos import Configuration
@@ -54,7 +54,7 @@ _SAMPLE = 500  # sizes that a problem holds
 _NEAR_TIE = 0.9  # of the highest bound
 
 
-class Arguments(BaseModel):
+class Arguments(Strict):
     """`planner.kwargs`.
 
     Attributes:
@@ -72,7 +72,7 @@ class Arguments(BaseModel):
             that are simulated, at most.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(frozen=True)
 
     budget_per_hour: PositiveFloat
     xi: float = Field(default=0.98, gt=0, le=1)

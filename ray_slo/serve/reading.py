@@ -7,11 +7,12 @@ them, and come once. What breaks a bound is refused with an error that names it.
 from __future__ import annotations
 
 import asyncio
-import json
+import gc
 import math
 from collections.abc import Iterable
-from typing import Any, NoReturn
+from typing import Any
 
+import orjson
 from starlette.requests import ClientDisconnect, Request
 
 from ray_slo.serve.errors import BadHeader, BadInput, BodyTooLarge, SlowBody
@@ -23,7 +24,9 @@ from ray_slo.serve.request_context import (
     TIMEOUT_HEADER,
 )
 
-MAX_DEPTH = 100  # of JSON; Python's parser and pickle give up at a few hundred
+MAX_DEPTH = 100  # of JSON; pickle gives up at a few hundred
+INLINE_BYTES = 32_768  # of JSON: more of it is parsed on a thread
+_CONTAINER = 10  # values that a list or an object counts for: so much longer does pickling one take
 MAX_NUMBER = 32  # characters of a header that is a number
 
 _HEADERS = (LATENCY_HEADER, PROXIED_HEADER, TIMEOUT_HEADER)
@@ -84,7 +87,7 @@ class Headers:
             raise BadHeader(f"header {name} is there {len(values)} times; send one", field=name)
         (text,) = values
         value = to_number(text)
-        if zero_is_none and value <= 0:
+        if zero_is_none and value == 0:
             return None  # Serve's way of saying "no timeout"
         if not (0 < value <= most and math.isfinite(value)):
             bound = f" of at most {most:.0f}" if math.isfinite(most) else ""
@@ -109,12 +112,15 @@ def to_number(text: Any) -> float:
 # -- bodies ------------------------------------------------------------------------------------
 
 
-async def body_of(request: Request, max_bytes: int, left_s: float) -> bytes:
+async def body_of(
+    request: Request, max_bytes: int, left_s: float, option: str = "max_body_bytes"
+) -> bytes:
     """The body of a request.
 
     Args:
         max_bytes: no more than this is kept.
         left_s: seconds until the request's deadline.
+        option: that says so, for the message.
 
     Raises:
         BodyTooLarge: it is larger, or says that it is.
@@ -123,7 +129,7 @@ async def body_of(request: Request, max_bytes: int, left_s: float) -> bytes:
     """
     declared = request.headers.get("content-length", "")
     if declared.isdecimal() and (len(declared) > 18 or int(declared) > max_bytes):
-        raise too_large("body", declared[:18], max_bytes)
+        raise too_large("body", declared[:18], max_bytes, option=option)
     within_s = min(max(left_s, 0.0) + _LATE_S, _BODY_S)
     body = bytearray()
 
@@ -131,7 +137,7 @@ async def body_of(request: Request, max_bytes: int, left_s: float) -> bytes:
         async for chunk in request.stream():
             body.extend(chunk)
             if len(body) > max_bytes:
-                raise too_large("body", f"more than {max_bytes}", max_bytes)
+                raise too_large("body", f"more than {max_bytes}", max_bytes, option=option)
 
     try:
         await asyncio.wait_for(read(), within_s)
@@ -146,32 +152,45 @@ async def body_of(request: Request, max_bytes: int, left_s: float) -> bytes:
     return bytes(body)
 
 
-def too_large(field: str, size: int | str, max_bytes: int) -> BodyTooLarge:
+def too_large(
+    field: str, size: int | str, most: int, what: str = "bytes", option: str = "max_body_bytes"
+) -> BodyTooLarge:
     """The refusal of a body, or of the field of a message."""
     return BodyTooLarge(
-        f"{field} has {size} bytes; at most {max_bytes} are read (max_body_bytes)", field=field
+        f"{field} has {size} {what}; at most {most} are read ({option})", field=field
     )
 
 
-def json_of(body: bytes | str) -> Any:
-    """The JSON in a body.
+def json_of(body: bytes, max_values: int) -> Any:
+    """The JSON in a body. Parsing holds Python's lock, on whatever thread: hence the bound.
+
+    Args:
+        max_values: about how many values it may hold, a list or an object counted as ten: commas,
+            and brackets ten times, those in strings, too.
 
     Raises:
-        ValueError: it is none, says a number that JSON does not have, or is nested too deeply.
+        ValueError: it is no JSON, or is nested too deeply.
+        BodyTooLarge: too many values.
     """
+    opened = body.count(b"[") + body.count(b"{")
+    if (values := 1 + body.count(b",") + _CONTAINER * opened) > max_values:
+        what = "values, where a list or an object counts as ten"
+        raise too_large("body", values, max_values, what, "max_json_values")
+    # The collector would look at all that is made, again and again, and find nothing.
+    collects = gc.isenabled()
+    gc.disable()
     try:
-        value = json.loads(body, parse_constant=_refuse_constant)
-    except RecursionError:
-        raise _too_deep() from None
-    text: Any = body
-    opened = ("[", "{") if isinstance(body, str) else (b"[", b"{")
-    if sum(map(text.count, opened)) > MAX_DEPTH:  # no more than are opened can be nested
+        value = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        if "depth limit" in str(error):
+            raise _too_deep() from None
+        raise
+    finally:
+        if collects:
+            gc.enable()
+    if opened > MAX_DEPTH:  # no more than are opened can be nested
         _check_depth(value)
     return value
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"it says {name}, which JSON does not have")
 
 
 def _too_deep() -> ValueError:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 from ray_slo.core import LatencyProfile
+from ray_slo.core.strict import Strict
 from ray_slo.planning import loki
 from ray_slo.planning.catalogue import CATALOGUE, InstanceType
 from ray_slo.scheduling.registry import (
@@ -42,6 +43,7 @@ from ray_slo.serve.quoting import quoted
 
 _LONGEST_SLO_MS = 86_400_000  # a day, as for a request
 _MOST_REPLICAS = 100_000
+_LONGEST_NAME = 100  # characters
 _PIPELINE = "pipeline"  # the default policy of a pipeline
 _WITH_VARIANTS = "price"  # the default policy where a model has variants
 # Arguments of a `loki.Problem` that are measured, or follow from the rest.
@@ -49,8 +51,8 @@ _PLANNED = ("waiting_factor", "communication_s")  # what its policy must see ali
 _MEASURED = {"tasks", "demand", "workers", "slo_s", "path_accuracies", "current"}
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", arbitrary_types_allowed=True, allow_inf_nan=False)
+class _Strict(Strict):
+    model_config = ConfigDict(arbitrary_types_allowed=True)
 
 
 def check_arguments(
@@ -724,6 +726,9 @@ class AppSpec(_Strict):
             client, on top of what is measured between frontend and worker.
         max_body_bytes: largest item that is read, over HTTP and gRPC. Serve's proxies have a bound
             of their own (`RAY_SLO_MAX_BODY_BYTES`, see SECURITY.md).
+        max_json_bytes: the same of JSON.
+        max_json_values: values in one body of JSON, a list or an object counted as ten. A million
+            keep Python's lock, and so all that a frontend does, for about 50 ms.
         error_details: whether clients are told, over HTTP and gRPC, what the user's own code said
             of its error; False keeps it to the log. Without `isolate_errors`, an error of a batch
             goes to all of its requests, and may quote another client's item.
@@ -742,13 +747,15 @@ class AppSpec(_Strict):
     planner: PlannerSpec | None = None
     policy: PolicySpec = Field(default_factory=PolicySpec)
     scheduler: Literal["auto", "actor", "embedded"] = "auto"
-    num_frontends: int = Field(default=1, ge=1)
+    num_frontends: int = Field(default=1, ge=1, le=_MOST_REPLICAS)
     frontend_actor_options: dict[str, Any] = Field(default_factory=lambda: {"num_cpus": 0})
     max_queued_requests: int = Field(default=1000, ge=1)
     isolate_errors: bool = False
-    retries: int = Field(default=2, ge=0)
+    retries: int = Field(default=2, ge=0, le=100)
     response_margin_ms: float = Field(default=5.0, ge=0)
     max_body_bytes: int = Field(default=16 * 2**20, ge=1, le=2**31 - 1)
+    max_json_bytes: int = Field(default=8 * 2**20, ge=1, le=2**31 - 1)
+    max_json_values: int = Field(default=1_000_000, ge=1)
     error_details: bool = True
     profile_seconds: float = Field(default=2.0, ge=0)
     access_log: bool = False
@@ -779,6 +786,13 @@ class AppSpec(_Strict):
     def _some_workers(cls, value: dict[str, WorkerSpec]) -> dict[str, WorkerSpec]:
         if not value:
             raise ValueError("name at least one kind of worker")
+        return value
+
+    @field_validator("name")
+    @classmethod
+    def _own_name(cls, value: str | None) -> str | None:
+        if value is not None:
+            _check_name("deployment", value)
         return value
 
     @field_validator("models")
@@ -815,6 +829,17 @@ class AppSpec(_Strict):
         self.pipeline = pipeline.model_copy(update={"tasks": bare})
         if "planner" not in self.model_fields_set:
             self.planner = PlannerSpec(name="loki")
+        return self
+
+    @model_validator(mode="after")
+    def _margin_leaves_time(self) -> AppSpec:
+        for name, model in self.models.items():
+            if self.response_margin_ms >= model.latency_slo_ms:
+                where = "pipeline" if self.pipeline is not None else f"models.{name}"
+                raise ValueError(
+                    f"response_margin_ms must be less than {where}.latency_slo_ms, which is "
+                    f"{model.latency_slo_ms:g}, got {self.response_margin_ms:g}"
+                )
         return self
 
     @model_validator(mode="after")
@@ -1197,6 +1222,10 @@ def worker_deployment(frontend: str, kind: str) -> str:
 
 
 def _check_name(what: str, name: str) -> None:
+    if len(name) > _LONGEST_NAME:
+        raise ValueError(
+            f"{what} name {quoted(name)} has {len(name)} characters; use at most {_LONGEST_NAME}"
+        )
     if not name or not all((c.isascii() and c.isalnum()) or c in "-_." for c in name):
         raise ValueError(
             f"{what} name {name!r}: use ASCII letters, digits, '-', '_' and '.' "

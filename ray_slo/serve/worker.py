@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
-from ray import cloudpickle, serve
+from ray import serve
 
 from ray_slo.core import BatchStatus, LatencyProfile, OnlineProfile
 from ray_slo.core.cluster import Assigned
@@ -30,7 +30,7 @@ from ray_slo.models.preemption import (
 )
 from ray_slo.models.profiling import to_profile
 from ray_slo.models.sweep import Sweep
-from ray_slo.serve import tracing
+from ray_slo.serve import tracing, user_code
 from ray_slo.serve.channel import WorkerLink
 from ray_slo.serve.errors import MAX_MESSAGE, BatchResultError, ConfigError
 from ray_slo.serve.group_channel import Membership
@@ -76,7 +76,9 @@ class _Loaded:
 
     def load(self, items: list[Any]) -> int:
         """What a batch of these counts for in the profile."""
-        return len(items) if self.size is None else sum(map(self.size, items))
+        if self.size is None:
+            return len(items)
+        return user_code.call(lambda: sum(map(self.size, items)))  # type: ignore[arg-type]
 
 
 @dataclass
@@ -166,7 +168,7 @@ class Worker:
             telling.cancel()
         # Before Serve calls the application running, so that no frontend refuses its first request.
         self._progress = Progress(self.id, kind, SERVING)
-        await self._tell_frontends(serve.get_deployment_handle(frontend, context.app_name))
+        await self._tell_frontends(frontend, context.app_name)
         self._tasks = [
             self._loop.create_task(self._run_batches()),
             self._loop.create_task(self._beat()),
@@ -200,15 +202,15 @@ class Worker:
 
     async def _tell_progress(self, frontend: str, app: str) -> None:
         """Say what is being done, to all frontends that there are, until cancelled."""
-        handle = serve.get_deployment_handle(frontend, app)
         while True:
             self._news.clear()
-            await self._tell_frontends(handle)
+            await self._tell_frontends(frontend, app)
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._news.wait(), _HEARTBEAT_S)
 
-    async def _tell_frontends(self, handle: Any) -> None:
+    async def _tell_frontends(self, frontend: str, app: str) -> None:
         try:
+            handle = serve.get_deployment_handle(frontend, app)
             responses = handle.broadcast("slo_progress", self._progress)
             await responses.results_async(timeout_s=2.0, return_exceptions=True)
         except Exception as error:  # none is there yet
@@ -377,9 +379,9 @@ class Worker:
         """Make a model's instance."""
         self._doing("building", name, len(self._variants) + 1)
         model = self._spec.models[name]
-        cls = model.load()
+        cls = user_code.call(model.load)
         instance = await self._loop.run_in_executor(
-            self._builder, lambda: cls(*model.args, **model.kwargs)
+            self._builder, user_code.call, lambda: cls(*model.args, **model.kwargs)
         )
         self._models[name] = instance
         if (config := self._user_configs[name]) is not None:
@@ -404,9 +406,9 @@ class Worker:
 
     async def _load_network(self, ref: VariantRef, spec: VariantSpec) -> Any:
         try:
-            load = spec.loader()
+            load = user_code.call(spec.loader)
             return await self._loop.run_in_executor(
-                self._builder, lambda: load(*spec.args, **spec.kwargs)
+                self._builder, user_code.call, lambda: load(*spec.args, **spec.kwargs)
             )
         except Exception as error:
             raise ConfigError(
@@ -525,9 +527,10 @@ class Worker:
             call_s=call_s,
             repeats=_ROUNDS,
         )
-        example = example_input()
+        example = user_code.call(example_input)
         while (size := sweep.size) is not None:
-            items = [example] * size if loaded.size is None else [example_input(size)]
+            sized = loaded.size is not None
+            items = [user_code.call(example_input, size)] if sized else [example] * size
             sweep.took(await self._timed(loaded, items))
         return sweep.samples
 
@@ -535,14 +538,12 @@ class Worker:
         """Seconds of a call, where it will run in service: on the loop, or on the thread."""
         if loaded.is_async:
             start = time.perf_counter()
-            with self._scope():
-                await loaded.call(items)
+            await user_code.call_async(loaded.call, items, scope=self._scope())
             return time.perf_counter() - start
 
         def timed() -> float:
             start = time.perf_counter()
-            with self._scope():
-                loaded.call(items)
+            user_code.call(loaded.call, items, scope=self._scope())
             return time.perf_counter() - start
 
         return await self._loop.run_in_executor(self._thread, timed)
@@ -555,9 +556,9 @@ class Worker:
                 "has no reconfigure(user_config)"
             )
         if inspect.iscoroutinefunction(method):
-            await method(config)
+            await user_code.call_async(method, config)
         else:
-            await self._loop.run_in_executor(self._thread, method, config)
+            await self._loop.run_in_executor(self._thread, user_code.call, method, config)
         self._configured[name] = config
 
     async def reconfigure(self, user_config: dict[str, Any]) -> None:
@@ -588,7 +589,7 @@ class Worker:
             if piece.batch_id in self._recent:
                 return PieceResult(None, 0, 0.0, 0.0, 0.0)
             if piece.variant not in self._variants:  # unloaded while the batch was on its way
-                self._report_lost(piece)
+                self._report_lost(piece.batch_id, piece.variant)
                 return PieceResult(None, 0, 0.0, 0.0, 0.0)
             batch = _Batch(piece.batch_id, piece.variant, piece.num_pieces, now)
             self._batches[piece.batch_id] = batch
@@ -608,12 +609,10 @@ class Worker:
             self._close_batch(batch)
         return await waiter
 
-    def _report_lost(self, piece: Piece) -> None:
+    def _report_lost(self, batch_id: str, variant: str) -> None:
         if self._link is not None:
             lost = BatchStatus.LOST
-            self._link.report(
-                BatchReport(piece.batch_id, self.id, piece.variant, lost, 0, 0.0, 0.0)
-            )
+            self._link.report(BatchReport(batch_id, self.id, variant, lost, 0, 0.0, 0.0))
 
     async def preempt(self, batch_id: str, worker: str) -> None:
         """Stop a batch at its next exit point, or before it starts.
@@ -643,11 +642,15 @@ class Worker:
             batch = await self._to_run.get()
             try:
                 await self._run(batch)
-            except Exception as error:  # never let one batch end the worker
+            except asyncio.CancelledError:
+                raise
+            except BaseException as error:  # never let one batch end the worker
                 logger.exception("batch %s failed inside the worker", batch.id)
+                self._running_since = None
+                self._report_lost(batch.id, batch.variant)
                 for waiter in batch.waiters.values():
                     if not waiter.done():
-                        waiter.set_exception(error)
+                        waiter.set_exception(user_code.as_exception(error))
             finally:
                 self._batches.pop(batch.id, None)
                 self._recent[batch.id] = None
@@ -739,7 +742,7 @@ class Worker:
             if self._spec.isolate_errors and len(items) > 1:
                 one_by_one = await self._one_by_one(batch, loaded, items, measured)
                 return BatchStatus.FAILED, one_by_one
-            return BatchStatus.FAILED, [(False, _sendable(error))] * len(items)
+            return BatchStatus.FAILED, [(False, user_code.sendable(error))] * len(items)
 
     async def _call(
         self,
@@ -752,10 +755,11 @@ class Worker:
         scope = batch.trace.around(self._scope(batch))
         try:
             if loaded.is_async:
-                results = await _only_exceptions(loaded.call, items, scope)
+                results = await user_code.call_async(loaded.call, items, scope=scope)
             else:
                 results = await self._loop.run_in_executor(
-                    self._thread, _no_exit, loaded.call, items, scope
+                    self._thread,
+                    functools.partial(user_code.call, loaded.call, items, scope=scope),
                 )
         except Preempted as stopped:
             if stopped.flag is not batch.flag:
@@ -790,7 +794,7 @@ class Worker:
             try:
                 results.append((True, (await self._call(batch, loaded, [item], measured))[0]))
             except Exception as error:
-                results.append((False, _sendable(error)))
+                results.append((False, user_code.sendable(error)))
         return results
 
     # -- life ------------------------------------------------------------------------------
@@ -850,41 +854,3 @@ class Worker:
         if hasattr(self, "_thread"):
             self._thread.shutdown(wait=False)
             self._builder.shutdown(wait=False)
-
-
-def _no_exit(
-    call: Callable[[Any], Any], items: list[Any], scope: AbstractContextManager[None]
-) -> Any:
-    """`call(items)`; what an event loop cannot carry (or would end it) becomes a plain error."""
-    try:
-        with scope:
-            return call(items)
-    except (StopIteration, SystemExit, KeyboardInterrupt, asyncio.CancelledError) as error:
-        raise RuntimeError(f"{type(error).__name__}: {error}") from error
-
-
-async def _only_exceptions(
-    call: Callable[[Any], Any], items: list[Any], scope: AbstractContextManager[None]
-) -> Any:
-    # A task of its own: that it was cancelled, or exits, does not concern the worker's loop.
-    done, _ = await asyncio.wait([asyncio.ensure_future(_guarded(call, items, scope))])
-    return done.pop().result()
-
-
-async def _guarded(
-    call: Callable[[Any], Any], items: list[Any], scope: AbstractContextManager[None]
-) -> Any:
-    try:
-        with scope:
-            return await call(items)
-    except (SystemExit, KeyboardInterrupt, asyncio.CancelledError) as error:
-        raise RuntimeError(f"{type(error).__name__}: {error}") from error
-
-
-def _sendable(error: Exception) -> Exception:
-    """The error itself, or one that says the same and can be pickled."""
-    try:
-        cloudpickle.loads(cloudpickle.dumps(error))
-    except Exception:
-        return RuntimeError(f"{type(error).__name__}: {error}")
-    return error

@@ -29,7 +29,6 @@ from typing import Any
 
 import numpy as np
 from pydantic import (
-    BaseModel,
     ConfigDict,
     Field,
     NonNegativeFloat,
@@ -40,6 +39,7 @@ from pydantic import (
 )
 
 from ray_slo.core.cluster import Cluster, DispatchDelay, Model, Worker
+from ray_slo.core.strict import Strict
 from ray_slo.planning import fluid, kairos, loki
 from ray_slo.planning.catalogue import CATALOGUE, InstanceType, load_catalogue
 from ray_slo.planning.result import Infeasible
@@ -694,8 +694,8 @@ def _other_slo(question: Question, factor: float | None, slo_s: float, text: str
 # -- the question as a document ------------------------------------------------------------------
 
 
-class _Document(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+class _Document(Strict):
+    model_config = ConfigDict(frozen=True)
 
 
 class PoolSpec(_Document):
@@ -735,7 +735,7 @@ class StageVariantSpec(_Document):
 
     accuracy: float = Field(ge=0, le=100)
     profile: ProfileSpec
-    factors: dict[str, NonNegativeFloat] = {}
+    factors: dict[str, NonNegativeFloat] = Field(default_factory=dict)
 
 
 class StageSpec(_Document):
@@ -764,7 +764,7 @@ class PipelineSpec(_Document):
 
     latency_slo_ms: PositiveFloat
     tasks: dict[str, StageSpec] = Field(min_length=1)
-    batch_sizes: list[PositiveInt] = [1, 2, 4, 8, 16, 32]
+    batch_sizes: list[PositiveInt] = Field([1, 2, 4, 8, 16, 32])
     communication_ms: NonNegativeFloat = 0.0
     waiting_factor: float = Field(2.0, ge=1)
     headroom_quantile: float | None = Field(0.95, gt=0, lt=1)
@@ -816,14 +816,14 @@ class PlanSpec(_Document):
     pipeline: PipelineSpec | None = None
     workload: Workload
     policy: PolicySpec | None = None
-    policies: list[PolicySpec | str] = []
+    policies: list[PolicySpec | str] = Field(default_factory=list)
     pool: PoolSpec | None = None
     bad_rate: float = Field(0.01, ge=0, lt=1)
     accuracy_floor: float = Field(0.0, ge=0, le=100)
     duration_s: PositiveFloat | None = None
     warmup_s: NonNegativeFloat = 0.0
     seed: NonNegativeInt = 0
-    confirm_seeds: list[NonNegativeInt] = [1]
+    confirm_seeds: list[NonNegativeInt] = Field([1])
     latency_noise: NonNegativeFloat = 0.0
     max_workers: PositiveInt = 1000
 

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import (
-    BaseModel,
     ConfigDict,
     Field,
     NonNegativeFloat,
@@ -28,6 +27,7 @@ from ray_slo.core.cluster import Cluster, DispatchDelay, Model, Variant, Worker
 from ray_slo.core.files import load_yaml
 from ray_slo.core.policy import Policy
 from ray_slo.core.profiles import LatencyProfile, load_profiles
+from ray_slo.core.strict import Strict
 from ray_slo.scheduling.registry import make_policy, refuse_variants
 from ray_slo.simulation.report import Report
 from ray_slo.simulation.simulator import WorkerEvent, simulate
@@ -37,8 +37,8 @@ MAX_BATCH = 100_000  # more is a slip of the pen, and would fill memory with a t
 MAX_WORKERS = 100_000
 
 
-class _Spec(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+class _Spec(Strict):
+    model_config = ConfigDict(frozen=True)
 
 
 class ProfileSpec(_Spec):
@@ -199,7 +199,7 @@ class PolicySpec(_Spec):
     """
 
     name: str | None = None
-    kwargs: dict[str, Any] = {}
+    kwargs: dict[str, Any] = Field(default_factory=dict)
 
 
 class WorkerEventSpec(_Spec):
@@ -241,7 +241,7 @@ class SimulationSpec(_Spec):
     latency_noise: NonNegativeFloat = 0.0
     true_delay: DelaySpec | None = None
     report_delay_ms: NonNegativeFloat = 0.0
-    worker_events: list[WorkerEventSpec] = []
+    worker_events: list[WorkerEventSpec] = Field(default_factory=list)
 
     @property
     def policy_name(self) -> str:

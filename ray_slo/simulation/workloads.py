@@ -20,7 +20,6 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import (
-    BaseModel,
     ConfigDict,
     Field,
     NonNegativeFloat,
@@ -32,14 +31,15 @@ from pydantic import (
 from scipy.special import ndtr, ndtri
 
 from ray_slo.core.cluster import Cluster
+from ray_slo.core.strict import Strict
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 MAX_REQUESTS = 100_000_000  # in a run; their arrivals alone are 2 GB
 
 
-class _Spec(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+class _Spec(Strict):
+    model_config = ConfigDict(frozen=True)
 
 
 def _renewal(total: float, shape: float, rng: np.random.Generator) -> Floats:

@@ -89,7 +89,7 @@ def test_what_became_of_requests():
     """A late one and one that failed are not in time, and not in the accuracy."""
     requests = pd.DataFrame(
         {
-            "status": ["ok", "ok", "late", "refused", "error"],
+            "status": ["ok", "ok", "late", "expired", "error"],
             "error": [None, None, None, "queue full", "broken"],
             "accuracy": [80.0, 90.0, 10.0, None, None],
             "latency_s": [0.04, 0.04, 0.04, 0.0, 0.0],

@@ -363,7 +363,7 @@ class TestFailures:
             return items
 
         async def main():
-            with pytest.raises(RuntimeError, match="cancelled"):
+            with pytest.raises(RuntimeError, match="CancelledError"):
                 await predict(13)
             return await predict(1)
 

@@ -151,13 +151,13 @@ def test_mistakes_in_the_decorator():
     with pytest.raises(ValueError, match="latency_slo_ms: Input should be greater than 0, got -5"):
         ray_slo.deployment(latency_slo_ms=-5)(Model)
     with pytest.raises(ValueError, match="num_replica: unknown key"):
-        ray_slo.deployment(latency_slo_ms=5)(Model).options(num_replica=2)
+        ray_slo.deployment(latency_slo_ms=50)(Model).options(num_replica=2)
     with pytest.raises(RuntimeError, match="is not constructed directly"):
-        ray_slo.deployment(latency_slo_ms=5)(Model)()
+        ray_slo.deployment(latency_slo_ms=50)(Model)()
 
 
 def test_config_may_name_a_decorated_class():
-    decorated = ray_slo.deployment(latency_slo_ms=5)(Model)
+    decorated = ray_slo.deployment(latency_slo_ms=50)(Model)
     assert parse_spec(model(callable=decorated)).models["m"].load() is Model
 
 
@@ -266,9 +266,9 @@ def test_batch_method_must_fit_the_variants():
     with pytest.raises(
         ValueError, match=r"with variants it must be __call__\(self, network, items"
     ):
-        ray_slo.deployment(latency_slo_ms=5, variants=one)(Model)
+        ray_slo.deployment(latency_slo_ms=50, variants=one)(Model)
     with pytest.raises(ValueError, match=r"takes \(network, items\); without variants it must be"):
-        ray_slo.deployment(latency_slo_ms=5)(Chooses)
+        ray_slo.deployment(latency_slo_ms=50)(Chooses)
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveFloat, PositiveInt
+from pydantic import ConfigDict, Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
+from ray_slo.core.strict import Strict
 from ray_slo.planning.ramsis.arrivals import POISSON, Arrivals, Empirical, Gamma
 from ray_slo.planning.ramsis.problem import (
     Balancing,
@@ -30,8 +31,8 @@ from ray_slo.planning.ramsis.problem import (
 from ray_slo.simulation.spec import ProfileSpec
 
 
-class _Spec(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+class _Spec(Strict):
+    model_config = ConfigDict(frozen=True)
 
 
 class VariantSpec(_Spec):
@@ -71,7 +72,7 @@ class EmpiricalSpec(_Spec):
 class LoadsSpec(_Spec):
     """Requests per second, whole pool: those named, or from low to high in steps of accuracy."""
 
-    rates: list[PositiveFloat] = []
+    rates: list[PositiveFloat] = Field(default_factory=list)
     low: PositiveFloat | None = None
     high: PositiveFloat | None = None
     step_accuracy: PositiveFloat = 1.0

@@ -1,0 +1,158 @@
+"""What users' code raises ends nothing but its own call."""
+
+import asyncio
+import sys
+import threading
+import time
+
+import pytest
+
+from ray_slo.models.checkpoint import Preempted, PreemptionFlag
+from ray_slo.serve import user_code
+from ray_slo.serve.user_code import HookThreads, as_exception, in_words, sendable
+
+
+class Panic(BaseException):
+    """As pyo3's `PanicException`."""
+
+
+class Mute(Exception):
+    def __str__(self):
+        raise Panic("even its message")
+
+
+class Unpicklable(Exception):
+    def __reduce__(self):
+        sys.exit(3)
+
+
+ODD = [
+    Panic("rust"),
+    SystemExit(3),
+    KeyboardInterrupt(),
+    GeneratorExit(),
+    StopIteration(1),
+    StopAsyncIteration(),
+    asyncio.CancelledError(),
+]
+
+
+def raising(error):
+    def raises(*values):
+        raise error
+
+    return raises
+
+
+def raising_async(error):
+    async def raises(*values):
+        await asyncio.sleep(0)
+        raise error
+
+    return raises
+
+
+@pytest.mark.parametrize("error", ODD, ids=lambda e: type(e).__name__)
+def test_an_odd_error_becomes_one_that_says_so(error):
+    said = type(error).__name__
+    with pytest.raises(RuntimeError, match=said):
+        user_code.call(raising(error))
+
+    async def run():
+        with pytest.raises(RuntimeError, match=said):
+            await user_code.call_async(raising_async(error), 1)
+        threads = HookThreads(2)
+        for made in (raising, raising_async):
+            with pytest.raises(RuntimeError, match=said):
+                await threads.hook(made(error))(1)
+        await asyncio.sleep(0)  # the loop lives
+        return "alive"
+
+    assert asyncio.run(run()) == "alive"
+
+
+@pytest.mark.parametrize("error", [ValueError("x"), Preempted(PreemptionFlag())])
+def test_others_are_as_they_are(error):
+    with pytest.raises(type(error)) as raised:
+        user_code.call(raising(error))
+    assert raised.value is error
+
+    async def run():
+        with pytest.raises(type(error)) as raised:
+            await user_code.call_async(raising_async(error))
+        assert raised.value is error
+
+    asyncio.run(run())
+
+
+def test_errors_whose_own_code_raises():
+    assert in_words(Mute()) == "Mute, whose message cannot be made"
+    assert str(as_exception(Panic("rust"))) == "Panic: rust"
+    assert str(sendable(Unpicklable("x"))) == "Unpicklable: x"
+    assert isinstance(sendable(ValueError("x")), ValueError)
+
+
+def test_who_leaves_takes_the_call_along():
+    async def run():
+        seen = []
+
+        async def waits():
+            try:
+                await asyncio.sleep(60)
+            except asyncio.CancelledError:
+                seen.append("cancelled")
+                raise
+
+        task = asyncio.ensure_future(user_code.call_async(waits))
+        await asyncio.sleep(0.01)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await asyncio.sleep(0)
+        return seen
+
+    assert asyncio.run(run()) == ["cancelled"]
+
+
+def test_a_hook_that_blocks_costs_its_own_callers_only():
+    async def run():
+        threads, go = HookThreads(4), threading.Event()
+        slow, quick = threads.hook(lambda x: go.wait(30) and x), threads.hook(lambda x: x)
+        blocked = [asyncio.ensure_future(slow(i)) for i in range(3)]
+        assert [await quick(i) for i in range(20)] == list(range(20))
+        assert not any(task.done() for task in blocked)
+        go.set()
+        return await asyncio.gather(*blocked)
+
+    assert asyncio.run(run()) == [0, 1, 2]
+
+
+def test_hooks_that_never_end_are_noticed(monkeypatch):
+    async def run():
+        threads, go = HookThreads(4), threading.Event()
+        slow = threads.hook(lambda: go.wait(30))
+        calls = [asyncio.ensure_future(slow()) for _ in range(2)]
+        await asyncio.sleep(0.05)
+        threads.check()
+        real = time.monotonic
+        monkeypatch.setattr(user_code.time, "monotonic", lambda: real() + 61)
+        try:
+            with pytest.raises(RuntimeError, match=r"2 calls of preprocess.*more than 60 s"):
+                threads.check()
+        finally:
+            monkeypatch.undo()
+            go.set()
+        await asyncio.gather(*calls)
+        threads.check()
+
+    asyncio.run(run())
+
+
+def test_hooks_see_the_context_of_their_request():
+    from ray_slo.serve.request_context import deadline_scope, remaining_ms
+
+    async def run():
+        with deadline_scope(60_000):
+            return await HookThreads(1).hook(remaining_ms)()
+
+    assert 0 < asyncio.run(run()) <= 60_000
