@@ -381,4 +381,9 @@ PROGRAMS: dict[str, tuple[str, str, str]] = {
         "ray-slo",
         "live on Ray Serve: faults under load, and what callers see: lost, duplicated, recovery",
     ),
+    "live-attack": (
+        "benchmarks.live_attack",
+        "ray-slo",
+        "live on Ray Serve: attacks of clients and models, and what good clients see beside them",
+    ),
 }

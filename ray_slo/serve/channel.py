@@ -40,7 +40,7 @@ class Channel(Protocol):
     async def heartbeat(self, beat: Heartbeat) -> None: ...
     async def join(self, beat: Heartbeat) -> None: ...
     def is_deserted(self) -> bool: ...
-    async def served(self) -> frozenset[str]: ...
+    async def capacity(self) -> dict[str, float]: ...
     async def status(self) -> dict[str, Any]: ...
     def close(self) -> None: ...
 
@@ -80,9 +80,9 @@ class EmbeddedChannel:
         """Whether the scheduler knows no worker, as far as that is a frontend's business."""
         return not self._scheduler.has_workers
 
-    async def served(self) -> frozenset[str]:
-        """Models that there are workers for."""
-        return self._scheduler.served
+    async def capacity(self) -> dict[str, float]:
+        """See `Scheduler.capacity`."""
+        return self._scheduler.capacity
 
     async def status(self) -> dict[str, Any]:
         return {"scheduler": "embedded", **self._scheduler.status()}
@@ -147,16 +147,16 @@ class ActorChannel:
         """Workers find the actor themselves."""
         return False
 
-    async def served(self) -> frozenset[str]:
-        """Models that there are workers for.
+    async def capacity(self) -> dict[str, float]:
+        """See `Scheduler.capacity`.
 
         Raises:
             Exception: whatever kept the actor from answering.
         """
         if self._actor is None:
-            return frozenset()
-        models: frozenset[str] = await self._actor.served.remote()
-        return models
+            return {}
+        rates: dict[str, float] = await self._actor.capacity.remote()
+        return rates
 
     async def status(self) -> dict[str, Any]:
         if self._actor is None:

@@ -22,6 +22,7 @@ from collections.abc import Hashable
 from typing import Any
 
 from ray_slo.serve.errors import Expired, FrontendLost, SLOError, http_response
+from ray_slo.serve.heads import ARRIVAL
 from ray_slo.serve.request_context import (
     LATENCY_HEADER,
     MAX_LATENCY_MS,
@@ -35,6 +36,8 @@ _WAIT_S = 30.0
 _GRACE_S = 0.9  # frontends have answered by then, and a caller hears within a second
 _EARLY_S = 0.02  # of Serve's timer
 _PLACES_KEPT = 1024
+
+_WAITED_S = 0.002  # before it came here; less is not told
 
 _LATENCY = LATENCY_HEADER.encode()
 _TIMEOUT = TIMEOUT_HEADER.encode()
@@ -81,6 +84,10 @@ class Places:
         if len(self._slo_s) > _PLACES_KEPT:
             del self._slo_s[next(iter(self._slo_s))]
 
+    def slo_s(self, place: Hashable) -> float | None:
+        """Of the model, where it is known."""
+        return self._slo_s.get(place)
+
     def limit_s(self, place: Hashable, budget_s: float | None) -> float | None:
         """How long a request waits for its answer; None: without end.
 
@@ -117,20 +124,24 @@ class FailoverMiddleware:
             await self._app(scope, receive, send)
             return
         path, headers = scope["path"], scope["headers"]
-        budget_s = _budget_s(headers)
+        budget_s = named_s(headers)
         limit_s = None
         if budget_s is not None or _TIMEOUT not in dict(headers):  # 0: it wants to wait
             limit_s = self._ours.limit_s(path, budget_s)
-        exchange = _Exchange(receive, send, limit_s)
+        exchange = _Exchange(receive, send, limit_s, scope.get(ARRIVAL))
         for i in range(TRIES):
             exchange.again()
-            spent_s = exchange.waited_s if i else 0.0
+            waited_s = exchange.waited_s
+            spent_s = waited_s if i or waited_s > _WAITED_S else 0.0
             if budget_s is not None and spent_s >= budget_s:
                 break
-            again = {**scope, "headers": _told(headers, limit_s, spent_s)}
+            # A model's SLO begins when the proxy has the request.
+            slo_s = self._ours.slo_s(path) if budget_s is None and spent_s else None
+            again = {**scope, "headers": _told(headers, limit_s, spent_s, slo_s)}
             await self._app(again, exchange.receive, exchange.send)
             if exchange.ours:
-                self._ours.answered(path, exchange.slo_s if budget_s is None else None)
+                is_models = budget_s is None and slo_s is None
+                self._ours.answered(path, exchange.slo_s if is_models else None)
             if exchange.started or exchange.client_left:
                 return
             if exchange.timed_out or path not in self._ours:
@@ -144,10 +155,12 @@ class FailoverMiddleware:
 class _Exchange:
     """What the client sends, so that it can be sent again, and what it is sent."""
 
-    def __init__(self, receive: Any, send: Any, limit_s: float | None) -> None:
+    def __init__(
+        self, receive: Any, send: Any, limit_s: float | None, arrival: float | None
+    ) -> None:
         self._receive, self._send = receive, send
         self._limit_s = limit_s
-        self._arrival = time.monotonic()
+        self._arrival = time.monotonic() if arrival is None else arrival
         self._body: list[Any] = []
         self._replayed = 0
         self._held: Any = None  # the start of an answer whose body has not come
@@ -206,7 +219,7 @@ class _Exchange:
         await http_response(error)({"type": "http"}, self._receive, self._send)
 
 
-def _budget_s(headers: Any) -> float | None:
+def named_s(headers: Any) -> float | None:
     """Until the deadline, where the client has named one."""
     found = dict(headers)
     if (left_ms := to_positive(found.get(_LATENCY, b""))) is not None:
@@ -214,8 +227,14 @@ def _budget_s(headers: Any) -> float | None:
     return to_positive(found.get(_TIMEOUT, b""))
 
 
-def _told(headers: Any, limit_s: float | None, spent_s: float) -> list[tuple[bytes, bytes]]:
-    """The headers for the application, and for Serve when to give up."""
+def _told(
+    headers: Any, limit_s: float | None, spent_s: float, slo_s: float | None
+) -> list[tuple[bytes, bytes]]:
+    """The headers for the application, and for Serve when to give up.
+
+    Args:
+        slo_s: of the model, if that is all that the request has.
+    """
     told = []
     for name, value in headers:
         if name == _PROXIED:
@@ -229,6 +248,8 @@ def _told(headers: Any, limit_s: float | None, spent_s: float) -> list[tuple[byt
             told.append(
                 (name, repr(max(number - 1e3 * spent_s, 1.0)).encode() if spent_s else value)
             )
+    if slo_s is not None:
+        told.append((_PROXIED, repr(max(1e3 * (slo_s - spent_s), 1.0)).encode()))
     if limit_s is not None and all(name != _TIMEOUT for name, _ in told):
         told.append((_TIMEOUT, repr(max(limit_s - spent_s, 1e-3)).encode()))
     return told

@@ -16,7 +16,7 @@ import json
 import logging
 import math
 import time
-from collections.abc import Coroutine, Iterable
+from collections.abc import AsyncIterator, Coroutine, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
@@ -41,6 +41,7 @@ from ray_slo.serve.errors import (
     error_body,
     http_response,
 )
+from ray_slo.serve.gate import Door
 from ray_slo.serve.group_channel import GroupedChannel
 from ray_slo.serve.inspect import worker_states
 from ray_slo.serve.messages import (
@@ -58,7 +59,7 @@ from ray_slo.serve.plan_channel import PlanReporter
 from ray_slo.serve.protos import DescribeReply, InferReply
 from ray_slo.serve.quoting import clipped, quoted
 from ray_slo.serve.replica_port import listen_on_node_only
-from ray_slo.serve.request_context import MAX_LATENCY_MS
+from ray_slo.serve.request_context import CAPACITY_HEADER, MAX_LATENCY_MS, WHOLE_HEADER
 from ray_slo.serve.scheduler import FEW_SAMPLES, Quantile
 from ray_slo.serve.spec import AppSpec, VariantRef, worker_deployment
 from ray_slo.serve.startup import Progress, Startup
@@ -84,6 +85,7 @@ _WAIT_SHARE = 0.25
 _LEAVING_S = 0.1  # for what was cancelled to end
 _JOINING_S = 0.1  # more than that for a whole pipeline
 _HOOK_THREADS = 32
+_PER_TURN = 8  # requests that go on together, and are submitted in one message
 # What a call to a worker raises when the worker is gone, or its node with the result.
 _GONE = (
     ray.exceptions.RayActorError,
@@ -208,7 +210,9 @@ class Frontend:
             )
         self._ids = itertools.count()
         self._pending: dict[int, _Pending] = {}
-        self._num_reading = 0  # bodies, over HTTP
+        self._door = Door(per_turn=_PER_TURN)
+        self._readers = reading.Readers(spec.max_queued_requests)
+        self._capacity: dict[str, float] = {}  # requests/s, by model
         self._num_owned = 0  # from arrival to answer, pre- and postprocessing included
         self._overhead = Quantile(0.95, prior=FEW_SAMPLES)
         self._metrics = FrontendMetrics()
@@ -280,10 +284,17 @@ class Frontend:
         name = self._model_name(model)
         await self._check_ready(name)
         asked = _Asked(name, arrival, self._slo_s(name, latency_slo_ms))
-        answer = await self._answer(asked, item)
+        async with self._admitted(asked):
+            answer = await self._answer(asked, item)
         return answer if response_metadata else answer.result
 
     async def _http(self, request: HttpRequest, arrival: float) -> Response:
+        response = await self._responded(request, arrival)
+        if WHOLE_HEADER in request.headers:  # to our own door in Serve's proxy
+            response.headers[CAPACITY_HEADER] = self._said_capacity(self._path(request))
+        return response
+
+    async def _responded(self, request: HttpRequest, arrival: float) -> Response:
         try:
             path = self._path(request)
             if request.method in ("GET", "HEAD") and not path:
@@ -302,9 +313,11 @@ class Frontend:
                     headers={"allow": "GET, POST"},
                 )
             await self._check_ready(name)
-            slo_s, item = await self._read_http(request, name, arrival)
-            asked = _Asked(name, arrival, slo_s, request.headers.get("traceparent"))
-            answer = await self._answer(asked, item)
+            asked = self._asked_by(request, name, arrival)
+            body = await self._read_http(request, asked)
+            async with self._admitted(asked):
+                item = await self._item(request.headers.get("content-type", ""), body, name)
+                answer = await self._answer(asked, item)
             if isinstance(answer.result, Response):
                 answer.result.headers.update(answer.headers())
                 return answer.result
@@ -329,9 +342,10 @@ class Frontend:
             name = self._model_name(request.model or None)
             await self._check_ready(name)
             headers = dict(grpc_context.invocation_metadata())
-            slo_s, item = await self._read_grpc(request, grpc_context.invocation_metadata(), name)
+            slo_s, kind, body = self._read_grpc(request, grpc_context.invocation_metadata(), name)
             asked = _Asked(name, arrival, slo_s, headers.get("traceparent"))
-            answer = await self._answer(asked, item)
+            async with self._admitted(asked):
+                answer = await self._answer(asked, await self._item(kind, body, name))
             return grpc.reply_of(answer)
         except Exception as error:
             if not isinstance(error, SLOError):
@@ -489,38 +503,63 @@ class Frontend:
             )
         return slo_ms / 1e3
 
-    async def _read_http(
-        self, request: HttpRequest, model: str, arrival: float
-    ) -> tuple[float, Any]:
-        """(SLO in seconds, item) that a client asks for."""
-        if self._num_reading >= self._spec.max_queued_requests:
-            self._metrics.unanswered(model, "refused", "queue_full")
-            raise RefusedEarly(
-                f"{self._num_reading} bodies are being read, which is the limit "
-                "(max_queued_requests)",
-                reason="queue_full",
-                model=model,
-            )
-        self._num_reading += 1
+    def _asked_by(self, request: HttpRequest, model: str, arrival: float) -> _Asked:
+        """What the headers of a client's request say."""
         try:
             headers = reading.Headers(request.headers.items())
             slo_s = self._slo_s(model, headers.latency_ms(self._offers[model][0]))
-            left_s = arrival + slo_s - self._clock()
-            content_type = request.headers.get("content-type", "")
-            most, option = self._spec.max_body_bytes, "max_body_bytes"
-            if not self._takes_bytes(content_type, model) and self._spec.max_json_bytes < most:
-                most, option = self._spec.max_json_bytes, "max_json_bytes"
-            body = await reading.body_of(request, most, left_s, option)
-            return slo_s, await self._parse(content_type, body, model)
         except BadInput as error:
             self._metrics.unanswered(model, "invalid", error.reason)
             error.model = model
             raise
-        finally:
-            self._num_reading -= 1
+        return _Asked(model, arrival, slo_s, request.headers.get("traceparent"))
 
-    async def _read_grpc(self, request: Any, metadata: Any, model: str) -> tuple[float, Any]:
-        """(SLO in seconds, item) that a client asks for."""
+    @contextlib.asynccontextmanager
+    async def _admitted(self, asked: _Asked) -> AsyncIterator[None]:
+        """Inside, a request is on its way.
+
+        Raises:
+            RefusedEarly: it would come too late.
+        """
+        rate = self._capacity.get(self._offers[asked.model][1])
+        share = self._spec.num_frontends
+        try:
+            ticket = await self._door.enter(
+                asked.deadline, rate=None if rate is None else rate / share
+            )
+        except RefusedEarly as error:
+            self._metrics.unanswered(asked.model, "refused", error.reason)
+            error.model, error.latency_slo_ms = asked.model, asked.slo_s * 1e3
+            raise
+        try:
+            yield
+        finally:
+            self._door.leave(ticket)
+
+    def _said_capacity(self, path: str) -> str:
+        """For our door in Serve's proxy: requests/s that the workers can do of what is served
+        there, its SLO in milliseconds, and how many requests all frontends keep."""
+        name = path if path in self._offers else next(iter(self._offers))
+        slo_ms, model = self._offers[name]
+        most = self._spec.max_queued_requests * self._spec.num_frontends
+        return f"{self._capacity.get(model, math.inf):.6g};{slo_ms:.6g};{most}"
+
+    async def _read_http(self, request: HttpRequest, asked: _Asked) -> bytes:
+        """The body that a client sends."""
+        content_type = request.headers.get("content-type", "")
+        most, option = self._spec.max_body_bytes, "max_body_bytes"
+        if not self._takes_bytes(content_type, asked.model) and self._spec.max_json_bytes < most:
+            most, option = self._spec.max_json_bytes, "max_json_bytes"
+        try:
+            left_s = asked.deadline - self._clock()
+            return await reading.body_of(request, most, left_s, option, self._readers)
+        except SLOError as error:
+            self._metrics.unanswered(asked.model, *_outcome(error))
+            error.model = asked.model
+            raise
+
+    def _read_grpc(self, request: Any, metadata: Any, model: str) -> tuple[float, str, bytes]:
+        """(SLO in seconds, content type, body) that a client sends."""
         try:
             headers = reading.Headers(metadata)
             is_own = request.HasField("latency_slo_ms")
@@ -537,7 +576,7 @@ class Frontend:
                 if len(body) > (limit := getattr(self._spec, option)):
                     raise reading.too_large(kind, len(body), limit, option=option)
             content_type = "application/json" if kind == "json" else "application/octet-stream"
-            return slo_s, await self._parse(content_type, body, model)
+            return slo_s, content_type, body
         except BadInput as error:
             self._metrics.unanswered(model, "invalid", error.reason)
             error.model = model
@@ -547,6 +586,15 @@ class Frontend:
         """Whether a body of this type goes to the model's `preprocess` as it is."""
         kind, is_json = _kind_of(content_type)
         return bool(kind) and not is_json and self._offers[model][1] in self._preprocess
+
+    async def _item(self, content_type: str, body: bytes, model: str) -> Any:
+        """What is in a body."""
+        try:
+            return await self._parse(content_type, body, model)
+        except BadInput as error:
+            self._metrics.unanswered(model, "invalid", error.reason)
+            error.model = model
+            raise
 
     async def _parse(self, content_type: str, body: bytes, model: str) -> Any:
         """JSON by content type; raw bytes for anything else, if the model has a `preprocess`."""
@@ -574,7 +622,8 @@ class Frontend:
         if self._plan is not None and asked.model not in self._sizes:
             self._plan.arrived()
         trace = tracing.request(*asked)
-        if self._num_owned >= self._spec.max_queued_requests:
+        is_full = self._num_owned >= self._spec.max_queued_requests
+        if is_full and not self._give_way(asked.deadline):
             trace.unanswered("refused", "queue_full")
             self._metrics.unanswered(asked.model, "refused", "queue_full")
             raise RefusedEarly(
@@ -599,6 +648,24 @@ class Frontend:
         trace.answered(answer)
         self._metrics.answered(answer)
         return answer
+
+    def _give_way(self, deadline: float) -> bool:
+        """Refuse the waiting request with the latest deadline, if that is later than this one."""
+        waiting = (p for p in self._pending.values() if p.grant is None and not p.future.done())
+        last = max(waiting, key=lambda p: p.asked.deadline, default=None)
+        if last is None or last.asked.deadline <= deadline:
+            return False
+        self._channel.cancel(last.id)
+        self._fail(
+            last,
+            RefusedEarly(
+                f"{self._num_owned} requests are waiting, which is the limit "
+                "(max_queued_requests), and this one has the latest deadline",
+                reason="queue_full",
+                **last.context,
+            ),
+        )
+        return True
 
     async def _answer_one(self, asked: _Asked, item: Any, trace: RequestTrace) -> Answer:
         item = await self._preprocessed(asked.model, asked, item)
@@ -1021,7 +1088,8 @@ class Frontend:
             look, self._next_look = self._next_look, self._loop.create_future()
             self._look_now.clear()
             try:
-                self._startup.serves(await asyncio.wait_for(self._channel.served(), _MEET_S))
+                self._capacity = await asyncio.wait_for(self._channel.capacity(), _MEET_S)
+                self._startup.serves(self._capacity)
                 if self._startup.complete:
                     self._next_look.set_result(None)
                     return
@@ -1043,6 +1111,8 @@ class Frontend:
         while True:
             await asyncio.sleep(1.0)
             self._metrics.refresh(len(self._pending))
+            with contextlib.suppress(Exception):  # the scheduler restarts: what is known stays
+                self._capacity = await asyncio.wait_for(self._channel.capacity(), _FRESH_S)
             # While Serve replaces us, workers beat to our successor, and it replaces them, too.
             if self._pending and self._channel.is_deserted():
                 try:

@@ -112,12 +112,16 @@ class GroupedChannel:
         """Workers find their scheduler themselves."""
         return False
 
-    async def served(self) -> frozenset[str]:
-        """Models that are routed to a group that has workers for them."""
+    async def capacity(self) -> dict[str, float]:
+        """Of models that are routed to a group that has workers for them."""
         channels = dict(self._channels)
-        found = await asyncio.gather(*(c.served() for c in channels.values()))
-        served = dict(zip(channels, found, strict=True))
-        return frozenset(m for m, group in self._routes.items() if m in served.get(group, ()))
+        found = await asyncio.gather(*(c.capacity() for c in channels.values()))
+        rates = dict(zip(channels, found, strict=True))
+        return {
+            model: rates[group][model]
+            for model, group in self._routes.items()
+            if model in rates.get(group, {})
+        }
 
     async def status(self) -> dict[str, Any]:
         """All groups together in the form of one, and each in `groups`."""

@@ -1,16 +1,29 @@
 """Bounds on what comes before a request is one: Serve's HTTP server keeps a head, that is the
 request line and the headers, in memory until it ends, however long it is and takes to come.
+
+And the time when it came to this machine. A busy server accepts a connection seconds after its
+request is there; the kernel knows.
 """
 
 from __future__ import annotations
 
 import asyncio
+import socket
+import struct
+import time
+from functools import wraps
 from typing import Any
 
+import uvicorn
 from uvicorn.protocols.http import auto
 
 MAX_HEAD_BYTES = 262_144
 MAX_HEAD_S = 30.0
+ACCEPTED = 64  # connections per turn of the event loop
+ARRIVAL = "ray_slo.arrival"  # in a scope: when the request came, `time.monotonic()` seconds
+
+_LAST_DATA_RECV = 52  # offset in Linux's `struct tcp_info`: milliseconds since data came
+_TCP_INFO_BYTES = _LAST_DATA_RECV + 4
 
 
 def bounded(protocol: type[Any]) -> type[Any]:
@@ -34,6 +47,7 @@ def bounded(protocol: type[Any]) -> type[Any]:
 
         def on_headers_complete(self) -> None:
             self._have_head()
+            self.scope[ARRIVAL] = time.monotonic() - waited_s(self.transport)
             super().on_headers_complete()
 
         def data_received(self, data: bytes) -> None:
@@ -62,6 +76,19 @@ def bounded(protocol: type[Any]) -> type[Any]:
     return Bounded
 
 
+def waited_s(transport: Any) -> float:
+    """How long ago the last data of a connection came, seconds; 0 where the kernel cannot tell."""
+    line = transport.get_extra_info("socket")
+    if line is None or not hasattr(socket, "TCP_INFO"):
+        return 0.0
+    try:
+        info = line.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
+        (waited_ms,) = struct.unpack_from("I", info, _LAST_DATA_RECV)
+    except (OSError, struct.error):
+        return 0.0
+    return float(waited_ms) / 1e3
+
+
 def bound_heads() -> None:
     """Have the HTTP server that this process starts next bound heads.
 
@@ -70,3 +97,48 @@ def bound_heads() -> None:
     current: Any = auto.AutoHTTPProtocol
     if current.__name__ == "HttpToolsProtocol":
         auto.AutoHTTPProtocol = bounded(current)
+
+
+def accept_many() -> None:
+    """Have the HTTP server that this process starts next accept many connections per turn of its
+    event loop. uvloop accepts one: a client waited behind thousands, whatever its deadline."""
+    original = uvicorn.Server.startup
+    if hasattr(original, "_ray_slo"):
+        return
+
+    @wraps(original)
+    async def startup(self: Any, sockets: list[socket.socket] | None = None) -> None:
+        await original(self, sockets)
+        if self.should_exit or self.config.is_ssl:
+            return
+        loop = asyncio.get_running_loop()
+        if "uvloop" not in type(loop).__module__:
+            return
+        for listener in sockets or ():
+            # Its own descriptor: uvloop lets nobody else watch that of a transport.
+            line = listener.dup()
+            line.setblocking(False)
+            loop.add_reader(line.fileno(), _accept, self, line, loop)
+
+    startup._ray_slo = True  # type: ignore[attr-defined]
+    uvicorn.Server.startup = startup  # type: ignore[method-assign]
+
+
+def _accept(server: Any, listener: socket.socket, loop: asyncio.AbstractEventLoop) -> None:
+    if server.should_exit:
+        loop.remove_reader(listener.fileno())
+        listener.close()
+        return
+
+    def protocol() -> Any:
+        return server.config.http_protocol_class(
+            config=server.config, server_state=server.server_state, app_state=server.lifespan.state
+        )
+
+    for _ in range(ACCEPTED):
+        try:
+            line, _ = listener.accept()
+        except OSError:  # nobody is left, or there are no descriptors: uvicorn says so itself
+            return
+        line.setblocking(False)
+        loop.create_task(loop.connect_accepted_socket(protocol, line))

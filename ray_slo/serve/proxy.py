@@ -1,4 +1,5 @@
-"""What Serve's proxies load: middleware for deadlines and dead frontends (`failover`), and bounds.
+"""What Serve's proxies load: a door (`admission`), middleware for deadlines and dead frontends
+(`failover`), and bounds.
 
 `BoundsMiddleware` refuses what would break Serve's proxy (headers that it decodes and that are no
 text) or fill its memory, as it takes in a body whether or not a replica reads it. Serve loads both
@@ -19,6 +20,7 @@ from ray.serve._private.constants import SERVE_SESSION_ID
 from starlette.middleware import Middleware
 from starlette.responses import JSONResponse
 
+from ray_slo.serve.admission import AdmissionMiddleware
 from ray_slo.serve.failover import FailoverMiddleware
 
 PROXY_CALLBACK_ENV = "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH"
@@ -134,11 +136,12 @@ async def _refuse(
 def middlewares() -> list[Middleware]:
     """What Serve's proxy callback returns."""
     from ray_slo.serve.grpc import bind_to_host, bound_messages, max_body_bytes
-    from ray_slo.serve.heads import bound_heads
+    from ray_slo.serve.heads import accept_many, bound_heads
 
     bind_to_host()
     bound_messages()
     bound_heads()
+    accept_many()
     bounds = Middleware(BoundsMiddleware, max_body_bytes=max_body_bytes())
     # Serve puts each around those before it: the last one sees a request first.
-    return [Middleware(FailoverMiddleware), bounds]
+    return [Middleware(FailoverMiddleware), Middleware(AdmissionMiddleware), bounds]

@@ -9,19 +9,20 @@ from __future__ import annotations
 import asyncio
 import gc
 import math
-from collections.abc import Iterable
+from collections.abc import Coroutine, Iterable
 from typing import Any
 
 import orjson
 from starlette.requests import ClientDisconnect, Request
 
-from ray_slo.serve.errors import BadHeader, BadInput, BodyTooLarge, SlowBody
+from ray_slo.serve.errors import BadHeader, BadInput, BodyTooLarge, RefusedEarly, SlowBody
 from ray_slo.serve.quoting import quoted
 from ray_slo.serve.request_context import (
     LATENCY_HEADER,
     MAX_LATENCY_MS,
     PROXIED_HEADER,
     TIMEOUT_HEADER,
+    WHOLE_HEADER,
 )
 
 MAX_DEPTH = 100  # of JSON; pickle gives up at a few hundred
@@ -113,7 +114,11 @@ def to_number(text: Any) -> float:
 
 
 async def body_of(
-    request: Request, max_bytes: int, left_s: float, option: str = "max_body_bytes"
+    request: Request,
+    max_bytes: int,
+    left_s: float,
+    option: str = "max_body_bytes",
+    readers: Readers | None = None,
 ) -> bytes:
     """The body of a request.
 
@@ -121,16 +126,18 @@ async def body_of(
         max_bytes: no more than this is kept.
         left_s: seconds until the request's deadline.
         option: that says so, for the message.
+        readers: among whom this is one; default: alone.
 
     Raises:
         BodyTooLarge: it is larger, or says that it is.
-        SlowBody: it was not there by the deadline.
+        SlowBody: it was not there by the deadline, or when too many others were read.
+        RefusedEarly: nor was it, and that was not the client's doing.
         BadInput: the client left before it was.
     """
     declared = request.headers.get("content-length", "")
     if declared.isdecimal() and (len(declared) > 18 or int(declared) > max_bytes):
         raise too_large("body", declared[:18], max_bytes, option=option)
-    within_s = min(max(left_s, 0.0) + _LATE_S, _BODY_S)
+    limit_s = within_s(left_s)
     body = bytearray()
 
     async def read() -> None:
@@ -139,17 +146,66 @@ async def body_of(
             if len(body) > max_bytes:
                 raise too_large("body", f"more than {max_bytes}", max_bytes, option=option)
 
+    task = (readers or Readers(1)).start(read())
     try:
-        await asyncio.wait_for(read(), within_s)
-    except asyncio.TimeoutError:
-        raise SlowBody(
-            f"of the body, {len(body)} bytes came within {within_s:.4g} s; the request's deadline "
-            "is over",
-            field="body",
-        ) from None
+        await asyncio.wait([task], timeout=limit_s)
+        if task.cancelled():
+            raise SlowBody(
+                f"of the body, {len(body)} bytes had come when too many bodies were being read at "
+                "once, and this one had been for longest",
+                field="body",
+            )
+        if task.done():
+            task.result()
+            return bytes(body)
+        if request.headers.get(WHOLE_HEADER) == "1":
+            said = f"the proxy was too busy to hand its body over within {limit_s:.4g} s"
+            raise RefusedEarly(said, reason="queue_full")
+        raise slow_body(len(body), limit_s)
     except ClientDisconnect:
         raise BadInput("the client left before its body was here", field="body") from None
-    return bytes(body)
+    finally:
+        task.cancel()
+
+
+class Readers:
+    """Bodies that are being read. When there are too many, the one that takes longest gives way.
+
+    Args:
+        most: at a time.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._tasks: dict[asyncio.Task[None], None] = {}  # the oldest first
+
+    def start(self, read: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Begin to read."""
+        if len(self._tasks) >= self._most:
+            oldest = next(iter(self._tasks))
+            del self._tasks[oldest]
+            oldest.cancel()
+        task = asyncio.get_running_loop().create_task(read)
+        self._tasks[task] = None
+        task.add_done_callback(lambda done: self._tasks.pop(done, None))
+        return task
+
+
+def within_s(left_s: float) -> float:
+    """How long a client may take for a body, seconds.
+
+    Args:
+        left_s: until the request's deadline.
+    """
+    return min(max(left_s, 0.0) + _LATE_S, _BODY_S)
+
+
+def slow_body(size: int, limit_s: float) -> SlowBody:
+    """The refusal of a body that did not come in time."""
+    return SlowBody(
+        f"of the body, {size} bytes came within {limit_s:.4g} s; the request's deadline is over",
+        field="body",
+    )
 
 
 def too_large(

@@ -321,10 +321,21 @@ class Scheduler:
         return bool(self._workers)
 
     @property
-    def served(self) -> frozenset[str]:
-        """Models that there are workers for."""
-        loaded = {variant for worker in self._workers.values() for variant in worker.variants}
-        return frozenset(self._variants[variant].model for variant in loaded)
+    def capacity(self) -> dict[str, float]:
+        """Models that there are workers for, and how many requests/s those could do of each if
+        there were no other: in the largest batches within the SLO, of the quickest variant."""
+        rates: dict[str, float] = {}
+        for worker in self._workers.values():
+            best: dict[str, float] = {}
+            for variant in worker.variants:
+                model = self._variants[variant].model
+                profile = self._profiles[variant, worker.kind].profile
+                slo_s = self._spec.models[model].latency_slo_ms / 1e3
+                rate = profile.throughput(max(profile.max_batch_within(slo_s), 1))
+                best[model] = max(best.get(model, 0.0), rate)
+            for model, rate in best.items():
+                rates[model] = rates.get(model, 0.0) + rate
+        return rates
 
     @property
     def dispatch_delay_s(self) -> float:

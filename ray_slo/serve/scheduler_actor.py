@@ -158,9 +158,9 @@ class SchedulerActor:
     async def report(self, report: BatchReport) -> None:
         self._start().report(report)
 
-    async def served(self) -> frozenset[str]:
-        """Models that there are workers for."""
-        return self._start().served
+    async def capacity(self) -> dict[str, float]:
+        """See `Scheduler.capacity`."""
+        return self._start().capacity
 
     async def status(self) -> dict[str, Any]:
         status = self._start().status()

@@ -352,7 +352,7 @@ async def test_a_burst_that_cannot_wait_preempts(app, policy, tmp_path):
         assert await long == "long"
         (record,) = (await front.slo_status())["preemptions"]
         assert (record["victim"], record["by"], record["outcome"]) == ("slow", "quick", "preempted")
-        assert 5 <= record["gain"] <= 10
+        assert 5 <= record["gain"] <= 10  # of the first eight, which came in one turn
 
 
 @in_loop

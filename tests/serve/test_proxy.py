@@ -1,5 +1,6 @@
 """What Serve's proxies load."""
 
+from ray_slo.serve.admission import AdmissionMiddleware
 from ray_slo.serve.failover import FailoverMiddleware
 from ray_slo.serve.proxy import PROXY_CALLBACK, BoundsMiddleware, middlewares
 
@@ -9,4 +10,8 @@ def test_callback_is_what_serve_loads():
     assert module == middlewares.__module__
     assert name == middlewares.__name__
     # From the inside to the outside, as Serve applies them.
-    assert [m.cls for m in middlewares()] == [FailoverMiddleware, BoundsMiddleware]
+    assert [m.cls for m in middlewares()] == [
+        FailoverMiddleware,
+        AdmissionMiddleware,
+        BoundsMiddleware,
+    ]

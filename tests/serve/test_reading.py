@@ -22,7 +22,7 @@ from ray_slo.serve.errors import UnknownModel, error_body
 from ray_slo.serve.openapi import document
 from ray_slo.serve.proxy import BoundsMiddleware
 from ray_slo.serve.quoting import quoted
-from ray_slo.serve.reading import MAX_DEPTH, Headers, body_of, json_of
+from ray_slo.serve.reading import MAX_DEPTH, Headers, Readers, body_of, json_of
 from tests.serve import clock
 
 MANY = 1_000_000
@@ -218,6 +218,33 @@ def test_body_in_chunks_is_read_no_further_than_its_bound():
 def test_slow_body_ends_with_its_deadline():
     with pytest.raises(SlowBody, match=r"of the body, 1 bytes came within 0.51 s"):
         read([b"1", 60.0, b"2"], left_s=0.01)
+
+
+def test_of_too_many_bodies_the_one_that_takes_longest_gives_way():
+    async def run():
+        readers, hears = Readers(2), asyncio.Event()
+
+        def asked(number):
+            async def receive():
+                if number < 2:
+                    await hears.wait()
+                return {"type": "http.request", "body": b"%d" % number, "more_body": False}
+
+            request = Request({"type": "http", "headers": []}, receive)
+            return asyncio.ensure_future(body_of(request, 10, 60.0, readers=readers))
+
+        tasks = [asked(0)]
+        await asyncio.sleep(0)
+        tasks.append(asked(1))
+        await asyncio.sleep(0)
+        tasks.append(asked(2))
+        assert await tasks[2] == b"2"
+        with pytest.raises(SlowBody, match="0 bytes had come when too many bodies"):
+            await tasks[0]
+        hears.set()
+        assert await tasks[1] == b"1"
+
+    clock.run(run())
 
 
 def test_client_that_leaves():

@@ -1,0 +1,296 @@
+"""At the door of a process: who goes on, in what order, and who would only come too late.
+
+On its way to the scheduler a request costs milliseconds of CPU time. When thousands come at once
+and all go on together, each waits for all the others, and none is in time. Here one, or a few, go
+on per turn of the event loop, the earliest deadline first. One that cannot be in time is refused
+before its body is read: because of those that wait before it here, or because those that went on
+before it are more than the workers can do by its deadline.
+
+`Gate` decides and knows neither event loop nor clock; `Door` is where coroutines wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import math
+import time
+from bisect import bisect_right, insort
+from collections.abc import Callable
+from typing import NamedTuple
+
+from ray_slo.serve.errors import RefusedEarly
+
+_SLACK = 2.0  # times what workers can do by a deadline: the scheduler chooses among them
+_FEW = 64  # as many may always be on their way
+_MOST_WAITING = 2000
+_HOPELESS = 8  # refused per turn, so that those who can make it need not wait for them
+_AGAIN_S = 1.0  # until a refused one asks again, where nothing is known
+LIMIT = "max_queued_requests"
+_NEWEST = 0.1  # weight of the newest interval between two that went on
+
+
+class Refused(NamedTuple):
+    """Why a request does not go on.
+
+    Attributes:
+        reason: "queue_full" or "would_miss".
+        message: for a person.
+        retry_after_s: until those before it are through.
+    """
+
+    reason: str
+    message: str
+    retry_after_s: float
+
+
+class Ticket:
+    """A request at the gate.
+
+    Attributes:
+        deadline: seconds of the host's clock.
+        least_s: what it needs from here, at least.
+        told: called once, when it goes on (None) or is refused.
+    """
+
+    __slots__ = ("deadline", "inside", "least_s", "number", "told", "windowed")
+
+    def __init__(
+        self,
+        number: int,
+        deadline: float,
+        least_s: float,
+        windowed: bool,
+        told: Callable[[Refused | None], None],
+    ) -> None:
+        self.number = number
+        self.deadline = deadline
+        self.least_s = least_s
+        self.windowed = windowed
+        self.told = told
+        self.inside = False
+
+    @property
+    def key(self) -> tuple[float, int]:
+        return self.deadline, self.number
+
+
+class Gate:
+    """Lets requests on one by one, the earliest deadline first.
+
+    Args:
+        most: requests that may wait; beyond that, the latest deadline gives way.
+
+    Attributes:
+        window: a request whose `rate` is known goes on while fewer than this with earlier deadlines
+            are on their way.
+    """
+
+    def __init__(self, most: int = _MOST_WAITING) -> None:
+        self._most = most
+        self.window = math.inf
+        self._numbers = itertools.count()
+        self._waiting: dict[tuple[float, int], Ticket] = {}
+        self._order: list[tuple[float, int]] = []  # keys of those
+        self._inside: list[tuple[float, int]] = []  # of those that went on, and are not done
+        self._interval_s = 0.0  # between two that go on while others wait
+        self._last_at: float | None = None  # when one went on, if others waited then
+
+    @property
+    def waiting(self) -> int:
+        return len(self._order)
+
+    @property
+    def inside(self) -> int:
+        return len(self._inside)
+
+    def arrive(
+        self,
+        now: float,
+        deadline: float,
+        told: Callable[[Refused | None], None],
+        *,
+        rate: float | None = None,
+        most: int | None = None,
+        least_s: float = 0.0,
+        may_refuse: bool = True,
+    ) -> Ticket | None:
+        """A request is here; None where it is refused at once.
+
+        Args:
+            rate: requests/s that the workers can do, where that is known.
+            most: requests that the frontends keep, where that is known.
+            least_s: see `Ticket`.
+            may_refuse: False where its deadline is not its own, but says in which order it goes.
+        """
+        ticket = Ticket(next(self._numbers), deadline, least_s, rate is not None, told)
+        before = bisect_right(self._order, ticket.key)
+        refused = self._refused(now, ticket, before, rate, most) if may_refuse else None
+        if refused is not None:
+            told(refused)
+            return None
+        self._waiting[ticket.key] = ticket
+        insort(self._order, ticket.key)
+        if len(self._order) > self._most:
+            last = self._take(len(self._order) - 1)
+            said = f"{self._most} requests with earlier deadlines wait at the door"
+            last.told(Refused("queue_full", said, self._most * self._interval_s))
+            if last is ticket:
+                return None
+        return ticket
+
+    def _refused(
+        self, now: float, ticket: Ticket, before: int, rate: float | None, most: int | None
+    ) -> Refused | None:
+        left_s = ticket.deadline - now
+        wait_s = before * self._interval_s
+        if wait_s + ticket.least_s > left_s and before:
+            said = (
+                f"{before} requests wait at the door before it, which takes {wait_s:.2g} s; of its "
+                f"time, {max(left_s, 0.0):.2g} s are left"
+            )
+            return Refused("would_miss", said, wait_s)
+        ahead = before + bisect_right(self._inside, ticket.key)
+        again_s = ahead / rate if rate else _AGAIN_S
+        said = f"{ahead} requests with earlier deadlines are on their way"
+        if rate is not None and ahead >= max(_FEW, _SLACK * rate * left_s):
+            can = max(rate * left_s, 0.0)
+            said += f"; by its deadline the workers can do about {can:.0f}"
+            return Refused("queue_full", said, again_s)
+        if most is not None and ahead >= most:
+            return Refused("queue_full", f"{said}, which is the limit ({LIMIT})", again_s)
+        return None
+
+    @property
+    def can_turn(self) -> bool:
+        """Whether one waits that may go on."""
+        if not self._order:
+            return False
+        first = self._waiting[self._order[0]]
+        return not first.windowed or bisect_right(self._inside, first.key) < self.window
+
+    def turn(self, now: float) -> bool:
+        """Let one on, if any may and can make it; whether another could go on now."""
+        for _ in range(_HOPELESS):
+            if not self.can_turn:
+                self._last_at = None
+                return False
+            ticket = self._take(0)
+            left_s = ticket.deadline - now
+            if left_s >= ticket.least_s or (left_s > 0 and not self._inside):
+                self._let_on(now, ticket)
+                break
+            ticket.told(self.too_late())
+        return self.can_turn
+
+    def too_late(self) -> Refused:
+        """What one hears whose time has passed here."""
+        said = "it waited at the door until its deadline was out of reach"
+        return Refused("would_miss", said, max(len(self._order) * self._interval_s, _AGAIN_S))
+
+    def _let_on(self, now: float, ticket: Ticket) -> None:
+        ticket.inside = True
+        insort(self._inside, ticket.key)
+        if self._last_at is not None:
+            self._interval_s += _NEWEST * (now - self._last_at - self._interval_s)
+        self._last_at = now if self._order else None
+        ticket.told(None)
+
+    def leave(self, ticket: Ticket) -> None:
+        """It is done, or its client has gone."""
+        places = self._inside if ticket.inside else self._order
+        index = bisect_right(places, ticket.key) - 1
+        if index >= 0 and places[index] == ticket.key:
+            del places[index]
+        self._waiting.pop(ticket.key, None)
+
+    def _take(self, index: int) -> Ticket:
+        return self._waiting.pop(self._order.pop(index))
+
+
+class Door:
+    """A gate on an event loop. A request that finds nobody waits for nobody.
+
+    Args:
+        per_turn: how many go on per turn of the loop.
+    """
+
+    def __init__(self, gate: Gate | None = None, per_turn: int = 1) -> None:
+        self.gate = gate or Gate()
+        self._clock = time.monotonic
+        self._per_turn = per_turn
+        self._left = per_turn  # in this turn of the loop
+        self._turns = False
+
+    async def enter(
+        self,
+        deadline: float,
+        *,
+        rate: float | None = None,
+        most: int | None = None,
+        least_s: float = 0.0,
+        may_refuse: bool = True,
+    ) -> Ticket:
+        """Wait to go on; see `Gate.arrive`. Whoever went on says `leave` at the end.
+
+        Args:
+            deadline: `time.monotonic()` seconds.
+
+        Raises:
+            RefusedEarly: it would come too late.
+        """
+        loop = asyncio.get_running_loop()
+        verdict: asyncio.Future[Refused | None] = loop.create_future()
+
+        def told(refused: Refused | None) -> None:
+            if not verdict.done():
+                verdict.set_result(refused)
+
+        ticket = self.gate.arrive(
+            self._clock(),
+            deadline,
+            told,
+            rate=rate,
+            most=most,
+            least_s=least_s,
+            may_refuse=may_refuse,
+        )
+        if ticket is not None and self._left and self.gate.can_turn:
+            self._left -= 1
+            self.gate.turn(self._clock())
+            self._turn_soon()
+        if not verdict.done():
+            assert ticket is not None
+            try:
+                await asyncio.wait([verdict], timeout=deadline - self._clock())
+            except asyncio.CancelledError:
+                self.gate.leave(ticket)
+                raise
+            if not verdict.done():
+                self.gate.leave(ticket)
+                told(self.gate.too_late())
+        if (refused := verdict.result()) is not None:
+            raise RefusedEarly(
+                refused.message, reason=refused.reason, retry_after_s=refused.retry_after_s
+            )
+        assert ticket is not None
+        return ticket
+
+    def leave(self, ticket: Ticket) -> None:
+        """It is done; another may go on in its place."""
+        self.gate.leave(ticket)
+        if self.gate.waiting:
+            self._turn_soon()
+
+    def _turn_soon(self) -> None:
+        if not self._turns:
+            self._turns = True
+            asyncio.get_running_loop().call_soon(self._turn)
+
+    def _turn(self) -> None:
+        self._turns, self._left = False, self._per_turn
+        now = self._clock()
+        while self._left and self.gate.can_turn:
+            self._left -= 1
+            self.gate.turn(now)
+            self._turn_soon()  # until nobody goes on: then the next who comes need not wait
