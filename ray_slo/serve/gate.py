@@ -177,7 +177,7 @@ class Gate:
                 return False
             ticket = self._take(0)
             left_s = ticket.deadline - now
-            if left_s >= ticket.least_s or (left_s > 0 and not self._inside):
+            if left_s >= ticket.least_s or not self._inside:
                 self._let_on(now, ticket)
                 break
             ticket.told(self.too_late())

@@ -22,7 +22,7 @@ class Told:
 
 def test_a_lone_request_goes_on_whatever_its_time():
     gate = Gate()
-    for left_s in (1e-3, 10.0):
+    for left_s in (-1.0, 1e-3, 10.0):
         told = Told()
         ticket = gate.arrive(0.0, left_s, told, rate=1e-9, least_s=20.0)
         assert not gate.turn(0.0)
