@@ -133,7 +133,7 @@ class FailoverMiddleware:
             exchange.again()
             waited_s = exchange.waited_s
             spent_s = waited_s if i or waited_s > _WAITED_S else 0.0
-            if budget_s is not None and spent_s >= budget_s:
+            if i and budget_s is not None and spent_s >= budget_s:
                 break
             # A model's SLO begins when the proxy has the request.
             slo_s = self._ours.slo_s(path) if budget_s is None and spent_s else None

@@ -479,7 +479,7 @@ class Frontend:
         if self._startup.complete:
             return
         refusal = self._startup.refusal(model, self._clock())
-        if refusal is not None and self._startup.may_have_changed():
+        if refusal is not None:
             self._look_now.set()
             await asyncio.wait({self._next_look}, timeout=_FRESH_S)
             refusal = self._startup.refusal(model, self._clock())

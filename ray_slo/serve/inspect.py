@@ -46,7 +46,9 @@ def worker_states(app: str, deployments: Mapping[str, str]) -> dict[str, Deploym
         if state is not None and (seen := state.deployments.get(name)) is not None:
             running = sum(n for s, n in seen.replica_states.items() if s == "RUNNING")
             failed = seen.status == "DEPLOY_FAILED"
-            found[kind] = Deployment(running, in_a_line(seen.message, failed), failed)
+            starting = sum(seen.replica_states.get(s, 0) for s in ("STARTING", "UPDATING"))
+            message = in_a_line(seen.message, failed)
+            found[kind] = Deployment(running, starting, message, failed)
     return found
 
 

@@ -53,11 +53,13 @@ class Deployment:
 
     Attributes:
         running: replicas that serve.
+        starting: replicas that do not yet.
         message: what Serve says of them, its stack traces left out.
         failed: it does not try again.
     """
 
     running: int
+    starting: int = 0
     message: str = ""
     failed: bool = False
 
@@ -85,11 +87,6 @@ class Startup:
         if before is None or before.doing != SERVING:  # what it said before may come after it
             self._heard[progress.worker] = (progress, now)
 
-    def may_have_changed(self) -> bool:
-        """Whether a worker is up, so that more may be served than was known at the last look."""
-        started = any(said.doing == SERVING for said, _ in self._heard.values())
-        return started or any(d.running for d in self._deployments.values())
-
     def serves(self, models: Iterable[str]) -> None:
         """Models that the schedulers have workers for."""
         self._served |= frozenset(models)
@@ -111,8 +108,7 @@ class Startup:
             return None
         progress = self._progress(now)
         starting = [said for said in progress if said.doing != SERVING]
-        failing = self._shortfall or any(d.message for d in self._deployments.values())
-        if not starting and not failing and self.may_have_changed():
+        if not self._shortfall and self._is_up(len(starting) < len(progress), bool(starting)):
             return None
         failed = any(d.failed for d in self._deployments.values())
         why = self._why(starting)
@@ -122,6 +118,16 @@ class Startup:
             model=offer,
             retry_after_s=_FAILED_RETRY_S if failed else _RETRY_S,
         )
+
+    def _is_up(self, one_serves: bool, one_starts: bool) -> bool:
+        """Whether all workers are, as far as they and Serve say. What a worker said last of its
+        start may be older than what Serve says."""
+        seen = self._deployments.values()
+        if any(d.message for d in seen):
+            return False
+        if any(d.running for d in seen) and not any(d.starting for d in seen):
+            return True
+        return not one_starts and (one_serves or any(d.running for d in seen))
 
     def _progress(self, now: float) -> list[Progress]:
         for worker, (_, at) in list(self._heard.items()):

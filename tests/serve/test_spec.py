@@ -114,11 +114,45 @@ Model_ = {"callable": Model, "latency_slo_ms": 100}
         (model(variants=["deep"]), "a list of variants holds ray_slo.Variant(name, accuracy=…"),
         (model(variants={"deep": DEEP}, accuracy=5), "each variant has an accuracy of its own"),
         (args(policy={"kwargs": {"x": 1}}), "policy 'deferred' has no argument x"),
+        (args(policy=7), "policy: must be one of deferred, "),
+        (args(num_frontends=10**9), "num_frontends: Input should be less than or equal to 100000"),
+        (args(retries=10**9), "retries: Input should be less than or equal to 100"),
+        (args(max_queued_requests=True), "max_queued_requests must be a number, got True"),
+        (args(workers={"cpu": {"num_replicas": True}}), "workers.cpu: num_replicas must be a numb"),
+        (
+            args(response_margin_ms=1e9),
+            "response_margin_ms must be less than models.m.latency_slo_ms, which is 100, got 1e+09",
+        ),
+        (args(models={"m" * 101: Model_}), "has 101 characters; use at most 100"),
+        (args(models={5: Model_}), "models.5: Input should be a valid string, got 5"),
+        (args(name="a#b"), "name: deployment name 'a#b': use ASCII letters, digits"),
     ],
 )
 def test_mistakes_name_field_value_and_choices(wrong, says):
     with pytest.raises(ValueError) as error:
         parse_spec(wrong)
+    assert says in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        (model(profile="/nope.json"), "models.m.profile: /nope.json: no such file"),
+        (model(profile=__file__), f"models.m.profile: {__file__}: not a latency-profile file"),
+        (
+            variants(profile="/nope.json"),
+            "models.m.variants.deep.profile: /nope.json: no such file",
+        ),
+        (
+            args(workers={"gpu": {"ray_actor_options": {"num_cpu": 1}}}),
+            "workers.gpu.ray_actor_options: Specifying 'num_cpu'",
+        ),
+        (args(frontend_actor_options={"num_cpus": "x"}), "frontend_actor_options: The type of"),
+    ],
+)
+def test_what_replicas_could_not_use_is_refused_here(wrong, says):
+    with pytest.raises(ValueError) as error:
+        build_app_from_spec(parse_spec(wrong))
     assert says in str(error.value)
 
 

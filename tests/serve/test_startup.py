@@ -56,16 +56,16 @@ def test_when_all_are_up_and_nobody_loads_a_request_may_wait():
     startup.deployments({"gpu": Deployment(running=1)})
     assert startup.refusal("m", 0.0) is None
     startup.heard(LOADING, 0.0)
-    assert startup.refusal("m", 0.0) is not None
+    assert startup.refusal("m", 0.0) is None  # older than what Serve says
+    startup.deployments({"gpu": Deployment(running=1, starting=1)})
+    assert "loading resnet50, 2 of 5" in str(startup.refusal("m", 0.0))
 
 
 def test_a_worker_that_has_started_is_believed_at_once():
     """Serve calls the application running then, and its caller sends the first request."""
     startup = Startup({"m": ["m"]})
     startup.heard(LOADING, 0.0)
-    assert not startup.may_have_changed()
     startup.heard(Progress("w1", "gpu", SERVING), 0.1)
-    assert startup.may_have_changed()
     assert startup.refusal("m", 0.1) is None
     startup.heard(LOADING, 0.2)  # was sent before
     assert startup.refusal("m", 0.2) is None
@@ -77,7 +77,7 @@ def test_a_worker_that_has_started_is_believed_at_once():
 
 def test_failures_are_said_and_so_is_that_nobody_tries_again():
     startup = Startup({"m": ["m"]})
-    startup.deployments({"gpu": Deployment(0, in_a_line(TRACE))})
+    startup.deployments({"gpu": Deployment(0, 1, in_a_line(TRACE))})
     startup.heard(LOADING, 0.0)
     startup.heard(LOADING._replace(worker="w2", failed="ConfigError: no weights"), 0.0)
     refusal = startup.refusal("m", 0.0)
@@ -86,7 +86,7 @@ def test_failures_are_said_and_so_is_that_nobody_tries_again():
         "'m' cannot be served yet: failed, will be tried 2 more times: ConfigError: "
         "models.m.variants.v1: load failed: RuntimeError: no weights; loading resnet50, 2 of 5"
     )
-    startup.deployments({"gpu": Deployment(0, in_a_line(TRACE, failed=True), failed=True)})
+    startup.deployments({"gpu": Deployment(0, 0, in_a_line(TRACE, failed=True), failed=True)})
     refusal = startup.refusal("m", 100.0)
     assert refusal.reason == "start_failed"
     assert refusal.retry_after_s == 30.0
@@ -105,7 +105,7 @@ def test_details_may_be_kept_to_the_log():
     startup.heard(LOADING, 0.0)
     assert "loading resnet50" in str(startup.refusal("m", 0.0))
     startup.heard(LOADING._replace(failed="ConfigError: /secret"), 0.0)
-    startup.deployments({"gpu": Deployment(0, in_a_line(TRACE))})
+    startup.deployments({"gpu": Deployment(0, 1, in_a_line(TRACE))})
     assert "secret" not in str(startup.refusal("m", 0.0))
     assert "no weights" not in str(startup.refusal("m", 0.0))
     assert "the log of the application says why" in str(startup.refusal("m", 0.0))
