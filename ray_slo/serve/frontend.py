@@ -79,9 +79,6 @@ _LOOK_S = 0.3  # between looks at what workers can serve, until that is all
 _LEAST_LOOK_S = 0.05  # the same, when a request waits for the next one
 _FRESH_S = 1.0  # that it waits, at most
 _WAY_BACK = 0.25  # of an SLO, at most
-# Of a batch's slack, that its worker waits for pieces of other frontends, one of which may have
-# died; the rest is for what comes too late, which is submitted again.
-_WAIT_SHARE = 0.25
 _LEAVING_S = 0.1  # for what was cancelled to end
 _JOINING_S = 0.1  # more than that for a whole pipeline
 _HOOK_THREADS = 32
@@ -965,7 +962,7 @@ class Frontend:
             items=[p.item for p in share],
             piece=grant.piece,
             num_pieces=grant.num_pieces,
-            start_by_s=grant.start_in_s + _WAIT_SHARE * max(grant.slack_s, 0.0),
+            start_by_s=grant.start_by_s,
             traces=tracing.contexts(traces),
         )
         try:

@@ -27,6 +27,10 @@ class Submit(NamedTuple):
     trace: str = ""
 
 
+_WAIT_SHARE = 0.25
+_LONGEST_WAIT_S = 1.0
+
+
 class Grant(NamedTuple):
     """Scheduler → frontend: send these payloads to that worker, now, in one call.
 
@@ -45,6 +49,13 @@ class Grant(NamedTuple):
     start_in_s: float
     finish_in_s: float
     slack_s: float
+
+    @property
+    def start_by_s(self) -> float:
+        """When its worker starts without the pieces that are missing; their frontend may have
+        died. A share of the slack: the rest is for what comes too late, which is submitted again.
+        Not more than a second of it: requests may have a day, and the worker waits idle."""
+        return self.start_in_s + min(_WAIT_SHARE * max(self.slack_s, 0.0), _LONGEST_WAIT_S)
 
 
 class Refusal(NamedTuple):

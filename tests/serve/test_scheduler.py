@@ -134,6 +134,21 @@ def in_loop(test):
 
 
 @in_loop
+async def test_a_worker_does_not_wait_for_a_missing_piece_for_as_long_as_requests_may():
+    """A frontend that died would keep it for hours, had the others a day of time."""
+    async with running() as (scheduler, box):
+        scheduler.heartbeat(beat())
+        for client in ("a", "b"):
+            scheduler.submit(client, (Submit(1, "m", 86_400.0),))
+        await settle()
+        (grant,) = box.take("a")
+    assert (grant.num_pieces, grant.slack_s > 80_000) == (2, True)
+    assert grant.start_by_s == pytest.approx(grant.start_in_s + 1.0)
+    assert grant._replace(slack_s=0.2).start_by_s == pytest.approx(grant.start_in_s + 0.05)
+    assert grant._replace(slack_s=-1.0).start_by_s == grant.start_in_s
+
+
+@in_loop
 async def test_requests_of_two_clients_form_one_batch_in_two_pieces():
     async with running() as (scheduler, box):
         scheduler.heartbeat(beat())
