@@ -103,4 +103,9 @@ ASKED: dict[str, list[Ask]] = {
         Ask("the same policy on its own log*", "decided otherwise", "≤", 0),
         Ask("deferred − eager · *", "off, log of *", "≤", 5),
     ],
+    "shipped": [
+        Ask("*", "elsewhere", "≤", 0),
+        Ask("*", "in time at its rate", "≥", 1),
+        Ask("traffic-loki, 0.3/s", "refused", "≤", 0),
+    ],
 }
