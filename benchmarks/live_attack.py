@@ -44,6 +44,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.rows import Row
+from benchmarks.shipped import memory_mb
 
 APP = "attacked"
 ALPHA_S, BETA_S = 0.004, 0.02  # of a batch
@@ -53,6 +54,7 @@ SLO_S = 0.4
 RATE = 20.0  # of good requests
 DAY_MS = 86_400_000
 MODES = ("ordinary", "haproxy")
+PROCESSES = rb"ServeReplica|ProxyActor"  # whose memory counts
 QUICK = ("burst", "json", "panic")
 HEARD_S = 20.0  # a client waits no longer
 SETTLED = 10  # good requests in a row, answered in time
@@ -502,7 +504,7 @@ def strike(mode: str, name: str, port: int, seed: int, quick: bool) -> Seen:
     good = Good(port, seed)
     try:
         time.sleep(before_s)
-        before_mb = memory_mb()
+        before_mb = memory_mb(PROCESSES)
         ours, theirs = multiprocessing.get_context("spawn").Pipe()
         attacker = multiprocessing.get_context("spawn").Process(
             target=_attack, args=(name, port, seed, theirs)
@@ -517,22 +519,11 @@ def strike(mode: str, name: str, port: int, seed: int, quick: bool) -> Seen:
         while not math.isfinite(good.recovery_s(ended)) and time.monotonic() < until:
             time.sleep(1.0)
         time.sleep(rest_s)
-        memory = memory_mb() / before_mb
+        memory = memory_mb(PROCESSES) / before_mb
     finally:
         good.stop()
     share, bad = good.in_time(began, ended + 2.0)
     return Seen(mode, name, ended - began, replies, share, bad, good.recovery_s(ended), memory)
-
-
-def memory_mb() -> float:
-    """Of Serve's proxies and replicas: shared pages are divided among those that share them."""
-    total_kb = 0
-    for entry in Path("/proc").iterdir():
-        with contextlib.suppress(OSError):
-            if re.search(rb"ServeReplica|ProxyActor", (entry / "cmdline").read_bytes()):
-                said = re.search(r"^Pss: +(\d+)", (entry / "smaps_rollup").read_text(), re.M)
-                total_kb += int(said[1]) if said else 0
-    return total_kb / 1024
 
 
 if __name__ == "__main__":

@@ -279,12 +279,13 @@ def _is_loopback(address: str) -> bool:
     )
 
 
-def replicas_mb() -> float:
-    """Memory of all replicas of Serve: shared pages are divided among those that share them."""
+def memory_mb(named: bytes = rb"ServeReplica") -> float:
+    """Memory of processes by their command lines; shared pages are divided among those that share
+    them. Default: all replicas of Serve."""
     total_kb = 0
     for entry in Path("/proc").iterdir():
         try:
-            if b"ServeReplica" not in (entry / "cmdline").read_bytes():
+            if re.search(named, (entry / "cmdline").read_bytes()) is None:
                 continue
             said = re.search(r"^Pss: +(\d+) kB", (entry / "smaps_rollup").read_text(), re.MULTILINE)
         except OSError:
@@ -308,7 +309,7 @@ def tried(path: Path, seed: int) -> list[Row]:
         rows += figures_of(name, "at 3 ×", OVERLOAD * rate, high)
         rows += [
             Row(name, "ready", "s", running.ready_s),
-            Row(name, "memory", "MB", replicas_mb()),
+            Row(name, "memory", "MB", memory_mb()),
             Row(name, "elsewhere", "", float(len(running.elsewhere))),
         ]
         for number, rate in enumerate(STEPS.get(name, ())):

@@ -266,8 +266,8 @@ class PathShare:
 class Plan:
     """`accuracy`: percent, over the requests that are served, mean of the sinks. `shed_share`: of
     the planned demand. `swaps`: workers that now have another variant. `gap`: the objective of
-    `step` is within so much of the best one, relative to it. `shared`: every worker serves all
-    tasks, by all `assignments` (`best_effort`)."""
+    `step` is within so much of the best one, relative to it. `shared`: each worker serves all
+    tasks, and every assignment holds for each worker (`best_effort`)."""
 
     step: Step
     assignments: tuple[Assignment, ...]

@@ -3,8 +3,9 @@
 On its way to the scheduler a request costs milliseconds of CPU time. When thousands come at once
 and all go on together, each waits for all the others, and none is in time. Here one, or a few, go
 on per turn of the event loop, the earliest deadline first. One that cannot be in time is refused
-before its body is read: because of those that wait before it here, or because those that went on
-before it are more than the workers can do by its deadline.
+before it costs more: because of those that wait before it here, or because those that went on
+before it are more than the workers can do by its deadline. In a proxy that is before a frontend
+hears of it.
 
 `Gate` decides and knows neither event loop nor clock; `Door` is where coroutines wait.
 """
@@ -26,7 +27,6 @@ _FEW = 64  # as many may always be on their way
 _MOST_WAITING = 2000
 _HOPELESS = 8  # refused per turn, so that those who can make it need not wait for them
 _AGAIN_S = 1.0  # until a refused one asks again, where nothing is known
-LIMIT = "max_queued_requests"
 _NEWEST = 0.1  # weight of the newest interval between two that went on
 
 
@@ -50,10 +50,12 @@ class Ticket:
     Attributes:
         deadline: seconds of the host's clock.
         least_s: what it needs from here, at least.
+        windowed: whether the gate's window holds for it.
+        may_refuse: False for one that goes on in any case.
         told: called once, when it goes on (None) or is refused.
     """
 
-    __slots__ = ("deadline", "inside", "least_s", "number", "told", "windowed")
+    __slots__ = ("deadline", "inside", "least_s", "may_refuse", "number", "told", "windowed")
 
     def __init__(
         self,
@@ -61,12 +63,14 @@ class Ticket:
         deadline: float,
         least_s: float,
         windowed: bool,
+        may_refuse: bool,
         told: Callable[[Refused | None], None],
     ) -> None:
         self.number = number
         self.deadline = deadline
         self.least_s = least_s
         self.windowed = windowed
+        self.may_refuse = may_refuse
         self.told = told
         self.inside = False
 
@@ -79,7 +83,8 @@ class Gate:
     """Lets requests on one by one, the earliest deadline first.
 
     Args:
-        most: requests that may wait; beyond that, the latest deadline gives way.
+        most: requests that may wait; beyond that, the latest deadline that may be refused gives
+            way.
 
     Attributes:
         window: a request whose `rate` is known goes on while fewer than this with earlier deadlines
@@ -123,7 +128,8 @@ class Gate:
             least_s: see `Ticket`.
             may_refuse: False where its deadline is not its own, but says in which order it goes.
         """
-        ticket = Ticket(next(self._numbers), deadline, least_s, rate is not None, told)
+        is_known = rate is not None
+        ticket = Ticket(next(self._numbers), deadline, least_s, is_known, may_refuse, told)
         before = bisect_right(self._order, ticket.key)
         refused = self._refused(now, ticket, before, rate, most) if may_refuse else None
         if refused is not None:
@@ -132,7 +138,9 @@ class Gate:
         self._waiting[ticket.key] = ticket
         insort(self._order, ticket.key)
         if len(self._order) > self._most:
-            last = self._take(len(self._order) - 1)
+            last = self._latest()
+            if last is None:
+                return ticket
             said = f"{self._most} requests with earlier deadlines wait at the door"
             last.told(Refused("queue_full", said, self._most * self._interval_s))
             if last is ticket:
@@ -158,7 +166,9 @@ class Gate:
             said += f"; by its deadline the workers can do about {can:.0f}"
             return Refused("queue_full", said, again_s)
         if most is not None and ahead >= most:
-            return Refused("queue_full", f"{said}, which is the limit ({LIMIT})", again_s)
+            return Refused(
+                "queue_full", f"{said}, which is the limit (max_queued_requests)", again_s
+            )
         return None
 
     @property
@@ -177,7 +187,7 @@ class Gate:
                 return False
             ticket = self._take(0)
             left_s = ticket.deadline - now
-            if left_s >= ticket.least_s or not self._inside:
+            if left_s >= ticket.least_s or not self._inside or not ticket.may_refuse:
                 self._let_on(now, ticket)
                 break
             ticket.told(self.too_late())
@@ -203,6 +213,13 @@ class Gate:
         if index >= 0 and places[index] == ticket.key:
             del places[index]
         self._waiting.pop(ticket.key, None)
+
+    def _latest(self) -> Ticket | None:
+        """The latest deadline of those that may be refused; it waits no longer."""
+        for index in range(len(self._order) - 1, -1, -1):
+            if self._waiting[self._order[index]].may_refuse:
+                return self._take(index)
+        return None
 
     def _take(self, index: int) -> Ticket:
         return self._waiting.pop(self._order.pop(index))
@@ -262,7 +279,8 @@ class Door:
         if not verdict.done():
             assert ticket is not None
             try:
-                await asyncio.wait([verdict], timeout=deadline - self._clock())
+                left_s = deadline - self._clock() if may_refuse else None
+                await asyncio.wait([verdict], timeout=left_s)
             except asyncio.CancelledError:
                 self.gate.leave(ticket)
                 raise

@@ -102,7 +102,7 @@ class Startup:
 
     def refusal(self, offer: str, now: float) -> NotReady | None:
         """Why a request would wait in vain; None where a worker can take it, or will in a moment:
-        all are up, and nobody says that he is still loading."""
+        all workers are up, and none says that it still loads."""
         missing = self._offers[offer] - self._served
         if not missing:
             return None

@@ -71,7 +71,9 @@ def call(
     except Preempted:
         raise
     except BaseException as error:
-        raise as_exception(error) from error.__cause__
+        if (plain := as_exception(error)) is error:
+            raise
+        raise plain from error
 
 
 async def call_async(
@@ -107,7 +109,9 @@ async def _guarded(
     except Preempted:
         raise
     except BaseException as error:
-        raise as_exception(error) from error.__cause__
+        if (plain := as_exception(error)) is error:
+            raise
+        raise plain from error
 
 
 def _heard(task: asyncio.Task[Any]) -> None:

@@ -179,8 +179,12 @@ class Worker:
             self._tasks.append(self._loop.create_task(self._follower.follow()))
 
     async def _begin(self, app_key: str) -> Membership | PlanFollower | None:
-        """Load what is to be served, and tell the scheduler, if there is one yet; returns what
-        says from then on what is to be served."""
+        """Load the models that this worker serves, and announce them to the scheduler.
+
+        Returns:
+            The follower of the plan, or of the groups, that changes later what it serves; None
+            where nothing does.
+        """
         spec = self._spec
         follower: Membership | PlanFollower | None = None
         if spec.grouped:

@@ -110,6 +110,26 @@ def test_beyond_the_bound_the_latest_deadline_gives_way():
     assert gate.waiting == 2
 
 
+def test_what_has_no_deadline_of_its_own_is_never_refused():
+    """Other applications' requests pass the same door."""
+    gate, told = Gate(most=2), [Told() for _ in range(5)]
+    for one in told:
+        gate.arrive(0.0, 1.0, one, may_refuse=False)
+    ours = Told()
+    gate.arrive(0.0, 0.5, ours)  # no room, and it is the only one that may give way
+    assert ours.said[0].reason == "queue_full"
+    while gate.turn(60.0):
+        pass
+    assert all(one.said == [None] for one in told)
+
+    async def run():
+        door = Door()
+        past = asyncio.get_running_loop().time() - 5.0
+        await asyncio.gather(*(door.enter(past, may_refuse=False) for _ in range(20)))
+
+    asyncio.run(run())
+
+
 def test_hopeless_ones_do_not_hold_up_the_others():
     gate, told = Gate(), [Told() for _ in range(100)]
     for one in told:
@@ -149,6 +169,7 @@ def test_everybody_hears_once_and_nobody_is_left_behind(steps, most):
             )
             if ticket is None:
                 assert len(said.said) == 1 and said.said[0] is not None
+                assert may_refuse
             else:
                 tickets[number] = ticket
         elif what == "turn":
@@ -163,7 +184,8 @@ def test_everybody_hears_once_and_nobody_is_left_behind(steps, most):
                 del verdicts[number]  # its client has gone
         else:
             now += value
-        assert gate.waiting <= most
+        kept = sum(not t.may_refuse for t in gate._waiting.values())
+        assert gate.waiting <= max(most, kept)
     while gate.turn(now):
         pass
     assert gate.waiting == 0  # no window is as small as these

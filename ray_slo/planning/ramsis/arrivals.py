@@ -8,13 +8,17 @@ apart: right *after an arrival*, or at *any time* (the equilibrium of the proces
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from pathlib import Path
+from typing import Annotated, Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from pydantic import ConfigDict, Field, PositiveFloat, TypeAdapter, ValidationError
 from scipy.special import gammainc, gammaln, xlogy
+
+from ray_slo.core.strict import Strict
 
 Floats = NDArray[np.float64]
 
@@ -170,32 +174,57 @@ class Empirical(_FromAtLeast):
         return {"kind": "empirical", "arrivals": len(self._times), "hash": digest}
 
 
+class _Spec(Strict):
+    model_config = ConfigDict(frozen=True)
+
+
+class PoissonSpec(_Spec):
+    kind: Literal["poisson"] = "poisson"
+
+    def build(self, base: Path) -> Arrivals:
+        return POISSON
+
+
+class GammaSpec(_Spec):
+    """Gamma-distributed gaps: shape 1 is Poisson, smaller is burstier."""
+
+    kind: Literal["gamma"]
+    shape: PositiveFloat
+
+    def build(self, base: Path) -> Arrivals:
+        return Gamma(self.shape)
+
+
+class EmpiricalSpec(_Spec):
+    """Recorded arrival times in seconds, one a line; the rate is stretched as needed."""
+
+    kind: Literal["empirical"]
+    file: Path
+
+    def build(self, base: Path) -> Arrivals:
+        return Empirical(np.loadtxt(base / self.file, dtype=float, ndmin=1))
+
+
+ArrivalsSpec = Annotated[PoissonSpec | GammaSpec | EmpiricalSpec, Field(discriminator="kind")]
+_KINDS = ("poisson", "gamma", "empirical")
+_ADAPTER: TypeAdapter[PoissonSpec | GammaSpec | EmpiricalSpec] = TypeAdapter(ArrivalsSpec)
+
+
 def arrivals_of(given: Any) -> Arrivals:
-    """Arrivals as documents have them: {"kind": "poisson"}, {"kind": "gamma", "shape": 0.3}, or
-    {"kind": "empirical", "file": …}, times in seconds, one a line. An `Arrivals` is left as it is.
+    """Arrivals as documents have them, e.g. {"kind": "gamma", "shape": 0.3} (`ArrivalsSpec`); files
+    are relative to the working directory. An `Arrivals` is left as it is.
 
     Raises:
-        ValueError: names the field and the choices.
+        ValueError: names the field and what is wrong with it.
     """
-    if not isinstance(given, Mapping):
-        if hasattr(given, "at_least"):
-            found: Arrivals = given
-            return found
-        raise ValueError(f"arrivals must be a mapping with a kind, got {given!r}")
-    fields = {"poisson": set[str](), "gamma": {"shape"}, "empirical": {"file"}}
-    kind = given.get("kind")
-    if kind not in fields:
-        raise ValueError(f"arrivals.kind must be one of {', '.join(fields)}, got {kind!r}")
-    if (own := set(given) - {"kind"}) != fields[kind]:
-        wanted = ", ".join(sorted(fields[kind])) or "nothing more"
-        raise ValueError(f"arrivals of kind {kind!r} take {wanted}, got {sorted(own)}")
-    if kind == "gamma":
-        if not isinstance(given["shape"], int | float):
-            raise ValueError(f"arrivals.shape must be a number, got {given['shape']!r}")
-        return Gamma(given["shape"])
-    if kind == "empirical":
-        try:
-            return Empirical(np.loadtxt(given["file"], dtype=float, ndmin=1))
-        except OSError as error:
-            raise ValueError(f"arrivals.file: {error}") from None
-    return POISSON
+    if hasattr(given, "at_least"):
+        found: Arrivals = given
+        return found
+    try:
+        return _ADAPTER.validate_python(given).build(Path())
+    except ValidationError as error:
+        wrong = error.errors()[0]
+        keys = [str(key) for key in wrong["loc"] if key not in _KINDS]
+        raise ValueError(f"{'.'.join(('arrivals', *keys))}: {wrong['msg']}") from None
+    except OSError as error:
+        raise ValueError(f"arrivals.file: {error}") from None

@@ -13,13 +13,12 @@ late: serve                                    # and the other fields of `Proble
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
-import numpy as np
 from pydantic import ConfigDict, Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
 from ray_slo.core.strict import Strict
-from ray_slo.planning.ramsis.arrivals import POISSON, Arrivals, Empirical, Gamma
+from ray_slo.planning.ramsis.arrivals import ArrivalsSpec, PoissonSpec
 from ray_slo.planning.ramsis.problem import (
     Balancing,
     Batching,
@@ -42,33 +41,6 @@ class VariantSpec(_Spec):
     profile: ProfileSpec
 
 
-class PoissonSpec(_Spec):
-    kind: Literal["poisson"] = "poisson"
-
-    def build(self, base: Path) -> Arrivals:
-        return POISSON
-
-
-class GammaSpec(_Spec):
-    """Gamma-distributed gaps: shape 1 is Poisson, smaller is burstier."""
-
-    kind: Literal["gamma"]
-    shape: PositiveFloat
-
-    def build(self, base: Path) -> Arrivals:
-        return Gamma(self.shape)
-
-
-class EmpiricalSpec(_Spec):
-    """Recorded arrival times in seconds, one a line; the rate is stretched as needed."""
-
-    kind: Literal["empirical"]
-    file: Path
-
-    def build(self, base: Path) -> Arrivals:
-        return Empirical(np.loadtxt(base / self.file, dtype=float, ndmin=1))
-
-
 class LoadsSpec(_Spec):
     """Requests per second, whole pool: those named, or from low to high in steps of accuracy."""
 
@@ -85,9 +57,7 @@ class SolveSpec(_Spec):
     num_workers: PositiveInt
     variants: dict[str, VariantSpec] = Field(min_length=1)
     loads: LoadsSpec = LoadsSpec()
-    arrivals: Annotated[PoissonSpec | GammaSpec | EmpiricalSpec, Field(discriminator="kind")] = (
-        PoissonSpec()
-    )
+    arrivals: ArrivalsSpec = PoissonSpec()
     balancing: Balancing = "round_robin"
     discretization: Discretization = "fld"
     num_slacks: PositiveInt = 100
