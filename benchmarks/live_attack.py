@@ -45,6 +45,7 @@ import numpy as np
 
 from benchmarks.rows import Row
 from benchmarks.shipped import memory_mb
+from ray_slo.serve.haproxy import BINARY_ENV, COMMAND
 
 APP = "attacked"
 ALPHA_S, BETA_S = 0.004, 0.02  # of a batch
@@ -436,6 +437,7 @@ def run(
             variables = {
                 **os.environ,
                 "RAY_SERVE_ENABLE_HA_PROXY": str(int(one == "haproxy")),
+                BINARY_ENV: str(Path(sys.executable).with_name(COMMAND)),
                 "RAY_USAGE_STATS_ENABLED": "0",
                 "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
                 "PYTHONPATH": os.pathsep.join(

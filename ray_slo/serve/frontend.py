@@ -43,6 +43,7 @@ from ray_slo.serve.errors import (
 )
 from ray_slo.serve.gate import Door
 from ray_slo.serve.group_channel import GroupedChannel
+from ray_slo.serve.heads import arrival_here
 from ray_slo.serve.inspect import worker_states
 from ray_slo.serve.messages import (
     Grant,
@@ -277,7 +278,8 @@ class Frontend:
         """
         arrival = self._clock()
         if isinstance(item, HttpRequest):
-            return await self._http(item, arrival)
+            came = arrival_here(item.scope)
+            return await self._http(item, arrival if came is None else came)
         name = self._model_name(model)
         await self._check_ready(name)
         asked = _Asked(name, arrival, self._slo_s(name, latency_slo_ms))

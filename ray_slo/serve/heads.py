@@ -13,6 +13,7 @@ import struct
 import time
 from functools import wraps
 from typing import Any
+from uuid import uuid4
 
 import uvicorn
 from uvicorn.protocols.http import auto
@@ -21,6 +22,8 @@ MAX_HEAD_BYTES = 262_144
 MAX_HEAD_S = 30.0
 ACCEPTED = 64  # connections per turn of the event loop
 ARRIVAL = "ray_slo.arrival"  # in a scope: when the request came, `time.monotonic()` seconds
+_PROCESS = "ray_slo.process"  # in a scope: whose clock that is
+_OURS = uuid4().hex
 
 _LAST_DATA_RECV = 52  # offset in Linux's `struct tcp_info`: milliseconds since data came
 _TCP_INFO_BYTES = _LAST_DATA_RECV + 4
@@ -48,6 +51,7 @@ def bounded(protocol: type[Any]) -> type[Any]:
         def on_headers_complete(self) -> None:
             self._have_head()
             self.scope[ARRIVAL] = time.monotonic() - waited_s(self.transport)
+            self.scope[_PROCESS] = _OURS
             super().on_headers_complete()
 
         def data_received(self, data: bytes) -> None:
@@ -74,6 +78,15 @@ def bounded(protocol: type[Any]) -> type[Any]:
                 self.transport.close()
 
     return Bounded
+
+
+def arrival_here(scope: Any) -> float | None:
+    """When a request came to the HTTP server of this very process, `time.monotonic()` seconds;
+    None where it came to another, perhaps on another machine."""
+    if scope.get(_PROCESS) != _OURS:
+        return None
+    came: float = scope[ARRIVAL]
+    return came
 
 
 def waited_s(transport: Any) -> float:

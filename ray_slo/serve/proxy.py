@@ -16,7 +16,9 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
+from ray import serve
 from ray.serve._private.constants import SERVE_SESSION_ID
+from ray.serve.exceptions import RayServeException
 from starlette.middleware import Middleware
 from starlette.responses import JSONResponse
 
@@ -134,7 +136,8 @@ async def _refuse(
 
 
 def middlewares() -> list[Middleware]:
-    """What Serve's proxy callback returns."""
+    """What Serve's proxy callback returns. With HAProxy, Serve calls it in ingress replicas: there
+    HAProxy has the door (`haproxy`), and ours have their own."""
     from ray_slo.serve.grpc import bind_to_host, bound_messages, max_body_bytes
     from ray_slo.serve.heads import accept_many, bound_heads
 
@@ -144,4 +147,14 @@ def middlewares() -> list[Middleware]:
     accept_many()
     bounds = Middleware(BoundsMiddleware, max_body_bytes=max_body_bytes())
     # Serve puts each around those before it: the last one sees a request first.
+    if _is_replica():
+        return [Middleware(FailoverMiddleware, in_frontend=True), bounds]
     return [Middleware(FailoverMiddleware), Middleware(AdmissionMiddleware), bounds]
+
+
+def _is_replica() -> bool:
+    try:
+        serve.get_replica_context()
+    except RayServeException:
+        return False
+    return True
