@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import ray
 from ray import serve
 
-from ray_slo.serve.messages import BatchReport, Heartbeat, Message, Submit
+from ray_slo.serve.messages import BatchReport, Capacity, Heartbeat, Message, Submit
 from ray_slo.serve.scheduler import Scheduler
 from ray_slo.serve.scheduler_actor import (
     find_scheduler,
@@ -40,7 +40,7 @@ class Channel(Protocol):
     async def heartbeat(self, beat: Heartbeat) -> None: ...
     async def join(self, beat: Heartbeat) -> None: ...
     def is_deserted(self) -> bool: ...
-    async def capacity(self) -> dict[str, float]: ...
+    async def capacity(self) -> dict[str, Capacity]: ...
     async def status(self) -> dict[str, Any]: ...
     def close(self) -> None: ...
 
@@ -80,7 +80,7 @@ class EmbeddedChannel:
         """Whether the scheduler knows no worker, as far as that is a frontend's business."""
         return not self._scheduler.has_workers
 
-    async def capacity(self) -> dict[str, float]:
+    async def capacity(self) -> dict[str, Capacity]:
         """See `Scheduler.capacity`."""
         return self._scheduler.capacity
 
@@ -147,7 +147,7 @@ class ActorChannel:
         """Workers find the actor themselves."""
         return False
 
-    async def capacity(self) -> dict[str, float]:
+    async def capacity(self) -> dict[str, Capacity]:
         """See `Scheduler.capacity`.
 
         Raises:
@@ -155,8 +155,8 @@ class ActorChannel:
         """
         if self._actor is None:
             return {}
-        rates: dict[str, float] = await self._actor.capacity.remote()
-        return rates
+        capacity: dict[str, Capacity] = await self._actor.capacity.remote()
+        return capacity
 
     async def status(self) -> dict[str, Any]:
         if self._actor is None:

@@ -29,6 +29,7 @@ from ray_slo.serve.request_context import (
     PROXIED_HEADER,
     TIMEOUT_HEADER,
 )
+from ray_slo.serve.suspects import ATTEMPT_HEADER, is_suspect, new_attempt
 
 WAIT_ENV = "RAY_SLO_FRONTEND_WAIT_S"
 TRIES = 3
@@ -42,6 +43,7 @@ _WAITED_S = 0.002  # before it came here; less is not told
 _LATENCY = LATENCY_HEADER.encode()
 _TIMEOUT = TIMEOUT_HEADER.encode()
 _PROXIED = PROXIED_HEADER.encode()
+_ATTEMPT = ATTEMPT_HEADER.encode()
 _SLO = b"x-slo-latency-slo-ms"  # of an answer
 _MOST = {_LATENCY: MAX_LATENCY_MS, _TIMEOUT: MAX_LATENCY_MS / 1e3}
 
@@ -111,6 +113,14 @@ def lost() -> SLOError:
     return FrontendLost("the frontend died with the request, and no other could take it")
 
 
+def suspect() -> SLOError:
+    """What to say of a request that may have ended its frontend."""
+    return FrontendLost(
+        "the frontend ended while preprocess or postprocess of this request ran, which may be why; "
+        "it was not sent to another"
+    )
+
+
 class FailoverMiddleware:
     """Tells applications their clients' timeouts, sends a request again whose frontend died, and
     says why where that is no use.
@@ -143,7 +153,11 @@ class FailoverMiddleware:
                 break
             # A model's SLO begins when the proxy has the request.
             slo_s = self._ours.slo_s(path) if budget_s is None and spent_s else None
-            again = {**scope, "headers": _told(headers, limit_s, spent_s, slo_s)}
+            attempt = new_attempt() if path in self._ours else ""
+            told = _told(headers, limit_s, spent_s, slo_s)
+            if attempt:
+                told.append((_ATTEMPT, attempt.encode()))
+            again = {**scope, "headers": told}
             await self._app(again, exchange.receive, exchange.send)
             if exchange.ours:
                 is_models = budget_s is None and slo_s is None
@@ -152,6 +166,9 @@ class FailoverMiddleware:
                 return
             if exchange.timed_out or path not in self._ours:
                 break
+            if is_suspect(attempt):
+                await exchange.refuse(suspect())
+                return
         if limit_s is not None and exchange.timed_out:
             await exchange.refuse(self._ours.silent(path, limit_s))
         else:
@@ -243,7 +260,7 @@ def _told(
     """
     told = []
     for name, value in headers:
-        if name == _PROXIED:
+        if name in (_PROXIED, _ATTEMPT):
             continue  # a client's own word is not believed
         number = to_positive(value) if name in (_LATENCY, _TIMEOUT) else None
         if number is None or number > _MOST[name]:  # whoever reads it will say so

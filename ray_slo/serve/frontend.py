@@ -46,6 +46,7 @@ from ray_slo.serve.group_channel import GroupedChannel
 from ray_slo.serve.heads import arrival_here
 from ray_slo.serve.inspect import worker_states
 from ray_slo.serve.messages import (
+    Capacity,
     Grant,
     Heartbeat,
     Message,
@@ -64,6 +65,7 @@ from ray_slo.serve.request_context import CAPACITY_HEADER, MAX_LATENCY_MS, WHOLE
 from ray_slo.serve.scheduler import FEW_SAMPLES, Quantile
 from ray_slo.serve.spec import AppSpec, VariantRef, worker_deployment
 from ray_slo.serve.startup import Progress, Startup
+from ray_slo.serve.suspects import ATTEMPT, ATTEMPT_HEADER, Marks
 from ray_slo.serve.tracing import RequestTrace
 from ray_slo.serve.tree import Tree, Visit, say_task
 from ray_slo.serve.user_code import Hook, HookThreads
@@ -79,6 +81,9 @@ _FIRST_S = 2.0  # the same at the start; without an answer, none is up
 _LOOK_S = 0.3  # between looks at what workers can serve, until that is all
 _LEAST_LOOK_S = 0.05  # the same, when a request waits for the next one
 _FRESH_S = 1.0  # that it waits, at most
+_SPARE = 2  # workers that are up when a request whose worker was lost is tried again
+_START_S = 2.0  # a worker takes longer than this to start
+_AGAIN_S = 0.2  # between looks whether they are
 _WAY_BACK = 0.25  # of an SLO, at most
 _LEAVING_S = 0.1  # for what was cancelled to end
 _JOINING_S = 0.1  # more than that for a whole pipeline
@@ -180,7 +185,8 @@ class Frontend:
         app_key = f"{context.app_name}#{context.deployment}"
         client = context.replica_id.unique_id
         self._check_names(context.deployment, workers)
-        self._threads = HookThreads(_HOOK_THREADS)
+        self._marks = Marks()
+        self._threads = HookThreads(_HOOK_THREADS, self._marks)
         self._parser = ThreadPoolExecutor(1, thread_name_prefix="ray-slo-parser")
         self._preprocess: dict[str, Hook] = {}
         self._postprocess: dict[str, Hook] = {}
@@ -210,7 +216,8 @@ class Frontend:
         self._pending: dict[int, _Pending] = {}
         self._door = Door(per_turn=_PER_TURN)
         self._readers = reading.Readers(spec.max_queued_requests)
-        self._capacity: dict[str, float] = {}  # requests/s, by model
+        self._capacity: dict[str, Capacity] = {}  # by model
+        self._most_workers: dict[str, int] = {}  # that a model has had
         self._num_owned = 0  # from arrival to answer, pre- and postprocessing included
         self._overhead = Quantile(0.95, prior=FEW_SAMPLES)
         self._metrics = FrontendMetrics()
@@ -288,6 +295,7 @@ class Frontend:
         return answer if response_metadata else answer.result
 
     async def _http(self, request: HttpRequest, arrival: float) -> Response:
+        ATTEMPT.set(request.headers.get(ATTEMPT_HEADER, ""))
         response = await self._responded(request, arrival)
         if WHOLE_HEADER in request.headers:  # to our own door in Serve's proxy
             response.headers[CAPACITY_HEADER] = self._said_capacity(self._path(request))
@@ -341,6 +349,7 @@ class Frontend:
             name = self._model_name(request.model or None)
             await self._check_ready(name)
             headers = dict(grpc_context.invocation_metadata())
+            ATTEMPT.set(headers.get(ATTEMPT_HEADER, ""))
             slo_s, kind, body = self._read_grpc(request, grpc_context.invocation_metadata(), name)
             asked = _Asked(name, arrival, slo_s, headers.get("traceparent"))
             async with self._admitted(asked):
@@ -520,11 +529,11 @@ class Frontend:
         Raises:
             RefusedEarly: it would come too late.
         """
-        rate = self._capacity.get(self._offers[asked.model][1])
+        capacity = self._capacity.get(self._offers[asked.model][1])
         share = self._spec.num_frontends
         try:
             ticket = await self._door.enter(
-                asked.deadline, rate=None if rate is None else rate / share
+                asked.deadline, rate=None if capacity is None else capacity.rate / share
             )
         except RefusedEarly as error:
             self._metrics.unanswered(asked.model, "refused", error.reason)
@@ -541,7 +550,9 @@ class Frontend:
         name = path if path in self._offers else next(iter(self._offers))
         slo_ms, model = self._offers[name]
         most = self._spec.max_queued_requests * self._spec.num_frontends
-        return f"{self._capacity.get(model, math.inf):.6g};{slo_ms:.6g};{most}"
+        capacity = self._capacity.get(model)
+        rate = math.inf if capacity is None else capacity.rate
+        return f"{rate:.6g};{slo_ms:.6g};{most}"
 
     async def _read_http(self, request: HttpRequest, asked: _Asked) -> bytes:
         """The body that a client sends."""
@@ -982,7 +993,7 @@ class Frontend:
         except _GONE as error:
             logger.warning("worker %s is lost: %s", grant.worker, type(error).__name__)
             self._channel.worker_lost(grant.worker)
-            self._submit_again(self._with_retries_left(share, grant), "worker_lost")
+            await self._submit_elsewhere(self._with_retries_left(share, grant), grant.worker)
             return
         except Exception as error:
             if self._refuse_unpicklable(share):
@@ -1019,6 +1030,33 @@ class Frontend:
             if not pending.future.done():
                 pending.trace.requeued(why)
                 self._submit(pending)
+
+    async def _submit_elsewhere(self, share: list[_Pending], lost: str) -> None:
+        """Again, once two workers are up: one of these requests may have ended the one that was
+        lost, and must not end the last one. Where there has never been more than one, once that
+        is back."""
+        gone = {lost}
+        while share := [p for p in share if not p.future.done()]:
+            model = share[0].model
+            with contextlib.suppress(Exception):  # the scheduler restarts
+                await self._look_at_capacity(_FRESH_S)
+                others = self._capacity[model].workers - gone
+                if len(others) >= min(_SPARE, self._most_workers[model]):
+                    self._submit_again(share, "worker_lost")
+                    return
+            for pending in share:
+                if pending.asked.deadline - self._clock() < _START_S:
+                    self._fail(
+                        pending,
+                        WorkerLost(
+                            f"worker {lost} was lost with the request, which may be why; it is "
+                            f"tried again where {_SPARE} workers are up",
+                            worker=lost,
+                            **pending.context,
+                        ),
+                    )
+            await asyncio.sleep(_AGAIN_S)
+            gone = set()  # by now the scheduler knows; who is there again is there
 
     def _with_retries_left(self, share: list[_Pending], grant: Grant) -> list[_Pending]:
         """Count one more worker that died with them, and fail those for which it was the last."""
@@ -1087,7 +1125,7 @@ class Frontend:
             look, self._next_look = self._next_look, self._loop.create_future()
             self._look_now.clear()
             try:
-                self._capacity = await asyncio.wait_for(self._channel.capacity(), _MEET_S)
+                await self._look_at_capacity(_MEET_S)
                 self._startup.serves(self._capacity)
                 if self._startup.complete:
                     self._next_look.set_result(None)
@@ -1106,12 +1144,23 @@ class Frontend:
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._look_now.wait(), _LOOK_S)
 
+    async def _look_at_capacity(self, within_s: float) -> None:
+        """Ask the scheduler.
+
+        Raises:
+            Exception: whatever kept it from answering.
+        """
+        self._capacity = await asyncio.wait_for(self._channel.capacity(), within_s)
+        for model, capacity in self._capacity.items():
+            before = self._most_workers.get(model, 0)
+            self._most_workers[model] = max(before, len(capacity.workers))
+
     async def _refresh_metrics(self) -> None:
         while True:
             await asyncio.sleep(1.0)
             self._metrics.refresh(len(self._pending))
             with contextlib.suppress(Exception):  # the scheduler restarts: what is known stays
-                self._capacity = await asyncio.wait_for(self._channel.capacity(), _FRESH_S)
+                await self._look_at_capacity(_FRESH_S)
             # While Serve replaces us, workers beat to our successor, and it replaces them, too.
             if self._pending and self._channel.is_deserted():
                 try:
@@ -1120,6 +1169,8 @@ class Frontend:
                     logger.info("no worker to be met: %r", error)
 
     def __del__(self) -> None:
+        if hasattr(self, "_marks"):
+            self._marks.close()
         meeting = [self._meeting] if hasattr(self, "_meeting") else []
         for task in [*getattr(self, "_tasks", ()), *meeting]:
             task.cancel()

@@ -19,7 +19,15 @@ from ray_slo.core import DropReason
 from ray_slo.serve.app_actor import AGAIN_S, AppActorLink, Follower, status_of
 from ray_slo.serve.channel import ActorChannel, WorkerLink
 from ray_slo.serve.groups import Wanted
-from ray_slo.serve.messages import BatchReport, Grant, Heartbeat, Message, Refusal, Submit
+from ray_slo.serve.messages import (
+    BatchReport,
+    Capacity,
+    Grant,
+    Heartbeat,
+    Message,
+    Refusal,
+    Submit,
+)
 from ray_slo.serve.metrics import GroupMetrics
 from ray_slo.serve.planner_actor import (
     FrontendSays,
@@ -112,15 +120,15 @@ class GroupedChannel:
         """Workers find their scheduler themselves."""
         return False
 
-    async def capacity(self) -> dict[str, float]:
+    async def capacity(self) -> dict[str, Capacity]:
         """Of models that are routed to a group that has workers for them."""
         channels = dict(self._channels)
         found = await asyncio.gather(*(c.capacity() for c in channels.values()))
-        rates = dict(zip(channels, found, strict=True))
+        capacity = dict(zip(channels, found, strict=True))
         return {
-            model: rates[group][model]
+            model: capacity[group][model]
             for model, group in self._routes.items()
-            if model in rates.get(group, {})
+            if model in capacity.get(group, {})
         }
 
     async def status(self) -> dict[str, Any]:

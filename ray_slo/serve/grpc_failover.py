@@ -17,9 +17,10 @@ from typing import Any
 
 from ray.exceptions import RayActorError
 
-from ray_slo.serve.failover import TRIES, Places, lost, to_positive
+from ray_slo.serve.failover import TRIES, Places, lost, suspect, to_positive
 from ray_slo.serve.protos import InferReply, InferRequest
 from ray_slo.serve.request_context import LATENCY_HEADER, PROXIED_HEADER
+from ray_slo.serve.suspects import ATTEMPT_HEADER, is_suspect, new_attempt
 
 Handle = Callable[[Any, Any], Awaitable[Any]]
 
@@ -38,7 +39,7 @@ class WithDeadline:
         for name, value in context.invocation_metadata() or ():
             if name == LATENCY_HEADER and spent_s and (slo_ms := to_positive(value)) is not None:
                 value = repr(max(slo_ms - 1e3 * spent_s, 1.0))
-            if name != PROXIED_HEADER:
+            if name not in (PROXIED_HEADER, ATTEMPT_HEADER):
                 kept.append((name, value))
         if left_s is not None:
             kept.append((PROXIED_HEADER, repr(max(left_s * 1e3, 1e-3))))
@@ -56,10 +57,13 @@ class Attempt(WithDeadline):
 
     Attributes:
         died: the replica did.
+        id: see `suspects`.
     """
 
     def __init__(self, context: Any, spent_s: float) -> None:
         super().__init__(context, spent_s)
+        self.id = new_attempt()
+        self._metadata = (*self._metadata, (ATTEMPT_HEADER, self.id))
         self.died = False
         self._code: Any = None
         self._details = ""
@@ -121,6 +125,8 @@ class Failover:
                     self._ours.answered(place, None if slo_ms is None else slo_ms / 1e3)
                 attempt.settle()
                 return answer
+            if is_suspect(attempt.id):
+                raise suspect()
         raise lost()
 
 

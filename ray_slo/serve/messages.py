@@ -27,6 +27,19 @@ class Submit(NamedTuple):
     trace: str = ""
 
 
+class Capacity(NamedTuple):
+    """Scheduler → frontend: what is there for a model.
+
+    Attributes:
+        rate: requests/s that its workers could do if there were no other model: in the largest
+            batches within the SLO, of the quickest variant.
+        workers: their ids.
+    """
+
+    rate: float
+    workers: frozenset[str]
+
+
 _WAIT_SHARE = 0.25
 _LONGEST_WAIT_S = 1.0
 

@@ -40,7 +40,16 @@ from ray_slo.scheduling.registry import import_attr, live_arguments, make_policy
 from ray_slo.serve.decision_log import open_log
 from ray_slo.serve.host import PolicyHost
 from ray_slo.serve.locality import NearPayloads
-from ray_slo.serve.messages import BatchReport, Grant, Heartbeat, Message, Refusal, Stop, Submit
+from ray_slo.serve.messages import (
+    BatchReport,
+    Capacity,
+    Grant,
+    Heartbeat,
+    Message,
+    Refusal,
+    Stop,
+    Submit,
+)
 from ray_slo.serve.preemptions import Preemption
 from ray_slo.serve.spec import AppSpec
 
@@ -321,11 +330,11 @@ class Scheduler:
         return bool(self._workers)
 
     @property
-    def capacity(self) -> dict[str, float]:
-        """Models that there are workers for, and how many requests/s those could do of each if
-        there were no other: in the largest batches within the SLO, of the quickest variant."""
+    def capacity(self) -> dict[str, Capacity]:
+        """Of models that there are workers for."""
         rates: dict[str, float] = {}
-        for worker in self._workers.values():
+        workers: dict[str, set[str]] = {}
+        for name, worker in self._workers.items():
             best: dict[str, float] = {}
             for variant in worker.variants:
                 model = self._variants[variant].model
@@ -335,7 +344,8 @@ class Scheduler:
                 best[model] = max(best.get(model, 0.0), rate)
             for model, rate in best.items():
                 rates[model] = rates.get(model, 0.0) + rate
-        return rates
+                workers.setdefault(model, set()).add(name)
+        return {model: Capacity(rate, frozenset(workers[model])) for model, rate in rates.items()}
 
     @property
     def dispatch_delay_s(self) -> float:

@@ -19,7 +19,7 @@ from ray.serve._private.constants import RAY_SERVE_ENABLE_TASK_EVENTS
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from ray_slo.serve.decision_log import clock_id
-from ray_slo.serve.messages import BatchReport, Heartbeat, Message
+from ray_slo.serve.messages import BatchReport, Capacity, Heartbeat, Message
 from ray_slo.serve.releases import Releases
 from ray_slo.serve.scheduler import Scheduler
 from ray_slo.serve.spec import AppSpec
@@ -158,7 +158,7 @@ class SchedulerActor:
     async def report(self, report: BatchReport) -> None:
         self._start().report(report)
 
-    async def capacity(self) -> dict[str, float]:
+    async def capacity(self) -> dict[str, Capacity]:
         """See `Scheduler.capacity`."""
         return self._start().capacity
 

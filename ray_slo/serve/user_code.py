@@ -21,6 +21,7 @@ from typing import Any
 from ray import cloudpickle
 
 from ray_slo.models.checkpoint import Preempted
+from ray_slo.serve.suspects import Marks
 
 _STUCK_S = 60.0  # a call that has run for so long is taken for one that never ends
 
@@ -126,9 +127,11 @@ class HookThreads:
 
     Args:
         threads: how many calls run at a time.
+        marks: where to write which requests they are of; default: nowhere.
     """
 
-    def __init__(self, threads: int) -> None:
+    def __init__(self, threads: int, marks: Marks | None = None) -> None:
+        self._marks = marks
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="ray-slo-hook")
         self._threads = threads
         self._numbers = itertools.count()
@@ -136,6 +139,10 @@ class HookThreads:
 
     def hook(self, function: Callable[..., Any]) -> Hook:
         return Hook(function, self)
+
+    def inside(self) -> AbstractContextManager[None]:
+        """While a call of this request's runs."""
+        return nullcontext() if self._marks is None else self._marks.inside()
 
     async def run(self, function: Callable[..., Any], values: tuple[Any, ...]) -> Any:
         context, loop = copy_context(), asyncio.get_running_loop()
@@ -145,7 +152,7 @@ class HookThreads:
         number = next(self._numbers)
         self._running[number] = time.monotonic()
         try:
-            return call(function, *values)
+            return call(function, *values, scope=self.inside())
         finally:
             del self._running[number]
 
@@ -175,5 +182,5 @@ class Hook:
 
     async def __call__(self, *values: Any) -> Any:
         if self._is_async:
-            return await call_async(self._function, *values)
+            return await call_async(self._function, *values, scope=self._threads.inside())
         return await self._threads.run(self._function, values)

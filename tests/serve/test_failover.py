@@ -88,6 +88,25 @@ def test_a_request_goes_to_another_frontend_with_the_same_body_and_less_time():
     assert again["accept"] == "*/*"
 
 
+def test_every_attempt_has_a_name_and_what_was_in_a_hook_is_not_repeated(monkeypatch):
+    suspects = []
+    monkeypatch.setattr(failover, "is_suspect", lambda attempt: attempt in suspects)
+    proxy = Proxy(ANSWER, [], ANSWER, [])
+    middleware = FailoverMiddleware(proxy)
+    through(middleware)
+    assert "x-slo-attempt" not in proxy.headers[0]  # whose application is not known
+    through(middleware, [("x-slo-attempt", "mine")])
+    names = [headers["x-slo-attempt"] for headers in proxy.headers[1:]]
+    assert len(set(names)) == 2 and "mine" not in names
+
+    monkeypatch.setattr(failover, "new_attempt", lambda: suspects.append("fatal") or "fatal")
+    status, headers, body = through(middleware)
+    assert (status, headers[b"retry-after"]) == (503, b"1")
+    said = json.loads(body)
+    assert said["reason"] == "frontend_lost" and "may be why" in said["message"]
+    assert len(proxy.headers) == 4  # there was no fifth
+
+
 def test_the_timeout_of_the_client_shrinks_as_well():
     proxy = Proxy(ANSWER, [], ANSWER, takes_s=0.05)
     middleware = FailoverMiddleware(proxy)
@@ -116,6 +135,7 @@ def test_what_is_no_timeout_is_left_alone(value):
     middleware = FailoverMiddleware(proxy)
     through(middleware)
     through(middleware, [("x-request-timeout-seconds", value), ("accept", "*/*")])
+    assert proxy.headers[1].pop("x-slo-attempt")
     assert proxy.headers[1] == {"x-request-timeout-seconds": value, "accept": "*/*"}
 
 

@@ -156,7 +156,7 @@ def test_deadline_reaches_the_application_on_one_host(monkeypatch):
     def make(service_method, streaming_type):
         async def handle(request, context):
             assert context.peer().startswith("ipv4:127.0.0.1")  # all else is the call's own
-            seen = [value for key, value in context.invocation_metadata() if "slo" in key]
+            seen = [value for key, value in context.invocation_metadata() if "slo-timeout" in key]
             return InferReply(json=json.dumps(seen), model=request.model).SerializeToString()
 
         return handle

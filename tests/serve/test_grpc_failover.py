@@ -8,6 +8,7 @@ from ray.exceptions import ActorDiedError, ActorUnavailableError
 from ray.serve._private import proxy as serve_proxy
 from ray.serve._private.grpc_util import get_grpc_response_status, set_grpc_code_and_details
 
+from ray_slo.serve import grpc_failover
 from ray_slo.serve.grpc import PUSHBACK_METADATA, add_inference_to_server, reported
 from ray_slo.serve.protos import DescribeRequest, InferReply, InferRequest
 from tests.serve import clock
@@ -110,6 +111,17 @@ def test_a_call_goes_to_another_frontend_with_less_time():
     told = [float(m["x-slo-latency-ms"]) for m in serve.metadata]
     assert told == pytest.approx([1000, 900, 800])
     assert request.latency_slo_ms == 800
+
+
+def test_what_was_in_a_hook_when_its_frontend_ended_is_not_repeated(monkeypatch):
+    serve = Serve(DIED, REPLY)
+    monkeypatch.setattr(grpc_failover, "is_suspect", lambda attempt: len(attempt) == 32)
+    context = Context([("x-slo-attempt", "mine")])
+    assert serve.call(InferRequest(json="2"), context) == b""
+    assert context.status is grpc.StatusCode.UNAVAILABLE
+    assert "may be why" in reported(context)["message"]
+    (told,) = serve.metadata
+    assert len(told["x-slo-attempt"]) == 32
 
 
 @pytest.mark.parametrize("slo_ms", [-1.0, 0.0])
