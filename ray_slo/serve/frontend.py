@@ -45,6 +45,7 @@ from ray_slo.serve.gate import Door
 from ray_slo.serve.group_channel import GroupedChannel
 from ray_slo.serve.heads import arrival_here
 from ray_slo.serve.inspect import worker_states
+from ray_slo.serve.memory import give_back
 from ray_slo.serve.messages import (
     Capacity,
     Grant,
@@ -175,6 +176,7 @@ class Frontend:
         self, spec: AppSpec, workers: dict[str, Any]
     ) -> None:
         listen_on_node_only()
+        give_back()
         self._spec = spec
         self._variants = spec.variants()
         self._policy = tracing.name_of(spec.policy.name)

@@ -140,7 +140,9 @@ def middlewares() -> list[Middleware]:
     HAProxy has the door (`haproxy`), and ours have their own."""
     from ray_slo.serve.grpc import bind_to_host, bound_messages, max_body_bytes
     from ray_slo.serve.heads import accept_many, bound_heads
+    from ray_slo.serve.memory import give_back
 
+    give_back()
     bind_to_host()
     bound_messages()
     bound_heads()

@@ -1,0 +1,74 @@
+"""Gives memory back to the system after a peak: glibc keeps what has been freed between what has
+not, and after thousands of requests at once that is hundreds of megabytes."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+_LOOK_S = 10.0
+_GROWN, _GROWN_MB = 1.1, 16.0  # than after the last time: then it is worth a try
+
+
+def resident_mb() -> float:
+    """Of this process; nan where the system does not tell."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+    except (OSError, ValueError, IndexError):
+        return float("nan")
+    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+def trimmer() -> Callable[[], object] | None:
+    """What gives free memory back; None where the system has no such call."""
+    try:
+        trim = ctypes.CDLL(None).malloc_trim
+    except (OSError, AttributeError):
+        return None
+    return lambda: trim(0)
+
+
+class Trim:
+    """Trims when this process has grown since the last time.
+
+    Args:
+        trim: see `trimmer`.
+        resident: MB.
+    """
+
+    def __init__(
+        self, trim: Callable[[], object], resident: Callable[[], float] = resident_mb
+    ) -> None:
+        self._trim, self._resident = trim, resident
+        self._kept_mb = resident()
+
+    def look(self) -> bool:
+        """Whether it was time."""
+        now_mb = self._resident()
+        self._kept_mb = min(self._kept_mb, now_mb)
+        if not now_mb > max(_GROWN * self._kept_mb, self._kept_mb + _GROWN_MB):
+            return False
+        self._trim()
+        self._kept_mb = self._resident()
+        return True
+
+
+_started = threading.Lock()
+
+
+def give_back() -> None:
+    """Have this process give memory back from now on, from a thread of its own; once is enough."""
+    trim = trimmer()
+    if trim is None or not _started.acquire(blocking=False):
+        return
+    trims = Trim(trim)
+
+    def watch() -> None:
+        never = threading.Event()
+        while not never.wait(_LOOK_S):
+            trims.look()
+
+    threading.Thread(target=watch, name="ray-slo-memory", daemon=True).start()

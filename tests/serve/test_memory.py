@@ -1,0 +1,58 @@
+"""Memory that is given back after a peak."""
+
+import ctypes
+import math
+import subprocess
+import sys
+
+import pytest
+
+from ray_slo.serve import memory
+from ray_slo.serve.memory import Trim
+
+PEAK = """
+import ctypes
+from ray_slo.serve.memory import Trim, resident_mb, trimmer
+libc = ctypes.CDLL(None)
+libc.malloc.restype = ctypes.c_void_p
+libc.free.argtypes = [ctypes.c_void_p]
+trim, before = Trim(trimmer()), resident_mb()
+blocks = [libc.malloc(50_000) for _ in range(4000)]
+for block in blocks:
+    ctypes.memset(block, 1, 50_000)
+for i, block in enumerate(blocks):
+    if i % 100 != 99:  # the last one stays, so glibc keeps what is below it
+        libc.free(block)
+peak = resident_mb()
+assert trim.look()
+after = resident_mb()
+print(before, peak, after)
+"""
+
+
+@pytest.mark.skipif(memory.trimmer() is None, reason="no glibc")
+def test_what_glibc_keeps_is_given_back():
+    said = subprocess.run([sys.executable, "-c", PEAK], capture_output=True, text=True, check=True)
+    before, peak, after = map(float, said.stdout.split())
+    assert peak > before + 150
+    assert after < before + 30
+
+
+def test_only_after_a_peak():
+    sizes, trimmed = iter([100, 105, 112, 200, 110, 121, 100, 117, 101, math.nan]), []
+    trim = Trim(lambda: trimmed.append(1), lambda: next(sizes))
+    assert [trim.look() for _ in range(2)] == [False, False]
+    assert trim.look() and trimmed == [1]  # 200, and 110 after it
+    assert not trim.look()
+    assert not trim.look()  # 100: it went by itself
+    assert trim.look()  # 117
+    assert not trim.look()  # not known
+
+
+def test_where_there_is_no_such_call(monkeypatch):
+    def missing(name):
+        raise OSError
+
+    monkeypatch.setattr(ctypes, "CDLL", missing)
+    assert memory.trimmer() is None
+    memory.give_back()  # does nothing
