@@ -33,6 +33,7 @@ class Channel(Protocol):
     """A frontend's side of the scheduler. Nothing here blocks."""
 
     def submit(self, request: Submit) -> None: ...
+    def refused(self, model: str, count: int) -> None: ...
     def cancel(self, request_id: int) -> None: ...
     def worker_lost(self, worker: str) -> None: ...
     def batch_withdrawn(self, batch_id: str) -> None: ...
@@ -56,6 +57,9 @@ class EmbeddedChannel:
 
     def submit(self, request: Submit) -> None:
         self._scheduler.submit("", (request,))
+
+    def refused(self, model: str, count: int) -> None:
+        """Nobody here counts demand."""
 
     def cancel(self, request_id: int) -> None:
         self._scheduler.cancel("", (request_id,))
@@ -122,6 +126,9 @@ class ActorChannel:
 
     def submit(self, request: Submit) -> None:
         self._event("submit", request)
+
+    def refused(self, model: str, count: int) -> None:
+        """Nobody here counts demand."""
 
     def cancel(self, request_id: int) -> None:
         self._event("cancel", request_id)

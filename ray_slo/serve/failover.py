@@ -38,7 +38,7 @@ _GRACE_S = 0.9  # frontends have answered by then, and a caller hears within a s
 _EARLY_S = 0.02  # of Serve's timer
 _PLACES_KEPT = 1024
 
-_WAITED_S = 0.002  # before it came here; less is not told
+WAITED_S = 0.002  # before it came here; less is not told
 
 _LATENCY = LATENCY_HEADER.encode()
 _TIMEOUT = TIMEOUT_HEADER.encode()
@@ -147,7 +147,7 @@ class FailoverMiddleware:
         for i in range(TRIES):
             exchange.again()
             waited_s = exchange.waited_s
-            is_told = not self._in_frontend and (i > 0 or waited_s > _WAITED_S)
+            is_told = not self._in_frontend and (i > 0 or waited_s > WAITED_S)
             spent_s = waited_s if is_told else 0.0
             if i and budget_s is not None and spent_s >= budget_s:
                 break

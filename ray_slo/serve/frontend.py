@@ -16,7 +16,7 @@ import json
 import logging
 import math
 import time
-from collections.abc import AsyncIterator, Coroutine, Iterable
+from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
@@ -60,9 +60,15 @@ from ray_slo.serve.messages import (
 from ray_slo.serve.metrics import FrontendMetrics
 from ray_slo.serve.plan_channel import PlanReporter
 from ray_slo.serve.protos import DescribeReply, InferReply
+from ray_slo.serve.proxy_door import has_door_before
 from ray_slo.serve.quoting import clipped, quoted
 from ray_slo.serve.replica_port import listen_on_node_only
-from ray_slo.serve.request_context import CAPACITY_HEADER, MAX_LATENCY_MS, WHOLE_HEADER
+from ray_slo.serve.request_context import (
+    CAPACITY_HEADER,
+    MAX_LATENCY_MS,
+    REFUSED_HEADER,
+    WHOLE_HEADER,
+)
 from ray_slo.serve.scheduler import FEW_SAMPLES, Quantile
 from ray_slo.serve.spec import AppSpec, VariantRef, worker_deployment
 from ray_slo.serve.startup import Progress, Startup
@@ -82,6 +88,7 @@ _FIRST_S = 2.0  # the same at the start; without an answer, none is up
 _LOOK_S = 0.3  # between looks at what workers can serve, until that is all
 _LEAST_LOOK_S = 0.05  # the same, when a request waits for the next one
 _FRESH_S = 1.0  # that it waits, at most
+_DIGITS = 7  # of a number of requests
 _SPARE = 2  # workers that are up when a request whose worker was lost is tried again
 _START_S = 2.0  # a worker takes longer than this to start
 _AGAIN_S = 0.2  # between looks whether they are
@@ -220,6 +227,7 @@ class Frontend:
         self._readers = reading.Readers(spec.max_queued_requests)
         self._capacity: dict[str, Capacity] = {}  # by model
         self._most_workers: dict[str, int] = {}  # that a model has had
+        self._has_door_before = has_door_before()
         self._num_owned = 0  # from arrival to answer, pre- and postprocessing included
         self._overhead = Quantile(0.95, prior=FEW_SAMPLES)
         self._metrics = FrontendMetrics()
@@ -297,7 +305,6 @@ class Frontend:
         return answer if response_metadata else answer.result
 
     async def _http(self, request: HttpRequest, arrival: float) -> Response:
-        ATTEMPT.set(request.headers.get(ATTEMPT_HEADER, ""))
         response = await self._responded(request, arrival)
         if WHOLE_HEADER in request.headers:  # to our own door in Serve's proxy
             response.headers[CAPACITY_HEADER] = self._said_capacity(self._path(request))
@@ -321,6 +328,7 @@ class Frontend:
                     status_code=405,
                     headers={"allow": "GET, POST"},
                 )
+            self._heed_proxy(request.headers, name)
             await self._check_ready(name)
             asked = self._asked_by(request, name, arrival)
             body = await self._read_http(request, asked)
@@ -347,11 +355,11 @@ class Frontend:
     async def Infer(self, request: Any, grpc_context: Any) -> Any:  # noqa: N802
         """gRPC's way in (`protos/inference.proto`); what goes wrong is in `grpc_context`."""
         arrival = self._clock()
+        headers = dict(grpc_context.invocation_metadata())
         try:
             name = self._model_name(request.model or None)
+            self._heed_proxy(headers, name)
             await self._check_ready(name)
-            headers = dict(grpc_context.invocation_metadata())
-            ATTEMPT.set(headers.get(ATTEMPT_HEADER, ""))
             slo_s, kind, body = self._read_grpc(request, grpc_context.invocation_metadata(), name)
             asked = _Asked(name, arrival, slo_s, headers.get("traceparent"))
             async with self._admitted(asked):
@@ -362,6 +370,13 @@ class Frontend:
                 logger.exception("request failed")
             grpc.fail(grpc_context, error, self._spec.error_details)
             return InferReply()
+        finally:
+            if ATTEMPT_HEADER in headers:  # to our own door in Serve's proxy
+                said = (
+                    *grpc_context.trailing_metadata(),
+                    (CAPACITY_HEADER, self._said_capacity(request.model)),
+                )
+                grpc_context.set_trailing_metadata(said)
 
     async def Describe(self, request: Any) -> Any:  # noqa: N802
         """What GET answers over HTTP."""
@@ -538,13 +553,27 @@ class Frontend:
                 asked.deadline, rate=None if capacity is None else capacity.rate / share
             )
         except RefusedEarly as error:
-            self._metrics.unanswered(asked.model, "refused", error.reason)
+            self._refused_outside(asked.model, error.reason)
             error.model, error.latency_slo_ms = asked.model, asked.slo_s * 1e3
             raise
         try:
             yield
         finally:
             self._door.leave(ticket)
+
+    def _refused_outside(self, model: str, reason: str, count: int = 1) -> None:
+        """Requests that came no further than a door; they count as demand."""
+        self._metrics.unanswered(model, "refused", reason, count)
+        self._channel.refused(self._offers[model][1], count)
+        if self._plan is not None and model not in self._sizes:
+            self._plan.arrived(count=count)
+
+    def _heed_proxy(self, headers: Mapping[str, str], model: str) -> None:
+        """What our door before us says with a request."""
+        ATTEMPT.set(headers.get(ATTEMPT_HEADER, ""))
+        said = headers.get(REFUSED_HEADER, "")
+        if self._has_door_before and said.isdecimal() and len(said) < _DIGITS:
+            self._refused_outside(model, "door", int(said))
 
     def _said_capacity(self, path: str) -> str:
         """For our door in Serve's proxy: requests/s that the workers can do of what is served

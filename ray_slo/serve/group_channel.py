@@ -93,6 +93,10 @@ class GroupedChannel:
         self._metrics.count(group, request.model, "submitted", 1)
         self._channels[group].submit(request)
 
+    def refused(self, model: str, count: int) -> None:
+        """Requests that were not submitted; they are demand all the same."""
+        self._counts[model] += count
+
     def cancel(self, request_id: int) -> None:
         _, group = self._queued.pop(request_id, ("", ""))
         if group:

@@ -29,6 +29,7 @@ from ray_slo.serve.protos import (
     InferRequest,
     Stage,
 )
+from ray_slo.serve.proxy_door import shared
 
 SERVICER = "ray_slo.serve.grpc:add_inference_to_server"
 ERROR_METADATA = "x-slo-error"
@@ -104,7 +105,7 @@ def _add_inference(servicer: Any, server: Any) -> None:
 
 def add_inference_to_server(servicer: Any, server: Any) -> None:
     """The servicer function of `ray_slo.v1.Inference` (`SERVICER`)."""
-    again = Failover()
+    again = Failover(shared())
 
     async def call(handle: Handle, request: Any, context: Any) -> Any:
         try:

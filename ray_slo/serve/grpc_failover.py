@@ -17,9 +17,15 @@ from typing import Any
 
 from ray.exceptions import RayActorError
 
-from ray_slo.serve.failover import TRIES, Places, lost, suspect, to_positive
+from ray_slo.serve.failover import TRIES, WAITED_S, Places, lost, suspect, to_positive
 from ray_slo.serve.protos import InferReply, InferRequest
-from ray_slo.serve.request_context import LATENCY_HEADER, PROXIED_HEADER
+from ray_slo.serve.proxy_door import ProxyDoor
+from ray_slo.serve.request_context import (
+    CAPACITY_HEADER,
+    LATENCY_HEADER,
+    PROXIED_HEADER,
+    REFUSED_HEADER,
+)
 from ray_slo.serve.suspects import ATTEMPT_HEADER, is_suspect, new_attempt
 
 Handle = Callable[[Any, Any], Awaitable[Any]]
@@ -39,7 +45,7 @@ class WithDeadline:
         for name, value in context.invocation_metadata() or ():
             if name == LATENCY_HEADER and spent_s and (slo_ms := to_positive(value)) is not None:
                 value = repr(max(slo_ms - 1e3 * spent_s, 1.0))
-            if name not in (PROXIED_HEADER, ATTEMPT_HEADER):
+            if name not in (PROXIED_HEADER, ATTEMPT_HEADER, REFUSED_HEADER):
                 kept.append((name, value))
         if left_s is not None:
             kept.append((PROXIED_HEADER, repr(max(left_s * 1e3, 1e-3))))
@@ -60,10 +66,12 @@ class Attempt(WithDeadline):
         id: see `suspects`.
     """
 
-    def __init__(self, context: Any, spent_s: float) -> None:
+    def __init__(self, context: Any, spent_s: float, refused: int = 0) -> None:
         super().__init__(context, spent_s)
         self.id = new_attempt()
         self._metadata = (*self._metadata, (ATTEMPT_HEADER, self.id))
+        if refused:
+            self._metadata = (*self._metadata, (REFUSED_HEADER, str(refused)))
         self.died = False
         self._code: Any = None
         self._details = ""
@@ -87,38 +95,74 @@ class Attempt(WithDeadline):
     def set_trailing_metadata(self, metadata: Any) -> None:
         self._trailing = metadata
 
+    @property
+    def capacity(self) -> str | None:
+        """What the frontend says that it can do."""
+        said: str | None = dict(self._trailing or ()).get(CAPACITY_HEADER)
+        return said
+
     def settle(self) -> None:
         if self._code is not None:
             self._context.set_code(self._code)
         self._context.set_details(self._details)
-        self._context.set_trailing_metadata(self._trailing)
+        told = [(name, value) for name, value in self._trailing or () if name != CAPACITY_HEADER]
+        self._context.set_trailing_metadata(told)
 
 
 class Failover:
-    """Calls of `ray_slo.v1.Inference`: again when their frontend died."""
+    """Calls of `ray_slo.v1.Inference`: through the door, and again when their frontend died.
 
-    def __init__(self) -> None:
+    Args:
+        door: default: one of its own.
+    """
+
+    def __init__(self, door: ProxyDoor | None = None) -> None:
         self._ours = Places()  # by application and model
+        self._door = door or ProxyDoor()
 
     async def __call__(self, handle: Handle, request: Any, context: Any) -> Any:
         """What a frontend answers, serialized.
 
         Raises:
             FrontendLost, Expired: none does.
+            RefusedEarly: it would come too late.
         """
         arrival = time.monotonic()
         place = (dict(context.invocation_metadata() or ()).get("application"), _model(request))
         budget_s = _budget_s(request, context)
+        slo_s = self._door.slo_s(place) if budget_s is None else budget_s
+        ticket = await self._door.enter(place, arrival, slo_s)
+        try:
+            return await self._sent(handle, request, context, arrival, place, budget_s)
+        finally:
+            self._door.leave(ticket)
+
+    async def _sent(
+        self,
+        handle: Handle,
+        request: Any,
+        context: Any,
+        arrival: float,
+        place: tuple[str | None, str],
+        budget_s: float | None,
+    ) -> Any:
         limit_s = self._ours.limit_s(place, budget_s)
-        for i in range(TRIES):
-            spent_s = time.monotonic() - arrival if i else 0.0
+        for _ in range(TRIES):
+            let_in = time.monotonic()
+            spent_s = let_in - arrival
+            if spent_s <= WAITED_S:
+                spent_s = 0.0
             if budget_s is not None and spent_s >= budget_s:
                 break
-            attempt = Attempt(context, spent_s)
+            attempt = Attempt(context, spent_s, self._door.refused_before(place))
             left_s = None if limit_s is None else limit_s - spent_s
             answer = await _within(left_s, handle, _with_less(request, spent_s), attempt)
             if limit_s is not None and answer is None:
                 raise self._ours.silent(place, limit_s)
+            if (said := attempt.capacity) is not None:
+                took_s = time.monotonic() - let_in if answer else None
+                inside_s = _inside_s(request, answer)
+                self._door.heard(place, said, took_s, inside_s)
             if not attempt.died:
                 if budget_s is None and answer and isinstance(request, InferRequest):
                     slo_ms = to_positive(InferReply.FromString(answer).latency_slo_ms)
@@ -197,6 +241,13 @@ async def _within(left_s: float | None, handle: Handle, request: Any, attempt: A
     finally:
         calling.cancel()
     return calling.result() if done else None
+
+
+def _inside_s(request: Any, answer: Any) -> float | None:
+    """What the frontend took, as its answer says."""
+    if not (answer and isinstance(request, InferRequest)):
+        return None
+    return float(InferReply.FromString(answer).latency_ms) / 1e3
 
 
 def _model(request: Any) -> str:

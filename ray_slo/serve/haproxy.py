@@ -39,7 +39,8 @@ _LONG = 2  # times the model's SLO
 _PATHS = "rayslo_paths"  # what answers at a path have said
 _INSIDE = "rayslo_inside"  # requests on their way, by path and kind
 _PATHS_KEPT = 1024
-_CAPACITY, _WHOLE = "x-slo-capacity", "x-slo-body-whole"  # as in `request_context`
+# As in `request_context`:
+_CAPACITY, _WHOLE, _REFUSED = "x-slo-capacity", "x-slo-body-whole", "x-slo-refused-before"
 _PROXIED, _LATENCY = "x-slo-timeout-ms", "x-slo-latency-ms"
 _TIMEOUT = "x-request-timeout-seconds"
 
@@ -109,7 +110,8 @@ def completed(config: str, folder: Path) -> str:
         flags=re.MULTILINE,
     )
     tables = (
-        f"\nbackend {_PATHS}\n    stick-table type string len 256 size {_PATHS_KEPT} store gpt(3)\n"
+        f"\nbackend {_PATHS}\n"
+        f"    stick-table type string len 256 size {_PATHS_KEPT} store gpt(3),gpc0\n"
         f"backend {_INSIDE}\n"
         f"    stick-table type string len 260 size {4 * _PATHS_KEPT} store conn_cur\n"
     )
@@ -147,6 +149,7 @@ def _headers() -> list[str]:
     return [
         f"http-request del-header {_PROXIED}",
         f"http-request set-header {_WHOLE} 0",
+        f"http-request del-header {_REFUSED}",
     ]
 
 
@@ -160,6 +163,7 @@ def _door() -> list[str]:
         'can do about %[var(txn.slo_can)]", "retry_after_s": %[var(txn.slo_again)]}'
     )
     set_ = "http-request set-var"
+    refused = f"{known} {{ var(txn.slo_over) -m int ge 0 }}"
     return [
         f"http-request track-sc1 path table {_PATHS}",
         f"{set_}(txn.slo_rate) path,table_gpt(0,{_PATHS})",
@@ -182,9 +186,12 @@ def _door() -> list[str]:
         f"{set_}(txn.slo_ahead) var(txn.slo_key),table_conn_cur({_INSIDE})",
         f"{set_}(txn.slo_over) var(txn.slo_ahead),sub(txn.slo_limit)",
         f"{set_}(txn.slo_again) var(txn.slo_ahead),div(txn.slo_rate),add(1)",
+        f"http-request sc-inc-gpc0(1) if {refused}",
         f"http-request return status 503 content-type application/json lf-string '{body}' "
-        f"hdr retry-after %[var(txn.slo_again)] "
-        f"if {known} {{ var(txn.slo_over) -m int ge 0 }}",
+        f"hdr retry-after %[var(txn.slo_again)] if {refused}",
+        f"{set_}(txn.slo_refused) sc1_clr_gpc0",
+        f"http-request set-header {_REFUSED} %[var(txn.slo_refused)] "
+        "if { var(txn.slo_refused) -m int gt 0 }",
         f"http-request track-sc0 var(txn.slo_key) table {_INSIDE}",
         *(
             f"http-response sc-set-gpt({i},1) res.hdr({_CAPACITY}),field({i + 1},;),mul(1) "

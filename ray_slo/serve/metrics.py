@@ -94,9 +94,9 @@ class FrontendMetrics:
             good = self._good.setdefault(answer.model, deque())
             good.append((time.monotonic(), answer.accuracy))
 
-    def unanswered(self, model: str, outcome: str, reason: str) -> None:
-        """One request ended without an answer."""
-        self._requests.inc(1, {"model": model, "outcome": outcome, "reason": reason})
+    def unanswered(self, model: str, outcome: str, reason: str, count: int = 1) -> None:
+        """Requests ended without an answer."""
+        self._requests.inc(count, {"model": model, "outcome": outcome, "reason": reason})
 
     def predicted(self, variant: VariantRef, error_ms: float) -> None:
         """A batch ended `error_ms` after (before, if negative) its predicted finish."""

@@ -55,10 +55,10 @@ class PlanReporter:
         self._metrics = PlanMetrics()
         self._task = asyncio.get_running_loop().create_task(self._report())
 
-    def arrived(self, size: int = 1) -> None:
-        """A client's request, refused ones included."""
-        self._requests += 1
-        self._sizes[size] += 1
+    def arrived(self, size: int = 1, count: int = 1) -> None:
+        """Clients' requests, refused ones included."""
+        self._requests += count
+        self._sizes[size] += count
 
     def finished(self, variant: str, made: Mapping[str, int] | None = None) -> None:
         """A request was answered by a variant, and made so many requests for child tasks."""

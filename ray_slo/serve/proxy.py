@@ -24,9 +24,9 @@ from starlette.responses import JSONResponse
 
 from ray_slo.serve.admission import AdmissionMiddleware
 from ray_slo.serve.failover import FailoverMiddleware
-
-PROXY_CALLBACK_ENV = "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH"
-PROXY_CALLBACK = "ray_slo.serve.proxy:middlewares"
+from ray_slo.serve.proxy_door import shared
+from ray_slo.serve.request_context import PROXY_CALLBACK as PROXY_CALLBACK
+from ray_slo.serve.request_context import PROXY_CALLBACK_ENV as PROXY_CALLBACK_ENV
 
 _MAX_HEADERS_BYTES = 65_536  # all of them together
 _MAX_VALUE = 256  # characters of one that Serve or ray-slo reads
@@ -151,7 +151,7 @@ def middlewares() -> list[Middleware]:
     # Serve puts each around those before it: the last one sees a request first.
     if _is_replica():
         return [Middleware(FailoverMiddleware, in_frontend=True), bounds]
-    return [Middleware(FailoverMiddleware), Middleware(AdmissionMiddleware), bounds]
+    return [Middleware(FailoverMiddleware), Middleware(AdmissionMiddleware, door=shared()), bounds]
 
 
 def _is_replica() -> bool:

@@ -34,8 +34,11 @@ TIMEOUT_HEADER = "x-request-timeout-seconds"
 LATENCY_HEADER = "x-slo-latency-ms"
 MAX_LATENCY_MS = 86_400_000.0  # a day: what a client, or a config, may give a request
 PROXIED_HEADER = "x-slo-timeout-ms"  # the client's timeout, as `ray_slo.serve.proxy` passes it on
-# Between `ray_slo.serve.admission` in a proxy and frontends:
+PROXY_CALLBACK_ENV = "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH"
+PROXY_CALLBACK = "ray_slo.serve.proxy:middlewares"
+# Between `ray_slo.serve.proxy_door` in a proxy and frontends:
 WHOLE_HEADER = "x-slo-body-whole"  # of requests: "1", its body has come to the proxy, or "0"
+REFUSED_HEADER = "x-slo-refused-before"  # of requests: how many the proxy refused before it
 CAPACITY_HEADER = "x-slo-capacity"  # of answers: `frontend.Frontend._said_capacity`
 
 

@@ -12,7 +12,6 @@ import contextlib
 import mmap
 import os
 import tempfile
-import time
 from collections.abc import Iterator
 from contextvars import ContextVar
 from pathlib import Path
@@ -22,7 +21,7 @@ ATTEMPT_HEADER = "x-slo-attempt"  # of requests: names this sending of it, by a 
 ATTEMPT: ContextVar[str] = ContextVar("ray_slo_attempt_id", default="")
 
 _SLOTS, _BYTES = 1024, 16
-_KEPT_S = 60.0  # a file whose process is gone
+_KEPT = 16  # files of processes that are gone
 
 
 def new_attempt() -> str:
@@ -90,9 +89,12 @@ def _bytes(attempt: str) -> bytes | None:
 
 
 def _sweep(folder: Path) -> None:
-    """Remove the files of processes that ended a while ago."""
+    """Remove the files of processes that are gone, but for the latest."""
+    gone = []
     for path in folder.iterdir():
         with contextlib.suppress(OSError, ValueError):
             pid = int(path.name.partition("-")[0])
-            if not Path(f"/proc/{pid}").exists() and path.stat().st_mtime < time.time() - _KEPT_S:
-                path.unlink()
+            if not Path(f"/proc/{pid}").exists():
+                gone.append((path.stat().st_mtime, path))
+    for _, path in sorted(gone)[:-_KEPT]:
+        path.unlink(missing_ok=True)

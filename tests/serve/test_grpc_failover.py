@@ -8,9 +8,11 @@ from ray.exceptions import ActorDiedError, ActorUnavailableError
 from ray.serve._private import proxy as serve_proxy
 from ray.serve._private.grpc_util import get_grpc_response_status, set_grpc_code_and_details
 
+from ray_slo.serve import grpc as grpc_module
 from ray_slo.serve import grpc_failover
 from ray_slo.serve.grpc import PUSHBACK_METADATA, add_inference_to_server, reported
 from ray_slo.serve.protos import DescribeRequest, InferReply, InferRequest
+from ray_slo.serve.proxy_door import ProxyDoor
 from tests.serve import clock
 
 
@@ -54,8 +56,8 @@ class Serve:
     """Its gRPC proxy: every call has the next of `answers`, after a while: an exception is how its
     replica failed, None is none at all."""
 
-    def __init__(self, *answers, takes_s=0.1):
-        self.answers, self.takes_s = list(answers), takes_s
+    def __init__(self, *answers, takes_s=0.1, trailing=(("request_id", "1"),)):
+        self.answers, self.takes_s, self.trailing = list(answers), takes_s, trailing
         self.requests, self.metadata, self.handlers = [], [], {}
         add_inference_to_server(self, self)
 
@@ -69,7 +71,7 @@ class Serve:
             except asyncio.CancelledError as error:
                 answer = error
             if not isinstance(answer, BaseException):
-                context.set_trailing_metadata([("request_id", "1")])
+                context.set_trailing_metadata(self.trailing)
                 context.set_code(grpc.StatusCode.OK)
                 return answer.SerializeToString()
             status = serve_proxy.get_grpc_response_status(answer, None, "1")
@@ -96,6 +98,7 @@ REPLY = InferReply(json="4", latency_slo_ms=250)
 
 @pytest.fixture(autouse=True)
 def serves_own(monkeypatch):
+    monkeypatch.setattr(grpc_module, "shared", ProxyDoor)
     monkeypatch.setattr(serve_proxy, "get_grpc_response_status", get_grpc_response_status)
 
 
@@ -111,6 +114,43 @@ def test_a_call_goes_to_another_frontend_with_less_time():
     told = [float(m["x-slo-latency-ms"]) for m in serve.metadata]
     assert told == pytest.approx([1000, 900, 800])
     assert request.latency_slo_ms == 800
+
+
+CAPACITY = ("x-slo-capacity", "10;400;2000")
+
+
+def test_what_frontends_say_of_themselves_goes_no_further(monkeypatch):
+    door = ProxyDoor()
+    monkeypatch.setattr(grpc_module, "shared", lambda: door)
+    serve = Serve(REPLY, trailing=[("request_id", "1"), CAPACITY])
+    context = Context([("x-slo-refused-before", "9")])
+    serve.call(InferRequest(json="2", model="m"), context)
+    assert context.trailing == [("request_id", "1")]
+    assert "x-slo-refused-before" not in serve.metadata[0]  # a client's own word
+    assert door.slo_s(("a", "m")) == 0.4
+    assert door.gate.inside == 0
+
+
+def test_more_than_workers_can_do_are_refused_before_they_cost_anything(monkeypatch):
+    contexts = [Context(timeout_s=5.0) for _ in range(200)]
+    request = InferRequest(json="2", model="m")
+
+    async def main():
+        door = ProxyDoor()
+        door.heard(("a", "m"), CAPACITY[1], None, None)
+        monkeypatch.setattr(grpc_module, "shared", lambda: door)
+        serve = Serve(*[REPLY] * 101, trailing=[CAPACITY], takes_s=1.0)
+        infer = serve.handlers["/ray_slo.v1.Inference/Infer"].unary_unary
+        await asyncio.gather(*(infer(request, context) for context in contexts))
+        await infer(request, Context())
+        return serve, door
+
+    serve, door = clock.run(main())
+    refused = [c for c in contexts if c.status is grpc.StatusCode.RESOURCE_EXHAUSTED]
+    assert len(refused) == 200 - 2 * 10 * 5  # twice what they can do in 5 s
+    assert {reported(c)["reason"] for c in refused} == {"queue_full"}
+    assert sum(int(m.get("x-slo-refused-before", 0)) for m in serve.metadata) == len(refused)
+    assert door.gate.inside == 0
 
 
 def test_what_was_in_a_hook_when_its_frontend_ended_is_not_repeated(monkeypatch):

@@ -154,6 +154,7 @@ def held(port, count, pool, frontend, **headers):
 def test_the_names_are_those_of_the_frontends():
     assert haproxy._CAPACITY == request_context.CAPACITY_HEADER
     assert haproxy._WHOLE == request_context.WHOLE_HEADER
+    assert haproxy._REFUSED == request_context.REFUSED_HEADER
     assert haproxy._PROXIED == request_context.PROXIED_HEADER
     assert haproxy._LATENCY == request_context.LATENCY_HEADER
     assert haproxy._TIMEOUT == request_context.TIMEOUT_HEADER
@@ -221,7 +222,11 @@ def test_what_the_workers_cannot_do_by_the_deadline_is_refused_at_once(tmp_path)
         frontend.go.set()
         assert other.result()[0] == 200
         assert {f.result()[0] for f in inside} == {200, 503}
+        frontend.seen.clear()
         assert ask(port)[0] == 200  # nobody is counted for good
+        assert frontend.seen[0]["x-slo-refused-before"] == str(len(refused) + 1)
+        ask(port, x_slo_refused_before="7")  # a client's own word
+        assert "x-slo-refused-before" not in frontend.seen[1]
 
 
 def test_a_day_of_time_keeps_nobody_out(tmp_path):

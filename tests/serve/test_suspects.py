@@ -5,7 +5,6 @@ import os
 import subprocess
 import sys
 import threading
-import time
 
 import pytest
 
@@ -91,14 +90,14 @@ def test_there_may_be_more_of_them_than_places(tmp_path, monkeypatch):
 def test_files_of_dead_processes_are_removed(tmp_path):
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
-    old, fresh = tmp_path / f"{ended.pid}-old", tmp_path / f"{ended.pid}-fresh"
-    ours, odd = tmp_path / f"{os.getpid()}-ours", tmp_path / "odd"
-    for path in (old, fresh, ours, odd):
+    dead = [tmp_path / f"{ended.pid}-{i}" for i in range(20)]
+    others = [tmp_path / f"{os.getpid()}-ours", tmp_path / "odd"]
+    for path in [*dead, *others]:
         path.write_bytes(b"")
-    for path in (old, ours, odd):
-        os.utime(path, (time.time() - 600,) * 2)
+    for i, path in enumerate(dead):
+        os.utime(path, (i, i))
     marks = Marks(tmp_path)
-    assert not old.exists()
-    assert fresh.exists() and ours.exists() and odd.exists()
+    assert [path.exists() for path in dead] == [False] * 4 + [True] * 16  # the latest stay
+    assert all(path.exists() for path in others)
     marks.close()
-    assert len(list(tmp_path.iterdir())) == 3
+    assert len(list(tmp_path.iterdir())) == 18
