@@ -254,6 +254,69 @@ def ordered(place: str, what: str, count: int, gap_s: float = 0.0) -> Callable[.
     return attack
 
 
+# -- over gRPC: the port is that of HTTP and one more ------------------------------------------
+
+
+def calls_at_once(port: int, requests: list[Any], heard_s: float = HEARD_S) -> list[Reply]:
+    """Call `Infer` with all of them at once, on 20 connections."""
+    import grpc
+
+    from ray_slo.serve.grpc import InferenceStub, reported
+
+    async def call(stub: Any, request: Any, slot: int, replies: list[Reply]) -> None:
+        began, status, reason = time.monotonic(), 200, ""
+        try:
+            await stub.Infer(request, metadata=[("application", APP)], timeout=heard_s)
+        except grpc.aio.AioRpcError as error:
+            reason = reported(error).get("reason", "")
+            status = 0 if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED and not reason else 503
+        replies[slot] = Reply(time.monotonic() - began, status, reason)
+
+    async def attack() -> list[Reply]:
+        options = [("grpc.use_local_subchannel_pool", 1)]
+        channels = [
+            grpc.aio.insecure_channel(f"127.0.0.1:{port + 1}", options=options) for _ in range(20)
+        ]
+        stubs = [InferenceStub(channel) for channel in channels]
+        replies = [Reply(math.inf, 0)] * len(requests)
+        await asyncio.gather(*(call(stubs[i % 20], r, i, replies) for i, r in enumerate(requests)))
+        for channel in channels:
+            await channel.close()
+        return replies
+
+    return asyncio.run(attack())
+
+
+def infer(item: Any = 1, **fields: Any) -> Any:
+    from ray_slo.serve.protos import InferRequest
+
+    return InferRequest(**({"json": json.dumps(item), **fields}))
+
+
+def grpc_burst(port: int, seed: int) -> list[Reply]:
+    return calls_at_once(port, [infer()] * 3000)
+
+
+def grpc_json(port: int, seed: int) -> list[Reply]:
+    bomb = "[" + "[]," * (2 * 2**20) + "[]]"
+    bodies = [bomb] * 6 + ["[" * 1000 + "]" * 1000, "1e999", "[NaN]", ""] * 5
+    return calls_at_once(port, [infer(json=body) for body in bodies])
+
+
+def grpc_large(port: int, seed: int) -> list[Reply]:
+    return calls_at_once(port, [infer(json="1" * 20 * 2**20)] * 12)
+
+
+def grpc_garbage(port: int, seed: int) -> list[Reply]:
+    rng = np.random.default_rng(seed)
+    preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+    return at_once(port + 1, [preface + rng.bytes(300) for _ in range(200)], 6.0)
+
+
+def grpc_ordered(place: str, what: str, count: int) -> Callable[..., list[Reply]]:
+    return lambda port, seed: calls_at_once(port, [infer({"in": place, "do": what})] * count)
+
+
 @dataclass(frozen=True)
 class Attack:
     """Attributes: says: what, in a few words. run: in a process of its own."""
@@ -283,6 +346,13 @@ ATTACKS = {
     "segfault": Attack("batch ends in a segfault", ordered("batch", "segfault", 1)),
     "die": Attack("batch calls os._exit", ordered("batch", "die", 1)),
     "pre-die": Attack("preprocess calls os._exit", ordered("preprocess", "die", 1)),
+    "grpc-burst": Attack("gRPC: burst of 3,000 at once", grpc_burst),
+    "grpc-json": Attack("gRPC: JSON of 6 MB, nested, or none", grpc_json),
+    "grpc-large": Attack("gRPC: messages of 20 MB", grpc_large),
+    "grpc-garbage": Attack("gRPC: bytes that are no HTTP/2", grpc_garbage),
+    "grpc-panic": Attack("gRPC: batch raises a BaseException", grpc_ordered("batch", "panic", 10)),
+    "grpc-exit": Attack("gRPC: preprocess calls sys.exit", grpc_ordered("preprocess", "exit", 10)),
+    "grpc-die": Attack("gRPC: preprocess calls os._exit", grpc_ordered("preprocess", "die", 1)),
 }
 
 
@@ -389,7 +459,7 @@ class Seen:
             Row(case, "recovery", "s", self.recovery_s if math.isfinite(self.recovery_s) else None),
             Row(case, "memory", "×", self.memory),
         ]
-        if self.name == "burst":
+        if self.name.endswith("burst"):
             made.append(Row(case, "workers could", "", WORKERS * most_within(SLO_S)))
         return made
 
@@ -470,15 +540,17 @@ def serving() -> Iterator[int]:
     from ray import serve
 
     from ray_slo.serve import build_app
+    from ray_slo.serve.grpc import SERVICER
     from ray_slo.serve.proxy import PROXY_CALLBACK, PROXY_CALLBACK_ENV
 
     os.environ[PROXY_CALLBACK_ENV] = PROXY_CALLBACK
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
+    port = two_free_ports()
     ray.init(address="local", num_cpus=8, include_dashboard=False, log_to_driver=False)
     try:
-        serve.start(http_options={"host": "127.0.0.1", "port": port})
+        serve.start(
+            http_options={"host": "127.0.0.1", "port": port},
+            grpc_options={"port": port + 1, "grpc_servicer_functions": [SERVICER]},
+        )
         cpu = {"num_cpus": 0.1}
         app = {
             "models": {
@@ -498,6 +570,17 @@ def serving() -> Iterator[int]:
     finally:
         serve.shutdown()
         ray.shutdown()
+
+
+def two_free_ports() -> int:
+    """The first of two in a row."""
+    while True:
+        with socket.socket() as first, socket.socket() as second:
+            first.bind(("127.0.0.1", 0))
+            port: int = first.getsockname()[1]
+            with contextlib.suppress(OSError):
+                second.bind(("127.0.0.1", port + 1))
+                return port
 
 
 def strike(mode: str, name: str, port: int, seed: int, quick: bool) -> Seen:

@@ -47,7 +47,9 @@ class AdmissionMiddleware:
         slo_s, budget_s = self._door.slo_s(path), named_s(headers)
         if budget_s is None:
             budget_s = slo_s
-        whole = slo_s is not None and budget_s is not None and _is_small(headers)
+        num_bytes = _declared(headers)
+        is_small = num_bytes is not None and num_bytes <= _SMALL_BYTES
+        whole = slo_s is not None and budget_s is not None and is_small
         try:
             if whole:
                 assert budget_s is not None
@@ -55,7 +57,7 @@ class AdmissionMiddleware:
                 if (body := await _body(receive, left_s)) is None:
                     return  # the client has left
                 receive = _Replayed(body, receive)
-            ticket = await self._door.enter(path, arrival, budget_s)
+            ticket = await self._door.enter(path, arrival, budget_s, num_bytes=num_bytes or 0)
         except SLOError as error:
             await http_response(error)(scope, receive, send)
             return
@@ -87,10 +89,10 @@ class AdmissionMiddleware:
         return watched
 
 
-def _is_small(headers: Any) -> bool:
-    """Whether a body says that it is; a large one may be refused without being read."""
+def _declared(headers: Any) -> int | None:
+    """Bytes that a body says that it has."""
     declared = dict(headers).get(b"content-length", b"")
-    return declared.isdigit() and len(declared) < 10 and int(declared) <= _SMALL_BYTES
+    return int(declared[:18]) if declared.isdigit() else None
 
 
 class _Replayed:

@@ -372,11 +372,10 @@ class Frontend:
             return InferReply()
         finally:
             if ATTEMPT_HEADER in headers:  # to our own door in Serve's proxy
-                said = (
-                    *grpc_context.trailing_metadata(),
-                    (CAPACITY_HEADER, self._said_capacity(request.model)),
-                )
-                grpc_context.set_trailing_metadata(said)
+                capacity = (CAPACITY_HEADER, self._said_capacity(request.model))
+                # Serve adds it to a list of its own, so it must be one.
+                told = [*grpc_context.trailing_metadata(), capacity]
+                grpc_context.set_trailing_metadata(told)
 
     async def Describe(self, request: Any) -> Any:  # noqa: N802
         """What GET answers over HTTP."""
@@ -577,13 +576,14 @@ class Frontend:
 
     def _said_capacity(self, path: str) -> str:
         """For our door in Serve's proxy: requests/s that the workers can do of what is served
-        there, its SLO in milliseconds, and how many requests all frontends keep."""
+        there, its SLO in milliseconds, how many requests all frontends keep, and how many bytes
+        of a body are read."""
         name = path if path in self._offers else next(iter(self._offers))
         slo_ms, model = self._offers[name]
         most = self._spec.max_queued_requests * self._spec.num_frontends
         capacity = self._capacity.get(model)
         rate = math.inf if capacity is None else capacity.rate
-        return f"{rate:.6g};{slo_ms:.6g};{most}"
+        return f"{rate:.6g};{slo_ms:.6g};{most};{self._spec.max_body_bytes}"
 
     async def _read_http(self, request: HttpRequest, asked: _Asked) -> bytes:
         """The body that a client sends."""

@@ -28,6 +28,7 @@ from ray_slo.serve.request_context import (
 )
 from ray_slo.serve.suspects import ATTEMPT_HEADER, is_suspect, new_attempt
 
+_OVERHEAD = 4096  # of a message, beside the item
 Handle = Callable[[Any, Any], Awaitable[Any]]
 
 
@@ -126,12 +127,15 @@ class Failover:
         Raises:
             FrontendLost, Expired: none does.
             RefusedEarly: it would come too late.
+            BodyTooLarge: its item is.
         """
         arrival = time.monotonic()
         place = (dict(context.invocation_metadata() or ()).get("application"), _model(request))
         budget_s = _budget_s(request, context)
         slo_s = self._door.slo_s(place) if budget_s is None else budget_s
-        ticket = await self._door.enter(place, arrival, slo_s)
+        ticket = await self._door.enter(
+            place, arrival, slo_s, num_bytes=request.ByteSize() - _OVERHEAD, is_ours=True
+        )
         try:
             return await self._sent(handle, request, context, arrival, place, budget_s)
         finally:

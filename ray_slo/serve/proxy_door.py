@@ -8,6 +8,7 @@ for whoever plans for the demand.
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections import Counter
@@ -18,6 +19,7 @@ from typing import NamedTuple
 from ray_slo.serve.errors import RefusedEarly
 from ray_slo.serve.gate import Door, Gate, Ticket
 from ray_slo.serve.haproxy import BINARY_ENV, COMMAND
+from ray_slo.serve.reading import too_large
 from ray_slo.serve.request_context import PROXY_CALLBACK, PROXY_CALLBACK_ENV
 
 _ORDERED_BY_S = 1.0  # of a request whose deadline is not known
@@ -37,12 +39,14 @@ class Place(NamedTuple):
         rate: requests/s that its workers can do.
         most: requests that its frontends keep.
         slo_s: of its model.
+        max_body_bytes: more of a body they refuse.
         least_s: from the door to the answer.
     """
 
     rate: float
     most: int
     slo_s: float
+    max_body_bytes: int
     least_s: float
 
 
@@ -66,21 +70,35 @@ class ProxyDoor:
         known = self._places.get(place)
         return None if known is None else known.slo_s
 
-    async def enter(self, place: Hashable, arrival: float, budget_s: float | None) -> Ticket:
+    async def enter(
+        self,
+        place: Hashable,
+        arrival: float,
+        budget_s: float | None,
+        *,
+        num_bytes: int = 0,
+        is_ours: bool = False,
+    ) -> Ticket:
         """Wait to go on; then say `leave` at the end.
 
         Args:
             arrival: `time.monotonic()` seconds.
             budget_s: from then to the deadline; None: not known.
+            num_bytes: of the body, as far as it is known.
+            is_ours: whether it is for an application of ours, even if none has answered there.
 
         Raises:
             RefusedEarly: it would come too late.
+            BodyTooLarge: its body is.
         """
         known = self._places.get(place)
+        if known is not None and num_bytes > known.max_body_bytes:
+            raise too_large("body", num_bytes, known.max_body_bytes)
+        rate = math.inf if is_ours else None
         try:
             return await self._door.enter(
                 arrival + (_ORDERED_BY_S if budget_s is None else budget_s),
-                rate=None if known is None else known.rate,
+                rate=rate if known is None else known.rate,
                 most=None if known is None else known.most,
                 least_s=0.0 if known is None else known.least_s,
                 may_refuse=known is not None,
@@ -102,17 +120,18 @@ class ProxyDoor:
         """An answer of ours.
 
         Args:
-            said: what its frontends can do: "requests/s;SLO in ms;requests that they keep".
+            said: what its frontends can do: requests/s, SLO in ms, requests that they keep, bytes
+                of a body that they read; between them semicolons.
             took_s: since it was let on; None where it was an error.
             inside_s: of that the frontend's own, with its workers; None: not known.
         """
-        rate, slo_ms, most = map(float, said.split(";"))
+        rate, slo_ms, most, max_body_bytes = map(float, said.split(";"))
         known = self._places.pop(place, None)
         least_s = 0.0 if known is None else known.least_s
         if took_s is not None:
             least_s = took_s if not least_s else min(_FORGET * least_s, took_s)
         least_s = min(least_s, _LEAST_OF_SLO * slo_ms / 1e3)
-        self._places[place] = Place(rate, int(most), slo_ms / 1e3, least_s)
+        self._places[place] = Place(rate, int(most), slo_ms / 1e3, int(max_body_bytes), least_s)
         if len(self._places) > _PLACES_KEPT:
             gone = next(iter(self._places))
             del self._places[gone]

@@ -17,7 +17,7 @@ HEADERS = [(b"content-length", b"1"), (b"x-slo-latency-ms", b"400")]
 class App:
     """What is behind the door; its answers say what it can do."""
 
-    def __init__(self, capacity="1000;400;2000", status=200, took_s=0.0):
+    def __init__(self, capacity="1000;400;2000;9000000", status=200, took_s=0.0):
         self.capacity, self.status, self.took_s = capacity, status, took_s
         self.scopes, self.bodies = [], []
         self.go = asyncio.Event()
@@ -80,7 +80,7 @@ async def test_what_frontends_say_goes_no_further():
 
 @in_loop
 async def test_more_than_workers_can_do_are_refused_before_they_cost_anything():
-    app = App(capacity="10;400;2000")
+    app = App(capacity="10;400;2000;9000000")
     door = AdmissionMiddleware(app)
     await ask(door)
     app.go.clear()
@@ -125,6 +125,10 @@ async def test_a_slow_client_is_told_so_and_occupies_nobody():
     large = [(b"content-length", b"9000000")]
     await ask(door, headers=large, chunks=[(b"1", True)])
     assert app.bodies[-1] == (b"1", True)  # may be refused for its size: not read here
+    for size in (b"9000001", b"9" * 30):
+        status, _, body = await ask(door, headers=[(b"content-length", size)])
+        assert (status, json.loads(body)["reason"]) == (413, "body_too_large")
+    assert len(app.scopes) == 2
 
 
 @in_loop

@@ -116,7 +116,7 @@ def test_a_call_goes_to_another_frontend_with_less_time():
     assert request.latency_slo_ms == 800
 
 
-CAPACITY = ("x-slo-capacity", "10;400;2000")
+CAPACITY = ("x-slo-capacity", "10;400;2000;9000000")
 
 
 def test_what_frontends_say_of_themselves_goes_no_further(monkeypatch):
@@ -151,6 +151,36 @@ def test_more_than_workers_can_do_are_refused_before_they_cost_anything(monkeypa
     assert {reported(c)["reason"] for c in refused} == {"queue_full"}
     assert sum(int(m.get("x-slo-refused-before", 0)) for m in serve.metadata) == len(refused)
     assert door.gate.inside == 0
+
+
+def test_the_first_calls_of_all_wait_for_each_other(monkeypatch):
+    """Nobody has said yet what can be done, and they must not all go on at once."""
+
+    async def main():
+        serve = Serve(*[REPLY] * 300, trailing=[CAPACITY], takes_s=1.0)
+        infer = serve.handlers["/ray_slo.v1.Inference/Infer"].unary_unary
+        asked = [infer(InferRequest(json="2", model="m"), Context()) for _ in range(300)]
+        going = asyncio.gather(*asked)
+        await asyncio.sleep(0.5)
+        before = len(serve.requests)
+        await going
+        return before
+
+    assert clock.run(main()) == 64
+
+
+def test_a_message_that_is_too_large_goes_no_further(monkeypatch):
+    door = ProxyDoor()
+    door.heard(("a", "m"), "10;400;2000;100", None, None)
+    monkeypatch.setattr(grpc_module, "shared", lambda: door)
+    serve = Serve(REPLY)
+    context = Context()
+    serve.call(InferRequest(json="2" * 5000, model="m"), context)
+    assert context.status is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert reported(context)["reason"] == "body_too_large"
+    assert not serve.requests
+    serve.call(InferRequest(json="2", model="m"), Context())
+    assert len(serve.requests) == 1
 
 
 def test_what_was_in_a_hook_when_its_frontend_ended_is_not_repeated(monkeypatch):

@@ -73,7 +73,7 @@ async def test_what_was_refused_there_is_demand(app, is_there, said, count):  # 
 @in_loop
 async def test_grpc_says_it_likewise(app):  # noqa: F811
     class Context:
-        trailing = ()
+        trailing: list[tuple[str, str]] = []  # noqa: RUF012
 
         def invocation_metadata(self):
             return (("x-slo-attempt", "a" * 32), ("x-slo-refused-before", "3"))
@@ -82,7 +82,7 @@ async def test_grpc_says_it_likewise(app):  # noqa: F811
             return self.trailing
 
         def set_trailing_metadata(self, metadata):
-            self.trailing = metadata
+            self.trailing = self.trailing + metadata  # only a list will do, as with Serve
 
     async with app(policy="eager") as (front, _):
         front._has_door_before, context = True, Context()
