@@ -9,7 +9,7 @@ import time
 from typing import Any
 
 from ray_slo.serve.errors import SLOError, http_response
-from ray_slo.serve.failover import named_s
+from ray_slo.serve.failover import budget_s
 from ray_slo.serve.heads import ARRIVAL
 from ray_slo.serve.proxy_door import ProxyDoor
 from ray_slo.serve.reading import slow_body, within_s
@@ -44,20 +44,19 @@ class AdmissionMiddleware:
         arrival = scope.get(ARRIVAL, time.monotonic())
         path = scope["path"]
         headers = [h for h in scope["headers"] if h[0] not in (_WHOLE, _REFUSED)]
-        slo_s, budget_s = self._door.slo_s(path), named_s(headers)
-        if budget_s is None:
-            budget_s = slo_s
+        slo_s = self._door.slo_s(path)
+        left_s = budget_s(headers, slo_s)
         num_bytes = _declared(headers)
         is_small = num_bytes is not None and num_bytes <= _SMALL_BYTES
-        whole = slo_s is not None and budget_s is not None and is_small
+        whole = slo_s is not None and left_s is not None and is_small
         try:
             if whole:
-                assert budget_s is not None
-                left_s = arrival + budget_s - time.monotonic()
-                if (body := await _body(receive, left_s)) is None:
+                assert left_s is not None
+                body = await _body(receive, arrival + left_s - time.monotonic())
+                if body is None:
                     return  # the client has left
                 receive = _Replayed(body, receive)
-            ticket = await self._door.enter(path, arrival, budget_s, num_bytes=num_bytes or 0)
+            ticket = await self._door.enter(path, arrival, left_s, num_bytes=num_bytes or 0)
         except SLOError as error:
             await http_response(error)(scope, receive, send)
             return

@@ -242,6 +242,21 @@ class _Exchange:
         await http_response(error)({"type": "http"}, self._receive, self._send)
 
 
+def budget_s(headers: Any, slo_s: float | None) -> float | None:
+    """What a request has from its arrival to its deadline, as a frontend will count it: the SLO
+    that the client names, or the model's, which a timeout can only tighten.
+
+    Args:
+        slo_s: the model's; None: not known.
+    """
+    found = dict(headers)
+    if (own_ms := to_positive(found.get(_LATENCY, b""))) is not None:
+        return own_ms / 1e3
+    timeout_s = to_positive(found.get(_TIMEOUT, b""))
+    known = [s for s in (timeout_s, slo_s) if s is not None]
+    return min(known, default=None)
+
+
 def named_s(headers: Any) -> float | None:
     """Until the deadline, where the client has named one."""
     found = dict(headers)

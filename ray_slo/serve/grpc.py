@@ -41,6 +41,7 @@ MAX_BODY_ENV = "RAY_SLO_MAX_BODY_BYTES"
 _MAX_MESSAGE = 600
 _MAX_BODY = 4096
 _MAX_BODY_BYTES = 256 * 2**20
+_PENDING_CALLS = 20_000
 _MESSAGE_OVERHEAD = 4096  # of a message, beside the item
 _METHODS = {"Infer": (InferRequest, InferReply), "Describe": (DescribeRequest, DescribeReply)}
 
@@ -138,15 +139,20 @@ def bind_to_host() -> None:
 
 
 def bound_messages() -> None:
-    """Have Serve's gRPC server of this process take no larger messages than `max_body_bytes`.
+    """Have Serve's gRPC server of this process take no larger messages than `max_body_bytes`, and
+    hand us more than a thousand calls at a time.
 
-    Serve takes 2 GiB, or what `RAY_SERVE_GRPC_MAX_MESSAGE_SIZE` says for both ways.
+    Serve takes 2 GiB, or what `RAY_SERVE_GRPC_MAX_MESSAGE_SIZE` says for both ways. gRPC cancels
+    calls at random where more than a thousand have come that nobody has looked at; our door says
+    why, and chooses by deadline.
     """
     from ray.serve._private import grpc_util
 
     key, most = "grpc.max_receive_message_length", max_body_bytes() + _MESSAGE_OVERHEAD
     options = dict(grpc_util.DEFAULT_GRPC_SERVER_OPTIONS)
     options[key] = min(options.get(key, most), most)
+    for key in ("grpc.server.max_pending_requests", "grpc.server.max_pending_requests_hard_limit"):
+        options.setdefault(key, _PENDING_CALLS)
     grpc_util.DEFAULT_GRPC_SERVER_OPTIONS = list(options.items())
 
 

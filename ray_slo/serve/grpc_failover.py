@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
+import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextvars import ContextVar
@@ -36,12 +37,15 @@ class WithDeadline:
     """A call's context whose metadata says what is left of its deadline.
 
     Args:
-        spent_s: on attempts before this one.
+        spent_s: before this attempt.
+        slo_s: of the model, where that is all that the call has.
     """
 
-    def __init__(self, context: Any, spent_s: float = 0.0) -> None:
+    def __init__(self, context: Any, spent_s: float = 0.0, slo_s: float | None = None) -> None:
         self._context = context
         left_s = context.time_remaining()
+        if slo_s is not None and spent_s:
+            left_s = min(slo_s - spent_s, math.inf if left_s is None else left_s)
         kept = []
         for name, value in context.invocation_metadata() or ():
             if name == LATENCY_HEADER and spent_s and (slo_ms := to_positive(value)) is not None:
@@ -67,8 +71,10 @@ class Attempt(WithDeadline):
         id: see `suspects`.
     """
 
-    def __init__(self, context: Any, spent_s: float, refused: int = 0) -> None:
-        super().__init__(context, spent_s)
+    def __init__(
+        self, context: Any, spent_s: float, slo_s: float | None = None, refused: int = 0
+    ) -> None:
+        super().__init__(context, spent_s, slo_s)
         self.id = new_attempt()
         self._metadata = (*self._metadata, (ATTEMPT_HEADER, self.id))
         if refused:
@@ -132,12 +138,13 @@ class Failover:
         arrival = time.monotonic()
         place = (dict(context.invocation_metadata() or ()).get("application"), _model(request))
         budget_s = _budget_s(request, context)
-        slo_s = self._door.slo_s(place) if budget_s is None else budget_s
+        slo_s = None if _names_slo(request, context) else self._door.slo_s(place)
+        left_s = min((s for s in (budget_s, slo_s) if s is not None), default=None)
         ticket = await self._door.enter(
-            place, arrival, slo_s, num_bytes=request.ByteSize() - _OVERHEAD, is_ours=True
+            place, arrival, left_s, num_bytes=request.ByteSize() - _OVERHEAD, is_ours=True
         )
         try:
-            return await self._sent(handle, request, context, arrival, place, budget_s)
+            return await self._sent(handle, request, context, arrival, place, budget_s, slo_s)
         finally:
             self._door.leave(ticket)
 
@@ -149,6 +156,7 @@ class Failover:
         arrival: float,
         place: tuple[str | None, str],
         budget_s: float | None,
+        slo_s: float | None,
     ) -> Any:
         limit_s = self._ours.limit_s(place, budget_s)
         for _ in range(TRIES):
@@ -158,7 +166,7 @@ class Failover:
                 spent_s = 0.0
             if budget_s is not None and spent_s >= budget_s:
                 break
-            attempt = Attempt(context, spent_s, self._door.refused_before(place))
+            attempt = Attempt(context, spent_s, slo_s, self._door.refused_before(place))
             left_s = None if limit_s is None else limit_s - spent_s
             answer = await _within(left_s, handle, _with_less(request, spent_s), attempt)
             if limit_s is not None and answer is None:
@@ -260,13 +268,22 @@ def _model(request: Any) -> str:
 
 def _budget_s(request: Any, context: Any) -> float | None:
     """Until the deadline, where the client has named one."""
-    named_ms = dict(context.invocation_metadata() or ()).get(LATENCY_HEADER)
-    if isinstance(request, InferRequest) and request.HasField("latency_slo_ms"):
-        named_ms = request.latency_slo_ms
-    slo_ms, left_s = to_positive(named_ms), context.time_remaining()
+    slo_ms, left_s = _named_ms(request, context), context.time_remaining()
     if slo_ms is None:
         return left_s
     return slo_ms / 1e3 if left_s is None else min(slo_ms / 1e3, left_s)
+
+
+def _names_slo(request: Any, context: Any) -> bool:
+    return _named_ms(request, context) is not None
+
+
+def _named_ms(request: Any, context: Any) -> float | None:
+    """The SLO that the client asks for."""
+    named_ms = dict(context.invocation_metadata() or ()).get(LATENCY_HEADER)
+    if isinstance(request, InferRequest) and request.HasField("latency_slo_ms"):
+        named_ms = request.latency_slo_ms
+    return to_positive(named_ms)
 
 
 def _with_less(request: Any, spent_s: float) -> Any:

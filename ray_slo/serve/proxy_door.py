@@ -8,7 +8,7 @@ for whoever plans for the demand.
 
 from __future__ import annotations
 
-import math
+import asyncio
 import os
 import time
 from collections import Counter
@@ -28,6 +28,7 @@ _WAY_S, _WAY_OF_SLO = 0.05, 0.15  # to a frontend and back, beyond which the pro
 # Requests on their way at a time: at first, least, most; by how much more per answer, by what
 # factor fewer.
 _FIRST, _LEAST, _MOST, _MORE, _FEWER = 64.0, 16.0, 2000.0, 0.5, 0.8
+_PIONEERS = 16  # on their way to a place of which nothing is known
 _LEAST_OF_SLO = 0.25  # so much is the least time at most: what was slow may be quick again
 _FORGET = 1.01  # per answer: the least time is of the latest hundred or so
 
@@ -59,6 +60,9 @@ class ProxyDoor:
         self._door.gate.window = _FIRST
         self._cut_at = 0.0
         self._places: dict[Hashable, Place] = {}  # of applications of ours
+        self._pioneers: dict[Ticket, Hashable] = {}
+        self._first: Counter[Hashable] = Counter()  # on their way to places that are not known
+        self._news = asyncio.Event()  # of such a place
         self._refused: Counter[Hashable] = Counter()  # since a request last went on to the place
 
     @property
@@ -86,29 +90,58 @@ class ProxyDoor:
             budget_s: from then to the deadline; None: not known.
             num_bytes: of the body, as far as it is known.
             is_ours: whether it is for an application of ours, even if none has answered there.
+                Then only a few go on until one has.
 
         Raises:
             RefusedEarly: it would come too late.
             BodyTooLarge: its body is.
         """
+        is_pioneer = is_ours and await self._is_pioneer(place)
         known = self._places.get(place)
         if known is not None and num_bytes > known.max_body_bytes:
             raise too_large("body", num_bytes, known.max_body_bytes)
-        rate = math.inf if is_ours else None
+        if known is not None and budget_s is None:
+            budget_s = known.slo_s
         try:
-            return await self._door.enter(
+            ticket = await self._door.enter(
                 arrival + (_ORDERED_BY_S if budget_s is None else budget_s),
-                rate=rate if known is None else known.rate,
+                rate=None if known is None else known.rate,
                 most=None if known is None else known.most,
                 least_s=0.0 if known is None else known.least_s,
                 may_refuse=known is not None,
             )
-        except RefusedEarly:
-            self._refused[place] += 1
+        except BaseException as error:
+            self._refused[place] += isinstance(error, RefusedEarly)
+            if is_pioneer:
+                self._returned(place)
             raise
+        if is_pioneer:
+            self._pioneers[ticket] = place
+        return ticket
+
+    async def _is_pioneer(self, place: Hashable) -> bool:
+        """Whether this request finds out what a place can do; waits while others do."""
+        while place not in self._places and self._first[place] >= _PIONEERS:
+            await self._news.wait()
+        if place in self._places:
+            return False
+        self._first[place] += 1
+        return True
 
     def leave(self, ticket: Ticket) -> None:
         self._door.leave(ticket)
+        if (place := self._pioneers.pop(ticket, None)) is not None:
+            self._returned(place)
+
+    def _returned(self, place: Hashable) -> None:
+        self._first[place] -= 1
+        if not self._first[place]:
+            del self._first[place]
+        self._tell()
+
+    def _tell(self) -> None:
+        self._news.set()
+        self._news = asyncio.Event()
 
     def refused_before(self, place: Hashable) -> int:
         """How many were refused since this was last asked."""
@@ -127,6 +160,8 @@ class ProxyDoor:
         """
         rate, slo_ms, most, max_body_bytes = map(float, said.split(";"))
         known = self._places.pop(place, None)
+        if known is None:
+            self._tell()
         least_s = 0.0 if known is None else known.least_s
         if took_s is not None:
             least_s = took_s if not least_s else min(_FORGET * least_s, took_s)

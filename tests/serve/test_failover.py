@@ -129,6 +129,22 @@ def test_own_slo_wins_over_the_timeout():
     assert float(told["x-slo-timeout-ms"]) == 9000
 
 
+@pytest.mark.parametrize(
+    ("headers", "slo_s", "budget_s"),
+    [
+        ({}, None, None),
+        ({}, 0.4, 0.4),
+        ({b"x-request-timeout-seconds": b"5"}, 0.4, 0.4),
+        ({b"x-request-timeout-seconds": b"0.1"}, 0.4, 0.1),
+        ({b"x-request-timeout-seconds": b"5"}, None, 5.0),
+        ({b"x-slo-latency-ms": b"9000", b"x-request-timeout-seconds": b"5"}, 0.4, 9.0),
+        ({b"x-slo-latency-ms": b"soon"}, 0.4, 0.4),
+    ],
+)
+def test_a_timeout_can_only_tighten_the_slo(headers, slo_s, budget_s):
+    assert failover.budget_s(headers.items(), slo_s) == budget_s
+
+
 @pytest.mark.parametrize("value", ["0", "-1", "soon", "nan", "inf", ""])
 def test_what_is_no_timeout_is_left_alone(value):
     proxy = Proxy(WITH_SLO, WITH_SLO)

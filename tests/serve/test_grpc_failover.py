@@ -132,7 +132,7 @@ def test_what_frontends_say_of_themselves_goes_no_further(monkeypatch):
 
 
 def test_more_than_workers_can_do_are_refused_before_they_cost_anything(monkeypatch):
-    contexts = [Context(timeout_s=5.0) for _ in range(200)]
+    contexts = [Context([("x-slo-latency-ms", "5000")], timeout_s=20.0) for _ in range(200)]
     request = InferRequest(json="2", model="m")
 
     async def main():
@@ -153,6 +153,25 @@ def test_more_than_workers_can_do_are_refused_before_they_cost_anything(monkeypa
     assert door.gate.inside == 0
 
 
+def test_time_at_the_door_is_the_calls_own(monkeypatch):
+    """Of the model's SLO, too, which the client does not name."""
+
+    async def main():
+        door = ProxyDoor()
+        door.heard(("a", "m"), "1000;400;2000;100", None, None)
+        monkeypatch.setattr(grpc_module, "shared", lambda: door)
+        serve = Serve(*[REPLY] * 80, takes_s=0.3)
+        infer = serve.handlers["/ray_slo.v1.Inference/Infer"].unary_unary
+        request = InferRequest(json="2", model="m")
+        await asyncio.gather(*(infer(request, Context(timeout_s=9.0)) for _ in range(70)))
+        return serve
+
+    told = [float(m["x-slo-timeout-ms"]) for m in clock.run(main()).metadata]
+    assert told[0] == pytest.approx(9000)  # which the SLO is shorter than
+    assert told[64:] == pytest.approx([100.0] * (len(told) - 64))
+    assert len(told) > 64
+
+
 def test_the_first_calls_of_all_wait_for_each_other(monkeypatch):
     """Nobody has said yet what can be done, and they must not all go on at once."""
 
@@ -166,7 +185,7 @@ def test_the_first_calls_of_all_wait_for_each_other(monkeypatch):
         await going
         return before
 
-    assert clock.run(main()) == 64
+    assert clock.run(main()) == 16
 
 
 def test_a_message_that_is_too_large_goes_no_further(monkeypatch):
