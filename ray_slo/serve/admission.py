@@ -50,6 +50,7 @@ class AdmissionMiddleware:
         is_small = num_bytes is not None and num_bytes <= _SMALL_BYTES
         whole = slo_s is not None and left_s is not None and is_small
         try:
+            self._door.check(path, arrival, left_s)
             if whole:
                 assert left_s is not None
                 body = await _body(receive, arrival + left_s - time.monotonic())

@@ -295,6 +295,8 @@ def _told(
 
 def to_positive(text: Any) -> float | None:
     """A number of more than 0 and less than infinity; None for anything else."""
+    if not text:
+        return None  # at once: an exception takes thirty times as long
     try:
         value = float(text)
     except (TypeError, ValueError):

@@ -131,10 +131,11 @@ class Gate:
         is_known = rate is not None
         ticket = Ticket(next(self._numbers), deadline, least_s, is_known, may_refuse, told)
         before = bisect_right(self._order, ticket.key)
-        refused = self._refused(now, ticket, before, rate, most) if may_refuse else None
-        if refused is not None:
-            told(refused)
-            return None
+        if may_refuse:
+            refused = self._refused(now, ticket.key, before, rate, most, least_s)
+            if refused is not None:
+                told(refused)
+                return None
         self._waiting[ticket.key] = ticket
         insort(self._order, ticket.key)
         if len(self._order) > self._most:
@@ -147,18 +148,37 @@ class Gate:
                 return None
         return ticket
 
-    def _refused(
-        self, now: float, ticket: Ticket, before: int, rate: float | None, most: int | None
+    def hopeless(
+        self,
+        now: float,
+        deadline: float,
+        *,
+        rate: float | None = None,
+        most: int | None = None,
+        least_s: float = 0.0,
     ) -> Refused | None:
-        left_s = ticket.deadline - now
+        """Why a request would be refused if it arrived now; see `arrive`."""
+        key = deadline, next(self._numbers)
+        return self._refused(now, key, bisect_right(self._order, key), rate, most, least_s)
+
+    def _refused(
+        self,
+        now: float,
+        key: tuple[float, int],
+        before: int,
+        rate: float | None,
+        most: int | None,
+        least_s: float,
+    ) -> Refused | None:
+        left_s = key[0] - now
         wait_s = before * self._interval_s
-        if wait_s + ticket.least_s > left_s and before:
+        if wait_s + least_s > left_s and before:
             said = (
                 f"{before} requests wait at the door before it, which takes {wait_s:.2g} s; of its "
                 f"time, {max(left_s, 0.0):.2g} s are left"
             )
             return Refused("would_miss", said, wait_s)
-        ahead = before + bisect_right(self._inside, ticket.key)
+        ahead = before + bisect_right(self._inside, key)
         again_s = ahead / rate if rate else _AGAIN_S
         said = f"{ahead} requests with earlier deadlines are on their way"
         if rate is not None and ahead >= max(_FEW, _SLACK * rate * left_s):
@@ -288,11 +308,27 @@ class Door:
                 self.gate.leave(ticket)
                 told(self.gate.too_late())
         if (refused := verdict.result()) is not None:
-            raise RefusedEarly(
-                refused.message, reason=refused.reason, retry_after_s=refused.retry_after_s
-            )
+            raise _error(refused)
         assert ticket is not None
         return ticket
+
+    def check(
+        self,
+        deadline: float,
+        *,
+        rate: float | None = None,
+        most: int | None = None,
+        least_s: float = 0.0,
+    ) -> None:
+        """Whether it makes sense to `enter`.
+
+        Raises:
+            RefusedEarly: it does not.
+        """
+        now = self._clock()
+        refused = self.gate.hopeless(now, deadline, rate=rate, most=most, least_s=least_s)
+        if refused is not None:
+            raise _error(refused)
 
     def leave(self, ticket: Ticket) -> None:
         """It is done; another may go on in its place."""
@@ -312,3 +348,7 @@ class Door:
             self._left -= 1
             self.gate.turn(now)
             self._turn_soon()  # until nobody goes on: then the next who comes need not wait
+
+
+def _error(refused: Refused) -> RefusedEarly:
+    return RefusedEarly(refused.message, reason=refused.reason, retry_after_s=refused.retry_after_s)

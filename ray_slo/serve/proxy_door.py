@@ -74,6 +74,23 @@ class ProxyDoor:
         known = self._places.get(place)
         return None if known is None else known.slo_s
 
+    def check(self, place: Hashable, arrival: float, budget_s: float | None) -> None:
+        """Whether it makes sense to read a request's body, and then to `enter`.
+
+        Raises:
+            RefusedEarly: it does not.
+        """
+        known = self._places.get(place)
+        if known is None or budget_s is None:
+            return
+        try:
+            self._door.check(
+                arrival + budget_s, rate=known.rate, most=known.most, least_s=known.least_s
+            )
+        except RefusedEarly:
+            self._refused[place] += 1
+            raise
+
     async def enter(
         self,
         place: Hashable,
