@@ -1,0 +1,137 @@
+"""A short form of `benchmarks live-attack`: whoever attacks hears why not, and the service goes on.
+Nothing here looks at how long anything takes."""
+
+import json
+
+import pytest
+import requests
+
+from benchmarks import live_attack
+from benchmarks.live_attack import at_once, calls_at_once, infer, ordered, post
+from ray_slo.serve import build_app
+from tests.live.waiting import eventually
+
+pytestmark = pytest.mark.live
+
+TINY = {"num_cpus": 0.1}
+SLO_MS = 5000
+# What a request may hear beside its answer: a reason of ours.
+REASONS = {"would_miss", "shed", "queue_full", "expired", "slow_body", "no_worker"}
+
+
+@pytest.fixture(scope="module")
+def attacked(ray_cluster):
+    model = {"callable": "benchmarks.live_attack:Attacked", "latency_slo_ms": SLO_MS}
+    app = {
+        "models": {"m": model},
+        "workers": {"default": {"num_replicas": 2, "ray_actor_options": TINY}},
+        "num_frontends": 2,
+        "profile_seconds": 0.3,
+        "name": live_attack.APP,
+    }
+    with ray_cluster.running(build_app(app), live_attack.APP, "/") as handle:
+        yield handle
+
+
+@pytest.fixture
+def ports(ray_cluster, attacked):
+    """Of HTTP, and one before that of gRPC. The service is whole before and after."""
+    url = ray_cluster.url + "/"
+    assert eventually(lambda: _is_well(url, attacked))
+    yield int(ray_cluster.url.rpartition(":")[2]), int(ray_cluster.grpc.rpartition(":")[2]) - 1
+    assert eventually(lambda: _is_well(url, attacked))
+
+
+def _is_well(url, handle):
+    """Ten are answered, both workers are there, and nothing is on its way."""
+    try:
+        if any(requests.post(url, json=1, timeout=30).status_code != 200 for _ in range(10)):
+            return False
+        status = handle.slo_status.remote().result(timeout_s=30)
+    except Exception:
+        return False
+    busy = [w for w in status["workers"].values() if w["batches_in_flight"]]
+    return len(status["workers"]) == 2 and not busy
+
+
+def said(replies):
+    return {(reply.status, reply.reason) for reply in replies}
+
+
+def test_a_burst(ports):
+    replies = at_once(ports[0], [post(1)] * 400)
+    assert all(r.status == 200 or (r.status == 503 and r.reason in REASONS) for r in replies)
+    assert any(r.status == 200 for r in replies)
+
+
+def test_a_burst_over_grpc(ports):
+    replies = calls_at_once(ports[1], [infer()] * 300)
+    assert all(r.status == 200 or (r.status == 503 and r.reason in REASONS) for r in replies)
+    assert any(r.status == 200 for r in replies)
+
+
+@pytest.mark.parametrize("attack", ["deep", "garbage"])
+def test_what_is_no_request(ports, attack):
+    replies = live_attack.ATTACKS[attack].run(ports[0], 1)
+    assert {r.status for r in replies} <= {0, 400, 422}
+    if attack == "deep":
+        assert said(replies) == {(422, "bad_input")}
+
+
+def test_what_is_too_large(ports):
+    bomb = b"[" + b"[]," * 2_000_000 + b"[]]"
+    heads = [post(None, body=b"1" * n) for n in (9 * 2**20, 17 * 2**20)]
+    replies = at_once(ports[0], [post(None, body=bomb), *heads])
+    assert said(replies) <= {(413, "body_too_large"), (0, "")}  # 0: it hung up while we sent
+    assert (413, "body_too_large") in said(replies)
+    replies = calls_at_once(ports[1], [infer(json=bomb.decode()), infer(json="1" * 17 * 2**20)])
+    assert said(replies) == {(503, "body_too_large")}
+
+
+@pytest.mark.parametrize("place", ["preprocess", "batch", "postprocess"])
+@pytest.mark.parametrize("what", ["panic", "exit"])
+def test_code_that_raises_what_nobody_catches(ports, attacked, place, what):
+    before = _pids(attacked)
+    replies = ordered(place, what, 6)(ports[0], 1)
+    assert said(replies) == {(500, "failed")}
+    replies = calls_at_once(ports[1], [infer({"in": place, "do": what})] * 3)
+    assert said(replies) == {(503, "failed")}
+    assert _pids(attacked) & before  # the frontends are the same
+
+
+def _pids(handle):
+    return {handle.slo_status.remote().result()["process"]["pid"] for _ in range(20)}
+
+
+def test_hooks_that_block_cost_their_callers_only(ports, ray_cluster):
+    blocked = [post({"in": "preprocess", "do": "sleep"}, "x-slo-latency-ms: 1000")] * 4
+    replies = at_once(ports[0], blocked)
+    assert said(replies) == {(504, "expired")}
+
+
+@pytest.mark.parametrize("over", ["http", "grpc"])
+def test_what_ends_a_frontend_is_not_sent_to_another(ports, attacked, over):
+    before = _pids(attacked)
+    fatal = {"in": "preprocess", "do": "die"}
+    if over == "http":
+        replies = at_once(ports[0], [post(fatal)])
+    else:
+        replies = calls_at_once(ports[1], [infer(fatal)])
+    assert said(replies) == {(503, "frontend_lost")}
+    assert len(before - _pids(attacked)) <= 1  # one of the two at most is another
+
+
+def test_what_ends_a_worker_does_not_end_the_last_one(ports, attacked):
+    fatal = post({"in": "batch", "do": "die"}, "x-slo-latency-ms: 1500")
+    replies = at_once(ports[0], [fatal])
+    assert said(replies) == {(503, "worker_lost")}
+    status = attacked.slo_status.remote().result()
+    assert status["workers"]  # the other is there
+
+
+def test_slow_clients(ports):
+    bodies = [post(1, "x-slo-latency-ms: 300", body=b"1" * 99)[:-9]] * 30
+    heads = [post(1)[:40]] * 30
+    replies = at_once(ports[0], bodies + heads, heard_s=6.0)
+    assert said(replies) == {(408, "slow_body"), (0, "")}
+    assert json.loads(requests.post(f"http://127.0.0.1:{ports[0]}/", json=1, timeout=30).text) == 0
