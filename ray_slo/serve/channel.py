@@ -205,20 +205,22 @@ class ActorChannel:
                     self._epoch, acked = epoch, 0
                     self._connected.set()
                     self._on_reset()
-                    continue
-                if sequence > acked:
+                elif sequence > acked:
                     acked = sequence
                     self._on_messages(messages)
             except asyncio.CancelledError:
                 raise
             except ray.exceptions.RayError as error:
                 logger.warning("scheduler unreachable (%s); trying again", type(error).__name__)
-                self._actor = None
-                await asyncio.sleep(0.2)
+                again_s = 0.2
             except Exception:
                 logger.exception("poll of the scheduler failed; trying again")
-                self._actor = None
-                await asyncio.sleep(1.0)
+                again_s = 1.0
+            else:
+                continue
+            # Events may be lost with it, were it the same scheduler afterwards: submit again.
+            self._actor = self._epoch = None
+            await asyncio.sleep(again_s)
 
 
 class WorkerLink:
@@ -228,6 +230,7 @@ class WorkerLink:
         self._app_key = app_key
         self._embedded = spec.embedded
         self._target: Any = None
+        self._is_sure = False  # that the target is the one
 
     async def heartbeat(self, beat: Heartbeat) -> None:
         """Deliver a heartbeat.
@@ -236,7 +239,7 @@ class WorkerLink:
             Exception: whatever kept it from arriving; the target is looked up anew next time.
         """
         try:
-            if self._target is None:
+            if not self._is_sure:
                 if self._embedded:
                     app, _, frontend = self._app_key.partition("#")
                     self._target = serve.get_deployment_handle(frontend, app)
@@ -244,10 +247,11 @@ class WorkerLink:
                     self._target = await asyncio.get_running_loop().run_in_executor(
                         None, find_scheduler, self._app_key
                     )
+                self._is_sure = True
             call = self._target.slo_heartbeat if self._embedded else self._target.heartbeat
             await asyncio.wait_for(_result(call.remote(beat)), 5.0)
         except Exception:
-            self._target = None
+            self._is_sure = False  # reports go there still: it may have been slow only
             raise
 
     def report(self, report: BatchReport) -> bool:
