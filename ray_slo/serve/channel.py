@@ -17,6 +17,7 @@ import ray
 from ray import serve
 
 from ray_slo.serve.messages import BatchReport, Capacity, Heartbeat, Message, Submit
+from ray_slo.serve.metrics import SchedulerMetrics
 from ray_slo.serve.scheduler import Scheduler
 from ray_slo.serve.scheduler_actor import (
     find_scheduler,
@@ -51,7 +52,10 @@ class EmbeddedChannel:
 
     def __init__(self, spec: AppSpec, on_messages: Callable[[list[Message]], None]) -> None:
         self._scheduler = Scheduler(
-            spec, lambda _client, messages: on_messages(messages), aside=in_task
+            spec,
+            lambda _client, messages: on_messages(messages),
+            aside=in_task,
+            on_unclaimed=SchedulerMetrics().unclaimed,
         )
         self._scheduler.client_is_on("", this_node())
 

@@ -414,6 +414,15 @@ def _rows(objective: float) -> Iterator[Row]:
                 "ms",
                 *quantiles("preemption_delay_ms", variant, 0.5, 0.99),
             ),
+            panel(
+                "Unclaimed batches",
+                "Granted batches that nobody had any more; their workers were freed.",
+                "ops",
+                (
+                    _sum("application, deployment", _rate("unclaimed_batches_total", _FILTERS)),
+                    "{{application}} {{deployment}}",
+                ),
+            ),
         ],
     )
     yield Row(

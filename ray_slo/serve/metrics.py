@@ -197,6 +197,27 @@ class GroupMetrics:
         self._plan.planned(plans)
 
 
+class SchedulerMetrics:
+    """What a scheduler had to mend.
+
+    Args:
+        app_key: of a scheduler that is an actor of its own; Serve tags what lives in a replica.
+    """
+
+    def __init__(self, app_key: str | None = None) -> None:
+        names = () if app_key is None else app_key.split("#")
+        self._tags = dict(zip(("application", "deployment"), names, strict=False))
+        self._unclaimed = _counter(
+            "unclaimed_batches_total",
+            "Granted batches that nobody had any more; their workers were freed.",
+            *self._tags,
+        )
+
+    def unclaimed(self) -> None:
+        """A worker was freed of such a batch."""
+        self._unclaimed.inc(1, self._tags)
+
+
 class WorkerMetrics:
     """What a worker ran."""
 

@@ -67,7 +67,9 @@ _QUARANTINE_S = (0.5, 5.0)
 _PROBE_AFTER_S = 1.0  # a model that looks too slow for its SLO is tried again after this
 _PATIENCE = (0.1, 5.0)  # with a preempted batch: seconds, or so many times the expected delay
 _PREEMPTIONS_KEPT = 100
-_LOST_AFTER_S = 3.0  # a granted batch that its worker does not know of, and never reported
+# A worker is freed of a granted batch that it has not named in its heartbeats for so long. The
+# batch's pieces, or the report of its end, may be on their way.
+_UNCLAIMED_S = 3.0
 
 
 class _Owned(Request):
@@ -87,6 +89,8 @@ class _InFlight:
     dispatch: Dispatch
     granted_at: float
     pieces: int  # that may reach the worker
+    was_there: bool = False  # its worker has named it
+    unclaimed_since: float = math.inf  # the first heartbeat of its worker without it
     preemption: Preemption | None = None
 
 
@@ -140,6 +144,7 @@ class Scheduler:
         deliver: called with (client, messages) at most once per client and event-loop turn.
         aside: runs a function that takes a second or so off this event loop; default: a thread.
         heartbeat_timeout_s: a silent worker is taken for dead after this.
+        on_unclaimed: told of every worker that the watchdog frees.
     """
 
     def __init__(
@@ -149,12 +154,14 @@ class Scheduler:
         *,
         aside: Callable[[Callable[[Any], Any], Any], Awaitable[Any]] | None = None,
         heartbeat_timeout_s: float = 10.0,
+        on_unclaimed: Callable[[], None] = lambda: None,
     ) -> None:
         self.epoch = uuid.uuid4().hex[:8]
         self._spec = spec
         self._variants = spec.variants()
         self._deliver = deliver
         self._heartbeat_timeout_s = heartbeat_timeout_s
+        self._on_unclaimed = on_unclaimed
         self._loop = asyncio.get_running_loop()
         self._aside = aside or self._in_thread
         self._clock = time.monotonic  # uvloop's loop.time() has milliseconds only
@@ -181,7 +188,7 @@ class Scheduler:
         self._cluster_is_stale = False
         self._profiles_are_stale = False
         self._counts = {"submitted": 0, "granted": 0, "refused": 0, "cancelled": 0, "batches": 0}
-        self._counts |= {"preempted": 0, "on_node": 0}
+        self._counts |= {"preempted": 0, "on_node": 0, "unclaimed": 0}
         self._log = open_log(spec, self.epoch)
         self._host = self._new_host()
         self._ticker = self._loop.create_task(self._tick())
@@ -290,14 +297,12 @@ class Scheduler:
         else:
             state.seen_at = now
         held = set(beat.batches)
-        for batch_id, flight in list(self._in_flight.items()):
-            if (
-                flight.dispatch.worker == beat.worker
-                and batch_id not in held
-                and now - flight.granted_at > _LOST_AFTER_S
-            ):
-                logger.warning("batch %s never reached worker %s", batch_id, beat.worker)
-                self._end_batch(batch_id, BatchStatus.LOST)
+        for batch_id, flight in self._in_flight.items():
+            if batch_id in held:
+                flight.was_there, flight.unclaimed_since = True, math.inf
+            elif flight.dispatch.worker == beat.worker:
+                # Not since the grant: one heartbeat may have waited for us since before it.
+                flight.unclaimed_since = min(flight.unclaimed_since, now)
         self._refresh_cluster()
 
     def report(self, report: BatchReport) -> None:
@@ -429,6 +434,8 @@ class Scheduler:
         self._loop.call_later(_TICK_S, self._restart_policy)
 
     def _restart_policy(self) -> None:
+        if self._ticker.done():  # closed meanwhile
+            return
         logger.warning("policy restarted with %d queued requests", len(self._queued))
         self._generation += 1
         self._in_flight.clear()  # the new policy does not know of them
@@ -485,6 +492,7 @@ class Scheduler:
                     if now - worker.seen_at > self._heartbeat_timeout_s:
                         logger.warning("worker %s is silent; doing without it", name)
                         self._forget_worker(name)
+                self._free_unclaimed()
                 for name, (until, _) in list(self._quarantine.items()):
                     if now - until > self._heartbeat_timeout_s:
                         del self._quarantine[name]
@@ -496,6 +504,32 @@ class Scheduler:
                 self._solve_wanted()
             except Exception:
                 logger.exception("scheduler tick failed; going on")
+
+    def _free_unclaimed(self) -> None:
+        """The watchdog: frees workers of batches that nobody has any more.
+
+        Whoever should have ended such a batch cannot: its frontends died or hang with it unsent, or
+        the worker's report was lost. A worker names in its heartbeats what waits or runs there, so
+        one that works is left alone, however long that takes. A silent one is, too.
+        """
+        for batch_id, flight in list(self._in_flight.items()):
+            worker = self._workers.get(flight.dispatch.worker)
+            if worker is not None and worker.seen_at - flight.unclaimed_since <= _UNCLAIMED_S:
+                continue
+            clients = {r.client for r in flight.dispatch.requests if isinstance(r, _Owned)}
+            logger.warning(
+                "worker %s is free again: batch %s, granted %.1f s ago to %s, %s",
+                flight.dispatch.worker,
+                batch_id,
+                self._clock() - flight.granted_at,
+                ", ".join(sorted(clients)) or "the only frontend",
+                "is over there, and its report was lost"
+                if flight.was_there
+                else "is not there, and no report of it came",
+            )
+            self._counts["unclaimed"] += 1
+            self._on_unclaimed()
+            self._end_batch(batch_id, BatchStatus.LOST)
 
     def _has_news(self) -> bool:
         """Whether measured batches say something else than the policy was told."""
@@ -546,9 +580,8 @@ class Scheduler:
             return
         for batch_id, flight in list(self._in_flight.items()):
             if flight.dispatch.worker == worker:
-                del self._in_flight[batch_id]
-                if flight.preemption is not None:
-                    flight.preemption.ended(BatchStatus.LOST, self._clock())
+                # The policy is told: it may never see the worker leave, if that is back at once.
+                self._end_batch(batch_id, BatchStatus.LOST)
         self._cluster_is_stale = True
         self._refresh_cluster()
 

@@ -20,6 +20,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from ray_slo.serve.decision_log import clock_id
 from ray_slo.serve.messages import BatchReport, Capacity, Heartbeat, Message
+from ray_slo.serve.metrics import SchedulerMetrics
 from ray_slo.serve.releases import Releases
 from ray_slo.serve.scheduler import Scheduler
 from ray_slo.serve.spec import AppSpec
@@ -78,6 +79,7 @@ class SchedulerActor:
         self._scheduler: Scheduler | None = None
         self._mailboxes: dict[str, _Mailbox] = {}
         self._decisions = Decisions(app_key, name_of(spec.policy.name))
+        self._metrics = SchedulerMetrics(app_key)
         self._watcher: asyncio.Task[None] | None = None
         self._last_contact = 0.0
 
@@ -86,7 +88,12 @@ class SchedulerActor:
         loop = asyncio.get_running_loop()
         self._last_contact = loop.time()
         if self._scheduler is None:
-            self._scheduler = Scheduler(self._spec, self._deliver, aside=in_task)
+            self._scheduler = Scheduler(
+                self._spec,
+                self._deliver,
+                aside=in_task,
+                on_unclaimed=self._metrics.unclaimed,
+            )
         if self._watcher is None:
             self._watcher = loop.create_task(self._watch())
         return self._scheduler

@@ -819,7 +819,7 @@ class Worker:
             profiles={
                 key: v.profile.profile for key, v in self._variants.items() if key in self._offered
             },
-            batches=[*self._batches, *self._recent],
+            batches=list(self._batches),
             preempt_delay_s=self._preempt_delay_s,
             assigned=self._assigned,
             node=self._node,

@@ -49,3 +49,14 @@ def test_plans_are_counted_on_when_the_planner_is_a_new_one(kept):
         ("serve_slo_plans_total", "failed"): 3,
         ("serve_slo_planning_s",): 0.5,
     }
+
+
+@pytest.mark.parametrize("app_key", ["app#m", "app#m#group"])
+def test_a_scheduler_that_serve_does_not_know_says_whose_it_is(kept, app_key):
+    metrics.SchedulerMetrics(app_key).unclaimed()
+    assert kept == {("serve_slo_unclaimed_batches_total", "app", "m"): 1}
+
+
+def test_a_scheduler_in_a_frontend_is_tagged_by_serve(kept):
+    metrics.SchedulerMetrics().unclaimed()
+    assert kept == {("serve_slo_unclaimed_batches_total",): 1}

@@ -268,25 +268,102 @@ async def test_silent_worker_is_taken_for_dead():
         assert not scheduler.status()["workers"]
 
 
+async def beats(scheduler, seconds, *batches):
+    """A worker is heard twice a second."""
+    for _ in range(round(2 * seconds)):
+        scheduler.heartbeat(beat(batches=batches))
+        await asyncio.sleep(0.5)
+
+
+async def granted(scheduler, box, *ids):
+    scheduler.submit("a", submits(*ids))
+    await settle()
+    return box.take()
+
+
 @in_loop
-async def test_batch_that_its_worker_does_not_know_is_over(monkeypatch):
+async def test_a_batch_that_its_worker_does_not_know_is_over(caplog):
+    freed = []
+    async with running(on_unclaimed=lambda: freed.append(1)) as (scheduler, box):
+        scheduler.heartbeat(beat())
+        await granted(scheduler, box, 1)
+        assert not await granted(scheduler, box, 2)
+        await beats(scheduler, 3)  # on its way, perhaps
+        assert not box.take()
+        await beats(scheduler, 1)
+        (grant,) = box.take()
+        assert grant.request_ids == (2,)
+        assert scheduler._host.policy.ended == [("w0", BatchStatus.LOST)]
+        assert (freed, scheduler.status()["counts"]["unclaimed"]) == ([1], 1)
+        (said,) = [r.getMessage() for r in caplog.records if "free again" in r.getMessage()]
+        assert said.startswith("worker w0 is free again: batch ")
+        assert said.endswith(" s ago to a, is not there, and no report of it came")
+
+
+@in_loop
+async def test_a_batch_that_is_over_without_a_report_holds_no_worker(caplog):
     async with running() as (scheduler, box):
         scheduler.heartbeat(beat())
-        scheduler.submit("a", submits(1))
+        (grant,) = await granted(scheduler, box, 1)
+        await beats(scheduler, 5, grant.batch_id)
+        await beats(scheduler, 3)  # the report is on its way, perhaps
+        assert not await granted(scheduler, box, 2)
+        await beats(scheduler, 1)
+        assert [g.request_ids for g in box.take()] == [(2,)]
+        assert "is over there, and its report was lost" in caplog.text
+        scheduler.report(report(grant))  # so late does no harm
         await settle()
-        (grant,) = box.take()
-        scheduler.submit("a", submits(2))
-        scheduler.heartbeat(beat())  # on its way, perhaps
-        await settle()
-        assert not box.take()
-        monkeypatch.setattr(scheduler, "_clock", lambda clock=scheduler._clock: clock() + 4)
-        scheduler.heartbeat(beat(batches=[grant.batch_id]))
-        await settle()
-        assert not box.take()
+        assert scheduler.status()["in_flight"] == 1
+
+
+@in_loop
+async def test_a_worker_that_runs_its_batch_is_not_freed_though_its_client_is_gone():
+    async with running() as (scheduler, box):
         scheduler.heartbeat(beat())
+        (grant,) = await granted(scheduler, box, 1)
+        scheduler.client_gone("a")
+        await beats(scheduler, 20, grant.batch_id)
+        assert (await granted(scheduler, box, 2), scheduler.status()["in_flight"]) == ([], 1)
+        assert scheduler.status()["counts"]["unclaimed"] == 0
+        scheduler.report(report(grant))
         await settle()
         assert [g.request_ids for g in box.take()] == [(2,)]
-        assert scheduler._host.policy.ended == [("w0", BatchStatus.LOST)]
+
+
+@in_loop
+async def test_a_worker_is_not_freed_by_a_heartbeat_that_waited_for_the_scheduler():
+    async with running() as (scheduler, box):
+        scheduler.heartbeat(beat())
+        (grant,) = await granted(scheduler, box, 1)
+        asyncio.get_running_loop().now += 5.0  # it stood still
+        scheduler.heartbeat(beat())  # from before the batch came
+        await asyncio.sleep(0.9)
+        await beats(scheduler, 5, grant.batch_id)
+        assert scheduler.status()["in_flight"] == 1
+
+
+@in_loop
+async def test_a_silent_worker_is_not_freed():
+    """It may well compute, and hold Python's lock."""
+    async with running() as (scheduler, box):
+        scheduler.heartbeat(beat())
+        await granted(scheduler, box, 1)
+        await asyncio.sleep(9)
+        status = scheduler.status()
+        assert (status["in_flight"], status["counts"]["unclaimed"]) == (1, 0)
+        await asyncio.sleep(2)
+        assert (scheduler.status()["workers"], scheduler.status()["in_flight"]) == ({}, 0)
+
+
+@in_loop
+async def test_a_worker_that_leaves_and_is_back_at_once_is_free():
+    """As after a scheduler stood still: all are silent, and all are heard in the same turn."""
+    async with running() as (scheduler, box):
+        scheduler.heartbeat(beat())
+        await granted(scheduler, box, 1)
+        scheduler.heartbeat(beat(variants=()))
+        scheduler.heartbeat(beat())
+        assert [g.request_ids for g in await granted(scheduler, box, 2)] == [(2,)]
 
 
 @in_loop
@@ -337,6 +414,18 @@ async def test_policy_that_raises_is_restarted_with_its_queue(monkeypatch):
         scheduler.submit("a", submits(4))
         await settle()
         assert [g.request_ids for g in box.take()] == [(4,)]
+
+
+@in_loop
+async def test_a_policy_that_raised_is_not_restarted_in_a_scheduler_that_is_closed():
+    async with running() as (scheduler, box):
+        scheduler.heartbeat(beat())
+        await granted(scheduler, box, 1)
+        scheduler.submit("a", [*submits(2), *submits(3, size=13)])
+        await settle()
+        scheduler.cancel("a", [3])
+    await asyncio.sleep(1)
+    assert not box.take()
 
 
 @in_loop
