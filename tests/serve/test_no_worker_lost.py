@@ -1,0 +1,290 @@
+"""No worker is lost for good, whatever dies, hangs or is lost on its way, and when.
+
+Frontends, workers, scheduler and their channels are the product's own: see `processes`. A sequence
+of requests and faults is followed by quiet. Then every request has been answered once, if its
+frontend lives, and every worker that lives is given work again.
+
+`RAY_SLO_SEQUENCES=100000 pytest tests/serve/test_no_worker_lost.py` runs so many, at random.
+"""
+
+import asyncio
+import os
+import time
+from collections import Counter
+
+import pytest
+from hypothesis import HealthCheck, example, given, note, settings
+from hypothesis import strategies as st
+
+import ray_slo
+from ray_slo.errors import SLOError
+from ray_slo.serve.spec import parse_spec
+from tests.serve import processes
+
+SEQUENCES = int(os.environ.get("RAY_SLO_SEQUENCES", "0"))
+QUIET_S = 25.0  # after which everything is as it was
+PROBES = 4  # the first may be refused: who was slow, or hung, is believed to be so still
+LATE_S = 1.1  # after its deadline a request has its answer
+
+
+class Model:
+    """An item is (name, seconds, what happens)."""
+
+    async def __call__(self, items):
+        for _ in range(4):
+            await asyncio.sleep(max(seconds for _, seconds, _ in items) / 4)
+            ray_slo.checkpoint()
+        if any(what == "fails" for _, _, what in items):
+            raise ValueError("it fails")
+        return [name for name, _, _ in items]
+
+
+POLICIES = ["deferred", "flex", "eager"]
+
+
+def spec_of(policy, embedded):
+    return parse_spec(
+        {
+            "name": "m",
+            "models": {
+                "m": {"callable": Model, "latency_slo_ms": 1000, "max_batch_size": 4},
+                "probe": {"callable": Model, "latency_slo_ms": 4000, "max_batch_size": 1},
+            },
+            "policy": policy,
+            "scheduler": "embedded" if embedded else "actor",
+            "num_frontends": 1 if embedded else 3,
+        }
+    )
+
+
+SPECS = {(p, e): spec_of(p, e) for p in POLICIES for e in (True, False)}
+PLACES = ["f0", "f1", "f2", "w0", "w1", "s"]
+METHODS = ["execute", "report", "poll", "events", "heartbeat", "slo_heartbeat", "preempt"]
+STEPS = ["leaves", "arrives", "answers", "returns"]
+WAITS_S = [0.003, 0.03, 0.3, 1.2, 4.0, 11.0]
+LATES_S = [0.02, 0.6, 2.0, 6.0, 11.0]
+ASK = st.tuples(
+    st.integers(0, 3),  # the frontend, or all of them
+    st.integers(1, 5),
+    st.sampled_from([0.01, 0.01, 0.1, 1.0, 5.0]),
+    st.sampled_from([1000, 300, 5000]),
+    st.sampled_from(["", "", "", "fails"]),
+)
+TRAP = st.tuples(
+    st.sampled_from(METHODS),
+    st.sampled_from(STEPS),
+    st.sampled_from(["kill", "stop", "late", "lose"]),
+    st.sampled_from(LATES_S),
+)
+OPERATIONS = st.one_of(
+    st.tuples(st.just("ask"), ASK),
+    st.tuples(st.just("ask into"), st.tuples(ASK, TRAP, st.sampled_from([0.0, *WAITS_S]))),
+    st.tuples(st.just("trap"), TRAP),
+    st.tuples(st.sampled_from(["kill", "stop", "go"]), st.sampled_from(PLACES)),
+    st.tuples(st.just("cancel"), st.integers(0, 20)),
+    st.tuples(st.just("turns"), st.integers(1, 30)),
+    st.tuples(st.just("wait"), st.sampled_from(WAITS_S)),
+)
+
+
+class Sequence:
+    """What happens to one application."""
+
+    def __init__(self, spec):
+        self.world = processes.World(spec, 3, 2)
+        self.asked = []
+
+    def ask(self, place, model, seconds, slo_ms, what=""):
+        process = self.world.at(place)
+        if process.target is None or not process.is_ready:
+            return
+        name = len(self.asked)
+        request = Asked(process, name, time.monotonic() + slo_ms / 1e3, what)
+        self.asked.append(request)
+        process.spawn(request.run(model, seconds, slo_ms))
+
+    async def do(self, kind, about):
+        world = self.world
+        if kind == "ask":
+            frontend, count, seconds, slo_ms, what = about
+            places = world.frontends if frontend == 3 else world.frontends[frontend : frontend + 1]
+            for place in places * count:
+                self.ask(place, "m", seconds, slo_ms, what)
+        elif kind == "ask into":
+            ask, trap, seconds = about
+            await self.do("trap", trap)
+            await self.do("ask", ask)
+            await self.do("wait", seconds)
+        elif kind == "cancel":
+            if about < len(self.asked):
+                self.asked[-1 - about].cancel()
+        elif kind == "trap":
+            method, step, action, seconds = about
+            world.traps.setdefault((method, step), []).append((action, seconds))
+        elif kind == "turns":
+            for _ in range(about):
+                await asyncio.sleep(0)
+        elif kind == "wait":
+            await asyncio.sleep(about)
+        elif about in world.places:
+            process = world.at(about)
+            if kind == "kill":
+                world.kill(process)
+            elif kind == "stop":
+                process.stop()
+            else:
+                process.go()
+
+    async def quiet(self):
+        """Until all is as it was.
+
+        Raises:
+            AssertionError: it never is.
+        """
+        world = self.world
+        world.traps.clear()
+        for place in world.places:
+            world.at(place).go()
+        until = time.monotonic() + QUIET_S
+        await asyncio.sleep(0.25)
+        while (unwell := self.unwell()) and time.monotonic() < until:  # noqa: ASYNC110
+            await asyncio.sleep(0.25)
+        assert not unwell, unwell
+
+    def unwell(self):
+        """What is not as it should be."""
+        world, scheduler = self.world, self.world.scheduler
+        unwell = [a for a in self.asked if not a.answers and not a.process.is_dead]
+        unwell += [p for p in world.places.values() if p.is_dead or not p.is_ready]
+        if scheduler is None:
+            return [*unwell, "no scheduler"]
+        unwell += scheduler._in_flight.values()
+        unwell += [b for w in world.living_workers() if w.is_ready for b in w.target._batches]
+        unwell += ["a call is on its way"] * (world.delayed > 0)
+        return unwell + [
+            p for p in map(world.at, world.worker_places) if p.name not in scheduler._workers
+        ]
+
+    async def probe(self):
+        """Every worker is given work: each does one of as many requests at once, which
+        is the only way to have them in time."""
+        world = self.world
+        ran = Counter()
+        for place in world.worker_places:
+            process = world.at(place)
+            loaded = process.target._variants["probe"]
+
+            async def call(items, process=process):
+                ran[process.place] += 1
+                await asyncio.sleep(2.5)
+                return [name for name, _, _ in items]
+
+            loaded.call = call
+        before = len(self.asked)
+        for _ in range(PROBES):
+            for i, _ in enumerate(world.worker_places):
+                self.ask(world.frontends[-i % len(world.frontends)], "probe", 2.5, 4000)
+            await asyncio.sleep(6.0)
+            if ran.keys() == set(world.worker_places):
+                return
+        raise AssertionError((ran, [a.answers for a in self.asked[before:]]))
+
+    def check_answers(self):
+        for asked in self.asked:
+            assert len(asked.answers) == 1 or asked.process.is_dead, asked
+            if asked.answers and not asked.process.was_still:
+                assert asked.answered_at <= asked.deadline + LATE_S, asked
+
+
+class Asked:
+    """A request, in its frontend."""
+
+    def __init__(self, process, name, deadline, what):
+        self.process, self.name, self.deadline, self.what = process, name, deadline, what
+        self.answers, self.answered_at = [], None
+        self.task, self.is_cancelled = None, False
+
+    def __repr__(self):
+        return f"request {self.name} at {self.process}: {self.answers}"
+
+    async def run(self, model, seconds, slo_ms):
+        self.task = asyncio.current_task()
+        item = (self.name, seconds, self.what)
+        try:
+            answer = await self.process.target(item, model=model, latency_slo_ms=slo_ms)
+            assert answer == self.name
+        except SLOError as error:
+            answer = error
+        except ValueError as error:
+            assert str(error) == "it fails"
+            answer = error
+        except asyncio.CancelledError:
+            assert self.is_cancelled or not self.process.place
+            answer = "cancelled"
+        self.answers.append(answer)
+        self.answered_at = time.monotonic()
+
+    def cancel(self):
+        if self.task is not None:
+            self.is_cancelled = True
+            self.task.cancel()
+
+
+async def live_through(spec, operations):
+    sequence = Sequence(spec)
+    world = sequence.world
+    try:
+        await world.start()
+        for operation in operations:
+            await sequence.do(*operation)
+        await sequence.quiet()
+        await sequence.probe()
+        sequence.check_answers()
+    finally:
+        await world.end()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def in_place_of_ray():
+    with processes.in_place_of_ray():
+        yield
+
+
+REPORT_IS_LOST = ("trap", ("report", "leaves", "lose", 0.02))
+ONE = ("ask", (0, 1, 0.01, 1000, ""))
+
+
+@settings(
+    max_examples=SEQUENCES or 300,
+    derandomize=not SEQUENCES,
+    database=None,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+)
+@given(st.sampled_from(sorted(SPECS)), st.lists(OPERATIONS, min_size=5, max_size=25))
+@example(("eager", False), [REPORT_IS_LOST, ONE, ("wait", 0.3)])
+@example(("flex", False), [("trap", ("execute", "leaves", "kill", 0.02)), ONE, ("wait", 0.3)])
+@example(
+    ("flex", False), [("stop", "f0"), ("trap", ("poll", "returns", "lose", 2.0)), ("wait", 11)]
+)
+def test_no_worker_is_lost(which, operations):
+    note(f"{which} {operations}")
+    processes.run(live_through(SPECS[which], operations))
+
+
+def test_heartbeats_that_are_lost_cost_no_report():
+    async def main():
+        sequence = Sequence(SPECS["eager", False])
+        world = sequence.world
+        try:
+            await world.start()
+            world.traps["heartbeat", "answers"] = [("lose", 0.0)] * 100
+            sequence.ask("f0", "m", 1.0, 5000)
+            await asyncio.sleep(2.0)
+            assert sequence.asked[0].answers == [0]
+            status = world.scheduler.status()
+            assert (status["in_flight"], status["counts"]["unclaimed"]) == (0, 0)
+        finally:
+            await world.end()
+
+    processes.run(main())
