@@ -8,6 +8,7 @@ frontend lives, and every worker that lives is given work again.
 """
 
 import asyncio
+import logging
 import os
 import time
 from collections import Counter
@@ -248,14 +249,17 @@ async def live_through(spec, operations):
 
 @pytest.fixture(scope="module", autouse=True)
 def in_place_of_ray():
+    logging.disable()  # pytest would keep every line of every sequence
     with processes.in_place_of_ray():
         yield
+    logging.disable(logging.NOTSET)
 
 
 REPORT_IS_LOST = ("trap", ("report", "leaves", "lose", 0.02))
 ONE = ("ask", (0, 1, 0.01, 1000, ""))
 
 
+@pytest.mark.timeout(0 if SEQUENCES else 240)
 @settings(
     max_examples=SEQUENCES or 300,
     derandomize=not SEQUENCES,
