@@ -103,6 +103,14 @@ ASKED: dict[str, list[Ask]] = {
         Ask("the same policy on its own log*", "decided otherwise", "≤", 0),
         Ask("deferred − eager · *", "off, log of *", "≤", 5),
     ],
+    "live-attack": [
+        Ask("*, burst*", "answered in time", "≥", 162),  # 90 % of what the workers could do
+        Ask("*, burst*", "refused, p99", "≤", 1.4),
+        Ask("*burst*", "recovery", "≤", 1.0),
+        Ask("*, ?[!uR]*", "good in time", "≥", 99),  # beside all but the bursts
+        Ask("*, gRPC: ?[!u]*", "good in time", "≥", 99),
+        Ask("*", "memory", "≤", 1.5),
+    ],
     "shipped": [
         Ask("*", "elsewhere", "≤", 0),
         Ask("*", "in time at its rate", "≥", 1),

@@ -586,7 +586,7 @@ def two_free_ports() -> int:
 
 def strike(mode: str, name: str, port: int, seed: int, quick: bool) -> Seen:
     """One attack, with good requests before, beside and after."""
-    before_s, after_s, rest_s = (2.0, 4.0, 0.0) if quick else (4.0, 10.0, 50.0)
+    before_s, after_s, rest_s = (2.0, 4.0, 0.0) if quick else (4.0, 10.0, 20.0)
     good = Good(port, seed)
     try:
         time.sleep(before_s)

@@ -32,6 +32,7 @@ from ray_slo.serve.channel import ActorChannel, Channel, EmbeddedChannel
 from ray_slo.serve.errors import (
     MAX_MESSAGE,
     BadInput,
+    BodyTooLarge,
     ConfigError,
     Expired,
     RefusedEarly,
@@ -648,6 +649,8 @@ class Frontend:
                 return reading.json_of(body, most)
             # On one thread, so that parsing never takes more than half of Python's time.
             return await self._loop.run_in_executor(self._parser, reading.json_of, body, most)
+        except BodyTooLarge:
+            raise
         except ValueError as error:
             if not is_json and self._offers[model][1] in self._preprocess:
                 return body

@@ -73,9 +73,10 @@ def test_a_burst_over_grpc(ports):
 @pytest.mark.parametrize("attack", ["deep", "garbage"])
 def test_what_is_no_request(ports, attack):
     replies = live_attack.ATTACKS[attack].run(ports[0], 1)
-    assert {r.status for r in replies} <= {0, 400, 422}
     if attack == "deep":
-        assert said(replies) == {(422, "bad_input")}
+        assert said(replies) == {(422, "bad_input"), (413, "body_too_large")}
+    else:
+        assert {r.status for r in replies} <= {0, 400}
 
 
 def test_what_is_too_large(ports):
@@ -127,6 +128,18 @@ def test_what_ends_a_worker_does_not_end_the_last_one(ports, attacked):
     assert said(replies) == {(503, "worker_lost")}
     status = attacked.slo_status.remote().result()
     assert status["workers"]  # the other is there
+
+
+def test_the_program_itself_with_haproxy_in_place_of_the_proxies():
+    """In a process and on a Ray of its own."""
+    rows = live_attack.run(True, 1, mode="haproxy", attacks=["burst", "pre-panic"])
+    found = {(row.case, row.metric): row.ours for row in rows}
+    for attack, count in (("burst", 3000), ("pre-panic", 20)):
+        case = f"haproxy, {live_attack.ATTACKS[attack].says}"
+        assert found[case, "sent"] == count
+        assert found[case, "other"] == 0  # each has its answer, or a reason
+        assert found[case, "refused"] > 0
+        assert found[case, "recovery"] is not None
 
 
 def test_slow_clients(ports):

@@ -398,7 +398,9 @@ def test_bound_of_the_proxies(monkeypatch):
     monkeypatch.setenv("RAY_SLO_MAX_BODY_BYTES", "1000")
     grpc.bound_messages()
     key = "grpc.max_receive_message_length"
-    assert dict(grpc_util.DEFAULT_GRPC_SERVER_OPTIONS) == {"a": 1, key: 5096}
+    options = dict(grpc_util.DEFAULT_GRPC_SERVER_OPTIONS)
+    assert (options["a"], options[key]) == (1, 5096)
+    assert options["grpc.server.max_pending_requests"] == 20_000  # gRPC cancels beyond 1,000
     for wrong in ("0", "-1", "1e6", "many", str(2**31)):
         monkeypatch.setenv("RAY_SLO_MAX_BODY_BYTES", wrong)
         with pytest.raises(ValueError, match="RAY_SLO_MAX_BODY_BYTES must be a number of bytes"):
