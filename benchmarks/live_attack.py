@@ -10,7 +10,7 @@ beside them another process attacks. A row per attack:
 * *refused, p99*: after how long, from the first byte of the request;
 * *good in time*: share of the good clients' requests of that time, the attack and 2 s after it;
 * *recovery*: from the attack's last reply until good requests are answered in time again;
-* *memory*: of proxies and replicas a while after it, as a multiple of before.
+* *memory*: of proxies and replicas half a minute after it, as a multiple of before.
 
 Of the burst: *workers could*: requests that both workers can do in batches that end within the SLO.
 
