@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -90,8 +91,15 @@ def in_document(path: Path | None, model: type[T], data: Any) -> T:
     """`data` as a `model`; mistakes name the file."""
     from ray_slo.serve.explain import validated
 
-    try:
+    with mistakes_in(path):
         return validated(model, data)
+
+
+@contextmanager
+def mistakes_in(path: Path | None) -> Iterator[None]:
+    """A ValueError in here names the file, if there is one."""
+    try:
+        yield
     except ValueError as error:
         if path is None:
             raise

@@ -10,6 +10,7 @@ import typer
 
 from ray_slo.cli._output import (
     in_document,
+    mistakes_in,
     number,
     percent,
     print_json,
@@ -67,13 +68,17 @@ def plan(
     if policy:
         data.pop("policy", None)
         data["policies"] = policy
-    base = in_document(spec, sizing.PlanSpec, data).build(spec.parent)
+    document = in_document(spec, sizing.PlanSpec, data)
+    named = None if policy else spec  # policies are made as they are needed
+    with mistakes_in(named):
+        base = document.build(spec.parent)
     questions = {"": base} | {change: sizing.what_if(base, change) for change in what_if or ()}
     answers: dict[str, list[Answer]] = {}
     with Console(stderr=True).status("simulating") as progress:
         for change, question in questions.items():
             progress.update(f"simulating {change}")
-            answers[change] = sizing.size(question)
+            with mistakes_in(named):
+                answers[change] = sizing.size(question)
     if as_json:
         print_json(
             {

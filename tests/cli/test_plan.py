@@ -76,6 +76,20 @@ def test_mistakes_get_a_short_message_and_code_2(run, spec, args, message):
     assert "Traceback" not in err
 
 
+@pytest.mark.parametrize(
+    ("policies", "message"),
+    [
+        ("[eagre]", "policy 'eagre' is unknown; choose one of"),
+        ("[{name: deferred, kwargs: {patience: 1}}]", "policy 'deferred' has no argument patience"),
+    ],
+)
+def test_mistakes_about_policies_name_the_file(run, spec, policies, message):
+    spec.write_text(f"{SPEC}policies: {policies}\n")
+    code, out, err = run(spec)
+    assert (code, out) == (2, "")
+    assert f"{spec}: {message}" in err
+
+
 def test_a_dry_run_is_shown_beside_what_runs():
     one = {"variant": "large", "batch_size": 4, "load": None}
     found = {
