@@ -73,7 +73,7 @@ from ray_slo.serve.request_context import (
 from ray_slo.serve.scheduler import FEW_SAMPLES, Quantile
 from ray_slo.serve.spec import AppSpec, VariantRef, worker_deployment
 from ray_slo.serve.startup import Progress, Startup
-from ray_slo.serve.suspects import ATTEMPT, ATTEMPT_HEADER, Marks
+from ray_slo.serve.suspects import ATTEMPT, ATTEMPT_HEADER, Marks, ended_itself
 from ray_slo.serve.tracing import RequestTrace
 from ray_slo.serve.tree import Tree, Visit, say_task
 from ray_slo.serve.user_code import Hook, HookThreads
@@ -1025,9 +1025,15 @@ class Frontend:
             self._submit_again(share, "worker_not_there")
             return
         except _GONE as error:
-            logger.warning("worker %s is lost: %s", grant.worker, type(error).__name__)
+            own_end = ended_itself(grant.worker)
+            said = f"it ended itself: {own_end}" if own_end else type(error).__name__
+            logger.warning("worker %s is lost: %s", grant.worker, said)
             self._channel.worker_lost(grant.worker)
-            await self._submit_elsewhere(self._with_retries_left(share, grant), grant.worker)
+            share = self._with_retries_left(share, grant)
+            if own_end:
+                await self._submit_when_safe(share, grant.worker)
+            else:
+                self._submit_again(share, "worker_lost")
             return
         except Exception as error:
             if self._refuse_unpicklable(share):
@@ -1065,10 +1071,10 @@ class Frontend:
                 pending.trace.requeued(why)
                 self._submit(pending)
 
-    async def _submit_elsewhere(self, share: list[_Pending], lost: str) -> None:
-        """Again, once two workers are up: one of these requests may have ended the one that was
-        lost, and must not end the last one. Where there has never been more than one, once that
-        is back."""
+    async def _submit_when_safe(self, share: list[_Pending], lost: str) -> None:
+        """Again, once two workers are up: the worker that was lost ended itself, one of these
+        requests may be why, and it must not end the last one. Where there has never been more
+        than one, once that is back."""
         gone = {lost}
         while share := [p for p in share if not p.future.done()]:
             model = share[0].model
@@ -1083,8 +1089,8 @@ class Frontend:
                     self._fail(
                         pending,
                         WorkerLost(
-                            f"worker {lost} was lost with the request, which may be why; it is "
-                            f"tried again where {_SPARE} workers are up",
+                            f"worker {lost} ended itself while it worked on the request, which "
+                            f"may be why; it is tried again where {_SPARE} workers are up",
                             worker=lost,
                             **pending.context,
                         ),

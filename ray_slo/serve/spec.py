@@ -721,8 +721,7 @@ class AppSpec(_Strict):
         max_queued_requests: per frontend; more are refused with "queue_full".
         isolate_errors: when a batch raises, run its items one by one, so that only the poison
             item gets the error.
-        retries: how often a request is tried again after its worker died, within its deadline and
-            where two workers are up (or one, if there has never been another).
+        retries: how often a request is tried again after its worker died, within its deadline.
         response_margin_ms: kept free at the end of a request's budget for the way back to the
             client, on top of what is measured between frontend and worker.
         max_body_bytes: largest item that is read, over HTTP and gRPC. Serve's proxies have a bound

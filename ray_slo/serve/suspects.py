@@ -1,26 +1,31 @@
-"""Which requests were in users' hooks when their frontend ended: one of them may be why.
+"""Who may be why a process ended.
 
-A process that calls `os._exit`, or crashes, says nothing any more. So it writes beforehand which
-requests' hooks it runs, into a file in memory that outlives it. Whoever would send a request again
-whose frontend has ended looks there first (`is_suspect`). Proxies see the frontends of their own
-machine; of others they know nothing.
+A process that calls `os._exit`, or crashes, says nothing any more. So it writes beforehand, into
+files in memory that outlive it. A frontend writes which requests' hooks it runs: whoever would send
+a request again whose frontend has ended looks there first (`is_suspect`). A worker writes that it
+ends itself, while it does (`note_own_end`), and frontends look there before they send its requests
+to another (`ended_itself`); one that is killed writes nothing. All this is seen on the same machine
+only.
 """
 
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import mmap
 import os
 import tempfile
 from collections.abc import Iterator
 from contextvars import ContextVar
 from pathlib import Path
+from typing import NoReturn
 from uuid import uuid4
 
 ATTEMPT_HEADER = "x-slo-attempt"  # of requests: names this sending of it, by a proxy of ours
 ATTEMPT: ContextVar[str] = ContextVar("ray_slo_attempt_id", default="")
 
 _SLOTS, _BYTES = 1024, 16
+_ENDED = "ended"
 _KEPT = 16  # files of processes that are gone
 
 
@@ -77,6 +82,37 @@ def is_suspect(attempt: str, folder: Path | None = None) -> bool:
             if mark in path.read_bytes():
                 return True
     return False
+
+
+def note_own_end(name: str, folder: Path | None = None) -> None:
+    """Have this process write down that it ends itself: `os._exit`, or a crash. For a worker, once;
+    of a crash, Python's part of the stack goes there instead of to stderr.
+
+    Args:
+        name: of the worker.
+        folder: for tests.
+    """
+    folder = folder or _folder()
+    _sweep(folder)
+    file = (folder / f"{os.getpid()}-{_ENDED}-{name}").open("w")
+    faulthandler.enable(file, all_threads=False)
+    end = os._exit
+
+    def write_and_end(status: int) -> NoReturn:
+        with contextlib.suppress(OSError):
+            file.write(f"os._exit({status})")
+            file.flush()
+        end(status)
+
+    os._exit = write_and_end
+
+
+def ended_itself(name: str, folder: Path | None = None) -> str:
+    """What a worker wrote when it ended itself; empty where it wrote nothing here."""
+    for path in (folder or _folder()).glob(f"*-{_ENDED}-{name}"):
+        with contextlib.suppress(OSError):
+            return path.read_text(errors="replace").strip()
+    return ""
 
 
 def _bytes(attempt: str) -> bytes | None:

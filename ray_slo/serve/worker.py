@@ -16,6 +16,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
+import ray
 from ray import serve
 
 from ray_slo.core import BatchStatus, LatencyProfile, OnlineProfile
@@ -42,6 +43,7 @@ from ray_slo.serve.replica_port import listen_on_node_only
 from ray_slo.serve.scheduler_actor import this_node
 from ray_slo.serve.spec import AppSpec, ModelSpec, VariantRef, VariantSpec, worker_deployment
 from ray_slo.serve.startup import SERVING, Progress
+from ray_slo.serve.suspects import note_own_end
 from ray_slo.serve.vitals import vitals
 
 logger = logging.getLogger(__name__)
@@ -131,6 +133,8 @@ class Worker:
         self._builder = self._thread  # of the user's objects
         context = serve.get_replica_context()
         self.id: str = context.replica_id.unique_id
+        if ray.is_initialized():
+            note_own_end(self.id)
         self._node = this_node()
         # Serve numbers deployments of one name in an application; ours come in step.
         frontend += context.deployment.removeprefix(worker_deployment(frontend, kind))

@@ -2,6 +2,7 @@
 others compute. Replicas import this module by name."""
 
 import os
+import signal
 import time
 from pathlib import Path
 
@@ -69,7 +70,7 @@ class Spell:
             raise ValueError("this word cannot be spelled")
         if "/" in word and not Path(word).exists():
             Path(word).touch()
-            os._exit(1)
+            os.kill(os.getpid(), signal.SIGKILL)
         return "-".join(word).upper()
 
 

@@ -1,5 +1,6 @@
 """Until an application can serve, everybody hears why not at once; afterwards nobody does."""
 
+import functools
 import json
 import threading
 import time
@@ -110,7 +111,8 @@ def test_while_it_starts_and_from_then_on(ray_cluster, tmp_path):
         assert started.error is None
         assert handle.remote(2).result(timeout_s=30) == 2  # the first after `serve.run`
         assert httpx.post(url, json=3, timeout=30).json() == 3
-        assert "starting" not in read_status(ray_cluster.address, "starting")["starting"]
+        read = functools.partial(read_status, ray_cluster.address, "starting")
+        assert eventually(lambda: "starting" not in read()["starting"])
     finally:
         serve.delete("starting", _blocking=False)
 

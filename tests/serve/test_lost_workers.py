@@ -1,4 +1,4 @@
-"""A request whose worker was lost may be why: it must not end the last one."""
+"""A request whose worker ended itself may be why: it must not end the last one."""
 
 import asyncio
 
@@ -6,6 +6,7 @@ import pytest
 import ray
 
 from ray_slo.errors import WorkerLost
+from ray_slo.serve import frontend as frontend_module
 from ray_slo.serve.messages import Capacity
 from tests.serve.test_preemption import Impatient, Steps, app, until  # noqa: F401
 from tests.serve.test_scheduler import in_loop
@@ -14,7 +15,8 @@ from tests.serve.test_scheduler import in_loop
 class Dying:
     """Stands before a worker: what "fatal" is in ends it; the scheduler says who else is up."""
 
-    def __init__(self, front, worker, up, most):
+    def __init__(self, front, worker, up, most, why="os._exit(1)"):
+        frontend_module.ended_itself = lambda name: why
         self.calls, self.up, self._execute = 0, up, worker.execute
         front._most_workers["m"] = most
         front._channel.capacity = self.capacity
@@ -38,6 +40,20 @@ async def asked(front, worker, item, slo_ms):
         await asyncio.sleep(0.02)
         await front.slo_heartbeat(worker._heartbeat())
     return task.result()
+
+
+@pytest.fixture(autouse=True)
+def restored(monkeypatch):
+    monkeypatch.setattr(frontend_module, "ended_itself", frontend_module.ended_itself)
+
+
+@in_loop
+async def test_one_that_was_killed_is_nobodys_fault(app):  # noqa: F811
+    async with app(policy="eager", retries=1) as (front, worker):
+        dying = Dying(front, worker, up={"w0", "w1"}, most=2, why="")
+        with pytest.raises(WorkerLost, match="and so were 1 before"):
+            await asked(front, worker, ("fatal", 1), 30_000)
+        assert dying.calls == 2
 
 
 @in_loop

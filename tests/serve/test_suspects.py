@@ -9,7 +9,7 @@ import threading
 import pytest
 
 from ray_slo.serve import suspects
-from ray_slo.serve.suspects import ATTEMPT, Marks, is_suspect, new_attempt
+from ray_slo.serve.suspects import ATTEMPT, Marks, ended_itself, is_suspect, new_attempt
 from ray_slo.serve.user_code import HookThreads
 
 ENDS = """
@@ -33,6 +33,33 @@ def test_a_process_that_ended_in_a_hook_says_whose(tmp_path):
     assert is_suspect(during, tmp_path)
     assert not is_suspect(before, tmp_path)
     assert not is_suspect(new_attempt(), tmp_path)
+
+
+ENDS_ITSELF = """
+import ctypes, os, signal, sys
+from pathlib import Path
+from ray_slo.serve.suspects import note_own_end
+note_own_end("w", Path(sys.argv[1]))
+how = sys.argv[2]
+if how == "exit":
+    os._exit(3)
+if how == "crash":
+    ctypes.string_at(0)
+if how == "killed":
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [("exit", "os._exit(3)"), ("crash", "Segmentation fault"), ("killed", ""), ("done", "")],
+)
+def test_a_worker_that_ends_itself_says_so(tmp_path, how, said):
+    arguments = [sys.executable, "-c", ENDS_ITSELF, str(tmp_path), how]
+    subprocess.run(arguments, check=False, capture_output=True)
+    found = ended_itself("w", tmp_path)
+    assert said in found if said else found == ""
+    assert ended_itself("another", tmp_path) == ""
 
 
 @pytest.mark.parametrize("hook", ["plain", "async"])
