@@ -10,7 +10,7 @@ beside them another process attacks. A row per attack:
 * *refused, p99*: after how long, from the first byte of the request;
 * *good in time*: share of the good clients' requests of that time, the attack and 2 s after it;
 * *recovery*: from the attack's last reply until good requests are answered in time again;
-* *memory*: of proxies and replicas half a minute after it, as a multiple of before.
+* *memory*: of proxies and replicas twenty seconds after it, as a multiple of before.
 
 Of the burst: *workers could*: requests that both workers can do in batches that end within the SLO.
 
@@ -586,7 +586,7 @@ def two_free_ports() -> int:
 
 def strike(mode: str, name: str, port: int, seed: int, quick: bool) -> Seen:
     """One attack, with good requests before, beside and after."""
-    before_s, after_s, rest_s = (2.0, 4.0, 0.0) if quick else (4.0, 10.0, 20.0)
+    before_s, after_s, rest_s = (2.0, 4.0, 0.0) if quick else (4.0, 10.0, 10.0)
     good = Good(port, seed)
     try:
         time.sleep(before_s)
