@@ -5,6 +5,7 @@ taken for one."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from typing import Any
 
@@ -24,6 +25,8 @@ _CAPACITY = CAPACITY_HEADER.encode()
 _LATENCY = LATENCY_HEADER.encode()  # of an answer: what the frontend took
 _WHOLE, _REFUSED = WHOLE_HEADER.encode(), REFUSED_HEADER.encode()
 _SMALL_BYTES = 2**20
+_HAS_BODY = {b"content-length", b"transfer-encoding"}
+_LINGER_S = 0.5  # for the rest of a body whose request is answered
 
 
 class AdmissionMiddleware:
@@ -47,6 +50,9 @@ class AdmissionMiddleware:
         slo_s = self._door.slo_s(path)
         left_s = budget_s(headers, slo_s)
         num_bytes = _declared(headers)
+        if num_bytes is None or num_bytes > _SMALL_BYTES:
+            lingering = _Lingering(scope, receive, send)
+            receive, send = lingering.receive, lingering.send
         is_small = num_bytes is not None and num_bytes <= _SMALL_BYTES
         whole = slo_s is not None and left_s is not None and is_small
         try:
@@ -57,7 +63,9 @@ class AdmissionMiddleware:
                 if body is None:
                     return  # the client has left
                 receive = _Replayed(body, receive)
-            ticket = await self._door.enter(path, arrival, left_s, num_bytes=num_bytes or 0)
+            ticket = await self._door.enter(
+                path, arrival, left_s, num_bytes=num_bytes or 0, is_json=_is_json(headers)
+            )
         except SLOError as error:
             await http_response(error)(scope, receive, send)
             return
@@ -93,6 +101,37 @@ def _declared(headers: Any) -> int | None:
     """Bytes that a body says that it has."""
     declared = dict(headers).get(b"content-length", b"")
     return int(declared[:18]) if declared.isdigit() else None
+
+
+def _is_json(headers: Any) -> bool:
+    return b"json" in dict(headers).get(b"content-type", b"").lower()
+
+
+class _Lingering:
+    """`receive` and `send` of a request with a large body. Its client hears what is said while it
+    is still sending: closing a connection with data that nobody read drops the answer."""
+
+    def __init__(self, scope: Any, receive: Any, send: Any) -> None:
+        names = {name for name, _ in scope["headers"]}
+        # Who sends "expect" waits for us before it sends a body.
+        self._more = bool(names & _HAS_BODY) and b"expect" not in names
+        self._receive, self._send = receive, send
+
+    async def receive(self) -> Any:
+        message = await self._receive()
+        self._more = self._more and bool(message.get("more_body"))
+        return message
+
+    async def send(self, message: Any) -> None:
+        is_last = message["type"] == "http.response.body" and not message.get("more_body")
+        if is_last and self._more:
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._rest(), _LINGER_S)
+        await self._send(message)
+
+    async def _rest(self) -> None:
+        while self._more:
+            await self.receive()
 
 
 class _Replayed:

@@ -578,13 +578,14 @@ class Frontend:
     def _said_capacity(self, path: str) -> str:
         """For our door in Serve's proxy: requests/s that the workers can do of what is served
         there, its SLO in milliseconds, how many requests all frontends keep, and how many bytes
-        of a body are read."""
+        of a body, and of JSON, are read."""
         name = path if path in self._offers else next(iter(self._offers))
         slo_ms, model = self._offers[name]
         most = self._spec.max_queued_requests * self._spec.num_frontends
         capacity = self._capacity.get(model)
         rate = math.inf if capacity is None else capacity.rate
-        return f"{rate:.6g};{slo_ms:.6g};{most};{self._spec.max_body_bytes}"
+        sizes = f"{self._spec.max_body_bytes};{self._spec.max_json_bytes}"
+        return f"{rate:.6g};{slo_ms:.6g};{most};{sizes}"
 
     async def _read_http(self, request: HttpRequest, asked: _Asked) -> bytes:
         """The body that a client sends."""

@@ -141,7 +141,12 @@ class Failover:
         slo_s = None if _names_slo(request, context) else self._door.slo_s(place)
         left_s = min((s for s in (budget_s, slo_s) if s is not None), default=None)
         ticket = await self._door.enter(
-            place, arrival, left_s, num_bytes=request.ByteSize() - _OVERHEAD, is_ours=True
+            place,
+            arrival,
+            left_s,
+            num_bytes=request.ByteSize() - _OVERHEAD,
+            is_json=isinstance(request, InferRequest) and request.HasField("json"),
+            is_ours=True,
         )
         try:
             return await self._sent(handle, request, context, arrival, place, budget_s, slo_s)

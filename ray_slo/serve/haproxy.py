@@ -56,10 +56,14 @@ class _Error(NamedTuple):
 
     @property
     def page(self) -> bytes:
-        said = {"error": self.error, "reason": self.reason, "message": self.message}
+        said: dict[str, object] = {
+            "error": self.error,
+            "reason": self.reason,
+            "message": self.message,
+        }
         lines = [f"HTTP/1.1 {self.status}", "content-type: application/json", "connection: close"]
         if self.again_s is not None:
-            said["retry_after_s"] = str(self.again_s)
+            said["retry_after_s"] = self.again_s
             lines.append(f"retry-after: {self.again_s}")
         body = json.dumps(said)
         lines.append(f"content-length: {len(body)}")
@@ -170,7 +174,11 @@ def _door() -> list[str]:
         f"{set_}(txn.slo_ms) path,table_gpt(1,{_PATHS})",
         f"{set_}(txn.slo_most) path,table_gpt(2,{_PATHS})",
         f"{set_}(txn.slo_left) var(txn.slo_ms)",
-        f"{set_}(txn.slo_left) req.hdr({_TIMEOUT}),mul(1000) if {{ req.hdr({_TIMEOUT}) -m found }}",
+        # A timeout can only tighten the SLO. HAProxy reads whole seconds: 0.5 changes nothing.
+        f"{set_}(txn.slo_timeout) req.hdr({_TIMEOUT}),mul(1000)",
+        f"{set_}(txn.slo_tighter) var(txn.slo_timeout),sub(txn.slo_ms)",
+        f"{set_}(txn.slo_left) var(txn.slo_timeout) "
+        "if { var(txn.slo_timeout) -m int gt 0 } { var(txn.slo_tighter) -m int lt 0 }",
         f"{set_}(txn.slo_left) req.hdr({_LATENCY}),mul(1) if {{ req.hdr({_LATENCY}) -m found }}",
         f"{set_}(txn.slo_kind) str(short)",
         f"{set_}(txn.slo_long) var(txn.slo_ms),mul({_LONG})",

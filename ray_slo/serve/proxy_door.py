@@ -41,6 +41,7 @@ class Place(NamedTuple):
         most: requests that its frontends keep.
         slo_s: of its model.
         max_body_bytes: more of a body they refuse.
+        max_json_bytes: the same of JSON.
         least_s: from the door to the answer.
     """
 
@@ -48,6 +49,7 @@ class Place(NamedTuple):
     most: int
     slo_s: float
     max_body_bytes: int
+    max_json_bytes: int
     least_s: float
 
 
@@ -98,6 +100,7 @@ class ProxyDoor:
         budget_s: float | None,
         *,
         num_bytes: int = 0,
+        is_json: bool = False,
         is_ours: bool = False,
     ) -> Ticket:
         """Wait to go on; then say `leave` at the end.
@@ -106,6 +109,7 @@ class ProxyDoor:
             arrival: `time.monotonic()` seconds.
             budget_s: from then to the deadline; None: not known.
             num_bytes: of the body, as far as it is known.
+            is_json: whether the body says that it is JSON.
             is_ours: whether it is for an application of ours, even if none has answered there.
                 Then only a few go on until one has.
 
@@ -115,8 +119,11 @@ class ProxyDoor:
         """
         is_pioneer = is_ours and await self._is_pioneer(place)
         known = self._places.get(place)
-        if known is not None and num_bytes > known.max_body_bytes:
-            raise too_large("body", num_bytes, known.max_body_bytes)
+        if known is not None:
+            option = "max_json_bytes" if is_json else "max_body_bytes"
+            most = min(known.max_body_bytes, getattr(known, option))
+            if num_bytes > most:
+                raise too_large("body", num_bytes, most, option=option)
         if known is not None and budget_s is None:
             budget_s = known.slo_s
         try:
@@ -171,11 +178,12 @@ class ProxyDoor:
 
         Args:
             said: what its frontends can do: requests/s, SLO in ms, requests that they keep, bytes
-                of a body that they read; between them semicolons.
+                of a body that they read, and of JSON; between them semicolons.
             took_s: since it was let on; None where it was an error.
             inside_s: of that the frontend's own, with its workers; None: not known.
         """
-        rate, slo_ms, most, max_body_bytes = map(float, said.split(";"))
+        rate, slo_ms, most, *sizes = map(float, said.split(";"))
+        max_body_bytes, max_json_bytes = map(int, sizes)
         known = self._places.pop(place, None)
         if known is None:
             self._tell()
@@ -183,7 +191,9 @@ class ProxyDoor:
         if took_s is not None:
             least_s = took_s if not least_s else min(_FORGET * least_s, took_s)
         least_s = min(least_s, _LEAST_OF_SLO * slo_ms / 1e3)
-        self._places[place] = Place(rate, int(most), slo_ms / 1e3, int(max_body_bytes), least_s)
+        self._places[place] = Place(
+            rate, int(most), slo_ms / 1e3, max_body_bytes, max_json_bytes, least_s
+        )
         if len(self._places) > _PLACES_KEPT:
             gone = next(iter(self._places))
             del self._places[gone]

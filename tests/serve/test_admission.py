@@ -17,7 +17,7 @@ HEADERS = [(b"content-length", b"1"), (b"x-slo-latency-ms", b"400")]
 class App:
     """What is behind the door; its answers say what it can do."""
 
-    def __init__(self, capacity="1000;400;2000;9000000", status=200, took_s=0.0):
+    def __init__(self, capacity="1000;400;2000;9000000;5000000", status=200, took_s=0.0):
         self.capacity, self.status, self.took_s = capacity, status, took_s
         self.scopes, self.bodies = [], []
         self.go = asyncio.Event()
@@ -38,7 +38,7 @@ class App:
 
 async def ask(door, body=b"1", headers=HEADERS, path="/m", waited_s=0.0, chunks=None):
     """(status, headers, body) of an answer."""
-    sent, rest = [], list(chunks) if chunks is not None else [(body, False)]
+    sent, rest = [], chunks if chunks is not None else [(body, False)]
 
     async def receive():
         if not rest:
@@ -80,7 +80,7 @@ async def test_what_frontends_say_goes_no_further():
 
 @in_loop
 async def test_more_than_workers_can_do_are_refused_before_they_cost_anything():
-    app = App(capacity="10;400;2000;9000000")
+    app = App(capacity="10;400;2000;9000000;5000000")
     door = AdmissionMiddleware(app)
     await ask(door)
     app.go.clear()
@@ -125,10 +125,32 @@ async def test_a_slow_client_is_told_so_and_occupies_nobody():
     large = [(b"content-length", b"9000000")]
     await ask(door, headers=large, chunks=[(b"1", True)])
     assert app.bodies[-1] == (b"1", True)  # may be refused for its size: not read here
-    for size in (b"9000001", b"9" * 30):
-        status, _, body = await ask(door, headers=[(b"content-length", size)])
+    kind = (b"content-type", b"application/json")
+    for named in ([(b"content-length", b"9000001")], [(b"content-length", b"5000001"), kind]):
+        status, _, body = await ask(door, headers=named)
         assert (status, json.loads(body)["reason"]) == (413, "body_too_large")
+    assert "max_json_bytes" in json.loads(body)["message"]
+    assert (await ask(door, headers=[(b"content-length", b"9" * 30)]))[0] == 413
     assert len(app.scopes) == 2
+
+
+@in_loop
+async def test_who_still_sends_a_large_body_hears_what_is_wrong_with_it():
+    """The rest is read, and dropped, so that the answer is not lost with the connection."""
+    door = AdmissionMiddleware(App())
+    await ask(door)
+    large = [(b"content-length", b"20000000")]
+    chunks = [(b"1" * 10**6, True)] * 19 + [(b"1" * 10**6, False)]
+    unread = list(chunks)
+    assert (await ask(door, headers=large, chunks=unread))[0] == 413
+    assert unread == []
+    began = time.monotonic()
+    assert (await ask(door, headers=large, chunks=chunks[:3]))[0] == 413  # the rest never comes
+    assert 0.4 < time.monotonic() - began < 5
+    began = time.monotonic()
+    waits = [*large, (b"expect", b"100-continue")]
+    assert (await ask(door, headers=waits, chunks=[]))[0] == 413
+    assert time.monotonic() - began < 0.4
 
 
 @in_loop

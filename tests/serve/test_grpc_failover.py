@@ -116,7 +116,7 @@ def test_a_call_goes_to_another_frontend_with_less_time():
     assert request.latency_slo_ms == 800
 
 
-CAPACITY = ("x-slo-capacity", "10;400;2000;9000000")
+CAPACITY = ("x-slo-capacity", "10;400;2000;9000000;5000000")
 
 
 def test_what_frontends_say_of_themselves_goes_no_further(monkeypatch):
@@ -158,7 +158,7 @@ def test_time_at_the_door_is_the_calls_own(monkeypatch):
 
     async def main():
         door = ProxyDoor()
-        door.heard(("a", "m"), "1000;400;2000;100", None, None)
+        door.heard(("a", "m"), "1000;400;2000;100;100", None, None)
         monkeypatch.setattr(grpc_module, "shared", lambda: door)
         serve = Serve(*[REPLY] * 80, takes_s=0.3)
         infer = serve.handlers["/ray_slo.v1.Inference/Infer"].unary_unary
@@ -190,7 +190,7 @@ def test_the_first_calls_of_all_wait_for_each_other(monkeypatch):
 
 def test_a_message_that_is_too_large_goes_no_further(monkeypatch):
     door = ProxyDoor()
-    door.heard(("a", "m"), "10;400;2000;100", None, None)
+    door.heard(("a", "m"), "10;400;2000;100;100", None, None)
     monkeypatch.setattr(grpc_module, "shared", lambda: door)
     serve = Serve(REPLY)
     context = Context()

@@ -177,7 +177,7 @@ def test_its_own_errors_are_ours(tmp_path):
     with running(tmp_path, frontend) as (port, _, _):
         status, headers, said = ask(port, "/die")
         assert (status, said["error"], said["reason"]) == (503, "FrontendLost", "frontend_lost")
-        assert headers["retry-after"] == "1"
+        assert (headers["retry-after"], said["retry_after_s"]) == ("1", 1)
         assert "died" in said["message"]
 
 
@@ -239,6 +239,24 @@ def test_a_day_of_time_keeps_nobody_out(tmp_path):
         assert not [f for f in short if f.done()]
         frontend.go.set()
         assert {f.result()[0] for f in short} == {200}
+
+
+@pytest.mark.parametrize(
+    ("headers", "most"),
+    [
+        ({"x_request_timeout_seconds": "9"}, 320),  # the SLO is tighter
+        ({"x_request_timeout_seconds": "0.5"}, 320),
+        ({"x_slo_latency_ms": "200"}, 160),
+        ({"x_slo_latency_ms": "200.5", "x_request_timeout_seconds": "9"}, 160),
+        ({"x_slo_latency_ms": "soon"}, 64),
+    ],
+)
+def test_whose_time_counts(tmp_path, headers, most):
+    frontend = Frontend("400;400;2000")
+    with running(tmp_path, frontend) as (port, _, _), ThreadPoolExecutor(600) as pool:
+        assert ask(port)[0] == 200
+        inside = held(port, 350, pool, frontend, **headers)
+        assert sum(not f.done() for f in inside) == most
 
 
 @pytest.mark.parametrize("capacity", [None, "inf;400;2000", "nonsense", ""])
