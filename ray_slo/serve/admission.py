@@ -26,7 +26,7 @@ _LATENCY = LATENCY_HEADER.encode()  # of an answer: what the frontend took
 _WHOLE, _REFUSED = WHOLE_HEADER.encode(), REFUSED_HEADER.encode()
 _SMALL_BYTES = 2**20
 _HAS_BODY = {b"content-length", b"transfer-encoding"}
-_LINGER_S = 0.5  # for the rest of a body whose request is answered
+_LINGER_S = 2.0  # for the rest of a body whose request is answered
 
 
 class AdmissionMiddleware:
@@ -125,8 +125,10 @@ class _Lingering:
     async def send(self, message: Any) -> None:
         is_last = message["type"] == "http.response.body" and not message.get("more_body")
         if is_last and self._more:
+            await self._send({**message, "more_body": True})  # it hears now; we hang up later
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._rest(), _LINGER_S)
+            message = {"type": "http.response.body", "body": b"", "more_body": False}
         await self._send(message)
 
     async def _rest(self) -> None:
