@@ -60,9 +60,9 @@ def run(quick: bool, seed: int) -> list[Row]:
 
 async def _serve(rate: float, seconds: float, seed: int, folder: str | None) -> dict[str, float]:
     from ray_slo.core import BatchStatus, LatencyProfile
+    from ray_slo.serve.config.spec import parse_spec
     from ray_slo.serve.messages import BatchReport, Grant, Heartbeat, Submit
-    from ray_slo.serve.scheduler import Scheduler
-    from ray_slo.serve.spec import parse_spec
+    from ray_slo.serve.scheduler.scheduler import Scheduler
 
     loop = asyncio.get_running_loop()
     model = {"callable": "benchmarks.decision_log_cost:Fake", "latency_slo_ms": SLO_MS}

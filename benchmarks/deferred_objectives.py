@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 from benchmarks.rows import Row
 from benchmarks.symphony_systems import search
 from ray_slo.core import Cluster, LatencyProfile, Model, Variant
-from ray_slo.scheduling import make_policy
+from ray_slo.policies import make_policy
 from ray_slo.simulation import Report, Workload, simulate
 
 WORKERS = 8

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from benchmarks.rows import Row
 from benchmarks.zoos import ZooModel, load
 from ray_slo.core import Cluster
-from ray_slo.scheduling import make_policy
+from ray_slo.policies import make_policy
 from ray_slo.simulation import Workload, goodput_search, simulate
 
 TARGETS = (1, 2, 4, 6, 8, 12, 16)

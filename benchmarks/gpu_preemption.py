@@ -26,7 +26,7 @@ from benchmarks.zoos import load
 from ray_slo.core import LatencyProfile
 from ray_slo.models.preemption import Preemptible, PreemptionProfile, profile_preemption
 from ray_slo.models.profiling import doubling_sizes, profile_callable, to_profile
-from ray_slo.scheduling import make_policy
+from ray_slo.policies import make_policy
 
 DEPTHS_OF_TABLE_4 = (18, 34, 50, 101, 152)
 OTHERS = {  # names in the paper: in torchvision, and the side of its pictures

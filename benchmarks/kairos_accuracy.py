@@ -25,7 +25,7 @@ from benchmarks.rows import Row
 from ray_slo.core import Cluster, LatencyProfile, Model, Variant, Worker
 from ray_slo.planning import Infeasible, kairos, tiers
 from ray_slo.planning.catalogue import CATALOGUE
-from ray_slo.scheduling import make_policy
+from ray_slo.policies import make_policy
 from ray_slo.simulation import simulate
 
 BATCHING: Policy = ("kairos", {"batch": True})

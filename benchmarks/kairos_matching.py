@@ -19,7 +19,7 @@ from scipy.optimize import linear_sum_assignment
 from benchmarks.kairos_systems import Case
 from benchmarks.rows import Row
 from ray_slo.core import Cluster, Request
-from ray_slo.scheduling.kairos import Kairos
+from ray_slo.policies.kairos import Kairos
 
 SHAPES = ((1, 10), (5, 10), (20, 20), (100, 100), (500, 100))
 PAPER = {(20, 20): 0.05}

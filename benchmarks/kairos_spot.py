@@ -27,7 +27,7 @@ from benchmarks.kairos_systems import KAIROS, TYPES, Case, Policy, text, through
 from benchmarks.rows import Row
 from ray_slo.planning import kairos, spot
 from ray_slo.planning.kairos import Configuration
-from ray_slo.scheduling import make_policy
+from ray_slo.policies import make_policy
 from ray_slo.simulation import WorkerEvent, simulate
 
 PRICE, REPLACEMENT_S = 0.35, 180.0

@@ -25,7 +25,7 @@ from ray_slo.core import Cluster, LatencyProfile, Model, Variant, Worker
 from ray_slo.planning import kairos
 from ray_slo.planning.catalogue import CATALOGUE, InstanceType
 from ray_slo.planning.kairos import Configuration
-from ray_slo.scheduling import make_policy
+from ray_slo.policies import make_policy
 from ray_slo.simulation import Gaussian, LogNormal, Workload, goodput_search, simulate
 
 MODELS = ("NCF", "RM2", "WND", "MT-WND", "DIEN")

@@ -45,7 +45,7 @@ import numpy as np
 
 from benchmarks.rows import Row
 from benchmarks.shipped import memory_mb
-from ray_slo.serve.haproxy import BINARY_ENV, COMMAND
+from ray_slo.serve.proxy.haproxy import BINARY_ENV, COMMAND
 
 APP = "attacked"
 ALPHA_S, BETA_S = 0.004, 0.02  # of a batch
@@ -542,7 +542,7 @@ def serving() -> Iterator[int]:
 
     from ray_slo.serve import build_app
     from ray_slo.serve.grpc import SERVICER
-    from ray_slo.serve.proxy import PROXY_CALLBACK, PROXY_CALLBACK_ENV
+    from ray_slo.serve.proxy.bounds import PROXY_CALLBACK, PROXY_CALLBACK_ENV
 
     os.environ[PROXY_CALLBACK_ENV] = PROXY_CALLBACK
     port = two_free_ports()

@@ -41,7 +41,7 @@ import numpy as np
 from benchmarks.raylets import OBJECT_STORE_BYTES, Raylets, raylets
 from benchmarks.rows import Row
 from ray_slo.models.profiling import THREAD_VARIABLES
-from ray_slo.serve.proxy import PROXY_CALLBACK, PROXY_CALLBACK_ENV
+from ray_slo.serve.proxy.bounds import PROXY_CALLBACK, PROXY_CALLBACK_ENV
 
 APP = "chaos"
 SLO_S = 1.0

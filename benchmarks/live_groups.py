@@ -33,7 +33,7 @@ class Seen:
 
     sent_s: float
     model: str
-    status: str  # answered, or as `ray_slo.serve.loadgen` has it
+    status: str  # answered, or as `ray_slo.load.drive` has it
     latency_s: float
 
 
@@ -72,7 +72,7 @@ async def drive_and_move(
 ) -> tuple[list[Seen], list[tuple[float, float]]]:
     """Send requests until all moves are over; all of them, and the times of the moves."""
     from deployments.digits.data import test_set, to_png
-    from ray_slo.serve.loadgen import status_of
+    from ray_slo.load.drive import status_of
 
     images, _ = test_set()
     pictures = [to_png(image) for image in images[:100]]

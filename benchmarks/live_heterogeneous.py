@@ -142,7 +142,7 @@ def run(quick: bool, seed: int) -> list[Row]:
 
 def queries(count: int, seed: int) -> Any:
     """JSON queries whose sizes are evenly spread quantiles of the distribution."""
-    from ray_slo.serve.recorded import Payloads
+    from ray_slo.load.workload import Payloads
 
     rng = np.random.default_rng(seed)
     sizes = CASE.sizes.quantiles((np.arange(count) + 0.5) / count)
@@ -239,7 +239,7 @@ async def change_budgets(
     from ray import serve
 
     from ray_slo.demo.systems import APP
-    from ray_slo.serve.loadgen import status_of
+    from ray_slo.load.drive import status_of
 
     rng = np.random.default_rng(seed)
     loop = asyncio.get_running_loop()
@@ -335,8 +335,8 @@ def measure(
     from ray import serve
 
     from ray_slo.demo.systems import APP
-    from ray_slo.serve.loadgen import run_http_process
-    from ray_slo.serve.recorded import Workload as Recorded
+    from ray_slo.load.drive import run_http_process
+    from ray_slo.load.workload import Workload as Recorded
 
     duration_s = warmup_s + window_s
     times = Workload.poisson(rate).arrivals.times(duration_s, np.random.default_rng(seed))
@@ -365,7 +365,7 @@ def predict(
     seed: int,
 ) -> float:
     """Percent not in time in the simulator."""
-    from ray_slo.scheduling import make_policy
+    from ray_slo.policies import make_policy
 
     model = Model(MODEL, SERVER_SLO_S - MARGIN_S, (Variant(MODEL, seen.told),))
     loaded = frozenset({MODEL})

@@ -90,7 +90,7 @@ class Seen:
     """One request; times in seconds from the start."""
 
     at_s: float
-    status: str  # answered, or as `ray_slo.serve.loadgen` has it
+    status: str  # answered, or as `ray_slo.load.drive` has it
     latency_s: float
     accuracy: float | None = None  # of the variants, percent
     wrong: int = 0  # characters
@@ -270,7 +270,7 @@ async def drive(
         count: so many different pages.
     """
     from deployments.ocr.pages import errors, pages
-    from ray_slo.serve import loadgen
+    from ray_slo.load import drive as loadgen
 
     series = pages(count, seed + 1000)
     which = np.random.default_rng(seed + 1).integers(count, size=len(times))

@@ -38,8 +38,8 @@ from ray_slo import checkpoint
 from ray_slo.core import LatencyProfile
 from ray_slo.core.profiles import save_profiles
 from ray_slo.errors import SLOError
-from ray_slo.scheduling import make_policy
-from ray_slo.serve.frontend import Frontend
+from ray_slo.policies import make_policy
+from ray_slo.serve.frontend.frontend import Frontend
 
 SCALE = 10.0
 SLO_MS = 90.0
@@ -220,7 +220,7 @@ def _compare(
 
 
 def _application(models: dict[str, dict[str, Any]], kwargs: dict[str, Any]) -> Any:
-    import ray_slo.serve.deployment as deployment
+    import ray_slo.serve.app.decorator as deployment
 
     bounds = {"RN18": MAX_BATCH, "RS269": 4}
     spec = {

@@ -166,11 +166,11 @@ def _compared(case: str, live: Sequence[Report], said: Sequence[Report]) -> list
 
 def _record(url: str, policy: str, case: Case, seconds: float, seed: int, folder: Path) -> Any:
     from ray_slo.demo.systems import running
+    from ray_slo.load.drive import run_http_process
+    from ray_slo.load.workload import Payloads
+    from ray_slo.load.workload import Workload as Recorded
+    from ray_slo.record.rows import read
     from ray_slo.serve import build_app
-    from ray_slo.serve.loadgen import run_http_process
-    from ray_slo.serve.recorded import Payloads
-    from ray_slo.serve.recorded import Workload as Recorded
-    from ray_slo.simulation.decision_log import read
     from ray_slo.simulation.workloads import Workload
 
     app = build_app(

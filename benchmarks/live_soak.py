@@ -230,7 +230,7 @@ async def by_http(url: str, rate: float, seconds: float, leaving: float, seed: i
 async def by_handle(
     handle: Any, rate: float, seconds: float, leaving: float, seed: int
 ) -> Counter[str]:
-    from ray_slo.serve.loadgen import status_of
+    from ray_slo.load.drive import status_of
 
     item = "x" * BODY
 

@@ -77,9 +77,9 @@ def run(quick: bool, seed: int) -> list[Row]:
 
     from deployments.digits import DigitsFamily
     from ray_slo.demo.systems import APP, local_serve, running
-    from ray_slo.serve.loadgen import run_http_process
-    from ray_slo.serve.recorded import Payloads
-    from ray_slo.serve.recorded import Workload as Recorded
+    from ray_slo.load.drive import run_http_process
+    from ray_slo.load.workload import Payloads
+    from ray_slo.load.workload import Workload as Recorded
 
     pictures, labels = noisy_pngs(120 if quick else None, seed)
     accuracies = measure_accuracies([DigitsFamily.preprocess(p) for p in pictures], labels)

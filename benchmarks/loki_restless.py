@@ -18,9 +18,9 @@ from itertools import pairwise
 
 from benchmarks.loki_data import traffic
 from benchmarks.rows import Row
+from ray_slo.core.demand import Rate
 from ray_slo.core.profiles import LatencyProfile
 from ray_slo.planning import loki
-from ray_slo.planning.demand import Rate
 from ray_slo.simulation import Trace, Workload, simulate_pipeline
 
 SLOWER, WORKERS, SLO_S, HEADROOM = 12.0, 6, 3.0, 0.95

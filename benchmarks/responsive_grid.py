@@ -26,7 +26,7 @@ from benchmarks.symphony_fig9 import upper_bound
 from benchmarks.symphony_systems import run_at, search
 from benchmarks.zoos import ZooModel
 from ray_slo.core import Cluster
-from ray_slo.scheduling import make_policy
+from ray_slo.policies import make_policy
 from ray_slo.simulation import Gamma, Report, Workload, simulate
 
 LOADS = (0.1, 0.3, 0.5, 0.7)

@@ -39,7 +39,7 @@ from ray_slo.core import (
     Variant,
     WorkerId,
 )
-from ray_slo.scheduling import make_policy
+from ray_slo.policies import make_policy
 
 ALPHA_S, BETA_S, SLO_S = 1.053e-3, 5.072e-3, 0.025
 LOAD_PER_WORKER = 550.0  # requests per second: 75 % of the staggered bound

@@ -44,7 +44,7 @@ from ray_slo.core import (
     WorkerId,
 )
 from ray_slo.planning.herd import ModelStream, Plan, Problem, plan
-from ray_slo.scheduling import make_policy
+from ray_slo.policies import make_policy
 from ray_slo.simulation import Burst, Times, Workload, simulate
 
 GROUP = 12

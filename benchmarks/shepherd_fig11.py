@@ -42,7 +42,7 @@ from benchmarks.rows import Row
 from benchmarks.shepherd_fig10 import emulations
 from benchmarks.shepherd_systems import WORKLOADS
 from ray_slo.core import Cluster, LatencyProfile, Model, Policy, Variant
-from ray_slo.scheduling import make_policy
+from ray_slo.policies import make_policy
 from ray_slo.simulation import Report, Times, Workload, simulate
 
 TABLE_4_MS = {"RN18": (0.22, 3.74), "RS269": (4.37, 74.20)}

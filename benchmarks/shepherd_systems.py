@@ -25,7 +25,7 @@ import numpy as np
 from benchmarks.rows import Row
 from benchmarks.zoos import ZooModel, load
 from ray_slo.core import Cluster, LatencyProfile, Model, Variant
-from ray_slo.scheduling import make_policy
+from ray_slo.policies import make_policy
 from ray_slo.simulation import Burst, Population, Report, Trace, Workload, simulate
 
 System = tuple[str, dict[str, Any]]

@@ -38,9 +38,9 @@ import yaml
 
 from benchmarks.data import MissingData
 from benchmarks.rows import Row
-from ray_slo.serve.loadgen import run_http
-from ray_slo.serve.loadreport import LoadResult
-from ray_slo.serve.recorded import Payloads, Workload, load_payloads
+from ray_slo.load.drive import run_http
+from ray_slo.load.report import LoadResult
+from ray_slo.load.workload import Payloads, Workload, load_payloads
 
 FOLDER = Path(__file__).parents[1] / "configs"
 README = FOLDER / "README.md"

@@ -11,7 +11,7 @@ from typing import Any
 
 from benchmarks.rows import Row
 from ray_slo.core import Cluster, Decision, LatencyProfile, Model, Variant
-from ray_slo.scheduling import make_policy
+from ray_slo.policies import make_policy
 from ray_slo.simulation import Workload, simulate
 
 ALPHA_S, BETA_S, SLO_S = 1.053e-3, 5.072e-3, 0.025  # ResNet50, Symphony Table 2

@@ -44,7 +44,7 @@ from benchmarks.rows import Row
 from benchmarks.symphony_fig11 import GPUS, cluster
 from benchmarks.symphony_systems import System, plot_series, search
 from ray_slo.core import Cluster, DispatchDelay
-from ray_slo.scheduling import make_policy
+from ray_slo.policies import make_policy
 from ray_slo.simulation import Workload
 
 SLOS_MS = (20, 25, 50, 100)

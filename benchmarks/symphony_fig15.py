@@ -34,7 +34,7 @@ from benchmarks.zoos import ZooModel, load
 from ray_slo.core import BatchOutcome, Cluster, Decision, Dispatch, Drop, Policy, Request, WorkerId
 from ray_slo.planning.autoscale import Limits, Problem, Signals, State, plan
 from ray_slo.planning.result import Infeasible
-from ray_slo.scheduling import make_policy
+from ray_slo.policies import make_policy
 from ray_slo.simulation import Workload, simulate
 from ray_slo.simulation.workloads import changing_rates
 

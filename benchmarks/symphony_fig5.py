@@ -26,7 +26,7 @@ from ray_slo.core import (
     Request,
     Variant,
 )
-from ray_slo.scheduling import make_policy
+from ray_slo.policies import make_policy
 from ray_slo.simulation import Report, Times, Workload, simulate
 
 GAP, MISSING, SWITCH_AT = 0.75, (13, 14, 15), 0.75 * 15  # R16 arrives at 11.25

@@ -22,9 +22,9 @@ from benchmarks.rows import Row
 from benchmarks.symphony_systems import plot_series, search
 from benchmarks.zoos import load
 from ray_slo.core import Cluster, LatencyProfile, Model, Policy, Variant
-from ray_slo.scheduling import make_policy
-from ray_slo.scheduling.batching import Lane
-from ray_slo.scheduling.timeout import Timeout
+from ray_slo.policies import make_policy
+from ray_slo.policies.batching import Lane
+from ray_slo.policies.timeout import Timeout
 from ray_slo.simulation import Workload
 
 ALGORITHM_1 = {"objective": "consolidate", "gathering": "prefix"}

@@ -27,7 +27,7 @@ from benchmarks.symphony_fig9 import upper_bound
 from benchmarks.symphony_systems import search
 from benchmarks.zoos import ZooModel, load
 from ray_slo.core import Cluster
-from ray_slo.scheduling import make_policy
+from ray_slo.policies import make_policy
 from ray_slo.simulation import Gamma, Workload
 
 MODELS = ("DenseNet121", "InceptionV3", "ResNet50V2", "VGG16", "Xception", "BERT")

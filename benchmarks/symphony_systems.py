@@ -9,7 +9,7 @@ from typing import Any
 
 from benchmarks.rows import Row
 from ray_slo.core import Cluster, Policy
-from ray_slo.scheduling import make_policy
+from ray_slo.policies import make_policy
 from ray_slo.simulation import GoodputResult, Report, Workload, goodput_search, simulate
 
 System = tuple[str, dict[str, Any]]

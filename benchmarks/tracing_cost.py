@@ -84,8 +84,9 @@ async def _serve(how: str, at_a_time: int, count: int) -> tuple[float, float]:
 @contextlib.asynccontextmanager
 async def _app(traced: bool) -> AsyncIterator[Any]:
     """A frontend that reaches its worker by a plain call."""
-    from ray_slo.serve import frontend, worker
-    from ray_slo.serve.spec import parse_spec
+    from ray_slo.serve.config.spec import parse_spec
+    from ray_slo.serve.frontend import frontend
+    from ray_slo.serve.worker import worker
 
     model = {"callable": Nothing, "latency_slo_ms": 60_000, "max_batch_size": 32}
     spec = parse_spec({"models": {"m": model}, "policy": "eager", "name": "m"})
@@ -124,7 +125,7 @@ def _tracing(on: bool) -> Iterator[None]:
     from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
     from opentelemetry.sdk.trace.sampling import ParentBasedTraceIdRatio
 
-    from ray_slo.serve import tracing
+    from ray_slo.serve.watch import tracing
 
     class Drop(SpanExporter):
         def export(self, spans: Any) -> SpanExportResult:
@@ -148,7 +149,7 @@ def _hooks_us(count: int) -> float:
     from contextlib import nullcontext
 
     from ray_slo.core import BatchStatus
-    from ray_slo.serve import tracing
+    from ray_slo.serve.watch import tracing
 
     answer: Any = None  # untraced requests do not look at it
     status, scope = BatchStatus.FINISHED, nullcontext()

@@ -29,7 +29,7 @@ from ray_slo.core import (
     Variant,
 )
 from ray_slo.models.checkpoint import Preempted, PreemptionFlag, preemption_scope
-from ray_slo.serve.host import PolicyHost
+from ray_slo.serve.scheduler.host import PolicyHost
 
 PERIOD_S, FIRST_S, BURST, EVERY_S = 0.120, 0.005, 1024, 0.001
 

@@ -9,25 +9,25 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ray_slo.models.checkpoint import checkpoint as checkpoint
-    from ray_slo.serve.answers import Answer as Answer
-    from ray_slo.serve.batching import batch as batch
-    from ray_slo.serve.deployment import deployment as deployment
-    from ray_slo.serve.pipeline import Pipeline as Pipeline
-    from ray_slo.serve.pipeline import Task as Task
-    from ray_slo.serve.spec import Variant as Variant
-    from ray_slo.serve.tree import Outputs as Outputs
+    from ray_slo.serve.app.decorator import deployment as deployment
+    from ray_slo.serve.app.pipeline import Pipeline as Pipeline
+    from ray_slo.serve.app.pipeline import Task as Task
+    from ray_slo.serve.batch.batcher import batch as batch
+    from ray_slo.serve.config.spec import Variant as Variant
+    from ray_slo.serve.frontend.answer import Answer as Answer
+    from ray_slo.serve.frontend.tree import Outputs as Outputs
 
 __version__ = "0.1.0"
 
 _LAZY = {
-    "Answer": "ray_slo.serve.answers",
-    "batch": "ray_slo.serve.batching",
+    "Answer": "ray_slo.serve.frontend.answer",
+    "batch": "ray_slo.serve.batch.batcher",
     "checkpoint": "ray_slo.models.checkpoint",
-    "deployment": "ray_slo.serve.deployment",
-    "Outputs": "ray_slo.serve.tree",
-    "Pipeline": "ray_slo.serve.pipeline",
-    "Task": "ray_slo.serve.pipeline",
-    "Variant": "ray_slo.serve.spec",
+    "deployment": "ray_slo.serve.app.decorator",
+    "Outputs": "ray_slo.serve.frontend.tree",
+    "Pipeline": "ray_slo.serve.app.pipeline",
+    "Task": "ray_slo.serve.app.pipeline",
+    "Variant": "ray_slo.serve.config.spec",
 }
 __all__ = [
     "Answer",

@@ -26,8 +26,8 @@ from ray_slo.core import (
     Request,
     WorkerId,
 )
+from ray_slo.core.load import LoadMonitor
 from ray_slo.core.queues import DeadlineQueue
-from ray_slo.scheduling.load import LoadMonitor
 
 Choice = tuple[str, int]
 """A variant and how large its batch may be."""

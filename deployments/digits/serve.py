@@ -12,7 +12,7 @@ import yaml
 from ray import serve
 
 from ray_slo.serve import build_app
-from ray_slo.serve.proxy import PROXY_CALLBACK, PROXY_CALLBACK_ENV
+from ray_slo.serve.proxy.bounds import PROXY_CALLBACK, PROXY_CALLBACK_ENV
 
 from .data import test_pngs
 from .train import load_or_train

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from ray_slo.serve.quoting import quoted
+from ray_slo.core.text import quoted
 
 # One module per command, each with `register(app)`.
 COMMANDS = (

@@ -89,7 +89,7 @@ def read_document(path: Path, example: str) -> dict[str, Any]:
 
 def in_document(path: Path | None, model: type[T], data: Any) -> T:
     """`data` as a `model`; mistakes name the file."""
-    from ray_slo.serve.explain import validated
+    from ray_slo.core.explain import validated
 
     with mistakes_in(path):
         return validated(model, data)

@@ -19,8 +19,8 @@ from ray_slo.cli._output import (
 )
 
 if TYPE_CHECKING:
-    from ray_slo.serve.loadreport import LoadResult
-    from ray_slo.serve.recorded import Payloads, Workload
+    from ray_slo.load.report import LoadResult
+    from ray_slo.load.workload import Payloads, Workload
 
 
 _TOKEN = r"[!#$%&'*+.^_`|~0-9A-Za-z-]+"  # what a header's name is made of (RFC 9110)
@@ -91,7 +91,7 @@ def bench(
     """
     from rich.console import Console
 
-    from ray_slo.serve.recorded import load_payloads
+    from ray_slo.load.workload import load_payloads
 
     if (url is None) == (handle is None):
         raise ValueError("give either a URL or --handle APP[/DEPLOYMENT]")
@@ -103,7 +103,7 @@ def bench(
     will_fill(out)
     payloads = load_payloads(payload) if payload else None
     if replay:
-        from ray_slo.serve.recorded import Workload
+        from ray_slo.load.workload import Workload
 
         workload = Workload.load(replay)
     else:
@@ -127,7 +127,7 @@ def bench(
     }
     with console.status(f"{len(workload)} requests in {workload.duration_s:g} s …"):
         if url is not None:
-            from ray_slo.serve.loadgen import run_http
+            from ray_slo.load.drive import run_http
 
             result = run_http(url, workload, payloads, headers=headers, **options)
         else:
@@ -163,8 +163,8 @@ def make_workload(
     """
     import numpy as np
 
-    from ray_slo.scheduling.registry import nearest
-    from ray_slo.serve.recorded import Payloads, Workload
+    from ray_slo.load.workload import Payloads, Workload
+    from ray_slo.policies.registry import nearest
     from ray_slo.simulation.workloads import Constant, Gamma, Poisson, Trace
 
     positive(rate=rate, duration_s=duration_s, shape=shape, interval_s=interval_s)
@@ -242,9 +242,9 @@ def _through_handle(
 ) -> LoadResult:
     import asyncio
 
-    from ray_slo.serve.handles import connected_handle
-    from ray_slo.serve.inspect import is_frontend
-    from ray_slo.serve.loadgen import run_handle
+    from ray_slo.load.drive import run_handle
+    from ray_slo.serve.watch.connect import connected_handle
+    from ray_slo.serve.watch.status import is_frontend
 
     with connected_handle(name, address) as handle:
         if is_frontend(name):

@@ -26,7 +26,7 @@ def dashboards(
     ] = 100,
 ) -> None:
     """Write a Grafana dashboard like Ray's own, and Prometheus rules with alerts on the SLO."""
-    from ray_slo.serve.dashboards import dashboard, rules
+    from ray_slo.serve.watch.dashboards import dashboard, rules
 
     files = {
         "slo_grafana_dashboard.json": dashboard(objective),

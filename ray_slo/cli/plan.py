@@ -152,7 +152,7 @@ def _short(answer: Answer) -> str:
 def _live(application: str, address: str, as_json: bool) -> None:
     from rich.console import Console
 
-    from ray_slo.serve.inspect import read_dry_run
+    from ray_slo.serve.watch.status import read_dry_run
 
     found = read_dry_run(address, application)
     if as_json:

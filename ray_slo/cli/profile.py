@@ -167,7 +167,7 @@ def _targets(name: str, kwargs: dict[str, Any], chosen: list[str] | None) -> dic
     import sys
 
     from ray_slo.models.profiling import Target
-    from ray_slo.scheduling.registry import import_attr
+    from ray_slo.policies.registry import import_attr
 
     if "" not in sys.path:
         sys.path.insert(0, "")  # as in the measuring process
@@ -194,7 +194,7 @@ def _named(variant: str) -> dict[str, Any]:
 
 def _config_targets(path: Path, kwargs: dict[str, Any]) -> dict[str, Target]:
     from ray_slo.models.profiling import Target
-    from ray_slo.serve.spec import parse_spec
+    from ray_slo.serve.config.spec import parse_spec
     from ray_slo.simulation.spec import read_yaml
 
     applications = read_yaml(path).get("applications")

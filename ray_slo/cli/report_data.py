@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from ray_slo.core.cluster import Cluster
-    from ray_slo.simulation.decision_log import Life
-    from ray_slo.simulation.plan_log import Planned
+    from ray_slo.record.plans import Planned
+    from ray_slo.record.rows import Life
     from ray_slo.simulation.replay import Tape
     from ray_slo.simulation.report import Report
 
@@ -89,7 +89,7 @@ def load(path: str | Path, run: str | None = None, warmup_s: float = 0.0) -> Sou
         FileNotFoundError: nothing there.
         ValueError: none of these, or broken.
     """
-    from ray_slo.simulation.decision_log import SUFFIX
+    from ray_slo.record.rows import SUFFIX
     from ray_slo.simulation.report import Report
 
     path = Path(path)
@@ -115,7 +115,7 @@ def of_log(path: Path, run: str | None = None, warmup_s: float = 0.0) -> Source:
     """The newest scheduler of the log that served anything, or `run`."""
     from datetime import datetime, timezone
 
-    from ray_slo.simulation.decision_log import read
+    from ray_slo.record.rows import read
     from ray_slo.simulation.replay import recorded, tape
 
     lives = [life for life in read(path) if run is None or run in life.scheduler]
@@ -175,7 +175,7 @@ def of_log(path: Path, run: str | None = None, warmup_s: float = 0.0) -> Source:
 
 def _add_plans(source: Source, life: Life, found: Tape, folder: Path) -> None:
     """What planners of the same application decided while the scheduler lived, in its time."""
-    from ray_slo.simulation.plan_log import read
+    from ray_slo.record.plans import read
 
     about = dict(life.start.about) if life.start else {}
     begin, end = found.clusters[0][0], found.end + 5.0

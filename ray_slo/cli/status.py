@@ -26,7 +26,7 @@ def status(
     """Show models, queues, workers, goodput, and predicted beside measured latency."""
     from rich.console import Console
 
-    from ray_slo.serve.inspect import read_status
+    from ray_slo.serve.watch.status import read_status
 
     console = Console()
     while True:

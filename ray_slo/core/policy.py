@@ -3,7 +3,7 @@
 A host feeds events, calls `decide`, carries the actions out, and sleeps until `wake_at` or the
 next event. `now` is the host's clock in seconds and never goes back between calls.
 
-The contract, checked by `tests/scheduling/test_contract.py` for every registered policy:
+The contract, checked by `tests/policies/test_contract.py` for every registered policy:
 
 * every arrived request leaves exactly once: dispatched or dropped, unless it was cancelled first.
   A request of a batch that was preempted, failed or lost may arrive again;

@@ -78,9 +78,9 @@ def run(
     from ray_slo.demo import report
     from ray_slo.demo.calibrate import Calibration, calibrate, poisson
     from ray_slo.demo.systems import Settings, choose, local_serve, running
+    from ray_slo.load.drive import run_http_process
+    from ray_slo.load.workload import Payloads
     from ray_slo.models.profiling import Target, metadata, profile_class, to_profile
-    from ray_slo.serve.loadgen import run_http_process
-    from ray_slo.serve.recorded import Payloads
 
     systems = choose(keys)
     started = time.monotonic()

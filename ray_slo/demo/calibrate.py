@@ -19,8 +19,8 @@ import numpy as np
 
 from ray_slo.core.profiles import LatencyProfile
 from ray_slo.demo.systems import APP, Settings, plain, running
-from ray_slo.serve.loadgen import run_http_process
-from ray_slo.serve.recorded import Payloads, Workload
+from ray_slo.load.drive import run_http_process
+from ray_slo.load.workload import Payloads, Workload
 from ray_slo.simulation.workloads import Poisson
 
 BATCH = 8  # a batch this large is where batching has clearly paid off for the digits networks

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from ray_slo.core.profiles import LatencyProfile
     from ray_slo.demo.calibrate import Calibration
     from ray_slo.demo.systems import System
-    from ray_slo.serve.loadreport import LoadResult
+    from ray_slo.load.report import LoadResult
 
 COLUMNS = (
     "system",
@@ -73,7 +73,7 @@ def page(
     import matplotlib
 
     from ray_slo.cli.profile import plot_profiles
-    from ray_slo.serve.loadreport import plot_latency_cdf, plot_runs
+    from ray_slo.load.report import plot_latency_cdf, plot_runs
 
     settings = calibration.settings
     named = {system.name: result for system, result in results.items()}

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from ray.serve.exceptions import BackPressureError, RayServeException
 
-from ray_slo.serve.quoting import SHOWN, clipped, quoted
+from ray_slo.core.text import SHOWN, clipped, quoted
 
 if TYPE_CHECKING:
     from starlette.responses import Response

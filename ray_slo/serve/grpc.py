@@ -18,9 +18,8 @@ from typing import Any
 import grpc
 from starlette.responses import Response
 
-from ray_slo.serve.answers import Answer, to_json
 from ray_slo.serve.errors import SLOError, error_body
-from ray_slo.serve.grpc_failover import Failover, Handle, WithDeadline, notice_deaths, through
+from ray_slo.serve.frontend.answer import Answer, to_json
 from ray_slo.serve.protos import (
     SERVICE,
     DescribeReply,
@@ -29,7 +28,8 @@ from ray_slo.serve.protos import (
     InferRequest,
     Stage,
 )
-from ray_slo.serve.proxy_door import shared
+from ray_slo.serve.proxy.door import shared
+from ray_slo.serve.proxy.grpc import Failover, Handle, WithDeadline, notice_deaths, through
 
 SERVICER = "ray_slo.serve.grpc:add_inference_to_server"
 ERROR_METADATA = "x-slo-error"

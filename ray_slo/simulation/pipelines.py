@@ -29,16 +29,16 @@ import numpy as np
 
 from ray_slo.core.cluster import Assigned, Cluster, Model, Variant, Worker
 from ray_slo.core.decisions import Dispatch, Drop
+from ray_slo.core.demand import Factors, Rate
 from ray_slo.core.policy import Policy
 from ray_slo.core.requests import BatchStatus, Request, Upstream, WorkerId
 from ray_slo.planning import loki
-from ray_slo.planning.demand import Factors, Rate
 from ray_slo.planning.meanwhile import Made, Plans, best, plan_both
 from ray_slo.planning.placement import place
-from ray_slo.scheduling.registry import make_policy
-from ray_slo.simulation.decision_log import Lines, Recording, Start
+from ray_slo.policies.registry import make_policy
+from ray_slo.record.plans import Outline, PlanLines, Planned
+from ray_slo.record.rows import Lines, Recording, Start
 from ray_slo.simulation.pipeline_report import PipelineReport
-from ray_slo.simulation.plan_log import Outline, PlanLines, Planned
 from ray_slo.simulation.simulator import _WORKER, PolicyError, _Batch, _noise, _Run, _Slot
 from ray_slo.simulation.workloads import Requests, Workload
 

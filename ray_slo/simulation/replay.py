@@ -27,8 +27,8 @@ from ray_slo.core.decisions import Action, Decision, Dispatch, Drop, DropReason,
 from ray_slo.core.policy import Policy
 from ray_slo.core.profiles import LatencyProfile
 from ray_slo.core.requests import BatchOutcome, BatchStatus, Request, WorkerId
-from ray_slo.scheduling.registry import POLICIES, import_attr, make_policy, refuse_sizes
-from ray_slo.simulation.decision_log import Life, Logged
+from ray_slo.policies.registry import POLICIES, import_attr, make_policy, refuse_sizes
+from ray_slo.record.rows import Life, Logged
 from ray_slo.simulation.report import Report
 from ray_slo.simulation.simulator import _WORKER, _Batch, _Run, _Slot
 from ray_slo.simulation.workloads import Requests

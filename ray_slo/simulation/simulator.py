@@ -22,7 +22,7 @@ from ray_slo.core.cluster import Cluster, Worker
 from ray_slo.core.decisions import Dispatch, Drop, DropReason, Preempt
 from ray_slo.core.policy import Policy
 from ray_slo.core.requests import BatchOutcome, BatchStatus, Request, WorkerId
-from ray_slo.scheduling.registry import make_policy, refuse_sizes
+from ray_slo.policies.registry import make_policy, refuse_sizes
 from ray_slo.simulation.report import Report
 from ray_slo.simulation.workloads import Requests, Workload
 

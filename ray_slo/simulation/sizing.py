@@ -43,7 +43,7 @@ from ray_slo.core.strict import Strict
 from ray_slo.planning import fluid, kairos, loki
 from ray_slo.planning.catalogue import CATALOGUE, InstanceType, load_catalogue
 from ray_slo.planning.result import Infeasible
-from ray_slo.scheduling.registry import make_policy, refuse_sizes
+from ray_slo.policies.registry import make_policy, refuse_sizes
 from ray_slo.simulation.pipelines import simulate_pipeline
 from ray_slo.simulation.report import Report
 from ray_slo.simulation.search import goodput_search

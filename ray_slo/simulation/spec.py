@@ -28,7 +28,7 @@ from ray_slo.core.files import load_yaml
 from ray_slo.core.policy import Policy
 from ray_slo.core.profiles import LatencyProfile, load_profiles
 from ray_slo.core.strict import Strict
-from ray_slo.scheduling.registry import make_policy, refuse_variants
+from ray_slo.policies.registry import make_policy, refuse_variants
 from ray_slo.simulation.report import Report
 from ray_slo.simulation.simulator import WorkerEvent, simulate
 from ray_slo.simulation.workloads import Workload

@@ -28,8 +28,8 @@ from benchmarks.peers.ribbon import Ribbon
 from benchmarks.peers.searches import Space
 from ray_slo.core import BatchStatus
 from ray_slo.planning import kairos, spot, tiers
-from tests.scheduling.harness import Host
-from tests.scheduling.test_kairos import pool, request
+from tests.policies.harness import Host
+from tests.policies.test_kairos import pool, request
 
 
 def host(policy, cluster):

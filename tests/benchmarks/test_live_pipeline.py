@@ -26,8 +26,8 @@ from benchmarks.live_pipeline import (
 )
 from deployments.ocr.pages import pages
 from ray_slo.core import LatencyProfile
-from ray_slo.serve.answers import Answer
 from ray_slo.serve.errors import RefusedEarly
+from ray_slo.serve.frontend.answer import Answer
 
 
 def test_the_ramp_rises_to_the_peak_and_falls_as_it_rose():

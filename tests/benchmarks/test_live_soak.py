@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks import live_soak
 from benchmarks.live_soak import RULES, Rule, Soak, draw, growth, kept, offer, parse
-from ray_slo.serve.vitals import vitals
+from ray_slo.serve.watch.vitals import vitals
 
 AT = np.arange(0.0, 600.0, 5.0)
 MEMORY = RULES["memory, MB"]

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from benchmarks.peers import Clockwork, Nexus, Session, squishy_bin_packing
 from benchmarks.peers.nexus import plan
 from ray_slo.core import Cluster, LatencyProfile, Model, Request, Variant
-from ray_slo.scheduling import make_policy
+from ray_slo.policies import make_policy
 from ray_slo.simulation import Workload, simulate
-from tests.scheduling.harness import Host, one_model
-from tests.scheduling.test_contract import Script, make_cluster, operation, worker_kind
+from tests.policies.harness import Host, one_model
+from tests.policies.test_contract import Script, make_cluster, operation, worker_kind
 
 PEERS: list[tuple[str, dict[str, Any]]] = [
     ("benchmarks.peers:Clockwork", {}),

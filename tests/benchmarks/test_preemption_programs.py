@@ -15,7 +15,7 @@ from benchmarks.networks import resnet
 from benchmarks.two_streams import serve, stand_in, streams
 from ray_slo.core import LatencyProfile
 from ray_slo.models.checkpoint import checkpoint
-from ray_slo.scheduling import make_policy
+from ray_slo.policies import make_policy
 
 
 @pytest.fixture(autouse=True)

@@ -3,7 +3,7 @@
 import pytest
 
 from benchmarks.shepherd_fig11 import POLICIES, run_streams
-from ray_slo.scheduling import make_policy
+from ray_slo.policies import make_policy
 
 
 def report(label, slo_ms, **kwargs):

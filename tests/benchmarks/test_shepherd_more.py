@@ -5,7 +5,7 @@ import pytest
 from benchmarks.shepherd_fig10 import GROUP, PER_WORKER, Emulation, Limited
 from benchmarks.shepherd_systems import BURST, OVERHEADS, compared, run_system, traces, zoo
 from ray_slo.core import Cluster
-from ray_slo.scheduling import make_policy
+from ray_slo.policies import make_policy
 from ray_slo.simulation import Workload, simulate
 
 INTERVAL_S = 0.4

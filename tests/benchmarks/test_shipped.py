@@ -21,7 +21,7 @@ from benchmarks.shipped import (
     table,
     write_figures,
 )
-from ray_slo.serve.loadreport import LoadResult
+from ray_slo.load.report import LoadResult
 
 
 def figures(case, load):

@@ -13,7 +13,7 @@ from benchmarks.symphony_systems import SYSTEMS, goodput, plot_series
 from benchmarks.zoos import ZooModel
 from ray_slo.core import Cluster, LatencyProfile, Model, Request, Variant
 from ray_slo.simulation import Workload
-from tests.scheduling.harness import Host
+from tests.policies.harness import Host
 
 RESNET = ZooModel("ResNet50", 1.053, 5.072, 25)
 

@@ -11,7 +11,7 @@ from benchmarks import symphony_fig14
 from benchmarks.deferred_objectives import RESNET, staggered_bound
 from benchmarks.symphony_fig14 import GPUS, TCP_MEDIAN_MS, bound, delayed, lost_from, tcp
 from ray_slo.core import DispatchDelay
-from ray_slo.scheduling import make_policy
+from ray_slo.policies import make_policy
 from ray_slo.simulation import Workload, simulate
 
 

@@ -13,7 +13,7 @@ from benchmarks.symphony_fig15 import Autoscaled, least_gpus
 from benchmarks.zoos import ZooModel
 from ray_slo.core import Cluster
 from ray_slo.planning.autoscale import Limits
-from ray_slo.scheduling import make_policy
+from ray_slo.policies import make_policy
 from ray_slo.simulation import Report, Workload, simulate
 
 MODELS = [ZooModel("a", 1.0, 5.0, 30), ZooModel("b", 2.0, 6.0, 50)]

@@ -24,11 +24,11 @@ from ray_slo.core import (
     Variant,
     Worker,
 )
+from ray_slo.load.report import LoadResult
 from ray_slo.planning import loki
-from ray_slo.scheduling import make_policy
-from ray_slo.serve.loadreport import LoadResult
+from ray_slo.policies import make_policy
+from ray_slo.record.rows import Lines, Recording, Start
 from ray_slo.simulation import Trace, WorkerEvent, simulate, simulate_pipeline
-from ray_slo.simulation.decision_log import Lines, Recording, Start
 from ray_slo.simulation.report import Report
 from ray_slo.simulation.workloads import Workload
 from tests.cli.browser import CHROMIUM, chromium

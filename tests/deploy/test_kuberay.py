@@ -20,8 +20,8 @@ from kubernetes_validate.utils import ValidationError
 from ray.serve.schema import ServeDeploySchema
 
 from ray_slo.serve import build_app
-from ray_slo.serve.proxy import PROXY_CALLBACK, PROXY_CALLBACK_ENV
-from ray_slo.serve.spec import parse_spec
+from ray_slo.serve.config.spec import parse_spec
+from ray_slo.serve.proxy.bounds import PROXY_CALLBACK, PROXY_CALLBACK_ENV
 
 ROOT = Path(__file__).parents[2]
 HERE = ROOT / "deploy/kuberay"

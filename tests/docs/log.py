@@ -1,9 +1,9 @@
 """A decision log for pages that speak of one: a simulated run, a little too much load."""
 
 from ray_slo.core import Cluster, LatencyProfile, Model, Variant
-from ray_slo.scheduling import make_policy
+from ray_slo.policies import make_policy
+from ray_slo.record.rows import Lines, Recording, Start
 from ray_slo.simulation import Workload, simulate
-from ray_slo.simulation.decision_log import Lines, Recording, Start
 
 
 def write(folder):

@@ -168,7 +168,7 @@ def read_yaml(block: Block, folder: Path, in_cluster: bool = False) -> None:
     from ray.serve.schema import ServeDeploySchema, gRPCOptionsSchema
 
     from ray_slo.serve import build_app
-    from ray_slo.serve.spec import AppSpec
+    from ray_slo.serve.config.spec import AppSpec
     from ray_slo.simulation.sizing import PlanSpec
     from ray_slo.simulation.spec import SimulationSpec
 

@@ -9,8 +9,8 @@ import yaml
 
 from benchmarks.programs import PROGRAMS
 from ray_slo.core import DropReason
-from ray_slo.scheduling.registry import POLICIES, import_attr
-from ray_slo.serve.spec import PlannerSpec
+from ray_slo.policies.registry import POLICIES, import_attr
+from ray_slo.serve.config.spec import PlannerSpec
 from ray_slo.simulation.spec import SimulationSpec
 
 FOLDER = Path(__file__).parents[2] / "docs" / "policies"

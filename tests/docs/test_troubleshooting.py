@@ -8,7 +8,7 @@ import pytest
 
 from ray_slo.core import DropReason
 from ray_slo.serve import build_app, errors
-from ray_slo.serve.spec import AppSpec
+from ray_slo.serve.config.spec import AppSpec
 from tests.docs.pages import blocks
 
 ROOT = Path(__file__).parents[2]

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 from ray_slo.core import Decision, Dispatch
-from ray_slo.scheduling.registry import make_policy
+from ray_slo.policies.registry import make_policy
 
 BASE_S = 0.03  # of any batch
 

@@ -13,7 +13,7 @@ from waiting import eventually
 
 import ray_slo
 from ray_slo.errors import RefusedEarly
-from ray_slo.serve.request_context import remaining_ms
+from ray_slo.serve.deadlines import remaining_ms
 
 pytestmark = pytest.mark.live
 

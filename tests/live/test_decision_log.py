@@ -3,8 +3,8 @@
 import pytest
 from waiting import eventually
 
+from ray_slo.record.rows import read
 from ray_slo.serve import build_app
-from ray_slo.simulation.decision_log import read
 from ray_slo.simulation.replay import recorded, replay, tape, what_if
 
 pytestmark = pytest.mark.live

@@ -11,10 +11,10 @@ from waiting import eventually
 
 from ray_slo.cli import main
 from ray_slo.errors import ConfigError
+from ray_slo.record import plans as plan_log
 from ray_slo.serve import build_app
-from ray_slo.serve.planner_actor import find_planner
-from ray_slo.serve.scheduler_actor import find_scheduler
-from ray_slo.simulation import plan_log
+from ray_slo.serve.planner.groups_actor import find_planner
+from ray_slo.serve.scheduler.actor import find_scheduler
 
 pytestmark = pytest.mark.live
 

@@ -11,7 +11,7 @@ from waiting import eventually, posted
 import ray_slo
 from ray_slo.errors import BatchResultError, RefusedEarly
 from ray_slo.serve import build_app
-from ray_slo.serve.scheduler_actor import find_scheduler
+from ray_slo.serve.scheduler.actor import find_scheduler
 
 pytestmark = pytest.mark.live
 

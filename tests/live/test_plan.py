@@ -12,9 +12,10 @@ import stages
 from waiting import eventually
 
 import ray_slo
-from ray_slo.serve.inspect import read_dry_run
-from ray_slo.serve.plan_actor import find_plan
-from ray_slo.simulation import decision_log, plan_log
+from ray_slo.record import plans as plan_log
+from ray_slo.record import rows as decision_log
+from ray_slo.serve.planner.actor import find_plan
+from ray_slo.serve.watch.status import read_dry_run
 from ray_slo.simulation.replay import replay
 
 pytestmark = pytest.mark.live
@@ -133,7 +134,7 @@ def test_a_solver_error_holds_the_plan(words):
     @contextlib.contextmanager
     def broken_solver(actor):
         def break_it(_):
-            from ray_slo.serve import plan_actor
+            from ray_slo.serve.planner import actor as plan_actor
 
             async def fail(function, problem):
                 raise RuntimeError("no licence")
@@ -141,7 +142,7 @@ def test_a_solver_error_holds_the_plan(words):
             plan_actor.kept, plan_actor.in_task = plan_actor.in_task, fail
 
         def mend_it(_):
-            from ray_slo.serve import plan_actor
+            from ray_slo.serve.planner import actor as plan_actor
 
             plan_actor.in_task = plan_actor.kept
 

@@ -13,8 +13,8 @@ from waiting import eventually
 
 from ray_slo.cli import main
 from ray_slo.errors import SLOError
+from ray_slo.record import plans as plan_log
 from ray_slo.serve import build_app
-from ray_slo.simulation import plan_log
 
 pytestmark = pytest.mark.live
 

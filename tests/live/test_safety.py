@@ -23,8 +23,8 @@ from schemathesis.specs.openapi.checks import (
 from waiting import eventually
 
 import ray_slo
+from ray_slo.serve.app.openapi import document
 from ray_slo.serve.grpc import reported
-from ray_slo.serve.openapi import document
 from ray_slo.serve.protos import InferRequest
 
 pytestmark = pytest.mark.live

@@ -15,8 +15,8 @@ from waiting import PATIENCE_S, eventually
 import ray_slo
 from ray_slo.errors import NotReady
 from ray_slo.serve.grpc import InferenceStub, reported
-from ray_slo.serve.inspect import read_status
 from ray_slo.serve.protos import InferRequest
+from ray_slo.serve.watch.status import read_status
 
 pytestmark = pytest.mark.live
 

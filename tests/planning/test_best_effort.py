@@ -14,8 +14,8 @@ from ray_slo.core import Variant as CoreVariant
 from ray_slo.planning import best_effort, loki
 from ray_slo.planning.loki import Plan, Problem, Task, Variant
 from ray_slo.planning.result import Infeasible
-from ray_slo.scheduling.pipeline import Pipeline
-from tests.scheduling.harness import Host
+from ray_slo.policies.pipeline import Pipeline
+from tests.policies.harness import Host
 
 
 def linear(each_ms: float, fixed_ms: float, largest: int = 16) -> LatencyProfile:

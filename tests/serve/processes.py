@@ -15,13 +15,14 @@ from unittest import mock
 
 import ray
 
-from ray_slo.serve import channel, scheduler_actor
-from ray_slo.serve import frontend as frontend_module
-from ray_slo.serve import worker as worker_module
 from ray_slo.serve.errors import WorkerLost
-from ray_slo.serve.frontend import Frontend
-from ray_slo.serve.scheduler_actor import SchedulerActor
-from ray_slo.serve.worker import Worker
+from ray_slo.serve.frontend import frontend as frontend_module
+from ray_slo.serve.frontend.frontend import Frontend
+from ray_slo.serve.scheduler import actor as scheduler_actor
+from ray_slo.serve.scheduler import channel
+from ray_slo.serve.scheduler.actor import SchedulerActor
+from ray_slo.serve.worker import worker as worker_module
+from ray_slo.serve.worker.worker import Worker
 from tests.serve import clock
 
 WAY_S = 0.0005  # of a call, and of its answer

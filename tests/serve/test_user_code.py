@@ -149,7 +149,7 @@ def test_hooks_that_never_end_are_noticed(monkeypatch):
 
 
 def test_hooks_see_the_context_of_their_request():
-    from ray_slo.serve.request_context import deadline_scope, remaining_ms
+    from ray_slo.serve.deadlines import deadline_scope, remaining_ms
 
     async def run():
         with deadline_scope(60_000):

@@ -19,21 +19,21 @@ from ray_slo.core import (
     Variant,
 )
 from ray_slo.planning import ramsis
-from ray_slo.scheduling import make_policy
+from ray_slo.policies import make_policy
+from ray_slo.record.rows import Lines, Recording, Round, Start, read
 from ray_slo.simulation import WorkerEvent, simulate
-from ray_slo.simulation.decision_log import Lines, Recording, Round, Start, read
 from ray_slo.simulation.replay import Nearest, fit, recorded, replay, tape, truth_of, what_if
 from ray_slo.simulation.workloads import Workload
+from tests.policies.harness import Host
+from tests.policies.test_contract import CASES, Script, make_cluster, operation, worker_kind
 from tests.scheduling import tables
-from tests.scheduling.harness import Host
-from tests.scheduling.test_contract import CASES, Script, make_cluster, operation, worker_kind
 
 VARIANTS = (
     Variant("v", {"default": LatencyProfile.linear(0.002, 0.01, 32)}, 70.0),
     Variant("w", {"default": LatencyProfile.linear(0.004, 0.02, 32)}, 80.0),
 )
 CLUSTER = Cluster.uniform([Model("m", 0.1, VARIANTS)], 3, delay=DispatchDelay(0.001))
-RULE = "tests.scheduling.tables:solve"
+RULE = "tests.policies.tables:solve"
 
 
 def record(folder, policy, kwargs, rate=200, duration_s=1.5, **options):

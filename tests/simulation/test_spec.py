@@ -5,7 +5,7 @@ import yaml
 from pydantic import ValidationError
 
 from ray_slo.core.profiles import LatencyProfile, save_profiles
-from ray_slo.scheduling.price import Price
+from ray_slo.policies.price import Price
 from ray_slo.simulation.spec import SimulationSpec, read_yaml
 
 CONFIGS = Path(__file__).parents[2] / "configs"

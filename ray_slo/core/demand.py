@@ -1,0 +1,348 @@
+"""What a planner is told of the future: the demand, and how many requests a request makes.
+
+`Demand` anticipates requests per second from arrivals (Loki §4.2 uses an exponentially weighted
+moving average), `changed` says whether a plan's demand is off by more than chance, and `Rate` is
+what planners go by: both, live and simulated. `Factors` learns multiplicative factors and branch
+ratios from what workers count. Pure bookkeeping: the caller says what time it is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Literal, get_args
+
+from ray_slo.core.load import LoadMonitor
+
+Kind = Literal["ewma", "peak", "holt"]
+
+LEAST_RATE = 0.1  # requests per second: no plan is for nothing
+# An average is over at least so many arrivals, as far as the longest window has them: a plan for a
+# few requests per second would follow their noise.
+_ENOUGH = 32
+# A change shows in the last seconds, at three standard deviations, or in the last one at four.
+_RECENT = ((1.0, 4.0), (2.0, 3.0), (5.0, 3.0))
+_SILENT_S = 2.0  # what nobody counted for so long did not come
+
+
+class Holt:
+    """Level and trend of a rate (Holt's double exponential smoothing), a bin at a time.
+
+    Worked example: 10 more requests in every second than in the one before. An average is behind by
+    its whole delay; level and trend follow, and say what comes in 10 s.
+
+    Args:
+        bin_s: arrivals are counted in bins of so many seconds.
+        alpha, beta: shares of a new bin in the level, and of a new difference in the trend.
+
+    Raises:
+        ValueError: an argument out of its range.
+    """
+
+    def __init__(self, bin_s: float = 1.0, alpha: float = 0.3, beta: float = 0.1) -> None:
+        if not (math.isfinite(bin_s) and bin_s > 0):
+            raise ValueError(f"bin_s must be positive, got {bin_s}")
+        for name, value in (("alpha", alpha), ("beta", beta)):
+            if not 0 < value <= 1:
+                raise ValueError(f"{name} must be in (0, 1], got {value}")
+        self._bin_s, self._alpha, self._beta = bin_s, alpha, beta
+        self._end = math.nan  # of the bin that is being filled
+        self._count = 0
+        self._bins = 0
+        self._level, self._trend = 0.0, 0.0  # requests/s, and requests/s per bin
+
+    def arrived(self, now: float, count: int = 1) -> None:
+        """`count` requests arrived now."""
+        if math.isnan(self._end):
+            self._end = now + self._bin_s
+        self._close(now)
+        self._count += count
+
+    def rate(self, now: float, horizon_s: float = 0.0) -> float:
+        """Requests per second, `horizon_s` from now; 0 before the first bin is over."""
+        if math.isnan(self._end):
+            return 0.0
+        self._close(now)
+        return max(self._level + self._trend * (horizon_s / self._bin_s), 0.0)
+
+    def _close(self, now: float) -> None:
+        while now >= self._end:
+            rate, before = self._count / self._bin_s, self._level
+            if self._bins == 0:
+                self._level = rate
+            else:
+                expected = before + self._trend
+                self._level = self._alpha * rate + (1 - self._alpha) * expected
+                self._trend += self._beta * (self._level - before - self._trend)
+            self._bins += 1
+            self._count = 0
+            self._end += self._bin_s
+
+
+class Demand:
+    """The demand to plan for, requests per second.
+
+    Args:
+        kind: "ewma", exponentially weighted with `window_s` as its time constant; "peak", the
+            largest mean over `window_s` of the last `hold_windows` windows; "holt", level and trend
+            from bins of `window_s`, foretold for `horizon_s` ahead.
+        window_s: seconds.
+        horizon_s: how far ahead "holt" looks: the planner's period, as a rule.
+
+    Raises:
+        ValueError: an argument out of its range.
+    """
+
+    def __init__(
+        self,
+        kind: Kind = "ewma",
+        window_s: float = 1.0,
+        *,
+        hold_windows: float = 10.0,
+        horizon_s: float = 0.0,
+    ) -> None:
+        if kind not in get_args(Kind):
+            raise ValueError(f"kind must be one of {', '.join(get_args(Kind))}, got {kind!r}")
+        if not 0 <= horizon_s < math.inf:
+            raise ValueError(f"horizon_s must be at least 0, got {horizon_s}")
+        self._horizon_s = horizon_s
+        self._source: Holt | LoadMonitor
+        if kind == "holt":
+            self._source = Holt(window_s)
+        else:
+            self._source = LoadMonitor(kind, window_s, min_arrivals=1, hold_windows=hold_windows)
+
+    def arrived(self, now: float, count: int = 1) -> None:
+        """`count` requests arrived now."""
+        self._source.arrived(now, count)
+
+    def rate(self, now: float) -> float:
+        """Anticipated requests per second; 0 at the start."""
+        if isinstance(self._source, Holt):
+            return self._source.rate(now, self._horizon_s)
+        return self._source.rate(now)
+
+
+def changed(
+    planned: float, count: int, window_s: float, share: float = 0.1, deviations: float = 3.0
+) -> bool:
+    """Whether `count` arrivals in `window_s` call for a new plan before the period is over (§4.2).
+
+    They do if they are off from the planned average (requests per second) by more than `share` of
+    it, and by more than chance explains: `deviations` standard deviations of a Poisson count.
+
+        >>> changed(100, 130, 1.0), changed(100, 131, 1.0), changed(1000, 1099, 1.0)
+        (False, True, False)
+
+    Raises:
+        ValueError: an argument out of its range.
+    """
+    for name, value in (("planned", planned), ("share", share), ("deviations", deviations)):
+        if not value >= 0:
+            raise ValueError(f"{name} must be at least 0, got {value}")
+    if not window_s > 0:
+        raise ValueError(f"window_s must be positive, got {window_s}")
+    expected = planned * window_s
+    return abs(count - expected) > max(share * expected, deviations * math.sqrt(expected))
+
+
+class Rate:
+    """Requests per second, on average, as a planner sees them: `Demand`, and above it what lately
+    came more often than chance explains.
+
+    The moving average ("ewma") is over 3 s, or 10 or 30 s where fewer than 32 requests come in that
+    time: at 2 requests per second one over 3 s is off by a third as often as not. A rise does not
+    wait for it; a fall does, till it is more than chance explains.
+
+    Args:
+        kind, horizon_s: of `Demand`.
+        windows_s: of the moving average, rising; the other kinds have the first.
+
+    Attributes:
+        seen: whether there was a request.
+    """
+
+    def __init__(
+        self,
+        kind: Kind = "ewma",
+        horizon_s: float = 0.0,
+        windows_s: Sequence[float] = (3.0, 10.0, 30.0),
+    ) -> None:
+        self._windows = windows_s if kind == "ewma" else windows_s[:1]
+        self._demands = [Demand(kind, w, horizon_s=horizon_s) for w in self._windows]
+        self._recent: deque[tuple[float, int]] = deque()  # seconds and requests, the last first
+        self._counted_at = self._began_at = -math.inf
+        self.seen = False
+
+    def counted(self, now: float, over_s: float, requests: int) -> None:
+        """So many requests came in the `over_s` seconds before now.
+
+        Where several count, each counts for its share of the time, so that those of all add up to
+        the time that went by.
+        """
+        if self._counted_at == -math.inf:
+            self._began_at = now - over_s
+            for demand in self._demands:
+                demand.arrived(now - over_s, 0)
+        self._counted_at = now
+        if requests:
+            self.seen = True
+            for demand in self._demands:
+                demand.arrived(now - over_s / 2, requests)
+        self._recent.appendleft((over_s, requests))
+        while len(self._recent) > 1 and self._covered() - self._recent[-1][0] >= _RECENT[-1][0]:
+            self._recent.pop()
+
+    def _covered(self) -> float:
+        return sum(over_s for over_s, _ in self._recent)
+
+    def value(self, now: float) -> float:
+        """To plan for; at least `LEAST_RATE`."""
+        # What came since the last count, nobody knows yet.
+        silent = now - self._counted_at > _SILENT_S
+        usual = self._usual(now if silent else self._counted_at)
+        rises = [count / over_s for count, over_s in self._changes(now, usual)]
+        return max(usual, LEAST_RATE, *rises)
+
+    def _usual(self, now: float) -> float:
+        since_s = now - self._began_at
+        begun = [d for w, d in zip(self._windows, self._demands, strict=True) if w <= 5 * since_s]
+        rates = [d.rate(now) for d in begun or self._demands[:1]]
+        usual = rates.pop()
+        for window_s, rate in zip(self._windows[len(rates) - 1 :: -1], rates[::-1], strict=False):
+            # Shorter where that is enough, or what is longer ago was another rate.
+            over_s = 2 * window_s  # the variance of a moving average is that of a mean over so much
+            if rate * window_s >= _ENOUGH or changed(usual, round(rate * over_s), over_s):
+                usual = rate
+        return usual
+
+    def differs(self, now: float, planned: float) -> bool:
+        """Whether it is not the `planned` one, by more than chance explains."""
+        return bool(self._changes(now, planned))
+
+    def _changes(self, now: float, planned: float) -> list[tuple[int, float]]:
+        """Recent times in which it was another: requests, and seconds."""
+        found: list[tuple[int, float]] = []
+        if now - self._counted_at > _SILENT_S:
+            return found
+        for window_s, deviations in _RECENT:
+            count, over_s = 0, 0.0
+            for seconds, requests in self._recent:
+                if over_s >= window_s - 1e-9:
+                    break
+                count, over_s = count + requests, over_s + seconds
+            enough = over_s >= window_s - 1e-9
+            if enough and changed(planned, count, over_s, deviations=deviations):
+                found.append((count, over_s))
+        return found
+
+
+class Factors:
+    """Requests made per request, by variant and child task, learned from heartbeats (§4.2).
+
+    A prior counts as `prior_requests` requests; older requests are forgotten such that the last
+    `memory_requests` of a variant decide. Variants are told apart, as accurate ones find more.
+
+    Worked example: profiled at 4 names per frame with the weight of 100 frames, 100 frames with 600
+    names: 5.
+
+        >>> prior = {"d": {"name": 4.0}}
+        >>> factors = Factors(prior, prior_requests=100, memory_requests=math.inf)
+        >>> factors.observe("d", 100, {"name": 600})
+        >>> factors.of("d")
+        {'name': 5.0}
+
+    What variants that make requests for the same task were seen to make, against their priors,
+    corrects the prior of one that was not seen (`siblings`). Otherwise a plan turns to it, because
+    it seems to make less work:
+
+        >>> prior = {"large": {"name": 2.0}, "small": {"name": 1.0}}
+        >>> factors = Factors(prior, prior_requests=10)
+        >>> factors.observe("large", 1000, {"name": 4000})
+        >>> round(factors.of("small")["name"], 1)
+        2.0
+
+    Args:
+        prior: factors as profiled, by variant and child task.
+        prior_requests: that they count for. Where none are given they are 1, and a plan that
+            believes that for long leaves the tasks below without workers for as long.
+
+    Raises:
+        ValueError: an argument out of its range.
+    """
+
+    def __init__(
+        self,
+        prior: Mapping[Hashable, Mapping[str, float]],
+        *,
+        prior_requests: float = 20.0,
+        memory_requests: float = 10_000.0,
+        siblings: bool = True,
+    ) -> None:
+        if not 0 < prior_requests < math.inf:
+            raise ValueError(f"prior_requests must be positive, got {prior_requests}")
+        if not memory_requests > 0:
+            raise ValueError(f"memory_requests must be positive, got {memory_requests}")
+        self._memory = memory_requests
+        self._prior, self._weight, self._siblings = prior, prior_requests, siblings
+        self._seen = dict.fromkeys(prior, 0.0)  # the part of `_requests` that is no prior
+        self._requests = dict.fromkeys(prior, prior_requests)
+        self._made: dict[Hashable, dict[str, float]] = {}
+        for variant, factors in prior.items():
+            if min(factors.values(), default=0.0) < 0:
+                raise ValueError(f"prior of {variant!r} must be at least 0, got {dict(factors)}")
+            self._made[variant] = {c: f * prior_requests for c, f in factors.items()}
+
+    def observe(self, variant: Hashable, requests: int, made: Mapping[str, int]) -> None:
+        """`requests` that a worker finished made so many requests for each child task.
+
+        Raises:
+            ValueError: an unknown variant or child task; counts below 0.
+        """
+        if variant not in self._made:
+            raise ValueError(
+                f"variant must be one of {sorted(map(str, self._made))}, got {variant!r}"
+            )
+        totals = self._made[variant]
+        if unknown := set(made) - set(totals):
+            raise ValueError(
+                f"child tasks of {variant!r} are {sorted(totals)}, got {sorted(unknown)}"
+            )
+        if requests < 0 or min(made.values(), default=0) < 0:
+            raise ValueError(f"counts must be at least 0, got {requests} and {dict(made)}")
+        keep = math.exp(-requests / self._memory)
+        self._seen[variant] = keep * self._seen[variant] + requests
+        self._requests[variant] = keep * self._requests[variant] + requests
+        for child in totals:
+            totals[child] = keep * totals[child] + made.get(child, 0)
+
+    def of(self, variant: Hashable) -> dict[str, float]:
+        """Requests per request, by child task: what `loki.Variant` and `routing.Worker` take."""
+        made = self._made[variant]
+        if self._siblings:
+            made = {c: m + self._correction(variant, c) for c, m in made.items()}
+        return {c: m / self._requests[variant] for c, m in made.items()}
+
+    def _correction(self, variant: Hashable, child: str) -> float:
+        """What its siblings add to the part of `_made` that is prior."""
+        prior = self._prior[variant][child]
+        expected = found = self._weight * prior
+        if not found:
+            return 0.0
+        for other, factors in self._prior.items():
+            if other != variant and child in factors:
+                left = self._requests[other] - self._seen[other]
+                expected += self._seen[other] * factors[child]
+                found += self._made[other][child] - left * factors[child]
+        left = self._requests[variant] - self._seen[variant]
+        return left * prior * (found / expected - 1)
+
+    def multiplicative(self, variant: Hashable) -> float:
+        """r(i, k): requests per request for all child tasks."""
+        return sum(self.of(variant).values())
+
+    def branch_ratios(self, variant: Hashable) -> dict[str, float]:
+        """Share of each child task in them; all 0 where a variant makes none."""
+        factors, total = self.of(variant), self.multiplicative(variant)
+        return {c: f / total if total else 0.0 for c, f in factors.items()}

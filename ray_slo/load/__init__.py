@@ -1,0 +1,1 @@
+"""Client tooling: recorded workloads, the open-loop driver and its report."""

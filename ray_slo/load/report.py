@@ -1,0 +1,257 @@
+"""What a load run showed: one row per request, a summary, files and plots."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+
+from ray_slo.load.workload import Payloads, Workload
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from ray_slo.load.drive import Sample
+
+STATUSES = ("ok", "late", "refused", "expired", "timeout", "error")
+# A generator later than this (p99) disturbs what it measures, and the summary says so.
+LATE_GENERATOR_S = 0.02
+
+# header: (column, converter); times arrive in milliseconds and are kept in seconds.
+_HEADERS: dict[str, tuple[str, Any]] = {
+    "x-slo-model": ("model", str),
+    "x-slo-variant": ("variant", str),
+    "x-slo-accuracy": ("accuracy", float),
+    "x-slo-batch-size": ("batch_size", float),
+    "x-slo-queue-ms": ("queue_s", lambda text: float(text) / 1e3),
+    "x-slo-exec-ms": ("exec_s", lambda text: float(text) / 1e3),
+}
+
+
+@dataclass(frozen=True)
+class LoadResult:
+    """Requests and figures of one run.
+
+    `requests` has one row per request: `intended_s`, `sent_s`, `done_s` (from the start of the
+    run), `latency_s` (from the intended time), `measured` (sent after the warm-up), `status` (one
+    of `STATUSES`), `code`, `error`, `payload`, `label`, `answer` (the label answered), `correct`
+    (NA where unknown), and where the system told them `model`, `variant`, `accuracy`,
+    `batch_size`, `queue_s`, `exec_s`.
+    """
+
+    requests: pd.DataFrame
+    slo_s: float
+    duration_s: float
+    warmup_s: float
+    cpu_s: float
+
+    @classmethod
+    def from_samples(
+        cls,
+        samples: Sequence[Sample],
+        workload: Workload,
+        payloads: Payloads | None,
+        *,
+        slo_s: float,
+        cpu_s: float,
+        label_field: str = "label",
+    ) -> LoadResult:
+        """From what `loadgen.drive` returned."""
+        from ray_slo.load.drive import parse_label
+
+        done = np.array([s.done_s for s in samples])
+        latency = done - workload.times_s
+        answered = np.array([s.status == "answered" for s in samples], dtype=bool)
+        status = np.where(answered, np.where(latency <= slo_s, "ok", "late"), "")
+        frame = pd.DataFrame(
+            {
+                "intended_s": workload.times_s,
+                "sent_s": [s.sent_s for s in samples],
+                "done_s": done,
+                "latency_s": latency,
+                "measured": workload.times_s >= workload.warmup_s,
+                "status": [
+                    text or s.status for text, s in zip(status.tolist(), samples, strict=True)
+                ],
+                "code": pd.array([s.code for s in samples], dtype="Int64"),
+                "error": [s.error for s in samples],
+                "payload": workload.payload,
+            }
+        )
+        for header, (column, convert) in _HEADERS.items():
+            values = [_convert(convert, s.headers.get(header)) for s in samples]
+            if any(value is not None for value in values):
+                frame[column] = values
+        answers = [
+            parse_label(s.answer, label_field) if s.status == "answered" else None for s in samples
+        ]
+        frame["answer"] = answers
+        correct: list[bool | None] = [None] * len(samples)
+        if payloads is not None and payloads.labels is not None:
+            labels = [payloads.labels[i] for i in workload.payload]
+            frame["label"] = labels
+            correct = [
+                got == label if ok else None
+                for got, label, ok in zip(answers, labels, answered, strict=True)
+            ]
+        frame["correct"] = pd.array(correct, dtype="boolean")
+        return cls(frame, slo_s, workload.duration_s, workload.warmup_s, cpu_s)
+
+    @property
+    def measured(self) -> pd.DataFrame:
+        """The requests that count: those intended after the warm-up."""
+        return self.requests[self.requests["measured"]]
+
+    @cached_property
+    def summary(self) -> dict[str, Any]:
+        """Figures by name, plain numbers; None where nothing was measured.
+
+        Rates are per second of the measured window. `goodput` counts answers within the SLO;
+        `bad_rate` is the share of requests that got none (late, refused, expired, …). Latency
+        percentiles are over answered requests, in time or late. `mean_batch` is over batches
+        (the mean over requests would weigh large batches twice). `accuracy` is the share of right
+        answers among those in time, where labels are known.
+        """
+        frame = self.measured
+        window = self.duration_s - self.warmup_s
+        counts = {s: int((frame["status"] == s).sum()) for s in STATUSES}
+        answered = frame[frame["status"].isin(("ok", "late"))]
+        in_time = frame[frame["status"] == "ok"]
+        late_ms = 1e3 * (self.requests["sent_s"] - self.requests["intended_s"]).to_numpy()
+        summary: dict[str, Any] = {
+            "requests": len(frame),
+            "window_s": window,
+            "slo_ms": 1e3 * self.slo_s,
+            "offered_rate": len(frame) / window,
+            "goodput": counts["ok"] / window,
+            "bad_rate": 1 - counts["ok"] / len(frame) if len(frame) else None,
+            **{f"p{q}_ms": _percentile(answered["latency_s"], q) for q in (50, 95, 99)},
+            "mean_batch": _mean_batch(answered),
+            "accuracy": _mean(in_time["correct"]),
+            "status": counts,
+            "generator": {
+                "late_p99_ms": float(np.percentile(late_ms, 99)) if len(late_ms) else 0.0,
+                "late_max_ms": float(late_ms.max()) if len(late_ms) else 0.0,
+                "cpu_ms_per_request": 1e3 * self.cpu_s / max(len(self.requests), 1),
+            },
+        }
+        if "variant" in frame:
+            mix = answered["variant"].value_counts(normalize=True)
+            summary["variants"] = {str(k): float(v) for k, v in mix.items()}
+        summary["warnings"] = self._warnings(summary)
+        return summary
+
+    def _warnings(self, summary: Mapping[str, Any]) -> list[str]:
+        found = []
+        late_ms = summary["generator"]["late_p99_ms"]
+        if late_ms > 1e3 * LATE_GENERATOR_S:
+            found.append(
+                f"the load generator itself was late (p99 {late_ms:.0f} ms): this machine is too "
+                "busy to send on time, and the latencies include that"
+            )
+        if not summary["requests"]:
+            found.append("no request was sent after the warm-up: raise the rate or the duration")
+        return found
+
+    @property
+    def sample_errors(self) -> dict[str, int]:
+        """Distinct error texts of failed requests with their counts, most frequent first."""
+        failed = self.measured[self.measured["status"] == "error"]
+        texts = failed["error"].fillna("no text").str.slice(0, 160)
+        return {str(k): int(v) for k, v in texts.value_counts().head(5).items()}
+
+    def save(self, folder: str | Path) -> list[Path]:
+        """Write `requests.csv`, `summary.json` and `latency.svg` into a folder; their paths."""
+        out = Path(folder)
+        out.mkdir(parents=True, exist_ok=True)
+        paths = [out / "requests.csv", out / "summary.json", out / "latency.svg"]
+        self.requests.to_csv(paths[0], index=False)
+        paths[1].write_text(json.dumps(self.summary, indent=1) + "\n", encoding="utf-8")
+        self.plot().savefig(paths[2])
+        return paths
+
+    def plot(self) -> Figure:
+        """Latency over the run (a point per request), and the distribution of latencies."""
+        return plot_runs({"": self})
+
+
+def plot_runs(runs: Mapping[str, LoadResult]) -> Figure:
+    """Latency over time, one panel per run, on a common logarithmic axis; the SLO as a line."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6.4, 1.9 * len(runs) + 0.5), layout="constrained")
+    axes = figure.subplots(len(runs), 1, sharex=True, sharey=True, squeeze=False)[:, 0]
+    colours = dict(
+        zip(
+            STATUSES,
+            ("#2a9d5c", "#e07b00", "#3b7dd8", "#9b59b6", "#888888", "#d62839"),
+            strict=True,
+        )
+    )
+    for axis, (name, run) in zip(axes, runs.items(), strict=True):
+        for status, rows in run.requests.groupby("status"):
+            axis.scatter(
+                rows["intended_s"],
+                1e3 * rows["latency_s"].clip(lower=1e-4),
+                s=5,
+                linewidths=0,
+                color=colours[str(status)],
+                label=str(status),
+            )
+        axis.axhline(1e3 * run.slo_s, linewidth=0.8, linestyle="--", color="#888888")
+        axis.set_yscale("log")
+        axis.set_ylabel("latency (ms)")
+        if name:
+            axis.set_title(name, loc="left", fontsize=9)
+        axis.legend(fontsize=7, loc="upper right", frameon=False, ncols=3, markerscale=2)
+    axes[-1].set_xlabel("intended send time (s)")
+    return figure
+
+
+def plot_latency_cdf(runs: Mapping[str, LoadResult]) -> Figure:
+    """Share of *all* requests answered within a time: refused and lost ones never are."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6.4, 3.4), layout="constrained")
+    axis = figure.subplots()
+    for name, run in runs.items():
+        frame = run.measured
+        latency = np.sort(frame.loc[frame["status"].isin(("ok", "late")), "latency_s"].to_numpy())
+        share = np.arange(1, len(latency) + 1) / max(len(frame), 1)
+        axis.step(1e3 * latency, 100 * share, where="post", label=name, linewidth=1.4)
+    slo_s = next(iter(runs.values())).slo_s
+    axis.axvline(1e3 * slo_s, linewidth=0.8, linestyle="--", color="#888888")
+    axis.set(xscale="log", xlabel="latency (ms)", ylabel="answered (% of all requests)")
+    axis.set_ylim(0, 101)
+    axis.legend(fontsize=8, frameon=False)
+    return figure
+
+
+def _convert(convert: Any, text: str | None) -> Any:
+    try:
+        return None if text is None else convert(text)
+    except ValueError:
+        return None
+
+
+def _percentile(values: pd.Series[float], q: int) -> float | None:
+    return 1e3 * float(np.percentile(values.to_numpy(), q)) if len(values) else None
+
+
+def _mean(values: Any) -> float | None:
+    known = values.dropna()
+    return float(known.astype(float).mean()) if len(known) else None
+
+
+def _mean_batch(answered: pd.DataFrame) -> float | None:
+    """Requests over batches: each of a batch's b requests stands for 1/b of it."""
+    if "batch_size" not in answered:
+        return None
+    sizes = answered["batch_size"].dropna()
+    return float(len(sizes) / (1 / sizes).sum()) if len(sizes) else None

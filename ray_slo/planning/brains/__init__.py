@@ -1,0 +1,1 @@
+"""Planners as pure state machines: what they hear, when they plan, what they tell."""

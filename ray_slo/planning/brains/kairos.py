@@ -1,0 +1,486 @@
+"""The brain of the planners `kairos` and `kairos_plus`: how many workers of each instance type to
+rent, from the requests' measured rate and sizes, the types' learned latencies, and a budget.
+
+`kairos` scores all configurations under the budget by the fluid bound on their throughput and takes
+the one that Kairos' rule says (Kairos §5.2); `kairos_plus` also simulates the best of them with the
+policy (Algorithm 1). That is for as many requests as the budget can serve. Where fewer come
+(`follow_load`, ours), the cheapest configuration is rented whose bound, times the share `attained`
+of it that the policy is known to attain, covers them with headroom.
+
+It plans again when the budget was changed, when the rate is off by more than chance explains, when
+the sizes are of another distribution (`traffic.Sizes`), and every `interval_s` for the latencies
+that were learned since. What runs is kept as long as it serves as well at a cost, or throughput,
+within `min_gain` of the best: near ties must not start and stop machines.
+
+Every worker serves every model, so nothing is assigned. A type whose latency is not known (none of
+its workers has ever been there) is not rented; begin with one of each.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import (
+    ConfigDict,
+    Field,
+    PositiveFloat,
+    PositiveInt,
+    ValidationError,
+    field_validator,
+)
+from scipy.stats import poisson
+
+from ray_slo.core.cluster import Cluster, Model, Variant, Worker
+from ray_slo.core.demand import Rate
+from ray_slo.core.strict import Strict
+from ray_slo.planning import kairos
+from ray_slo.planning.brains.sizes import Sizes
+from ray_slo.planning.kairos import Configuration
+from ray_slo.planning.result import Infeasible
+from ray_slo.policies.registry import make_policy
+from ray_slo.serve.config.spec import AppSpec
+from ray_slo.serve.planner.actor import FIRST, Counts, NotYet, Seen, Verdict, Wanted
+from ray_slo.simulation import goodput_search
+from ray_slo.simulation.workloads import Measured, Workload
+
+_LEAST_SIZES = 20  # seen before they are planned with
+_MOST_CONFIGURATIONS = 200_000
+_SAMPLE = 500  # sizes that a problem holds
+_NEAR_TIE = 0.9  # of the highest bound
+
+
+class Arguments(Strict):
+    """`planner.kwargs`.
+
+    Attributes:
+        budget_per_hour: in the currency of the instance types' prices.
+        xi: share of the SLO that may be used, as in the policy.
+        base: kind of worker that is the base type; default: the cheapest for the mix of those that
+            meet the SLO at every size.
+        bound: see `ray_slo.planning.kairos.plan`.
+        follow_load: rent no more than the measured rate needs; False rents for the highest
+            throughput that the budget pays for, as the paper does.
+        attained: share of the bound that is taken for sustained (`kairos_plus` finds it out).
+        headroom_quantile, headroom_period_s: the rate's, as `loki` has it.
+        sizes: expected sizes and their weights, until there were requests.
+        requests, max_evaluations: of `kairos_plus`: requests in a simulation, and configurations
+            that are simulated, at most.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    budget_per_hour: PositiveFloat
+    xi: float = Field(default=0.98, gt=0, le=1)
+    base: str | None = None
+    bound: Literal["fluid", "paper"] = "fluid"
+    follow_load: bool = True
+    attained: float = Field(default=0.75, gt=0, le=1)
+    headroom_quantile: float = Field(default=0.95, gt=0, lt=1)
+    headroom_period_s: PositiveFloat = 1.0
+    sizes: dict[PositiveInt, PositiveFloat] | None = None
+    requests: PositiveInt = 1000
+    max_evaluations: PositiveInt = 12
+
+    @field_validator("sizes")
+    @classmethod
+    def _some(cls, value: dict[int, float] | None) -> dict[int, float] | None:
+        if value is not None and not value:
+            raise ValueError("name at least one size, or leave it out")
+        return value
+
+
+def arguments(kwargs: Mapping[str, Any]) -> Arguments:
+    """The planner's arguments, checked.
+
+    Raises:
+        ValueError: one line per mistake: field, value, valid choices.
+    """
+    try:
+        return Arguments(**kwargs)
+    except ValidationError as error:
+        valid = ", ".join(Arguments.model_fields)
+        lines = []
+        for e in error.errors():
+            what = f"planner.kwargs.{'.'.join(map(str, e['loc']))}"
+            if e["type"] == "extra_forbidden":
+                lines.append(f"{what}: unknown key; valid keys are {valid}")
+            elif e["type"] == "missing":
+                lines.append(f"{what}: required")
+            else:
+                lines.append(f"{what}: {e['msg']}, got {e['input']!r}")
+        raise ValueError("\n".join(lines)) from None
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is to be decided.
+
+    Attributes:
+        problem: types, profiles, SLO, recent sizes and the budget.
+        args: the planner's.
+        simulate: `kairos_plus`.
+        rate: requests per second to serve, with headroom; None: as many as possible.
+        planned_rate: the same without headroom, as measured.
+        limits: workers of each type, at most.
+        current: those that are rented now.
+        min_gain: see the module.
+        policy: name and arguments, for the simulation.
+        model: its name.
+    """
+
+    problem: kairos.Problem
+    args: Arguments
+    simulate: bool
+    rate: float | None
+    planned_rate: float
+    limits: Mapping[str, int]
+    current: Configuration
+    min_gain: float
+    policy: tuple[Any, Mapping[str, Any]]
+    model: str
+
+
+class Solved(NamedTuple):
+    """What to rent.
+
+    Attributes:
+        bound: on its throughput, requests per second.
+        attained: share of it that is taken for sustained.
+        shortfall: what it cannot do, None if nothing.
+        evaluated: configurations that were simulated.
+    """
+
+    counts: Configuration
+    cost_per_hour: float
+    bound: float
+    attained: float
+    why: str
+    shortfall: str | None
+    evaluated: int
+
+
+def solve(job: Job) -> Solved:
+    """The configuration to rent; run as a Ray task."""
+    problem = job.problem
+    names = [t.name for t in problem.types]
+    prices = np.array([t.price_per_hour for t in problem.types])
+    counts = kairos.configurations(prices, problem.budget_per_hour)
+    limits = np.array([job.limits[n] for n in names])
+    counts = counts[(counts <= limits).all(axis=1) & (counts.sum(axis=1) > 0)]
+    if len(counts) > _MOST_CONFIGURATIONS:
+        raise ValueError(
+            f"budget_per_hour {problem.budget_per_hour:g} allows {len(counts):,} configurations, "
+            f"more than {_MOST_CONFIGURATIONS:,}; set max_replicas of the kinds of workers"
+        )
+    bounds = kairos.fluid_bounds(problem, counts) if len(counts) else np.zeros(0)
+    if not len(bounds) or bounds.max() <= 0:
+        return _best_effort(job)
+    cost = counts @ prices
+    chosen, why, attained, evaluated = _most(job, names, counts, bounds)
+    current = _index(counts, [job.current.get(n, 0) for n in names])
+    shortfall = None
+    most = float(bounds[chosen])
+    if job.rate is not None:
+        enough = bounds * attained >= job.rate
+        if enough.any():
+            at = np.flatnonzero(enough)
+            chosen = int(at[np.lexsort((-bounds[at], cost[at]))[0]])
+            why = "the cheapest that serves the load"
+            near = (1 + job.min_gain) * cost[chosen]
+            if current is not None and enough[current] and cost[current] <= near:
+                chosen, why = current, "it serves the load, and no other is much cheaper"
+        else:
+            shortfall = (
+                f"{job.rate:.4g} req/s is more than a budget of {problem.budget_per_hour:g} per "
+                f"hour sustains: about {attained * most:.4g}"
+            )
+    if (
+        (job.rate is None or shortfall)
+        and current is not None
+        and bounds[current] >= (1 - job.min_gain) * most
+    ):
+        chosen, why = current, f"no other serves much more; {why}"
+    mine = _named(names, counts[chosen])
+    return Solved(
+        mine,
+        float(cost[chosen]),
+        float(bounds[chosen]),
+        attained,
+        f"{_text(mine)} at {cost[chosen]:.4g} per hour, of {problem.budget_per_hour:g}: {why}. "
+        f"At most {bounds[chosen]:.4g} req/s, {attained:.0%} of that is taken for sustained.",
+        shortfall,
+        evaluated,
+    )
+
+
+def _most(
+    job: Job, names: list[str], counts: NDArray[np.int64], bounds: NDArray[np.float64]
+) -> tuple[int, str, float, int]:
+    """The configuration of the highest throughput: index, why, share of the bound, simulations."""
+    if job.simulate:
+        found = kairos.search(
+            job.problem,
+            lambda configuration: _throughput(job, names, counts, bounds, configuration),
+            bound=job.args.bound,
+            margin=0.01,
+            max_evaluations=job.args.max_evaluations,
+        )
+        if not isinstance(found, Infeasible) and found.throughput > 0:
+            chosen = _index(counts, [found.counts.get(n, 0) for n in names])
+            if chosen is not None:
+                attained = min(found.throughput / float(bounds[chosen]), 1.0)
+                why = f"{found.throughput:.4g} req/s in the simulator, the most of "
+                why += f"{len(found.evaluated)} that were tried"
+                return chosen, why, attained, len(found.evaluated)
+    planned = kairos.plan(job.problem, job.args.bound)
+    if not isinstance(planned, Infeasible):
+        chosen = _index(counts, [planned.counts.get(n, 0) for n in names])
+        # The rule is for a choice among near ties. Where there are few configurations, the ten
+        # best are unlike, and the one in their middle may be a bad one.
+        if chosen is not None and bounds[chosen] >= _NEAR_TIE * bounds.max():
+            return chosen, planned.explanation.rstrip("."), job.args.attained, 0
+    return int(bounds.argmax()), "the highest upper bound", job.args.attained, 0
+
+
+def _throughput(
+    job: Job,
+    names: list[str],
+    counts: NDArray[np.int64],
+    bounds: NDArray[np.float64],
+    configuration: Configuration,
+) -> float:
+    """Requests per second that a configuration sustains in the simulator; 0 where it may not be
+    rented."""
+    at = _index(counts, [configuration.get(n, 0) for n in names])
+    if at is None or bounds[at] <= 0:
+        return 0.0
+    problem, most = job.problem, float(bounds[at])
+    model = Model(job.model, problem.latency_slo_s, (Variant(job.model, dict(problem.profiles)),))
+    workers = [
+        Worker(f"{name}-{i}", name, frozenset({job.model}))
+        for name in names
+        for i in range(configuration.get(name, 0))
+    ]
+    duration_s = job.args.requests / most
+    found = goodput_search(
+        lambda: make_policy(*job.policy),
+        Cluster.of([model], workers),
+        Workload.poisson(1.0, sizes=Measured(values=np.asarray(problem.sizes).tolist())),
+        duration_s=duration_s,
+        warmup_s=0.05 * duration_s,
+        start_rate=0.8 * most,
+        growth=1.2,
+        tolerance=0.03,
+        max_probes=25,
+    )
+    return found.rate
+
+
+def _best_effort(job: Job) -> Solved:
+    """Nothing under the budget, or the limits, serves all sizes in time."""
+    found = kairos.plan(job.problem, job.args.bound)
+    assert isinstance(found, Infeasible)
+    best = found.best_effort
+    counts = {n: min(c, job.limits[n]) for n, c in best.counts.items()}
+    return Solved(
+        counts or dict(job.current),
+        best.cost_per_hour,
+        best.bound,
+        job.args.attained,
+        f"Best effort: {best.explanation}",
+        found.reason,
+        0,
+    )
+
+
+def _index(counts: NDArray[np.int64], row: list[int]) -> int | None:
+    found = np.flatnonzero((counts == row).all(axis=1))
+    return int(found[0]) if len(found) else None
+
+
+def _named(names: list[str], row: NDArray[np.int64]) -> Configuration:
+    return {n: int(c) for n, c in zip(names, row, strict=True)}
+
+
+def _text(counts: Configuration) -> str:
+    return " + ".join(f"{c} {n}" for n, c in counts.items() if c)
+
+
+class KairosBrain:
+    """See `plan_actor.Brain`."""
+
+    def __init__(self, spec: AppSpec) -> None:
+        assert spec.planner is not None
+        self._tuned: dict[str, Any] = {}
+        self._limits: dict[str, int] = {}
+        self.configure(spec)
+        self._rate = Rate(spec.planner.demand)
+        self._sizes = Sizes()
+        self._job: Job | None = None
+        self._solved: Solved | None = None
+
+    @property
+    def solve(self) -> Callable[[Job], Solved]:
+        return solve
+
+    def configure(self, spec: AppSpec) -> None:
+        assert spec.planner is not None
+        self._spec, self._planner = spec, spec.planner
+        self._args = arguments({**spec.planner.kwargs, **self._tuned})
+        ((self._model, model),) = spec.models.items()
+        self._slo_s = max(model.latency_slo_ms - spec.response_margin_ms, 1.0) / 1e3
+        self._types = {
+            kind: worker.instance_type.model_copy(update={"name": kind})
+            for kind, worker in spec.workers.items()
+            if worker.instance_type is not None
+        }
+
+    def tune(self, kwargs: Mapping[str, Any]) -> bool:
+        """Other arguments from now on; whether that is news."""
+        if dict(kwargs) == self._tuned:
+            return False
+        self._args = arguments({**self._planner.kwargs, **kwargs})
+        self._tuned = dict(kwargs)
+        return True
+
+    # -- what is heard ---------------------------------------------------------------------
+
+    def counted(self, now: float, over_s: float, counts: Counts) -> None:
+        self._rate.counted(now, over_s, counts.requests)
+        self._sizes.counted(counts.sizes)
+
+    def rate(self, now: float) -> float:
+        """Requests per second to plan for, on average."""
+        if not self._rate.seen:
+            return self._planner.rates.get(self._model, 1.0)
+        return self._rate.value(now)
+
+    # -- problem and plan ------------------------------------------------------------------
+
+    def problem(self, now: float, seen: Seen) -> Job:
+        known = {k: p for (_, k), p in seen.profiles.items()}
+        profiles = {k: known[k] for k in self._types if k in known}  # in their order
+        new = {says.kind for says in seen.workers.values()} - profiles.keys()
+        if self._solved is None and (new or not profiles):
+            raise NotYet(f"{', '.join(sorted(new)) or 'no worker'} not measured yet")
+        if len(self._sizes) >= _LEAST_SIZES:
+            sizes = self._sizes.values()
+        elif self._args.sizes is not None:
+            sizes = _weighted(self._args.sizes)
+        else:
+            raise NotYet("no requests, and so no sizes, were seen yet")
+        base = self._args.base if self._args.base in profiles else None
+        rate = self.rate(now)
+        return Job(
+            kairos.Problem(
+                [self._types[k] for k in profiles],
+                profiles,
+                self._slo_s,
+                _thinned(sizes),
+                self._args.budget_per_hour,
+                self._args.xi,
+                base,
+            ),
+            self._args,
+            self._planner.name == "kairos_plus",
+            self._with_headroom(rate) if self._args.follow_load else None,
+            rate,
+            {k: self._limit(k) for k in profiles},
+            self._rented(seen),
+            self._planner.min_gain,
+            (self._spec.policy.name, self._spec.policy.kwargs),
+            self._model,
+        )
+
+    def _with_headroom(self, rate: float) -> float:
+        period_s = self._args.headroom_period_s
+        most = float(poisson.ppf(self._args.headroom_quantile, rate * period_s)) / period_s
+        return max(rate, most)
+
+    def _limit(self, kind: str) -> int:
+        paid = self._args.budget_per_hour / self._types[kind].price_per_hour
+        bounds = self._spec.replica_bounds(kind)
+        assert bounds is not None
+        return min(math.floor(paid + 1e-9), self._limits.get(kind, bounds[1]))
+
+    def _rented(self, seen: Seen) -> Configuration:
+        if self._solved is not None:
+            return dict(self._solved.counts)
+        kinds = [says.kind for says in seen.workers.values()]
+        return {k: kinds.count(k) for k in self._types if k in kinds}
+
+    def due(self, now: float, seen: Seen) -> str:
+        if self._job is None:
+            return FIRST
+        if self._args != self._job.args:
+            return "arguments changed"
+        if any(self._limit(k) != most for k, most in self._job.limits.items()):
+            return "limits changed"
+        if {k for _, k in seen.profiles if k in self._types} != self._job.problem.profiles.keys():
+            return "kinds of workers changed"
+        if self._sizes.differ():
+            return "sizes changed"
+        if self._args.follow_load and self._rate.differs(now, self._job.planned_rate):
+            return "demand changed"
+        return ""
+
+    def adopt(self, problem: Job, answer: Solved) -> Verdict:
+        if len(self._sizes) >= _LEAST_SIZES:
+            self._sizes.planned(np.asarray(problem.problem.sizes, dtype=np.int64))
+        self._job, self._solved = problem, answer
+        return Verdict(answer.why, answer.shortfall)
+
+    # -- what is told ----------------------------------------------------------------------
+
+    def limit(self, kind: str, most: int) -> None:
+        self._limits[kind] = most
+
+    def target(self, kind: str) -> int | None:
+        if self._solved is None or self._job is None:
+            return None
+        if kind not in self._job.problem.profiles:  # nobody knows what it is good for
+            return None
+        return self._solved.counts.get(kind, 0)
+
+    def wanted(self, seen: Seen, hopeless: bool) -> dict[str, Wanted]:
+        return dict.fromkeys(seen.workers, Wanted(None, tuple(self._spec.variants())))
+
+    def inputs(self, now: float) -> dict[str, Any]:
+        answer: dict[str, Any] = {
+            "demand": self.rate(now),
+            "budget_per_hour": self._args.budget_per_hour,
+            "size_changes": self._sizes.changes,
+        }
+        if len(self._sizes):
+            low, high = np.quantile(self._sizes.values(), (0.5, 0.95)).tolist()
+            answer["sizes"] = {"seen": len(self._sizes), "p50": low, "p95": high}
+        return answer
+
+    def outcome(self) -> dict[str, Any]:
+        if self._solved is None or self._job is None:
+            return {}
+        solved = self._solved._asdict()
+        keys = ("counts", "cost_per_hour", "bound", "attained", "evaluated")
+        return {
+            "planned_budget_per_hour": self._job.args.budget_per_hour,
+            **{key: solved[key] for key in keys},
+        }
+
+
+def _weighted(sizes: Mapping[int, float]) -> NDArray[np.int64]:
+    """A sample whose shares are those of the weights."""
+    total = sum(sizes.values())
+    counts = [max(round(_SAMPLE * weight / total), 1) for weight in sizes.values()]
+    return np.repeat(np.array(list(sizes), dtype=np.int64), counts)
+
+
+def _thinned(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
+    """At most `_SAMPLE` quantiles of a sample, the largest included: it must be served, too."""
+    if len(sizes) <= _SAMPLE:
+        return sizes
+    return np.quantile(sizes, np.linspace(0, 1, _SAMPLE), method="higher").astype(np.int64)

@@ -1,0 +1,361 @@
+"""The brain of the planner `loki`: from what an application measured to what its workers run.
+
+A problem holds what was measured: the demand at the root, multiplicative factors, the workers'
+profiles, what is loaded. It is solved for as many workers as there may be (`max_replicas`), which
+gives the number that Serve scales to, and for those that are there now, which gives what they run
+meanwhile (`planning.meanwhile`).
+
+Beside `loki.Problem`'s arguments, `planner.kwargs` differ in two defaults: `headroom_quantile` is
+0.95 and `swap_cost` 0.1 points, so that a live plan has room for Poisson arrivals and does not
+reload networks for nothing.
+
+What workers do without a plan. A variant whose latency nobody knows (no file, not measured by any
+worker) has to be measured before there can be a plan: the first workers share the variants out, and
+serve whatever comes with those that they have. Later workers load what the plan says, and one of
+them what could not be loaded before. Where there are fewer workers than tasks, nobody is assigned
+anything, and each has the plan's variants for all tasks. Where no plan serves anything, the best
+that can be served is planned (`planning.best_effort`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import replace
+from itertools import zip_longest
+from typing import Any, NamedTuple
+
+from ray_slo.core import LatencyProfile
+from ray_slo.core.cluster import Assigned
+from ray_slo.core.demand import Factors, Rate
+from ray_slo.core.profiles import load_profiles
+from ray_slo.planning import best_effort, loki
+from ray_slo.planning.meanwhile import Plans, best, plan_both
+from ray_slo.planning.placement import place
+from ray_slo.planning.result import Infeasible
+from ray_slo.serve.config.spec import AppSpec
+from ray_slo.serve.planner.actor import FIRST, Counts, NotYet, Seen, Verdict, Wanted, WorkerSays
+
+_DEFAULTS = {"headroom_quantile": 0.95, "swap_cost": 0.1}
+_UNKNOWN = LatencyProfile([1.0])
+_LEAST_FACTOR = 0.05  # a task that gets nothing for hours is still there
+
+
+class Job(NamedTuple):
+    """A problem for all workers that there may be, and how many are there now."""
+
+    problem: loki.Problem
+    present: int
+    last: loki.Plan | None
+    usable: frozenset[str]
+
+
+def solve(job: Job) -> Plans:
+    """Both plans; run as a Ray task."""
+    return plan_both(job.problem, job.present, job.last, best_effort.plan)
+
+
+class LokiBrain:
+    """See `plan_actor.Brain`."""
+
+    def __init__(self, spec: AppSpec) -> None:
+        assert spec.pipeline is not None
+        assert spec.planner is not None
+        self.configure(spec)
+        self._rate = Rate(spec.planner.demand, spec.planner.interval_s)
+        prior: dict[Hashable, Mapping[str, float]] = dict(spec.pipeline.factors.items())
+        self._factors = Factors(prior)
+        self._job: Job | None = None
+        self._solved: Plans | None = None
+        self._told: dict[str, str] = {}  # variant by worker, also while it loads
+        self._measures: dict[str, tuple[str, ...]] = {}  # variants by worker, before a plan
+        self._files = _from_files(spec)
+
+    @property
+    def solve(self) -> Callable[[Job], Plans]:
+        return solve
+
+    def configure(self, spec: AppSpec) -> None:
+        assert spec.pipeline is not None
+        assert spec.planner is not None
+        self._spec, self._pipeline, self._planner = spec, spec.pipeline, spec.planner
+        self._kind, worker = next(iter(spec.workers.items()))
+        self._most = worker.most_replicas
+        self._first_workers = worker.num_replicas
+        self._scales = worker.scales
+        self._task_of = {key: ref.model for key, ref in spec.variants().items()}
+
+    def tune(self, kwargs: Mapping[str, Any]) -> bool:
+        if kwargs:
+            raise ValueError("the arguments of 'loki' cannot be changed while it runs")
+        return False
+
+    # -- what is heard ---------------------------------------------------------------------
+
+    def counted(self, now: float, over_s: float, counts: Counts) -> None:
+        self._rate.counted(now, over_s, counts.requests)
+        for variant, requests in counts.finished.items():
+            if variant in self._task_of:
+                self._factors.observe(variant, requests, counts.made.get(variant, {}))
+
+    def rate(self, now: float) -> float:
+        """The demand to plan for, requests per second on average."""
+        if not self._rate.seen:
+            return self._planner.rates.get(self._pipeline.root, 1.0)
+        return self._rate.value(now)
+
+    def _profiles(self, seen: Seen) -> dict[str, LatencyProfile]:
+        """Of variants that can be used, without sizes that nobody has tried."""
+        known = {**self._files, **{v: p for (v, k), p in seen.profiles.items() if k == self._kind}}
+        usable = [v for v in self._task_of if v in known and not self._avoids(seen, v)]
+        return {v: known[v].measured for v in usable}
+
+    def _avoids(self, seen: Seen, variant: str) -> bool:
+        return (variant, self._kind) in seen.avoided
+
+    def _unknown(self, seen: Seen) -> list[str]:
+        """Variants that somebody has to measure."""
+        known = self._profiles(seen)
+        return [v for v in self._task_of if v not in known and not self._avoids(seen, v)]
+
+    # -- problem and plan ------------------------------------------------------------------
+
+    def problem(self, now: float, seen: Seen) -> Job:
+        if not seen.workers:
+            raise NotYet("no worker is there yet")
+        running = any(says.assigned for says in seen.workers.values())
+        if self._solved is None and not running and (unknown := self._unknown(seen)):
+            raise NotYet(f"{', '.join(unknown)} not measured yet")
+        profiles = self._profiles(seen)
+        factors = {
+            v: {c: max(f, _LEAST_FACTOR) for c, f in self._factors.of(v).items()}
+            for v in self._task_of
+        }
+        tasks = tuple(
+            replace(task, variants=tuple(v for v in task.variants if v.name in profiles))
+            for task in self._pipeline.loki_tasks(lambda v: profiles.get(v, _UNKNOWN), factors)
+        )
+        if lost := [task.name for task in tasks if not task.variants]:
+            raise ValueError(f"no variant of {', '.join(lost)} can be loaded; the last plan holds")
+        slo_ms = self._pipeline.latency_slo_ms - self._spec.response_margin_ms
+        current: dict[tuple[str, str], int] = {}
+        for says in seen.workers.values():
+            if says.assigned is not None and says.assigned.variant in self._task_of:
+                key = self._task_of[says.assigned.variant], says.assigned.variant
+                current[key] = current.get(key, 0) + 1
+        problem = loki.Problem(
+            tasks,
+            self.rate(now),
+            self._most,
+            max(slo_ms, 1.0) / 1e3,
+            path_accuracies=self._pipeline.measured_paths,
+            current={k: n for k, n in current.items() if k[1] in profiles},
+            **{**_DEFAULTS, **self._planner.kwargs},
+        )
+        present = min(len(seen.serving), self._most)
+        last = best(self._solved.now) if self._solved is not None else None
+        return Job(problem, present, last, frozenset(profiles))
+
+    def due(self, now: float, seen: Seen) -> str:
+        if self._job is None or self._solved is None:
+            return FIRST
+        if frozenset(self._profiles(seen)) != self._job.usable:
+            return "variants changed"
+        if self._job.problem.workers != self._most:
+            return "limits changed"
+        useful = best(self._solved.whole).workers
+        present = min(len(seen.serving), self._most)
+        if min(present, useful) != min(self._job.present, useful):
+            return "worker joined" if present > self._job.present else "worker lost"
+        return "demand changed" if self._rate.differs(now, self._job.problem.demand) else ""
+
+    def adopt(self, problem: Job, answer: Plans) -> Verdict:
+        self._job, self._solved = problem, answer
+        return Verdict(answer.why, answer.shortfall)
+
+    # -- what is told ----------------------------------------------------------------------
+
+    def limit(self, kind: str, most: int) -> None:
+        if kind == self._kind:
+            self._most = most
+
+    def target(self, kind: str) -> int | None:
+        if self._solved is None or kind != self._kind:
+            return None
+        whole = self._solved.whole
+        return self._most if isinstance(whole, Infeasible) else whole.workers
+
+    def wanted(self, seen: Seen, hopeless: bool) -> dict[str, Wanted]:
+        unknown = self._unknown(seen)
+        if self._solved is None:
+            if hopeless:
+                # Those that run something (for a planner that is no more) go on with it.
+                idle = {w: says for w, says in seen.workers.items() if not says.loaded}
+                return dict.fromkeys(idle if self._runs(seen) else seen.workers, self._all(seen))
+            return self._to_measure(seen, unknown)
+        plan, serving = best(self._solved.now), seen.serving
+        staying = serving
+        if self._scales:  # Serve takes the youngest away, so the others must do
+            staying = dict(list(serving.items())[: max(plan.workers, 1)])
+        placed = self._placed(plan, staying)
+        if placed is None:
+            return {worker: self._shared(says, seen) for worker, says in seen.workers.items()}
+        told = {worker: assigned.variant for worker, assigned in placed.items()}
+        settled = all(placed[w].variant in serving[w].loaded for w in placed)
+        answer = {}
+        for worker, says in serving.items():
+            if (assigned := placed.get(worker)) is not None:
+                answer[worker] = self._step(worker, assigned, serving, placed)
+            elif settled or not self._planner.make_before_break:
+                # It keeps what it has till it is needed, or Serve takes it away.
+                answer[worker] = Wanted(None, tuple(sorted(says.loaded)))
+            else:  # others are not ready to do without it
+                answer[worker] = Wanted(says.assigned, tuple(sorted(says.loaded)))
+        # Those that start load what they will be needed for; the others go on until they are up.
+        later = self._placed(best(self._solved.whole), seen.workers) or {}
+        for worker in seen.workers.keys() - serving.keys():
+            if (assigned := later.get(worker)) is not None:
+                told[worker] = assigned.variant
+                answer[worker] = Wanted(assigned, (assigned.variant,))
+            else:
+                answer[worker] = Wanted(None, ())
+        self._told = told
+        if unknown and answer:  # an idle worker if there is one
+            worker = min(answer, key=lambda w: (answer[w].assigned is not None, w))
+            keep = dict.fromkeys((*answer[worker].keep, unknown[0]))
+            answer[worker] = answer[worker]._replace(keep=tuple(keep))
+        return answer
+
+    def _to_measure(self, seen: Seen, unknown: list[str]) -> dict[str, Wanted]:
+        """Share out what nobody has measured among the workers; who is done takes one more."""
+        shares = {
+            w: tuple(v for v in variants if not self._avoids(seen, v))
+            for w, variants in self._measures.items()
+            if w in seen.workers
+        }
+        taken = {v for variants in shares.values() for v in variants}
+        free = [v for v in self._in_turn(unknown) if v not in taken]
+        for worker, says in seen.workers.items():
+            if says.assigned is not None:  # by a planner that is no more
+                continue
+            if worker not in shares and not says.loaded:
+                others = max(self._first_workers, len(seen.workers)) - len(shares)
+                count = -(-len(free) // max(others, 1))
+                shares[worker], free = tuple(free[:count]), free[count:]
+            elif (mine := set(shares.get(worker, ()))) <= says.loaded and free:
+                shares[worker] = (*sorted(says.loaded | mine), free.pop(0))
+        self._measures = shares
+        return {w: Wanted(None, variants) for w, variants in shares.items() if variants}
+
+    def _in_turn(self, variants: list[str]) -> list[str]:
+        """One of every task, then the next ones, so that any few serve many tasks."""
+        of_task: dict[str, list[str]] = {}
+        for variant in variants:
+            of_task.setdefault(self._task_of[variant], []).append(variant)
+        rows = zip_longest(*of_task.values())
+        return [variant for row in rows for variant in row if variant is not None]
+
+    @staticmethod
+    def _runs(seen: Seen) -> bool:
+        return any(says.assigned for says in seen.workers.values())
+
+    def _all(self, seen: Seen) -> Wanted:
+        """All that can be loaded, and all of a task of which nothing can: who cannot either, ends,
+        and says why."""
+        usable = {v for v in self._task_of if not self._avoids(seen, v)}
+        tasks = {self._task_of[v] for v in usable}
+        keep = (v for v, task in self._task_of.items() if v in usable or task not in tasks)
+        return Wanted(None, tuple(keep))
+
+    def _shared(self, says: WorkerSays, seen: Seen) -> Wanted:
+        """For a worker that has to serve all tasks: the plan's variants, beside what it has if the
+        plan is not for that."""
+        assert self._solved is not None
+        now, whole = best(self._solved.now), best(self._solved.whole)
+        plan = now if now.shared else whole
+        variants = tuple(dict.fromkeys(a.variant for a in plan.assignments))
+        if {self._task_of[v] for v in variants} != set(self._pipeline.tasks):
+            return self._all(seen)
+        if plan.shared:
+            return Wanted(None, variants)
+        return Wanted(None, (*variants, *sorted(says.loaded - set(variants))))
+
+    def _placed(
+        self, plan: loki.Plan, workers: Mapping[str, WorkerSays]
+    ) -> dict[str, Assigned] | None:
+        """Assignments by worker; None where they do not cover all tasks."""
+        if plan.shared:
+            return None
+        used = {a.variant for a in plan.assignments}
+        current = {w: self._current(says, used) for w, says in workers.items()}
+        # Those that have something first: the others may be starting still.
+        current = dict(sorted(current.items(), key=lambda item: item[1] is None))
+        placed = place(plan, current)
+        served = {self._task_of[assigned.variant] for assigned in placed.values()}
+        return placed if served == set(self._pipeline.tasks) else None
+
+    def _current(self, says: WorkerSays, used: set[str]) -> str | None:
+        """What it does or was told to do, else something of use that it has."""
+        if (told := self._told.get(says.worker)) is not None:
+            return told
+        if says.assigned is not None:
+            return says.assigned.variant
+        return min(says.loaded & used, default=None)
+
+    def _step(
+        self,
+        worker: str,
+        assigned: Assigned,
+        workers: Mapping[str, WorkerSays],
+        placed: Mapping[str, Assigned],
+    ) -> Wanted:
+        """On the way to what is `assigned`: who alone serves a task goes on with it, the next
+        variant loaded beside, until another one has what it takes to serve that task."""
+        says = workers[worker]
+        now = says.assigned
+        if now is None or now.variant not in says.loaded or not self._planner.make_before_break:
+            return Wanted(assigned, (assigned.variant,))
+        task = self._task_of[now.variant]
+        if self._task_of[assigned.variant] == task:
+            return Wanted(assigned, (assigned.variant,))
+        for other, its in workers.items():
+            goal = placed.get(other)
+            ready = goal is not None and goal.variant in its.loaded
+            if other != worker and ready and self._task_of[goal.variant] == task:  # type: ignore[union-attr]
+                return Wanted(assigned, (assigned.variant,))
+        return Wanted(now, (now.variant, assigned.variant))
+
+    def inputs(self, now: float) -> dict[str, Any]:
+        factors = {v: f for v in self._task_of if (f := self._factors.of(v))}
+        return {"demand": self.rate(now), "factors": factors}
+
+    def outcome(self) -> dict[str, Any]:
+        if self._job is None or self._solved is None:
+            return {}
+        plan = best(self._solved.now)
+        return {
+            "planned_demand": plan.planned_demand,
+            "step": plan.step,
+            "shared": plan.shared,
+            "accuracy": plan.accuracy,
+            "shed_share": plan.shed_share,
+            "assignments": [a.to_json() for a in plan.assignments],
+        }
+
+
+def _from_files(spec: AppSpec) -> dict[str, LatencyProfile]:
+    """Profiles of variants as files say, where they are given and can be read from here."""
+    found = {}
+    for key, ref in spec.variants().items():
+        model = spec.models[ref.model]
+        own = ref.spec.profile if ref.spec is not None else None
+        if (file := own or model.profile) is None:
+            continue
+        try:
+            known = load_profiles(file)
+        except (OSError, ValueError):  # a worker will say what is wrong with it
+            continue
+        alone = list(known.values()) if len(known) == 1 and (own or ref.spec is None) else []
+        names = [known[n] for n in (ref.name, f"{ref.model}/{ref.name}") if n in known]
+        if profiles := names + alone:
+            found[key] = profiles[0].truncated(model.max_batch_size)
+    return found

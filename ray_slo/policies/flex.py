@@ -1,0 +1,404 @@
+"""FLEX (SHEPHERD §5.2, Algorithms 1 and 2): the largest batch first, by preemption if need be.
+
+A worker that falls free takes the largest batch that meets its deadlines, over all models. A batch
+that became possible and is at least λ times as large as one that runs preempts it; the requests of
+the stopped batch arrive again, and those that can no longer be served are refused. With λ = 3.03
+the requests served are never fewer than the best schedule with knowledge of the future serves,
+over 12.62·K, where K measures how unlike the models are (`affinity`, Eq. 4; Theorem 5.2); for one
+model on one worker λ = 2.38 gives 10.81 (Theorem B.1). Without preemption no bound exists.
+
+Worked example (Figure 4): ℓ(b) = 9 + b ms, one worker. r arrives at 0 with deadline 10 and runs.
+Scenario A: nothing else comes, r is served. Scenario B: at 5 come 20 requests with deadline 34. As
+20 ≥ 3.03 · 1, they preempt r and are served at 34; r is refused. Without preemption r ends at 10,
+when 15 of the 20 can still be served.
+
+Two readings of "largest feasible batch":
+
+* `largest`: the largest set of requests that can be served together. Heads that are too tight for
+  it stay in the queue. This is what the theorem needs (any feasible batch of λ times the size
+  preempts) and what holds in overload;
+* `prefix`: Algorithm 2 to the letter: requests in the order of deadlines, until one more would make
+  the batch late. A late head keeps batches small, and overload collapses the goodput.
+
+Of batches equally large the fastest goes first. Algorithm 2 leaves that open; it is the choice with
+the highest value density (§5.2), and decides where several models can fill the maximum.
+
+Candidates are kept per lane (a model on a pool of equal workers) and recomputed when requests
+arrive (Appendix C); as time passes and requests leave they only shrink, so a heap by their last
+size finds the largest. An arrival costs O(log Q · log B), plus one look at every worker whose batch
+is small enough to be preempted. Unlike `deferred`, nothing is sent ahead to a busy worker.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from operator import attrgetter
+from typing import Any, ClassVar, Literal, get_args
+
+from ray_slo.core.cluster import Cluster
+from ray_slo.core.decisions import Action, Decision, Dispatch, Drop, DropReason, Preempt
+from ray_slo.core.profiles import LatencyProfile
+from ray_slo.core.queues import DeadlineQueue
+from ray_slo.core.requests import BatchOutcome, Request, WorkerId
+from ray_slo.policies.batching import LIVE_MARGIN, TOLERANCE_S, non_negative
+
+Gathering = Literal["largest", "prefix"]
+
+_deadline = attrgetter("deadline")
+
+
+@dataclass(eq=False, repr=False, slots=True)
+class _Model:
+    order: int
+    queue: DeadlineQueue = field(default_factory=DeadlineQueue)
+    lanes: list[_Lane] = field(default_factory=list)
+    claimed: int = 0  # requests that wait for a preemption to be carried out
+    reach_1: float = 0.0  # shortest time in which one request can be served
+    drop_at: float = math.inf
+
+
+@dataclass(eq=False, repr=False, slots=True)
+class _Lane:
+    """A model on a pool, through the first variant that the pool runs."""
+
+    order: int
+    model: _Model
+    pool: _Pool
+    variant: str
+    profile: LatencyProfile
+    reach: list[float]  # reach[b − 1] = delay(b) + ℓ(b) + margin, seconds
+    size: int = 0  # of the candidate, or more
+
+
+@dataclass(eq=False, repr=False, slots=True)
+class _Pool:
+    """Workers alike in hardware and loaded variants."""
+
+    lanes: dict[_Model, _Lane] = field(default_factory=dict)
+    idle: list[tuple[int, _Worker]] = field(default_factory=list)  # heap by rank
+    # Heap of running batches by size; an entry is stale if its batch is over.
+    running: list[tuple[int, int, int, _Worker]] = field(default_factory=list)
+    # Heap of candidates, largest first, the fastest of a size; stale if the lane's size is another.
+    candidates: list[tuple[int, float, int, _Lane]] = field(default_factory=list)
+
+    def offer(self, lane: _Lane) -> None:
+        """Enter the candidate of a lane."""
+        size = lane.size
+        heappush(self.candidates, (-size, lane.reach[size - 1], lane.order, lane))
+
+
+@dataclass(eq=False, repr=False, slots=True)
+class _Worker:
+    id: WorkerId
+    rank: int
+    pool: _Pool
+    batch_id: int = 0  # 0 when idle
+    model: _Model | None = None
+    requests: Sequence[Request] = ()  # in order of deadlines
+    end_at: float = -math.inf  # predicted
+    claim: tuple[_Model, int] | None = None  # preempted for so many waiting requests
+    is_deaf: bool = False  # its batch was preempted and runs on
+
+
+class Flex:
+    """SHEPHERD's online serving algorithm.
+
+    Args:
+        lambda_: a batch this many times as large preempts; above 1. 3.03 is proven for any
+            number of GPUs and models, 2.38 for one of each.
+        gathering: `largest`, or `prefix` (Algorithm 2 to the letter).
+        preemption: False for "SHEPHERD-NP" (§7.2).
+        max_batch_size: upper bound beside the profile's (§5.2: 128).
+        margin_ms: kept between a batch's predicted finish and its tightest deadline.
+        preempt_delay_ms: expected from a preemption until the worker is free: a batch that would
+            be late by then does not preempt. Default: what the cluster says.
+
+    Raises:
+        ValueError: an argument out of its range.
+    """
+
+    serves_late: ClassVar[bool] = False
+    counts_requests: ClassVar[bool] = True
+    chooses_variants: ClassVar[bool] = False
+    serves_tasks: ClassVar[bool] = False
+
+    @staticmethod
+    def live_arguments(shortest_slo_ms: float) -> dict[str, Any]:
+        """Batches are as large as deadlines allow, and late as a whole."""
+        return {"margin_ms": LIVE_MARGIN * shortest_slo_ms}
+
+    def __init__(
+        self,
+        lambda_: float = 3.03,
+        gathering: Gathering = "largest",
+        *,
+        preemption: bool = True,
+        max_batch_size: int = 128,
+        margin_ms: float = 0.0,
+        preempt_delay_ms: float | None = None,
+    ) -> None:
+        if not lambda_ > 1:
+            raise ValueError(f"lambda_ must be above 1, got {lambda_}")
+        if gathering not in get_args(Gathering):
+            raise ValueError(
+                f"gathering must be one of {', '.join(get_args(Gathering))}, got {gathering!r}"
+            )
+        if max_batch_size < 1:
+            raise ValueError(f"max_batch_size must be at least 1, got {max_batch_size}")
+        self._lambda = lambda_ if preemption else math.inf
+        self.preempts = preemption
+        self._prefix = gathering == "prefix"
+        self._max_batch_size = max_batch_size
+        self._margin_s = non_negative("margin_ms", margin_ms) / 1e3
+        if preempt_delay_ms is not None:
+            preempt_delay_ms = non_negative("preempt_delay_ms", preempt_delay_ms)
+        self._preempt_delay_ms = preempt_delay_ms
+        self._preempt_delay_s = 0.0
+        self._cluster = Cluster({}, {})
+        self._models: dict[str, _Model] = {}
+        self._workers: dict[WorkerId, _Worker] = {}
+        self._dirty: dict[_Model, None] = {}  # dicts, as sets have no stable order
+        self._active: dict[_Pool, None] = {}
+        self._drops: list[tuple[float, int, _Model]] = []
+        self._serial = 0
+        self._batch_id = 0
+        self._actions: list[Action] = []
+
+    # Events ----------------------------------------------------------------------------------
+
+    def requests_arrived(self, now: float, requests: Sequence[Request]) -> None:
+        for request in requests:
+            model = self._model(request.model)
+            model.queue.push(request)
+            self._dirty[model] = None
+
+    def requests_cancelled(self, now: float, requests: Sequence[Request]) -> None:
+        for request in requests:
+            if (model := self._models.get(request.model)) is not None:
+                model.queue.remove(request)
+
+    def batch_finished(self, now: float, worker: WorkerId, outcome: BatchOutcome) -> None:
+        state = self._workers.get(worker)
+        if state is not None and state.batch_id == outcome.batch_id:
+            state.batch_id, state.model, state.requests = 0, None, ()
+            self._release(state)
+            heappush(state.pool.idle, (state.rank, state))
+            self._active[state.pool] = None
+
+    def preempt_failed(self, now: float, worker: WorkerId, batch_id: int) -> None:
+        """The batch runs on: what waits for its end may go elsewhere."""
+        state = self._workers.get(worker)
+        if state is not None and state.batch_id == batch_id and state.claim is not None:
+            self._release(state)
+            state.is_deaf = True
+
+    def cluster_changed(self, now: float, cluster: Cluster) -> None:
+        self._cluster = cluster
+        own_ms = self._preempt_delay_ms
+        self._preempt_delay_s = cluster.preempt_delay_s if own_ms is None else own_ms / 1e3
+        pools: dict[tuple[str, frozenset[str]], _Pool] = {}
+        known, self._workers = self._workers, {}
+        for rank, spec in enumerate(cluster.workers.values()):
+            pool = pools.setdefault((spec.hardware, spec.loaded), _Pool())
+            worker = known.pop(spec.id, None) or _Worker(spec.id, rank, pool)
+            worker.rank, worker.pool = rank, pool
+            self._workers[spec.id] = worker
+            if not worker.batch_id:
+                heappush(pool.idle, (rank, worker))
+            elif worker.claim is None and not worker.is_deaf:
+                entry = (len(worker.requests), rank, worker.batch_id, worker)
+                heappush(pool.running, entry)
+        for lost in known.values():
+            self._release(lost)
+
+        for name in cluster.models:
+            self._model(name)
+        for name, model in list(self._models.items()):
+            model.lanes = []
+            for (hardware, loaded), pool in pools.items():
+                for variant in cluster.models[name].variants if name in cluster.models else ():
+                    if variant.name in loaded and (profile := variant.profiles.get(hardware)):
+                        table = profile.table[: self._max_batch_size]
+                        reach = [
+                            t + cluster.delay(b) + self._margin_s for b, t in enumerate(table, 1)
+                        ]
+                        lane = _Lane(self._next_serial(), model, pool, variant.name, profile, reach)
+                        pool.lanes[model] = lane
+                        model.lanes.append(lane)
+                        break
+            model.reach_1 = min((lane.reach[0] for lane in model.lanes), default=0.0)
+            model.drop_at = math.inf
+            if name not in cluster.models and not model.queue:
+                del self._models[name]
+        self._dirty = dict.fromkeys(self._models.values())
+        self._active = {}
+        self._drops = []
+
+    def _model(self, name: str) -> _Model:
+        if (model := self._models.get(name)) is None:
+            model = self._models[name] = _Model(self._next_serial())
+        return model
+
+    def _next_serial(self) -> int:
+        self._serial += 1
+        return self._serial
+
+    def _release(self, worker: _Worker) -> None:
+        """What waited for a preemption may be taken by any worker again."""
+        if worker.claim is not None:
+            model, count = worker.claim
+            model.claimed -= count
+            worker.claim = None
+            self._dirty[model] = None
+
+    # Decisions -------------------------------------------------------------------------------
+
+    def decide(self, now: float) -> Decision:
+        self._actions = []
+        drops = self._drops
+        while drops and (drops[0][0] <= now or drops[0][2].drop_at != drops[0][0]):
+            drop_at, _, model = heappop(drops)
+            if model.drop_at == drop_at:
+                model.drop_at = math.inf
+                self._dirty[model] = None
+        dirty, self._dirty = self._dirty, {}
+        for model in dirty:
+            self._update(model, now)
+        active, self._active = self._active, {}
+        for pool in active:
+            self._serve(pool, now)
+        while drops and drops[0][2].drop_at != drops[0][0]:
+            heappop(drops)
+        return Decision(self._actions, drops[0][0] if drops else math.inf)
+
+    def _update(self, model: _Model, now: float) -> None:
+        """Refuse what not even an idle worker could serve; recompute the model's candidates."""
+        queue = model.queue
+        soonest = now + model.reach_1
+        if queue and queue[0].deadline + TOLERANCE_S < soonest:
+            self._refuse(model, queue.take(queue.position(soonest - TOLERANCE_S)), now)
+        for lane in model.lanes:
+            lane.size = self._gather(lane, now)[1]
+            if lane.size:
+                lane.pool.offer(lane)
+                self._active[lane.pool] = None
+        drop_at = queue[0].deadline - model.reach_1 + 2 * TOLERANCE_S if queue else math.inf
+        if drop_at != model.drop_at:
+            model.drop_at = drop_at
+            if queue:
+                heappush(self._drops, (drop_at, model.order, model))
+
+    def _refuse(self, model: _Model, requests: Sequence[Request], now: float) -> None:
+        by_reason: dict[DropReason, list[Request]] = {}
+        for request in requests:
+            if not model.lanes:
+                reason = DropReason.NO_WORKER
+            elif request.deadline <= now:
+                reason = DropReason.EXPIRED
+            else:
+                reason = DropReason.WOULD_MISS
+            by_reason.setdefault(reason, []).append(request)
+        finish_at = now + model.reach_1 - self._margin_s if model.lanes else math.nan
+        self._actions.extend(Drop(rs, reason, finish_at) for reason, rs in by_reason.items())
+
+    def _serve(self, pool: _Pool, now: float) -> None:
+        while pool.idle and (best := self._best(pool, now)):
+            self._dispatch(*best, heappop(pool.idle)[1], now)
+        if not pool.idle:
+            while self._preempt(pool, now):
+                pass
+
+    def _best(self, pool: _Pool, now: float) -> tuple[_Lane, int, int] | None:
+        """(lane, first, size) of the pool's largest candidate `queue[first : first + size]`."""
+        candidates = pool.candidates
+        while candidates:
+            size, _, _, lane = candidates[0]
+            if lane.size == -size:
+                first, lane.size = self._gather(lane, now)
+                if lane.size == -size:
+                    return lane, first, lane.size
+                if lane.size:
+                    pool.offer(lane)
+            heappop(candidates)
+        return None
+
+    def _gather(self, lane: _Lane, now: float, running: Sequence[Request] = ()) -> tuple[int, int]:
+        """BATCHGEN for one lane: (first, size) of its largest batch `queue[first : first + size]`.
+
+        Args:
+            running: requests of the model, in order of deadlines, that compete with those in the
+                queue for a place in the batch (Algorithm 2, line 7); `size` counts them in.
+        """
+        queue, reach, claimed = lane.model.queue, lane.reach, lane.model.claimed
+        start = now - TOLERANCE_S
+
+        def count(size: int) -> int:
+            """How many requests have the time for a batch of `size`."""
+            deadline = start + reach[size - 1]
+            there = max(len(queue) - queue.position(deadline) - claimed, 0)
+            return there + len(running) - bisect_left(running, deadline, key=_deadline)
+
+        upper = min(count(1), len(reach))
+        if not upper:
+            return 0, 0
+        if self._prefix:
+            first = queue.position(start + reach[0]) + claimed
+            i = bisect_left(running, start + reach[0], key=_deadline)
+            heads = ([queue[first]] if first < len(queue) else []) + list(running[i : i + 1])
+            size = bisect_right(reach, min(h.deadline for h in heads) - start, hi=upper)
+            return first, size
+        size = upper
+        if count(upper) < upper:  # fewer requests have the time, the larger the batch
+            size = bisect_left(range(1, upper), True, key=lambda b: count(b) < b)
+        return queue.position(start + reach[size - 1]) + claimed, size
+
+    def _dispatch(self, lane: _Lane, first: int, size: int, worker: _Worker, now: float) -> None:
+        requests = lane.model.queue.take(size, first)
+        start_at = now + self._cluster.delay(size)
+        worker.end_at = start_at + lane.profile.latency(size)
+        self._batch_id += 1
+        worker.batch_id, worker.model, worker.requests = self._batch_id, lane.model, requests
+        worker.is_deaf = False
+        heappush(lane.pool.running, (size, worker.rank, self._batch_id, worker))
+        self._actions.append(
+            Dispatch(self._batch_id, worker.id, lane.variant, requests, start_at, worker.end_at)
+        )
+
+    def _preempt(self, pool: _Pool, now: float) -> bool:
+        """Preempt the smallest running batch that the rule allows; False if there is none."""
+        if (best := self._best(pool, now)) is None:
+            return False
+        top = best[0]
+        later = now + self._preempt_delay_s
+        passed_over: list[tuple[int, int, int, _Worker]] = []
+        found = False
+        # A candidate of a running batch's own model exceeds it by what waits at most. So no batch
+        # can be preempted whose size times (λ − 1) is more than the largest candidate.
+        while pool.running and (self._lambda - 1) * pool.running[0][0] <= top.size:
+            entry = heappop(pool.running)
+            running, _, batch_id, worker = entry
+            if worker.batch_id != batch_id or worker.end_at <= now:
+                continue  # over, or about to be heard of
+            own = pool.lanes.get(worker.model) if worker.model else None
+            lane, first, size = max(
+                (
+                    (lane, *self._gather(lane, later, worker.requests if lane is own else ()))
+                    for lane in dict.fromkeys((top, own or top))
+                ),
+                key=lambda offer: offer[2],
+            )
+            if size >= self._lambda * running:
+                worker.claim = lane.model, min(size, len(lane.model.queue) - first)
+                lane.model.claimed += worker.claim[1]
+                reason = f"{size} of {lane.variant!r} against {running} running"
+                self._actions.append(Preempt(worker.id, reason, lane.variant, size - running))
+                found = True
+                break
+            passed_over.append(entry)
+        for entry in passed_over:
+            heappush(pool.running, entry)
+        return found

@@ -1,0 +1,1 @@
+"""Decision and plan logs: rows, encoding, writing."""

@@ -1,0 +1,273 @@
+"""What planners decided, and why: a table of its own beside the decision log of the schedulers.
+
+A row is a question to a planner: what made it ask, what it went by, its answer, and what that
+changes. The table lies in the folder `_plans` of the log, as Parquet readers take a folder for one
+table and pass over names that begin so. Columns are described in docs/decision-log.md.
+
+Times are the planner's clock. `shift` puts them on a scheduler's: processes of one machine read the
+same monotonic clock (`clock` of both says so); of another machine's, the planner measured how far
+it was ahead, from messages. Wall-clock times are there for people.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ray_slo.record.rows import (
+    AGAIN,
+    Row,
+    Start,
+    Table,
+    about_file,
+    file_name,
+    to_arrow,
+    write_file,
+)
+
+FOLDER = "_plans"
+PLANS = Table(
+    "ray-slo/plan-log/1",
+    ".plans.parquet",
+    {
+        "number": "int64",  # of the question, since the planner started
+        "at": "double",
+        "wall_at": "double",
+        "what": "string",
+        "trigger": "string",
+        "demand": "double",
+        "inputs": "string",
+        "targets": "string",
+        "plan": "string",
+        "workers": "string",
+        "changes": "list<string>",
+        "why": "string",
+        "shortfall": "string",
+        "error": "string",
+        "took_s": "double",
+        "clocks": "string",
+        "reason": "string",
+        "detail": "string",
+    },
+)
+_INDEX = {name: i for i, name in enumerate(PLANS.columns)}
+
+
+@dataclass(frozen=True)
+class Outline:
+    """A plan as far as its changes are told.
+
+    Attributes:
+        targets: workers wanted of each kind, or in each group; None: as many as there are.
+        variants: workers that are to run it, by variant.
+        batches: the largest batch of a variant, where all its workers have the same.
+        groups: group of each model.
+    """
+
+    targets: Mapping[str, int | None] = field(default_factory=dict)
+    variants: Mapping[str, int] = field(default_factory=dict)
+    batches: Mapping[str, int] = field(default_factory=dict)
+    groups: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of_assignments(
+        cls, targets: Mapping[str, int | None], assigned: Iterable[tuple[str, int, int]]
+    ) -> Outline:
+        """From (variant, batch size, workers)."""
+        variants: dict[str, int] = {}
+        sizes: dict[str, set[int]] = {}
+        for variant, batch_size, workers in assigned:
+            variants[variant] = variants.get(variant, 0) + workers
+            sizes.setdefault(variant, set()).add(batch_size)
+        batches = {v: b for v, (b, *more) in sizes.items() if not more}
+        return cls(targets, variants, batches)
+
+    def changes(self, last: Outline) -> list[str]:
+        """What is not as it was, a line each.
+
+        >>> old, new = Outline({"gpu": 2}, {"small": 2}), Outline({"gpu": 3}, {"large": 3})
+        >>> new.changes(old)
+        ['gpu: 2 → 3 workers', 'large: 0 → 3 workers', 'small: 2 → 0 workers']
+        """
+        lines = []
+        for name in sorted(self.targets):
+            then, now = last.targets.get(name), self.targets[name]
+            if now is not None and then != now:
+                lines.append(f"{name}: {'–' if then is None else then} → {now} workers")
+        for name in sorted({*self.variants, *last.variants}):
+            before, after = last.variants.get(name, 0), self.variants.get(name, 0)
+            if before != after:
+                lines.append(f"{name}: {before} → {after} workers")
+        lines += [
+            f"{name}: batches of {last.batches[name]} → {now}"
+            for name, now in sorted(self.batches.items())
+            if last.batches.get(name, now) != now
+        ]
+        lines += [
+            f"{name}: {last.groups.get(name, '–')} → {now}"
+            for name, now in sorted(self.groups.items())
+            if last.groups.get(name) != now
+        ]
+        return lines
+
+
+@dataclass(frozen=True)
+class Planned:
+    """One question to a planner, and what came of it.
+
+    Attributes:
+        at: when it was asked, in the planner's clock.
+        trigger: what made it ask: "first plan", "period", "demand changed", "worker lost", …
+        demand: requests per second that it was asked to plan for.
+        inputs: what else it went by, in short.
+        targets: workers wanted, by kind (or group).
+        plan: what the planner said.
+        workers: what each worker is to run.
+        changes: against the last plan.
+        why: the planner's own words.
+        shortfall: what the plan leaves out.
+        error: why there is no plan; the last one holds.
+        took_s: from the question to the answer.
+        wall_at: Unix time, for people.
+        clocks: how far other machines' clocks were ahead of the planner's, by clock.
+    """
+
+    at: float
+    trigger: str
+    demand: float | None = None
+    inputs: Mapping[str, Any] = field(default_factory=dict)
+    targets: Mapping[str, int | None] = field(default_factory=dict)
+    plan: Mapping[str, Any] = field(default_factory=dict)
+    workers: Mapping[str, str | None] = field(default_factory=dict)
+    changes: Sequence[str] = ()
+    why: str = ""
+    shortfall: str | None = None
+    error: str = ""
+    took_s: float | None = None
+    wall_at: float | None = None
+    clocks: Mapping[str, float] = field(default_factory=dict)
+
+
+_JSON = ("inputs", "targets", "plan", "workers", "clocks")
+_PLAIN = ("wall_at", "trigger", "demand", "why", "shortfall", "error", "took_s")
+
+
+class PlanEncoder:
+    """As `decision_log.Encoder`, of `Planned`."""
+
+    def __init__(self) -> None:
+        self.rows: list[Row] = []
+        self._number = 0
+        self._start: Start | None = None
+        self._at = 0.0
+
+    def _row(self, at: float, what: str, **values: Any) -> None:
+        row: list[Any] = [None] * len(PLANS.columns)
+        for name, value in {"number": self._number, "at": at, "what": what, **values}.items():
+            row[_INDEX[name]] = value
+        self.rows.append(tuple(row))
+
+    def start(self, start: Start, at: float) -> None:
+        """A planner begins."""
+        self._number, self._at, self._start = 0, at, start
+        self._row(at, "start", detail=start.to_json())
+
+    def lost(self, rows: int, at: float) -> None:
+        """So many rows were not kept."""
+        self._row(at, "lost", detail=str(rows))
+
+    def new_file(self) -> None:
+        """Repeat what a reader of the next rows alone must know."""
+        if self._start is not None:
+            self._row(self._at, "start", reason=AGAIN, detail=self._start.to_json())
+
+    def add(self, planned: Planned) -> None:
+        """The row of one question."""
+        texts = {name: json.dumps(getattr(planned, name), default=str) for name in _JSON}
+        plain = {name: getattr(planned, name) for name in _PLAIN}
+        self._row(planned.at, "plan", changes=list(planned.changes), **texts, **plain)
+        self._number += 1
+        self._at = planned.at
+
+
+@dataclass
+class Planner:
+    """What one planner decided, in order; at least what is left of it.
+
+    Attributes:
+        name: of the writer.
+        start: `policy` is the planner's name; `about` has application, models, clock, wall_at.
+        lost: rows that were not kept.
+    """
+
+    name: str
+    start: Start
+    plans: list[Planned]
+    lost: int = 0
+
+    def shift(self, clock: str | None, at: float) -> float | None:
+        """What to add to a time of this planner's clock, around `at`, for that of `clock`; None
+        where that was never measured."""
+        if clock is not None and clock == self.start.about.get("clock"):
+            return 0.0
+        known = [(abs(p.at - at), p.clocks[clock or ""]) for p in self.plans if clock in p.clocks]
+        return min(known)[1] if known else None
+
+
+def read(path: str | Path) -> list[Planner]:
+    """Every planner in the log of a folder, by name; none where it has no such table.
+
+    Raises:
+        ValueError: a file that is none, or cut short; it is named.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    files = []
+    for file_path in sorted((Path(path) / FOLDER).glob(f"*{PLANS.suffix}")):
+        try:
+            with pq.ParquetFile(file_path) as file:
+                about = about_file(file_path, file.schema_arrow, PLANS)
+                files.append((about["scheduler"], about["sequence"], file.read().to_pylist()))
+        except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+            raise ValueError(f"{file_path}: no plan log, or cut short: {error}") from None
+    found: list[Planner] = []
+    for name, _, rows in sorted(files, key=lambda file: file[:2]):
+        for row in rows:
+            if row["what"] == "start":
+                if row["reason"] != AGAIN or not found or found[-1].name != name:
+                    found.append(Planner(name, Start.from_json(row["detail"]), []))
+            elif row["what"] == "lost":
+                found[-1].lost += int(row["detail"])
+            elif row["what"] == "plan":
+                found[-1].plans.append(_planned(row))
+    return found
+
+
+def _planned(row: Mapping[str, Any]) -> Planned:
+    texts = {name: json.loads(row[name]) for name in _JSON}
+    plain = {name: row[name] for name in _PLAIN}
+    return Planned(at=row["at"], changes=tuple(row["changes"]), **texts, **plain)
+
+
+class PlanLines:
+    """A sink that writes a planner's table into the folder of a log, at once: of simulated runs."""
+
+    def __init__(self, folder: str | Path, name: str, start: Start, at: float = 0.0) -> None:
+        self._folder, self._name = Path(folder) / FOLDER, name
+        self._encoder = PlanEncoder()
+        self._encoder.start(start, at)
+
+    def __call__(self, planned: Planned) -> None:
+        self._encoder.add(planned)
+
+    def close(self) -> Path:
+        """Write the file; its path."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        path = self._folder / file_name(self._name, 0, PLANS)
+        rows = to_arrow(self._encoder.rows, kind=PLANS)
+        write_file(path, rows, self._name, 0, PLANS)
+        return path

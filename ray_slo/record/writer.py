@@ -1,0 +1,363 @@
+"""Writes a scheduler's or planner's decision log without making a decision wait.
+
+The event loop appends one object per decision to a bounded queue. A thread makes rows of them, a
+little at a time so that it never holds the interpreter for long, and writes the current file anew
+every few seconds: whole or not at all, so that a crash costs no more than those seconds. When the
+queue is full, decisions go unlogged, and the log says how many rows that were.
+
+A planner's log is a table of its own (`simulation.plan_log`), as it runs in another process. Both
+say which clock their times are of. Where a planner is on another machine than a scheduler, it
+writes beside its plans how far that clock is ahead of its own (`Clocks`).
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import logging
+import threading
+import time
+import uuid
+from collections import deque
+from collections.abc import Mapping
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any, TypeVar
+
+from ray_slo.core import Policy
+from ray_slo.record.plans import FOLDER, PLANS, Outline, PlanEncoder, Planned
+from ray_slo.record.rows import (
+    DECISIONS,
+    Encoder,
+    Recording,
+    Round,
+    Row,
+    Start,
+    file_name,
+    to_arrow,
+    write_file,
+)
+from ray_slo.serve.config.spec import AppSpec
+
+logger = logging.getLogger(__name__)
+_L = TypeVar("_L", bound="_Log")
+
+_QUEUE_ROWS = 50_000  # about 20 MB of requests and actions at worst
+_FILE_ROWS = 20_000  # about half a megabyte: little to write anew
+_PLAN_FILE_ROWS = 1000  # of a planner, whose rows are longer
+_CHUNK_ROWS = 1000
+_POLL_S = 0.1
+_SLICE_S = 0.0005  # the thread encodes so long, then lets the event loop have the interpreter
+_PAUSE_S = 0.001
+_CLOSE_S = 5.0
+_READINGS = 120  # of a clock: a minute's; clocks drift
+
+
+def open_log(spec: AppSpec, epoch: str) -> DecisionLog | None:
+    """The log that the application asks of its schedulers; None if it does not."""
+    return _opened(DecisionLog, spec, epoch)
+
+
+def open_plan_log(spec: AppSpec, epoch: str) -> PlanLog | None:
+    """The log that the application asks of its planner; None if it does not, or it cannot be."""
+    planner = spec.planner
+    try:
+        log = _opened(PlanLog, spec, f"plan-{epoch}")
+        if log is not None:
+            kwargs = planner.kwargs if planner else {}
+            log.begin(planner and planner.name, kwargs, time.monotonic())
+    except Exception:
+        logger.exception("no log of the planner")
+        return None
+    return log
+
+
+def _opened(kind: type[_L], spec: AppSpec, name: str) -> _L | None:
+    if (wanted := spec.decision_log) is None:
+        return None
+    application = spec.name or next(iter(spec.models))
+    return kind(
+        wanted.dir,
+        f"{application}-{name}",
+        max_mb=wanted.max_mb,
+        flush_s=wanted.flush_s,
+        application=application,
+        models=list(spec.models),
+    )
+
+
+@functools.cache
+def clock_id() -> str:
+    """Names the clock that `time.monotonic` reads: one for all processes of a machine, as long as
+    it runs; where that is not known, one of this process."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        return f"{boot} {Path('/proc/self/ns/time').readlink()}"
+    except OSError:
+        return uuid.uuid4().hex
+
+
+class Clocks:
+    """How far the clocks of other machines are ahead of ours.
+
+    A message says what its sender's clock showed. It was then on its way for an unknown time, so
+    the clock is at least so far ahead; of many messages, the fastest comes nearest.
+    """
+
+    def __init__(self) -> None:
+        self._ahead: dict[str, deque[float]] = {}
+
+    def heard(self, clock: str, reading: float, now: float) -> None:
+        """A message came that was sent when `clock` showed `reading`."""
+        if clock != clock_id():
+            self._ahead.setdefault(clock, deque(maxlen=_READINGS)).append(reading - now)
+
+    def ahead(self) -> dict[str, float]:
+        """Seconds, by clock; less than true by the fastest message's way."""
+        return {clock: max(seen) for clock, seen in self._ahead.items()}
+
+
+@functools.cache
+def _warm_up() -> None:
+    """Import what writes files, now: later it would hold the event loop for a third of a second."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    encoder = Encoder()
+    encoder.start(Start(None, None, {}), 0.0)
+    pq.write_table(to_arrow(encoder.rows), pa.BufferOutputStream(), compression="zstd")
+
+
+class _Log:
+    """A log of one writer.
+
+    Args:
+        folder: of all logs.
+        name: who writes, unique; files of several writers may share a folder.
+        max_mb: bound of the folder's logs, all writers together; the oldest files go first.
+        flush_s: a crash costs so many seconds at most.
+        about: for the reader: application, group, …
+    """
+
+    _kind = DECISIONS
+    _subfolder = ""
+    _encoder: Encoder | PlanEncoder
+
+    def __init__(
+        self,
+        folder: str | Path,
+        name: str,
+        *,
+        max_mb: float = 64.0,
+        flush_s: float = 5.0,
+        **about: Any,
+    ) -> None:
+        _warm_up()
+        self._root = Path(folder)
+        self._folder = self._root / self._subfolder
+        stamp = datetime.now(timezone.utc).strftime("%Y%m%dT%H%M%S")
+        self._name = f"{stamp}-{name}"  # names sort by age
+        self._max_bytes = max_mb * 1e6
+        self._flush_s = flush_s
+        self._about = {**about, "clock": clock_id()}
+        self._queue: deque[tuple[str, Any, float]] = deque()
+        self._queued = self._taken = 0  # rows; one counter per thread
+        self._lost = self._lost_in_all = 0
+        self._rows = self._rows_before = 0  # in files; in those that are full
+        self._cpu_s = 0.0  # of the thread
+        self._error = ""
+        self._sequence = 0
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="decision-log", daemon=True)
+        self._thread.start()
+        atexit.register(self.close, _CLOSE_S)
+
+    @property
+    def _file_rows(self) -> int:
+        return _FILE_ROWS
+
+    def begin(self, name: Any, kwargs: Mapping[str, Any], now: float) -> None:
+        """Who decides from now on, and its arguments."""
+        start = Start.of(name, kwargs, wall_at=time.time(), **self._about)
+        self._queue.append(("start", start, now))
+
+    def close(self, wait_s: float = 0.0) -> None:
+        """Have the thread write what is left and end; wait for it at most so long."""
+        self._closing.set()
+        self._thread.join(wait_s)
+
+    def status(self) -> dict[str, Any]:
+        """Where it is, rows written, rows lost as the queue was full, CPU seconds of the thread,
+        and what ended it."""
+        return {
+            "folder": str(self._folder),
+            "name": self._name,
+            "rows": self._rows,
+            "rows_lost": self._lost_in_all,
+            "cpu_s": self._cpu_s,
+            "error": self._error,
+        }
+
+    # On the event loop.
+
+    def _put(self, what: Any, rows: int, now: float) -> None:
+        if self._error:
+            return
+        if self._queued - self._taken + rows > _QUEUE_ROWS:
+            self._lost += rows
+            self._lost_in_all += rows
+            return
+        if self._lost:
+            self._queue.append(("lost", self._lost, now))
+            self._lost = 0
+        self._queued += rows
+        self._queue.append(("add", what, rows))
+
+    # On the thread.
+
+    def _run(self) -> None:
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            self._write_until_closed()
+        except Exception as error:  # a full disk must not cost a request
+            self._error = f"{type(error).__name__}: {error}"
+            logger.exception("the decision log in %s ends here", self._folder)
+            self._queue.clear()
+        atexit.unregister(self.close)
+
+    def _write_until_closed(self) -> None:
+        encoder = self._encoder
+        chunks: list[Any] = []  # Arrow tables of the current file
+        rows = 0
+        flushed_at = time.monotonic()
+        dirty = False
+        while True:
+            closing = self._closing.is_set()  # before the queue is looked at
+            self._encode_some()
+            waiting = len(encoder.rows)
+            now = time.monotonic()
+            due = (closing and not self._queue) or now - flushed_at > self._flush_s
+            full = rows + waiting >= self._file_rows
+            if waiting >= _CHUNK_ROWS or (waiting and (due or full)):
+                taken: list[Row] = encoder.rows[:]
+                encoder.rows.clear()
+                chunks.append(to_arrow(taken, self._breathe, self._kind))
+                rows += len(taken)
+                dirty = True
+            if dirty and (due or full):
+                self._write(chunks)
+                self._rows = self._rows_before + rows
+                flushed_at, dirty = now, False
+            if full:
+                self._rows_before += rows
+                chunks, rows = [], 0
+                self._sequence += 1
+                encoder.new_file()
+            self._cpu_s = time.thread_time()
+            if self._queue:
+                time.sleep(_PAUSE_S)
+            elif closing:
+                return
+            else:
+                self._closing.wait(_POLL_S)
+
+    def _encode_some(self) -> None:
+        until = time.perf_counter() + _SLICE_S
+        queue, encoder = self._queue, self._encoder
+        while queue and time.perf_counter() < until:
+            kind, what, extra = queue.popleft()
+            if kind == "add":
+                self._taken += int(extra)
+                encoder.add(what)
+            elif kind == "start":
+                encoder.start(what, extra)
+            else:
+                encoder.lost(what, extra)
+
+    def _breathe(self) -> None:
+        if not self._closing.is_set():
+            time.sleep(0)  # lets the event loop have the interpreter
+
+    def _write(self, chunks: list[Any]) -> None:
+        import pyarrow as pa
+
+        path = self._folder / file_name(self._name, self._sequence, self._kind)
+        write_file(path, pa.concat_tables(chunks), self._name, self._sequence, self._kind)
+        self._prune(path)
+
+    def _prune(self, keep: Path) -> None:
+        # By when they were last written, not by name: a writer's current file is none of the
+        # oldest, however seldom it begins another.
+        files: list[tuple[float, Path, int]] = []
+        decisions = self._root.glob(f"*{DECISIONS.suffix}")
+        for path in (*decisions, *(self._root / FOLDER).glob(f"*{PLANS.suffix}")):
+            try:
+                stat = path.stat()
+            except FileNotFoundError:  # another writer pruned, too
+                continue
+            files.append((stat.st_mtime, path, stat.st_size))
+        total = sum(size for _, _, size in files)
+        for _, path, size in sorted(files):
+            if total <= self._max_bytes:
+                break
+            if path != keep:
+                path.unlink(missing_ok=True)
+                total -= size
+
+
+class DecisionLog(_Log):
+    """The log of one scheduler; arguments as of any log (`folder`, `name`, `max_mb`, `flush_s`,
+    about)."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self._encoder = Encoder()
+        super().__init__(*args, **kwargs)
+
+    def recorded(self, policy: Policy, name: Any, kwargs: Mapping[str, Any], now: float) -> Policy:
+        """`policy`, made of `name` and `kwargs`, as a policy whose every round is logged."""
+        self.begin(name, kwargs, now)
+        return Recording(policy, self._decided)
+
+    def _decided(self, round: Round) -> None:
+        rows = 1 + len(round.events)
+        for name, args in round.events:
+            if name == "requests_arrived":
+                rows += len(args[1])
+        self._put(round, rows, round.now)
+
+
+class PlanLog(_Log):
+    """The log of one planner; arguments as of any log.
+
+    Attributes:
+        clocks: of the schedulers, as far as they were heard of.
+        outline: of the last plan, what the next one's changes are told against.
+    """
+
+    _kind = PLANS
+    _subfolder = FOLDER
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self._encoder = PlanEncoder()
+        self.clocks = Clocks()
+        self.outline = Outline()
+        super().__init__(*args, **kwargs)
+
+    @property
+    def _file_rows(self) -> int:
+        return _PLAN_FILE_ROWS
+
+    def planned(self, at: float, trigger: str, outline: Outline | None, **rest: Any) -> None:
+        """Log one question to the planner. Does not wait, nor raise.
+
+        Args:
+            outline: of the plan; None: there is none, or it is the last one.
+            rest: of `Planned`; changes, clocks and the wall-clock time are known here.
+        """
+        try:
+            changes = outline.changes(self.outline) if outline is not None else []
+            known = {"changes": changes, "wall_at": time.time(), "clocks": self.clocks.ahead()}
+            self._put(Planned(at, trigger, **{**known, **rest}), 1, at)
+            self.outline = outline or self.outline
+        except Exception:
+            logger.exception("a plan could not be logged")

@@ -1,5 +1,0 @@
-"""Policies: one small pure state machine per file. See `ray_slo.core.policy` for the contract."""
-
-from ray_slo.scheduling.registry import POLICIES, make_policy
-
-__all__ = ["POLICIES", "make_policy"]

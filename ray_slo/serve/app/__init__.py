@@ -1,0 +1,1 @@
+"""Builds the application: in the driver, and in `serve build`."""

@@ -1,0 +1,139 @@
+"""The HTTP surface of an application as an OpenAPI 3.1 document, made from the types that answer.
+
+Nothing serves it: write it where you want it, as `json.dumps(document(spec.models))`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from ray_slo.core.text import SHOWN
+from ray_slo.serve import errors
+from ray_slo.serve.deadlines import LATENCY_HEADER, MAX_LATENCY_MS, TIMEOUT_HEADER
+
+_ANSWERS = (  # that a request can come to; the user's own error is a 500
+    errors.BadHeader,
+    errors.BadInput,
+    errors.BodyTooLarge,
+    errors.SlowBody,
+    errors.UnknownModel,
+    errors.RefusedEarly,
+    errors.NotReady,
+    errors.WorkerLost,
+    errors.Expired,
+)
+_TEXT = {"type": "string"}
+_NUMBER = {"type": "number"}
+
+
+def document(models: Iterable[str], title: str = "ray-slo") -> dict[str, Any]:
+    """What can be asked of an application, and what it answers.
+
+    Args:
+        models: their names; of a pipeline, its own.
+        title: of the document.
+    """
+    refusals = {
+        str(status): _refusal(" / ".join(said)) for status, said in sorted(_by_status().items())
+    }
+    answers = {"200": {"description": "The model's result.", "content": _any_content()}, **refusals}
+    path = {
+        "parameters": [
+            {
+                "name": "model",
+                "in": "path",
+                "required": True,
+                "description": "May be left out, with its slash, where there is one model.",
+                "schema": {"enum": sorted(models)},
+            }
+        ],
+        "get": {
+            "operationId": "describe",
+            "summary": "What is served: models, SLOs, variants.",
+            "responses": {
+                "200": {
+                    "description": "The description.",
+                    "content": {"application/json": {"schema": {"type": "object"}}},
+                },
+                **{status: refusals[status] for status in ("400", "404", "431")},
+            },
+        },
+        "post": {
+            "operationId": "infer",
+            "summary": "Answer one item.",
+            "parameters": _headers(),
+            "requestBody": {
+                "required": True,
+                "content": {"application/json": {"schema": {}}, **_bytes_content()},
+            },
+            "responses": answers,
+        },
+    }
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": title, "version": "1"},
+        "paths": {"/{model}": path},
+        "components": {"schemas": {"Error": _error_schema()}},
+    }
+
+
+def _by_status() -> dict[int, list[str]]:
+    said: dict[int, list[str]] = {431: ["BadHeader: the headers together are too large."]}
+    for cls in _ANSWERS:
+        what = (cls.__doc__ or "").partition(" HTTP ")[0].partition("\n\n")[0]
+        said.setdefault(cls.http_status, []).append(f"{cls.__name__}: {' '.join(what.split())}")
+    said[405] = ["MethodNotAllowed: neither GET, HEAD nor POST."]
+    said[500] = ["What the user's own code raised, or BatchResultError."]
+    return said
+
+
+def _refusal(description: str) -> dict[str, Any]:
+    schema = {"$ref": "#/components/schemas/Error"}
+    return {"description": description, "content": {"application/json": {"schema": schema}}}
+
+
+def _headers() -> list[dict[str, Any]]:
+    positive = {"type": "number", "exclusiveMinimum": 0}
+    return [
+        {
+            "name": LATENCY_HEADER,
+            "in": "header",
+            "description": "The request's own SLO, milliseconds, instead of the model's.",
+            "schema": {**positive, "maximum": MAX_LATENCY_MS},
+        },
+        {
+            "name": TIMEOUT_HEADER,
+            "in": "header",
+            "description": "When the client gives up, seconds; can only tighten the SLO.",
+            "schema": {**positive, "maximum": MAX_LATENCY_MS / 1e3},
+        },
+    ]
+
+
+def _bytes_content() -> dict[str, Any]:
+    return {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
+
+
+def _any_content() -> dict[str, Any]:
+    return {"application/json": {"schema": {}}, **_bytes_content()}
+
+
+def _error_schema() -> dict[str, Any]:
+    return {
+        "type": "object",
+        "required": ["error", "reason", "message"],
+        "additionalProperties": False,
+        "properties": {
+            "error": {**_TEXT, "description": "The error's type."},
+            "reason": {**_TEXT, "description": "Short and stable, for programs."},
+            "message": {**_TEXT, "description": "One sentence for a person."},
+            "field": {**_TEXT, "description": "The part of the request that is wrong."},
+            "model": {**_TEXT, "description": f"Cut after {SHOWN} characters if it is unknown."},
+            "task": _TEXT,
+            "valid": {"type": "array", "items": _TEXT},
+            "latency_slo_ms": _NUMBER,
+            "predicted_finish_ms": _NUMBER,
+            "retry_after_s": _NUMBER,
+        },
+    }

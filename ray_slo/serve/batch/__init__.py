@@ -1,0 +1,1 @@
+"""`@ray_slo.batch`: deadlines inside one replica."""

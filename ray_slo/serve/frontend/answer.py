@@ -1,0 +1,158 @@
+"""What an answer carries beside the result, and how it looks over HTTP."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ray_slo.serve.frontend.tree import Node, Visit
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """A task's part in the answer of a pipeline.
+
+    Attributes:
+        requests: that were served there for this answer.
+        variants: how many of them each variant served.
+        batch_size, queue_ms, exec_ms: of the one that was done last.
+    """
+
+    task: str
+    requests: int
+    variants: Mapping[str, int]
+    batch_size: int
+    queue_ms: float
+    exec_ms: float
+
+    def __str__(self) -> str:
+        variants = " ".join(f"{name}*{count}" for name, count in self.variants.items())
+        return (
+            f'{self.task};requests={self.requests};variants="{variants}";batch-size='
+            f"{self.batch_size};queue-ms={self.queue_ms:.3f};exec-ms={self.exec_ms:.3f}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A result and how it came about: what `handle.remote(x, response_metadata=True)` returns.
+
+    Attributes:
+        result: what the user's method (and `postprocess`) returned.
+        variant, accuracy: the network that answered; accuracy in percent, None if unknown.
+        batch_size: requests in its batch.
+        queue_ms: from arrival at the frontend to the start of execution, without execution.
+        exec_ms: of the batch.
+        latency_ms: from arrival at the frontend to the answer.
+        deadline_met: whether that was within the request's SLO.
+        stages: of a pipeline, by task in order. There, `variant` joins the ones that served most
+            requests of each task by "/", `accuracy` is end to end, averaged over what the request
+            came to, `queue_ms` and `exec_ms` are sums along the branch that was done last, and
+            `batch_size` is the root's.
+    """
+
+    result: Any
+    model: str
+    variant: str
+    accuracy: float | None
+    batch_size: int
+    queue_ms: float
+    exec_ms: float
+    latency_ms: float
+    latency_slo_ms: float
+    stages: tuple[Stage, ...] = ()
+
+    @property
+    def deadline_met(self) -> bool:
+        return self.latency_ms <= self.latency_slo_ms
+
+    def headers(self) -> dict[str, str]:
+        """The `x-slo-*` headers."""
+        headers = {
+            "x-slo-model": self.model,
+            "x-slo-variant": self.variant,
+            "x-slo-batch-size": str(self.batch_size),
+            "x-slo-queue-ms": f"{self.queue_ms:.3f}",
+            "x-slo-exec-ms": f"{self.exec_ms:.3f}",
+            "x-slo-latency-ms": f"{self.latency_ms:.3f}",
+            "x-slo-latency-slo-ms": f"{self.latency_slo_ms:.3f}",
+            "x-slo-deadline-met": str(self.deadline_met).lower(),
+        }
+        if self.accuracy is not None:
+            headers["x-slo-accuracy"] = f"{self.accuracy:.2f}"
+        if self.stages:
+            headers["x-slo-stages"] = ", ".join(map(str, self.stages))
+        return headers
+
+
+def joined_answer(
+    model: str,
+    root: Node,
+    accuracy: Callable[[tuple[str, ...]], float | None],
+    latency_ms: float,
+    latency_slo_ms: float,
+) -> Answer:
+    """The answer of a pipeline.
+
+    Args:
+        model: the pipeline's name.
+        accuracy: of a path of variants from the root on, percent, where known.
+    """
+    last: dict[str, Visit] = {}  # by task
+    for node in root.walk():
+        if node.task not in last or node.visit.done_at > last[node.task].done_at:
+            last[node.task] = node.visit
+    stages = tuple(
+        Stage(
+            task,
+            requests=served.total(),
+            variants=dict(served.most_common()),
+            batch_size=last[task].batch_size,
+            queue_ms=last[task].queue_s * 1e3,
+            exec_ms=last[task].exec_s * 1e3,
+        )
+        for task, served in root.variants().items()
+    )
+    accuracies = [accuracy(path) for path in root.paths()]
+    known = [a for a in accuracies if a is not None]
+    waited_for = [node.visit for node in root.slowest()]
+    return Answer(
+        result=root.joined,
+        model=model,
+        variant="/".join(next(iter(stage.variants)) for stage in stages),
+        accuracy=sum(known) / len(known) if len(known) == len(accuracies) else None,
+        batch_size=root.visit.batch_size,
+        queue_ms=sum(visit.queue_s for visit in waited_for) * 1e3,
+        exec_ms=sum(visit.exec_s for visit in waited_for) * 1e3,
+        latency_ms=latency_ms,
+        latency_slo_ms=latency_slo_ms,
+        stages=stages,
+    )
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.ndarray | np.generic):
+        return value.tolist()
+    raise TypeError(
+        f"a result of type {type(value).__name__} is not JSON; convert it in postprocess"
+    )
+
+
+def to_json(value: Any) -> bytes:
+    """JSON, with NumPy arrays and scalars as lists and numbers, and null for what is no number
+    (nan) or not finite: JSON has neither.
+
+    Raises:
+        TypeError: the result holds something else.
+        ValueError: it holds itself.
+    """
+    try:
+        text = json.dumps(value, default=_plain, allow_nan=False)
+    except ValueError:
+        text = json.dumps(value, default=_plain)  # again, for which of the two it was
+        text = json.dumps(json.loads(text, parse_constant=lambda _: None))
+    return text.encode()

@@ -1,0 +1,267 @@
+"""Reads what clients send, within bounds: nothing here trusts a request.
+
+Bodies have a size, a depth and a time in which they must come; headers have a length, a number in
+them, and come once. What breaks a bound is refused with an error that names it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import math
+from collections.abc import Coroutine, Iterable
+from typing import Any
+
+import orjson
+from starlette.requests import ClientDisconnect, Request
+
+from ray_slo.core.text import quoted
+from ray_slo.serve.deadlines import (
+    LATENCY_HEADER,
+    MAX_LATENCY_MS,
+    PROXIED_HEADER,
+    TIMEOUT_HEADER,
+    WHOLE_HEADER,
+)
+from ray_slo.serve.errors import BadHeader, BadInput, BodyTooLarge, RefusedEarly, SlowBody
+
+MAX_DEPTH = 100  # of JSON; pickle gives up at a few hundred
+INLINE_BYTES = 32_768  # of JSON: more of it is parsed on a thread
+_CONTAINER = 10  # values that a list or an object counts for: so much longer does pickling one take
+MAX_NUMBER = 32  # characters of a header that is a number
+
+_HEADERS = (LATENCY_HEADER, PROXIED_HEADER, TIMEOUT_HEADER)
+_BODY_S = 60.0  # a body has so long, whatever SLO its client asked for
+_LATE_S = 0.5  # and so long after its deadline: one that would miss it anyhow hears so
+
+
+# -- headers -----------------------------------------------------------------------------------
+
+
+class Headers:
+    """The headers of a request (metadata of gRPC) that say how much time there is.
+
+    Args:
+        pairs: all headers, names in small letters; what is of no interest is passed over.
+    """
+
+    def __init__(self, pairs: Iterable[tuple[str, Any]]) -> None:
+        self._found: dict[str, list[Any]] = {}
+        for name, value in pairs:
+            if name in _HEADERS:
+                self._found.setdefault(name, []).append(value)
+
+    def latency_ms(self, slo_ms: float) -> float | None:
+        """What the client gives the request, milliseconds; None for what its model says.
+
+        `x-slo-latency-ms` replaces the model's SLO; a timeout can only tighten it.
+
+        Args:
+            slo_ms: the model's.
+
+        Raises:
+            BadHeader: no such number.
+        """
+        own_ms = self._number(LATENCY_HEADER, MAX_LATENCY_MS)
+        if own_ms is not None:
+            return own_ms
+        timeout_ms = self.timeout_ms()
+        return None if timeout_ms is None else min(timeout_ms, slo_ms)
+
+    def timeout_ms(self) -> float | None:
+        """When the client hangs up, milliseconds.
+
+        Raises:
+            BadHeader: no such number.
+        """
+        proxied_ms = self._number(PROXIED_HEADER, math.inf)
+        if proxied_ms is not None:
+            return proxied_ms
+        timeout_s = self._number(TIMEOUT_HEADER, MAX_LATENCY_MS / 1e3, zero_is_none=True)
+        return None if timeout_s is None else timeout_s * 1e3
+
+    def _number(self, name: str, most: float, *, zero_is_none: bool = False) -> float | None:
+        values = self._found.get(name)
+        if values is None:
+            return None
+        if len(values) > 1:
+            raise BadHeader(f"header {name} is there {len(values)} times; send one", field=name)
+        (text,) = values
+        value = to_number(text)
+        if zero_is_none and value == 0:
+            return None  # Serve's way of saying "no timeout"
+        if not (0 < value <= most and math.isfinite(value)):
+            bound = f" of at most {most:.0f}" if math.isfinite(most) else ""
+            raise BadHeader(
+                f"header {name} must be a positive number{bound}, like 250 or 0.5, "
+                f"got {quoted(text)}",
+                field=name,
+            )
+        return value
+
+
+def to_number(text: Any) -> float:
+    """A decimal number as text; nan for anything else."""
+    if not isinstance(text, str) or len(text) > MAX_NUMBER or not text.isascii() or "_" in text:
+        return math.nan
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
+
+
+# -- bodies ------------------------------------------------------------------------------------
+
+
+async def body_of(
+    request: Request,
+    max_bytes: int,
+    left_s: float,
+    option: str = "max_body_bytes",
+    readers: Readers | None = None,
+) -> bytes:
+    """The body of a request.
+
+    Args:
+        max_bytes: no more than this is kept.
+        left_s: seconds until the request's deadline.
+        option: that says so, for the message.
+        readers: among whom this is one; default: alone.
+
+    Raises:
+        BodyTooLarge: it is larger, or says that it is.
+        SlowBody: it was not there by the deadline, or when too many others were read.
+        RefusedEarly: nor was it, and that was not the client's doing.
+        BadInput: the client left before it was.
+    """
+    declared = request.headers.get("content-length", "")
+    if declared.isdecimal() and (len(declared) > 18 or int(declared) > max_bytes):
+        raise too_large("body", declared[:18], max_bytes, option=option)
+    limit_s = within_s(left_s)
+    body = bytearray()
+
+    async def read() -> None:
+        async for chunk in request.stream():
+            body.extend(chunk)
+            if len(body) > max_bytes:
+                raise too_large("body", f"more than {max_bytes}", max_bytes, option=option)
+
+    task = (readers or Readers(1)).start(read())
+    try:
+        await asyncio.wait([task], timeout=limit_s)
+        if task.cancelled():
+            raise SlowBody(
+                f"of the body, {len(body)} bytes had come when too many bodies were being read at "
+                "once, and this one had been for longest",
+                field="body",
+            )
+        if task.done():
+            task.result()
+            return bytes(body)
+        if request.headers.get(WHOLE_HEADER) == "1":
+            said = f"the proxy was too busy to hand its body over within {limit_s:.4g} s"
+            raise RefusedEarly(said, reason="queue_full")
+        raise slow_body(len(body), limit_s)
+    except ClientDisconnect:
+        raise BadInput("the client left before its body was here", field="body") from None
+    finally:
+        task.cancel()
+
+
+class Readers:
+    """Bodies that are being read. When there are too many, the one that takes longest gives way.
+
+    Args:
+        most: at a time.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._tasks: dict[asyncio.Task[None], None] = {}  # the oldest first
+
+    def start(self, read: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Begin to read."""
+        if len(self._tasks) >= self._most:
+            oldest = next(iter(self._tasks))
+            del self._tasks[oldest]
+            oldest.cancel()
+        task = asyncio.get_running_loop().create_task(read)
+        self._tasks[task] = None
+        task.add_done_callback(lambda done: self._tasks.pop(done, None))
+        return task
+
+
+def within_s(left_s: float) -> float:
+    """How long a client may take for a body, seconds.
+
+    Args:
+        left_s: until the request's deadline.
+    """
+    return min(max(left_s, 0.0) + _LATE_S, _BODY_S)
+
+
+def slow_body(size: int, limit_s: float) -> SlowBody:
+    """The refusal of a body that did not come in time."""
+    return SlowBody(
+        f"of the body, {size} bytes came within {limit_s:.4g} s; the request's deadline is over",
+        field="body",
+    )
+
+
+def too_large(
+    field: str, size: int | str, most: int, what: str = "bytes", option: str = "max_body_bytes"
+) -> BodyTooLarge:
+    """The refusal of a body, or of the field of a message."""
+    return BodyTooLarge(
+        f"{field} has {size} {what}; at most {most} are read ({option})", field=field
+    )
+
+
+def json_of(body: bytes, max_values: int) -> Any:
+    """The JSON in a body. Parsing holds Python's lock, on whatever thread: hence the bound.
+
+    Args:
+        max_values: about how many values it may hold, a list or an object counted as ten: commas,
+            and brackets ten times, those in strings, too.
+
+    Raises:
+        ValueError: it is no JSON, or is nested too deeply.
+        BodyTooLarge: too many values.
+    """
+    opened = body.count(b"[") + body.count(b"{")
+    if (values := 1 + body.count(b",") + _CONTAINER * opened) > max_values:
+        what = "values, where a list or an object counts as ten"
+        raise too_large("body", values, max_values, what, "max_json_values")
+    # The collector would look at all that is made, again and again, and find nothing.
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        value = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        if "depth limit" in str(error):
+            raise _too_deep() from None
+        raise
+    finally:
+        if collects:
+            gc.enable()
+    if opened > MAX_DEPTH:  # no more than are opened can be nested
+        _check_depth(value)
+    return value
+
+
+def _too_deep() -> ValueError:
+    return ValueError(f"it is nested more than {MAX_DEPTH} deep")
+
+
+def _check_depth(value: Any) -> None:
+    level = [value] if isinstance(value, dict | list) else []
+    for _ in range(MAX_DEPTH):
+        level = [
+            inner
+            for outer in level
+            for inner in (outer.values() if isinstance(outer, dict) else outer)
+            if isinstance(inner, dict | list)
+        ]
+        if not level:
+            return
+    raise _too_deep()

@@ -1,0 +1,115 @@
+"""Serve's autoscaler follows the plan: as many replicas of a kind of worker as the planner wants.
+
+Serve calls the policy in its controller, many times a second, so it must not block: one call to the
+plan actor is under way, and looked at. While the actor does not answer (it is restarting, gone for
+good, or has no plan yet) the last target holds; a service is never scaled by silence.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import ray
+from ray.serve.config import AutoscalingConfig, AutoscalingContext, AutoscalingPolicy
+
+from ray_slo.serve.config.spec import AppSpec, worker_deployment
+from ray_slo.serve.planner.actor import find_plan
+
+logger = logging.getLogger(__name__)
+
+_ASK_EVERY_S = 0.5
+_ANSWER_S = 10.0  # then the actor is looked up anew
+
+
+class PlanAutoscaling:
+    """What Serve calls for the target number of replicas.
+
+    Args:
+        frontend: name of the frontend's deployment, as in the specification.
+        kind: of worker.
+    """
+
+    def __init__(self, frontend: str, kind: str) -> None:
+        self._frontend = frontend
+        self._kind = kind
+        self._threads = ThreadPoolExecutor(1, thread_name_prefix="ray-slo-plan")
+        self._looking: Future[Any] | None = None
+        self._actor: Any = None
+        self._answer: Any = None  # of the call under way
+        self._asked_at = 0.0
+        self._target: int | None = None
+
+    def __call__(self, context: AutoscalingContext) -> tuple[int, dict[str, Any]]:
+        """The target, within the bounds that there are, and no state."""
+        try:
+            self._follow(context, time.monotonic())
+        except Exception as error:
+            logger.debug("the plan of %s cannot be read (%r); as before", self._kind, error)
+            self._actor = self._answer = None
+        # Before the first answer: what Serve has now. It may be more than the least.
+        target = context.target_num_replicas if self._target is None else self._target
+        least = context.capacity_adjusted_min_replicas
+        return max(least, min(target, context.capacity_adjusted_max_replicas)), {}
+
+    def _follow(self, context: AutoscalingContext, now: float) -> None:
+        """Take the answer if it is there; ask anew if it is time."""
+        if self._answer is not None:
+            done, _ = ray.wait([self._answer], timeout=0)
+            if done:
+                answer, self._answer = self._answer, None
+                target = ray.get(answer)
+                self._target = self._target if target is None else int(target)
+            elif now - self._asked_at > _ANSWER_S:
+                raise TimeoutError("no answer")
+        if self._answer is not None or now - self._asked_at < _ASK_EVERY_S:
+            return
+        if self._actor is None:
+            self._actor = self._found(context)
+        if self._actor is not None:
+            self._asked_at = now
+            most = context.capacity_adjusted_max_replicas
+            self._answer = self._actor.target.remote(self._kind, most)
+
+    def _found(self, context: AutoscalingContext) -> Any:
+        """The actor, looked up aside; None while that takes its time.
+
+        Raises:
+            ValueError: there is none.
+        """
+        if self._looking is None:
+            # Serve numbers deployments of one name in an application; ours come in step.
+            usual = worker_deployment(self._frontend, self._kind)
+            frontend = self._frontend + context.deployment_name.removeprefix(usual)
+            self._asked_at = time.monotonic()
+            self._looking = self._threads.submit(find_plan, f"{context.app_name}#{frontend}")
+        if not self._looking.done():
+            return None
+        looking, self._looking = self._looking, None
+        return looking.result()
+
+
+def autoscaling(spec: AppSpec, kind: str) -> AutoscalingConfig:
+    """Serve's configuration for a kind of worker that the planner scales.
+
+    More replicas are started at once; fewer are kept when that has been the plan for an interval,
+    so that noise in the demand does not stop and start processes.
+    """
+    bounds = spec.replica_bounds(kind)
+    assert spec.planner is not None and bounds is not None
+    return AutoscalingConfig(
+        min_replicas=bounds[0],
+        initial_replicas=spec.workers[kind].num_replicas,
+        max_replicas=bounds[1],
+        # Serve starts a replica, whatever its policy says, where there is none and this aggregate
+        # of the requests in its last half minute is not 0.
+        aggregation_function="min",
+        upscale_delay_s=0.0,
+        downscale_delay_s=spec.planner.interval_s,
+        policy=AutoscalingPolicy(
+            policy_function=PlanAutoscaling,
+            policy_kwargs={"frontend": spec.deployment_name, "kind": kind},
+        ),
+    )

@@ -1,0 +1,179 @@
+"""In Serve's proxy, for HTTP: requests wait at a door before they cost anything (`proxy_door`), and
+small bodies are read here, so that a slow client occupies no frontend, and a busy proxy is not
+taken for one."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from typing import Any
+
+from ray_slo.serve.deadlines import (
+    CAPACITY_HEADER,
+    LATENCY_HEADER,
+    REFUSED_HEADER,
+    WHOLE_HEADER,
+)
+from ray_slo.serve.errors import SLOError, http_response
+from ray_slo.serve.frontend.http import slow_body, within_s
+from ray_slo.serve.proxy.door import ProxyDoor
+from ray_slo.serve.proxy.http import budget_s
+from ray_slo.serve.ray_private.http_head import ARRIVAL
+
+_CAPACITY = CAPACITY_HEADER.encode()
+_LATENCY = LATENCY_HEADER.encode()  # of an answer: what the frontend took
+_WHOLE, _REFUSED = WHOLE_HEADER.encode(), REFUSED_HEADER.encode()
+_SMALL_BYTES = 2**20
+_HAS_BODY = {b"content-length", b"transfer-encoding"}
+_LINGER_S = 2.0  # for the rest of a body whose request is answered
+
+
+class AdmissionMiddleware:
+    """Lets requests in one by one, the earliest deadline first, with small bodies read.
+
+    Args:
+        door: default: one of its own.
+    """
+
+    def __init__(self, app: Any, door: ProxyDoor | None = None) -> None:
+        self._app = app
+        self._door = door or ProxyDoor()
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        arrival = scope.get(ARRIVAL, time.monotonic())
+        path = scope["path"]
+        headers = [h for h in scope["headers"] if h[0] not in (_WHOLE, _REFUSED)]
+        slo_s = self._door.slo_s(path)
+        left_s = budget_s(headers, slo_s)
+        num_bytes = _declared(headers)
+        if num_bytes is None or num_bytes > _SMALL_BYTES:
+            lingering = _Lingering(scope, receive, send)
+            receive, send = lingering.receive, lingering.send
+        is_small = num_bytes is not None and num_bytes <= _SMALL_BYTES
+        whole = slo_s is not None and left_s is not None and is_small
+        try:
+            self._door.check(path, arrival, left_s)
+            if whole:
+                assert left_s is not None
+                body = await _body(receive, arrival + left_s - time.monotonic())
+                if body is None:
+                    return  # the client has left
+                receive = _Replayed(body, receive)
+            ticket = await self._door.enter(
+                path, arrival, left_s, num_bytes=num_bytes or 0, is_json=_is_json(headers)
+            )
+        except SLOError as error:
+            await http_response(error)(scope, receive, send)
+            return
+        try:
+            headers.append((_WHOLE, b"1" if whole else b"0"))
+            if refused := self._door.refused_before(path):
+                headers.append((_REFUSED, str(refused).encode()))
+            scope = {**scope, "headers": headers, ARRIVAL: arrival}
+            let_in = time.monotonic()
+            await self._app(scope, receive, self._watched(send, path, let_in))
+        finally:
+            self._door.leave(ticket)
+
+    def _watched(self, send: Any, path: str, let_in: float) -> Any:
+        """`send`, but what a frontend says of its capacity goes no further."""
+
+        async def watched(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                found = {name.lower(): value for name, value in message.get("headers", ())}
+                if (said := found.get(_CAPACITY)) is not None:
+                    rest = [h for h in message["headers"] if h[0].lower() != _CAPACITY]
+                    took_s = time.monotonic() - let_in if message["status"] == 200 else None
+                    inside = found.get(_LATENCY)
+                    inside_s = None if inside is None else float(inside) / 1e3
+                    self._door.heard(path, said.decode(), took_s, inside_s)
+                    message = {**message, "headers": rest}
+            await send(message)
+
+        return watched
+
+
+def _declared(headers: Any) -> int | None:
+    """Bytes that a body says that it has."""
+    declared = dict(headers).get(b"content-length", b"")
+    return int(declared[:18]) if declared.isdigit() else None
+
+
+def _is_json(headers: Any) -> bool:
+    return b"json" in dict(headers).get(b"content-type", b"").lower()
+
+
+class _Lingering:
+    """`receive` and `send` of a request with a large body. Its client hears what is said while it
+    is still sending: closing a connection with data that nobody read drops the answer."""
+
+    def __init__(self, scope: Any, receive: Any, send: Any) -> None:
+        names = {name for name, _ in scope["headers"]}
+        # Who sends "expect" waits for us before it sends a body.
+        self._more = bool(names & _HAS_BODY) and b"expect" not in names
+        self._receive, self._send = receive, send
+
+    async def receive(self) -> Any:
+        message = await self._receive()
+        self._more = self._more and bool(message.get("more_body"))
+        return message
+
+    async def send(self, message: Any) -> None:
+        is_last = message["type"] == "http.response.body" and not message.get("more_body")
+        if is_last and self._more:
+            await self._send({**message, "more_body": True})  # it hears now; we hang up later
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._rest(), _LINGER_S)
+            message = {"type": "http.response.body", "body": b"", "more_body": False}
+        await self._send(message)
+
+    async def _rest(self) -> None:
+        while self._more:
+            await self.receive()
+
+
+class _Replayed:
+    """`receive` of a request whose body was read before."""
+
+    def __init__(self, body: bytes, receive: Any) -> None:
+        self._body: bytes | None = body
+        self._receive = receive
+
+    async def __call__(self) -> Any:
+        if (body := self._body) is not None:
+            self._body = None
+            return {"type": "http.request", "body": body, "more_body": False}
+        return await self._receive()
+
+
+async def _body(receive: Any, left_s: float) -> bytes | None:
+    """The body of a request; None where the client has left.
+
+    Raises:
+        SlowBody: the client took too long.
+    """
+    body = bytearray()
+
+    async def read() -> bool:
+        more = True
+        while more:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                return False
+            body.extend(message.get("body", b""))
+            more = message.get("more_body", False)
+        return True
+
+    limit_s = within_s(left_s)
+    reading = asyncio.ensure_future(read())
+    try:
+        await asyncio.wait([reading], timeout=limit_s)
+        if not reading.done():
+            raise slow_body(len(body), limit_s)
+        return bytes(body) if reading.result() else None
+    finally:
+        reading.cancel()

@@ -1,0 +1,162 @@
+"""What Serve's proxies load: a door (`admission`), middleware for deadlines and dead frontends
+(`failover`), and bounds.
+
+`BoundsMiddleware` refuses what would break Serve's proxy (headers that it decodes and that are no
+text) or fill its memory, as it takes in a body whether or not a replica reads it. Serve loads both
+from the environment of the machine that runs the proxy::
+
+    RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH=ray_slo.serve.proxy:middlewares
+
+The same callback keeps Serve's gRPC server on one host and bounds its messages (`grpc`), and what
+comes before a request is one (`heads`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from ray import serve
+from ray.serve._private.constants import SERVE_SESSION_ID
+from ray.serve.exceptions import RayServeException
+from starlette.middleware import Middleware
+from starlette.responses import JSONResponse
+
+from ray_slo.serve.deadlines import PROXY_CALLBACK as PROXY_CALLBACK
+from ray_slo.serve.deadlines import PROXY_CALLBACK_ENV as PROXY_CALLBACK_ENV
+from ray_slo.serve.proxy.admission import AdmissionMiddleware
+from ray_slo.serve.proxy.door import shared
+from ray_slo.serve.proxy.http import FailoverMiddleware
+
+_MAX_HEADERS_BYTES = 65_536  # all of them together
+_MAX_VALUE = 256  # characters of one that Serve or ray-slo reads
+_READ = {
+    name.lower().replace("-", "_").encode()
+    for name in (
+        "x-request-id",
+        "x-request-timeout-seconds",
+        "x-request-disconnect-disabled",
+        "serve-multiplexed-model-id",
+        "traceparent",
+        SERVE_SESSION_ID,
+    )
+}
+
+
+class BoundsMiddleware:
+    """Refuses headers that are too large or no text (400, 431) and bodies that are too large (413).
+
+    Args:
+        max_body_bytes: of any application behind this proxy.
+    """
+
+    def __init__(self, app: Any, max_body_bytes: int) -> None:
+        self._app = app
+        self._max_body_bytes = max_body_bytes
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] not in ("http", "websocket"):
+            await self._app(scope, receive, send)
+            return
+        refusal = _bad_headers(scope["headers"])
+        if scope["type"] == "websocket":
+            if refusal is None:
+                await self._app(scope, receive, send)
+            else:  # before it is accepted: HTTP's 403
+                await send({"type": "websocket.close", "code": 1008})
+            return
+        declared = dict(scope["headers"]).get(b"content-length", b"")
+        if declared.isdigit() and (len(declared) > 18 or int(declared) > self._max_body_bytes):
+            refusal = refusal or self._too_large()
+        if refusal is not None:
+            await _refuse(send, *refusal)
+            return
+        await self._bounded(scope, receive, send)
+
+    async def _bounded(self, scope: Any, receive: Any, send: Any) -> None:
+        """Serve takes the client for gone when its body is too large, and we answer it."""
+        size = 0
+        started = refused = False
+
+        async def counted() -> Any:
+            nonlocal size, refused
+            message = await receive()
+            size += len(message.get("body", b""))
+            if size > self._max_body_bytes:
+                refused = True
+                return {"type": "http.disconnect"}
+            return message
+
+        async def watched(message: Any) -> None:
+            nonlocal started
+            if refused and not started:
+                return
+            started = True
+            await send(message)
+
+        await self._app(scope, counted, watched)
+        if refused and not started:
+            await _refuse(send, *self._too_large())
+
+    def _too_large(self) -> tuple[int, str, str, str, str]:
+        said = f"at most {self._max_body_bytes} bytes of a body are read"
+        return 413, "BodyTooLarge", "body_too_large", "body", said
+
+
+def _bad_headers(headers: Any) -> tuple[int, str, str, str, str] | None:
+    size = 0
+    seen: Counter[bytes] = Counter()
+    for name, value in headers:
+        size += len(name) + len(value)
+        key = name.lower().replace(b"-", b"_")
+        if key not in _READ and not key.startswith(b"x_slo_"):
+            continue
+        seen[key] += 1
+        wrong = ""
+        if len(value) > _MAX_VALUE:
+            wrong = f"has {len(value)} characters; at most {_MAX_VALUE} are read"
+        elif not all(32 <= byte < 127 for byte in value):
+            wrong = "holds what is no printable ASCII"
+        elif seen[key] > 1:
+            wrong = "is there more than once; send one"
+        if wrong:
+            header = name.decode("latin-1")
+            return 400, "BadHeader", "bad_header", header, f"header {header} {wrong}"
+    if size > _MAX_HEADERS_BYTES:
+        said = f"headers have {size} bytes; at most {_MAX_HEADERS_BYTES} are read"
+        return 431, "BadHeader", "headers_too_large", "headers", said
+    return None
+
+
+async def _refuse(
+    send: Any, status: int, error: str, reason: str, field: str, message: str
+) -> None:
+    body = {"error": error, "reason": reason, "message": message, "field": field}
+    await JSONResponse(body, status)({"type": "http"}, None, send)  # type: ignore[arg-type]
+
+
+def middlewares() -> list[Middleware]:
+    """What Serve's proxy callback returns. With HAProxy, Serve calls it in ingress replicas: there
+    HAProxy has the door (`haproxy`), and ours have their own."""
+    from ray_slo.serve.grpc import bind_to_host, bound_messages, max_body_bytes
+    from ray_slo.serve.memory import give_back
+    from ray_slo.serve.ray_private.http_head import accept_many, bound_heads
+
+    give_back()
+    bind_to_host()
+    bound_messages()
+    bound_heads()
+    accept_many()
+    bounds = Middleware(BoundsMiddleware, max_body_bytes=max_body_bytes())
+    # Serve puts each around those before it: the last one sees a request first.
+    if _is_replica():
+        return [Middleware(FailoverMiddleware, in_frontend=True), bounds]
+    return [Middleware(FailoverMiddleware), Middleware(AdmissionMiddleware, door=shared()), bounds]
+
+
+def _is_replica() -> bool:
+    try:
+        serve.get_replica_context()
+    except RayServeException:
+        return False
+    return True

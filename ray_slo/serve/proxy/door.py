@@ -1,0 +1,228 @@
+"""In Serve's proxy: who goes on to the frontends, and when. HTTP (`admission`) and gRPC
+(`grpc_failover`) share the way, so they share the door (`gate`).
+
+What the frontends of a place can do they say with their answers (`CAPACITY_HEADER`); how many were
+refused here they hear with the next request that goes on (`REFUSED_HEADER`), for their metrics and
+for whoever plans for the demand.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections import Counter
+from collections.abc import Hashable
+from pathlib import Path
+from typing import NamedTuple
+
+from ray_slo.serve.deadlines import PROXY_CALLBACK, PROXY_CALLBACK_ENV
+from ray_slo.serve.errors import RefusedEarly
+from ray_slo.serve.frontend.http import too_large
+from ray_slo.serve.proxy.gate import Door, Gate, Ticket
+from ray_slo.serve.proxy.haproxy import BINARY_ENV, COMMAND
+
+_ORDERED_BY_S = 1.0  # of a request whose deadline is not known
+_PLACES_KEPT = 1024
+_WAY_S, _WAY_OF_SLO = 0.05, 0.15  # to a frontend and back, beyond which the proxy is too busy
+# Requests on their way at a time: at first, least, most; by how much more per answer, by what
+# factor fewer.
+_FIRST, _LEAST, _MOST, _MORE, _FEWER = 64.0, 16.0, 2000.0, 0.5, 0.8
+_PIONEERS = 16  # on their way to a place of which nothing is known
+_LEAST_OF_SLO = 0.25  # so much is the least time at most: what was slow may be quick again
+_FORGET = 1.01  # per answer: the least time is of the latest hundred or so
+
+
+class Place(NamedTuple):
+    """What the answers from a place have shown.
+
+    Attributes:
+        rate: requests/s that its workers can do.
+        most: requests that its frontends keep.
+        slo_s: of its model.
+        max_body_bytes: more of a body they refuse.
+        max_json_bytes: the same of JSON.
+        least_s: from the door to the answer.
+    """
+
+    rate: float
+    most: int
+    slo_s: float
+    max_body_bytes: int
+    max_json_bytes: int
+    least_s: float
+
+
+class ProxyDoor:
+    """Lets requests on one by one, the earliest deadline first. A place is where an application
+    answers, such as a path."""
+
+    def __init__(self) -> None:
+        self._door = Door()
+        self._door.gate.window = _FIRST
+        self._cut_at = 0.0
+        self._places: dict[Hashable, Place] = {}  # of applications of ours
+        self._pioneers: dict[Ticket, Hashable] = {}
+        self._first: Counter[Hashable] = Counter()  # on their way to places that are not known
+        self._news = asyncio.Event()  # of such a place
+        self._refused: Counter[Hashable] = Counter()  # since a request last went on to the place
+
+    @property
+    def gate(self) -> Gate:
+        return self._door.gate
+
+    def slo_s(self, place: Hashable) -> float | None:
+        """Of the place's model; None where no application of ours is known."""
+        known = self._places.get(place)
+        return None if known is None else known.slo_s
+
+    def check(self, place: Hashable, arrival: float, budget_s: float | None) -> None:
+        """Whether it makes sense to read a request's body, and then to `enter`.
+
+        Raises:
+            RefusedEarly: it does not.
+        """
+        known = self._places.get(place)
+        if known is None or budget_s is None:
+            return
+        try:
+            self._door.check(
+                arrival + budget_s, rate=known.rate, most=known.most, least_s=known.least_s
+            )
+        except RefusedEarly:
+            self._refused[place] += 1
+            raise
+
+    async def enter(
+        self,
+        place: Hashable,
+        arrival: float,
+        budget_s: float | None,
+        *,
+        num_bytes: int = 0,
+        is_json: bool = False,
+        is_ours: bool = False,
+    ) -> Ticket:
+        """Wait to go on; then say `leave` at the end.
+
+        Args:
+            arrival: `time.monotonic()` seconds.
+            budget_s: from then to the deadline; None: not known.
+            num_bytes: of the body, as far as it is known.
+            is_json: whether the body says that it is JSON.
+            is_ours: whether it is for an application of ours, even if none has answered there.
+                Then only a few go on until one has.
+
+        Raises:
+            RefusedEarly: it would come too late.
+            BodyTooLarge: its body is.
+        """
+        is_pioneer = is_ours and await self._is_pioneer(place)
+        known = self._places.get(place)
+        if known is not None:
+            option = "max_json_bytes" if is_json else "max_body_bytes"
+            most = min(known.max_body_bytes, getattr(known, option))
+            if num_bytes > most:
+                raise too_large("body", num_bytes, most, option=option)
+        if known is not None and budget_s is None:
+            budget_s = known.slo_s
+        try:
+            ticket = await self._door.enter(
+                arrival + (_ORDERED_BY_S if budget_s is None else budget_s),
+                rate=None if known is None else known.rate,
+                most=None if known is None else known.most,
+                least_s=0.0 if known is None else known.least_s,
+                may_refuse=known is not None,
+            )
+        except BaseException as error:
+            self._refused[place] += isinstance(error, RefusedEarly)
+            if is_pioneer:
+                self._returned(place)
+            raise
+        if is_pioneer:
+            self._pioneers[ticket] = place
+        return ticket
+
+    async def _is_pioneer(self, place: Hashable) -> bool:
+        """Whether this request finds out what a place can do; waits while others do."""
+        while place not in self._places and self._first[place] >= _PIONEERS:
+            await self._news.wait()
+        if place in self._places:
+            return False
+        self._first[place] += 1
+        return True
+
+    def leave(self, ticket: Ticket) -> None:
+        self._door.leave(ticket)
+        if (place := self._pioneers.pop(ticket, None)) is not None:
+            self._returned(place)
+
+    def _returned(self, place: Hashable) -> None:
+        self._first[place] -= 1
+        if not self._first[place]:
+            del self._first[place]
+        self._tell()
+
+    def _tell(self) -> None:
+        self._news.set()
+        self._news = asyncio.Event()
+
+    def refused_before(self, place: Hashable) -> int:
+        """How many were refused since this was last asked."""
+        return self._refused.pop(place, 0)
+
+    def heard(
+        self, place: Hashable, said: str, took_s: float | None, inside_s: float | None
+    ) -> None:
+        """An answer of ours.
+
+        Args:
+            said: what its frontends can do: requests/s, SLO in ms, requests that they keep, bytes
+                of a body that they read, and of JSON; between them semicolons.
+            took_s: since it was let on; None where it was an error.
+            inside_s: of that the frontend's own, with its workers; None: not known.
+        """
+        rate, slo_ms, most, *sizes = map(float, said.split(";"))
+        max_body_bytes, max_json_bytes = map(int, sizes)
+        known = self._places.pop(place, None)
+        if known is None:
+            self._tell()
+        least_s = 0.0 if known is None else known.least_s
+        if took_s is not None:
+            least_s = took_s if not least_s else min(_FORGET * least_s, took_s)
+        least_s = min(least_s, _LEAST_OF_SLO * slo_ms / 1e3)
+        self._places[place] = Place(
+            rate, int(most), slo_ms / 1e3, max_body_bytes, max_json_bytes, least_s
+        )
+        if len(self._places) > _PLACES_KEPT:
+            gone = next(iter(self._places))
+            del self._places[gone]
+            self._refused.pop(gone, None)
+        if took_s is not None and inside_s is not None:
+            self._adapt(slo_ms / 1e3, took_s, inside_s)
+
+    def _adapt(self, slo_s: float, took_s: float, inside_s: float) -> None:
+        """Fewer at a time when the way to the frontend and back takes long, else more."""
+        gate, now = self._door.gate, time.monotonic()
+        if took_s - inside_s <= max(_WAY_S, _WAY_OF_SLO * slo_s):
+            gate.window = min(gate.window + _MORE, _MOST)
+        elif now - self._cut_at > took_s:  # what was let in before the last cut says nothing new
+            gate.window, self._cut_at = max(_FEWER * gate.window, _LEAST), now
+
+
+def has_door_before() -> bool:
+    """Whether a door of ours is before the frontends of this machine. Where there is none, what one
+    would say may be a client's own word."""
+    if os.environ.get("RAY_SERVE_ENABLE_HA_PROXY") == "1":
+        return Path(os.environ.get(BINARY_ENV, "")).name == COMMAND
+    return os.environ.get(PROXY_CALLBACK_ENV) == PROXY_CALLBACK
+
+
+_shared: ProxyDoor | None = None
+
+
+def shared() -> ProxyDoor:
+    """The one of this process."""
+    global _shared
+    _shared = _shared or ProxyDoor()
+    return _shared

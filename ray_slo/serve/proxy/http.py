@@ -1,0 +1,304 @@
+"""In Serve's proxies: callers hear something when no frontend answers them. The rules for HTTP and
+gRPC (`grpc_failover`), and the middleware for HTTP.
+
+A frontend that dies takes along the requests that it owned, and Serve's proxies have nothing to
+send then but a bare 500, or INTERNAL. Here the request is sent again, to another frontend and with
+what is left of its time, as it would be if a worker had died; else the answer has a reason. While
+there is no frontend at all, Serve's proxies wait for one without end. Here a request that names its
+deadline hears within a second after it; one that names none has the SLO that the answers of its
+place have shown, and half a minute (`WAIT_ENV`).
+
+Serve reads `x-request-timeout-seconds` as "cancel and answer 408 after this", so a request with a
+tight deadline would be cut off before anybody could say why. The application gets that value under
+another name, and Serve a later one.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Hashable
+from typing import Any
+
+from ray_slo.serve.deadlines import (
+    LATENCY_HEADER,
+    MAX_LATENCY_MS,
+    PROXIED_HEADER,
+    TIMEOUT_HEADER,
+)
+from ray_slo.serve.errors import Expired, FrontendLost, SLOError, http_response
+from ray_slo.serve.ray_private.http_head import ARRIVAL
+from ray_slo.serve.suspects import ATTEMPT_HEADER, is_suspect, new_attempt
+
+WAIT_ENV = "RAY_SLO_FRONTEND_WAIT_S"
+TRIES = 3
+_WAIT_S = 30.0
+_GRACE_S = 0.9  # frontends have answered by then, and a caller hears within a second
+_EARLY_S = 0.02  # of Serve's timer
+_PLACES_KEPT = 1024
+
+WAITED_S = 0.002  # before it came here; less is not told
+
+_LATENCY = LATENCY_HEADER.encode()
+_TIMEOUT = TIMEOUT_HEADER.encode()
+_PROXIED = PROXIED_HEADER.encode()
+_ATTEMPT = ATTEMPT_HEADER.encode()
+_SLO = b"x-slo-latency-slo-ms"  # of an answer
+_MOST = {_LATENCY: MAX_LATENCY_MS, _TIMEOUT: MAX_LATENCY_MS / 1e3}
+
+
+def frontend_wait_s() -> float:
+    """How long a request that names no deadline waits for a frontend, beyond its SLO: `WAIT_ENV`.
+
+    Raises:
+        ValueError: it is no positive number of seconds.
+    """
+    text = os.environ.get(WAIT_ENV, "")
+    wait_s = to_positive(text) if text else _WAIT_S
+    if wait_s is None:
+        raise ValueError(f"{WAIT_ENV} must be a positive number of seconds, got {text!r}")
+    return wait_s
+
+
+class Places:
+    """Where applications of ours have answered, such as a path, and how long to wait there.
+
+    Args:
+        wait_s: for a frontend; default: `frontend_wait_s`.
+    """
+
+    def __init__(self, wait_s: float | None = None) -> None:
+        self._wait_s = frontend_wait_s() if wait_s is None else wait_s
+        self._slo_s: dict[Hashable, float | None] = {}
+
+    def __contains__(self, place: Hashable) -> bool:
+        return place in self._slo_s
+
+    def answered(self, place: Hashable, slo_s: float | None) -> None:
+        """An application of ours did.
+
+        Args:
+            slo_s: of its model, where the answer tells.
+        """
+        known = self._slo_s.get(place)
+        self._slo_s[place] = known if slo_s is None else slo_s
+        if len(self._slo_s) > _PLACES_KEPT:
+            del self._slo_s[next(iter(self._slo_s))]
+
+    def slo_s(self, place: Hashable) -> float | None:
+        """Of the model, where it is known."""
+        return self._slo_s.get(place)
+
+    def limit_s(self, place: Hashable, budget_s: float | None) -> float | None:
+        """How long a request waits for its answer; None: without end.
+
+        Args:
+            budget_s: until the deadline that it names.
+        """
+        if budget_s is not None:
+            return budget_s + _GRACE_S
+        slo_s = self._slo_s.get(place)
+        return None if slo_s is None else slo_s + self._wait_s
+
+    def silent(self, place: Hashable, limit_s: float) -> SLOError:
+        """No answer came in that time; what to say. The model's SLO may be another one by now."""
+        if place in self._slo_s:
+            self._slo_s[place] = None
+        return Expired(f"no frontend answered within {limit_s:.4g} s")
+
+
+def lost() -> SLOError:
+    """What to say of a request whose frontends have died."""
+    return FrontendLost("the frontend died with the request, and no other could take it")
+
+
+def suspect() -> SLOError:
+    """What to say of a request that may have ended its frontend."""
+    return FrontendLost(
+        "the frontend ended while preprocess or postprocess of this request ran, which may be why; "
+        "it was not sent to another"
+    )
+
+
+class FailoverMiddleware:
+    """Tells applications their clients' timeouts, sends a request again whose frontend died, and
+    says why where that is no use.
+
+    Args:
+        in_frontend: the application is in this process, and knows itself when a request came.
+    """
+
+    def __init__(self, app: Any, in_frontend: bool = False) -> None:
+        self._app = app
+        self._in_frontend = in_frontend
+        self._ours = Places()  # by path; another's requests are not to be repeated
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        path, headers = scope["path"], scope["headers"]
+        budget_s = named_s(headers)
+        limit_s = None
+        if budget_s is not None or _TIMEOUT not in dict(headers):  # 0: it wants to wait
+            limit_s = self._ours.limit_s(path, budget_s)
+        exchange = _Exchange(receive, send, limit_s, scope.get(ARRIVAL))
+        for i in range(TRIES):
+            exchange.again()
+            waited_s = exchange.waited_s
+            is_told = not self._in_frontend and (i > 0 or waited_s > WAITED_S)
+            spent_s = waited_s if is_told else 0.0
+            if i and budget_s is not None and spent_s >= budget_s:
+                break
+            # A model's SLO begins when the proxy has the request.
+            slo_s = self._ours.slo_s(path) if budget_s is None and spent_s else None
+            attempt = new_attempt() if path in self._ours else ""
+            told = _told(headers, limit_s, spent_s, slo_s)
+            if attempt:
+                told.append((_ATTEMPT, attempt.encode()))
+            again = {**scope, "headers": told}
+            await self._app(again, exchange.receive, exchange.send)
+            if exchange.ours:
+                is_models = budget_s is None and slo_s is None
+                self._ours.answered(path, exchange.slo_s if is_models else None)
+            if exchange.started or exchange.client_left:
+                return
+            if exchange.timed_out or path not in self._ours:
+                break
+            if is_suspect(attempt):
+                await exchange.refuse(suspect())
+                return
+        if limit_s is not None and exchange.timed_out:
+            await exchange.refuse(self._ours.silent(path, limit_s))
+        else:
+            await exchange.refuse(lost())
+
+
+class _Exchange:
+    """What the client sends, so that it can be sent again, and what it is sent."""
+
+    def __init__(
+        self, receive: Any, send: Any, limit_s: float | None, arrival: float | None
+    ) -> None:
+        self._receive, self._send = receive, send
+        self._limit_s = limit_s
+        self._arrival = time.monotonic() if arrival is None else arrival
+        self._body: list[Any] = []
+        self._replayed = 0
+        self._held: Any = None  # the start of an answer whose body has not come
+        self._muted = False
+        self.client_left = self.started = self.ours = False
+        self.slo_s: float | None = None
+
+    def again(self) -> None:
+        self._held, self._replayed = None, 0
+        self._muted = False
+
+    async def receive(self) -> Any:
+        if self._replayed < len(self._body):
+            self._replayed += 1
+            return self._body[self._replayed - 1]
+        message = await self._receive()
+        if message["type"] == "http.disconnect":
+            self.client_left = True
+        else:
+            self._body.append(message)
+            self._replayed += 1
+        return message
+
+    @property
+    def waited_s(self) -> float:
+        return time.monotonic() - self._arrival
+
+    @property
+    def timed_out(self) -> bool:
+        """Whether Serve's proxy has given up by now."""
+        return self._limit_s is not None and self.waited_s >= self._limit_s - _EARLY_S
+
+    async def send(self, message: Any) -> None:
+        if message["type"] == "http.response.start":
+            headers = {name.lower(): value for name, value in message.get("headers", ())}
+            self.ours = any(name.startswith(b"x-slo-") for name in headers)
+            slo_ms = to_positive(headers.get(_SLO, b""))
+            self.slo_s = None if slo_ms is None else slo_ms / 1e3
+            if message["status"] == 408 and self.timed_out:  # else it is the application's own
+                self._muted = True
+            elif b"content-length" in headers:
+                # Serve's proxy may give up between this and the body, and send neither.
+                self._held = message
+            else:
+                self.started = True
+                await self._send(message)
+            return
+        if self._muted:
+            return
+        if (held := self._held) is not None:
+            self._held, self.started = None, True
+            await self._send(held)
+        await self._send(message)
+
+    async def refuse(self, error: SLOError) -> None:
+        await http_response(error)({"type": "http"}, self._receive, self._send)
+
+
+def budget_s(headers: Any, slo_s: float | None) -> float | None:
+    """What a request has from its arrival to its deadline, as a frontend will count it: the SLO
+    that the client names, or the model's, which a timeout can only tighten.
+
+    Args:
+        slo_s: the model's; None: not known.
+    """
+    found = dict(headers)
+    if (own_ms := to_positive(found.get(_LATENCY, b""))) is not None:
+        return own_ms / 1e3
+    timeout_s = to_positive(found.get(_TIMEOUT, b""))
+    known = [s for s in (timeout_s, slo_s) if s is not None]
+    return min(known, default=None)
+
+
+def named_s(headers: Any) -> float | None:
+    """Until the deadline, where the client has named one."""
+    found = dict(headers)
+    if (left_ms := to_positive(found.get(_LATENCY, b""))) is not None:
+        return left_ms / 1e3
+    return to_positive(found.get(_TIMEOUT, b""))
+
+
+def _told(
+    headers: Any, limit_s: float | None, spent_s: float, slo_s: float | None
+) -> list[tuple[bytes, bytes]]:
+    """The headers for the application, and for Serve when to give up.
+
+    Args:
+        slo_s: of the model, if that is all that the request has.
+    """
+    told = []
+    for name, value in headers:
+        if name in (_PROXIED, _ATTEMPT):
+            continue  # a client's own word is not believed
+        number = to_positive(value) if name in (_LATENCY, _TIMEOUT) else None
+        if number is None or number > _MOST[name]:  # whoever reads it will say so
+            told.append((name, value))
+        elif name == _TIMEOUT:
+            told.append((_PROXIED, repr(max(1e3 * (number - spent_s), 1.0)).encode()))
+        else:
+            told.append(
+                (name, repr(max(number - 1e3 * spent_s, 1.0)).encode() if spent_s else value)
+            )
+    if slo_s is not None:
+        told.append((_PROXIED, repr(max(1e3 * (slo_s - spent_s), 1.0)).encode()))
+    if limit_s is not None and all(name != _TIMEOUT for name, _ in told):
+        told.append((_TIMEOUT, repr(max(limit_s - spent_s, 1e-3)).encode()))
+    return told
+
+
+def to_positive(text: Any) -> float | None:
+    """A number of more than 0 and less than infinity; None for anything else."""
+    if not text:
+        return None  # at once: an exception takes thirty times as long
+    try:
+        value = float(text)
+    except (TypeError, ValueError):
+        return None
+    return value if 0 < value < math.inf else None

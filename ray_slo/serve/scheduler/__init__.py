@@ -1,0 +1,1 @@
+"""In the scheduler, an actor or inside the only frontend: when what runs where."""

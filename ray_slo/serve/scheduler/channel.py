@@ -1,0 +1,269 @@
+"""How frontends and workers reach the scheduler, wherever it lives.
+
+`EmbeddedChannel`: the scheduler is an object in the only frontend; no messages at all, and the
+workers' reports ride on their results. `ActorChannel`: a named actor; submissions go in bunches,
+one message per event-loop turn, and grants come back through one long poll.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from contextvars import Context
+from typing import Any, Protocol
+
+import ray
+from ray import serve
+
+from ray_slo.serve.config.spec import AppSpec
+from ray_slo.serve.messages import BatchReport, Capacity, Heartbeat, Message, Submit
+from ray_slo.serve.scheduler.actor import (
+    find_scheduler,
+    get_or_create_scheduler,
+    in_task,
+    this_node,
+)
+from ray_slo.serve.scheduler.scheduler import Scheduler
+from ray_slo.serve.watch.metrics import SchedulerMetrics
+
+logger = logging.getLogger(__name__)
+
+
+class Channel(Protocol):
+    """A frontend's side of the scheduler. Nothing here blocks."""
+
+    def submit(self, request: Submit) -> None: ...
+    def refused(self, model: str, count: int) -> None: ...
+    def cancel(self, request_id: int) -> None: ...
+    def worker_lost(self, worker: str) -> None: ...
+    def batch_withdrawn(self, batch_id: str) -> None: ...
+    def report(self, report: BatchReport | None) -> None: ...
+    async def heartbeat(self, beat: Heartbeat) -> None: ...
+    async def join(self, beat: Heartbeat) -> None: ...
+    def is_deserted(self) -> bool: ...
+    async def capacity(self) -> dict[str, Capacity]: ...
+    async def status(self) -> dict[str, Any]: ...
+    def close(self) -> None: ...
+
+
+class EmbeddedChannel:
+    """The scheduler lives here."""
+
+    def __init__(self, spec: AppSpec, on_messages: Callable[[list[Message]], None]) -> None:
+        self._scheduler = Scheduler(
+            spec,
+            lambda _client, messages: on_messages(messages),
+            aside=in_task,
+            on_unclaimed=SchedulerMetrics().unclaimed,
+        )
+        self._scheduler.client_is_on("", this_node())
+
+    def submit(self, request: Submit) -> None:
+        self._scheduler.submit("", (request,))
+
+    def refused(self, model: str, count: int) -> None:
+        """Nobody here counts demand."""
+
+    def cancel(self, request_id: int) -> None:
+        self._scheduler.cancel("", (request_id,))
+
+    def worker_lost(self, worker: str) -> None:
+        self._scheduler.worker_lost(worker)
+
+    def batch_withdrawn(self, batch_id: str) -> None:
+        self._scheduler.batch_withdrawn(batch_id)
+
+    def report(self, report: BatchReport | None) -> None:
+        if report is not None:
+            self._scheduler.report(report)
+
+    async def heartbeat(self, beat: Heartbeat) -> None:
+        self._scheduler.heartbeat(beat)
+
+    async def join(self, beat: Heartbeat) -> None:
+        self._scheduler.heartbeat(beat)
+
+    def is_deserted(self) -> bool:
+        """Whether the scheduler knows no worker, as far as that is a frontend's business."""
+        return not self._scheduler.has_workers
+
+    async def capacity(self) -> dict[str, Capacity]:
+        """See `Scheduler.capacity`."""
+        return self._scheduler.capacity
+
+    async def status(self) -> dict[str, Any]:
+        return {"scheduler": "embedded", **self._scheduler.status()}
+
+    def close(self) -> None:
+        self._scheduler.close()
+
+
+class ActorChannel:
+    """The scheduler is a named actor, restarted by Ray when it dies.
+
+    Args:
+        on_messages: grants and refusals.
+        on_reset: the scheduler is new and knows nothing; submit again what was not granted.
+    """
+
+    def __init__(
+        self,
+        spec: AppSpec,
+        app_key: str,
+        client: str,
+        on_messages: Callable[[list[Message]], None],
+        on_reset: Callable[[], None],
+    ) -> None:
+        self._spec = spec
+        self._app_key = app_key
+        self._client = client
+        self._on_messages = on_messages
+        self._on_reset = on_reset
+        self._loop = asyncio.get_running_loop()
+        self._node = this_node()
+        self._actor: Any = None
+        self._epoch: str | None = None
+        self._connected = asyncio.Event()
+        self._events: list[tuple[str, Any]] = []
+        self._poller = self._loop.create_task(self._poll())
+
+    def submit(self, request: Submit) -> None:
+        self._event("submit", request)
+
+    def refused(self, model: str, count: int) -> None:
+        """Nobody here counts demand."""
+
+    def cancel(self, request_id: int) -> None:
+        self._event("cancel", request_id)
+
+    def worker_lost(self, worker: str) -> None:
+        self._event("worker_lost", worker)
+
+    def batch_withdrawn(self, batch_id: str) -> None:
+        self._event("batch_withdrawn", batch_id)
+
+    def report(self, report: BatchReport | None) -> None:
+        """Workers report to the actor themselves."""
+
+    async def heartbeat(self, beat: Heartbeat) -> None:
+        """Workers beat to the actor themselves."""
+
+    async def join(self, beat: Heartbeat) -> None:
+        """Introduce a worker to the scheduler, as soon as that is there."""
+        await self._connected.wait()
+        await self._actor.heartbeat.remote(beat)
+
+    def is_deserted(self) -> bool:
+        """Workers find the actor themselves."""
+        return False
+
+    async def capacity(self) -> dict[str, Capacity]:
+        """See `Scheduler.capacity`.
+
+        Raises:
+            Exception: whatever kept the actor from answering.
+        """
+        if self._actor is None:
+            return {}
+        capacity: dict[str, Capacity] = await self._actor.capacity.remote()
+        return capacity
+
+    async def status(self) -> dict[str, Any]:
+        if self._actor is None:
+            return {"scheduler": "actor", "state": "starting"}
+        return {"scheduler": "actor", **await self._actor.status.remote()}
+
+    def close(self) -> None:
+        self._poller.cancel()
+        if self._actor is not None:
+            self._actor.goodbye.remote(self._client)
+
+    def _event(self, kind: str, value: Any) -> None:
+        if not self._events:
+            # In a context of its own: Ray takes a call for a child of the request in whose context
+            # it is made, and cancels it with that request, and the other requests' events with it.
+            self._loop.call_soon(self._flush, context=Context())
+        self._events.append((kind, value))
+
+    def _flush(self) -> None:
+        events, self._events = self._events, []
+        if self._actor is not None and self._epoch is not None:
+            # No answer awaited: if the actor died, the poll says so and all is submitted again.
+            self._actor.events.remote(self._client, self._epoch, events)
+
+    async def _poll(self) -> None:
+        acked = 0
+        while True:
+            try:
+                if self._actor is None:
+                    self._actor = await self._loop.run_in_executor(
+                        None, get_or_create_scheduler, self._spec, self._app_key
+                    )
+                    await self._actor.configure.remote(self._spec.without_code())
+                epoch, sequence, messages = await self._actor.poll.remote(
+                    self._client, self._epoch, acked, self._node
+                )
+                if epoch != self._epoch:
+                    await self._actor.configure.remote(self._spec.without_code())
+                    self._epoch, acked = epoch, 0
+                    self._connected.set()
+                    self._on_reset()
+                elif sequence > acked:
+                    acked = sequence
+                    self._on_messages(messages)
+            except asyncio.CancelledError:
+                raise
+            except ray.exceptions.RayError as error:
+                logger.warning("scheduler unreachable (%s); trying again", type(error).__name__)
+                again_s = 0.2
+            except Exception:
+                logger.exception("poll of the scheduler failed; trying again")
+                again_s = 1.0
+            else:
+                continue
+            # Events may be lost with it, were it the same scheduler afterwards: submit again.
+            self._actor = self._epoch = None
+            await asyncio.sleep(again_s)
+
+
+class WorkerLink:
+    """A worker's way to the scheduler."""
+
+    def __init__(self, spec: AppSpec, app_key: str) -> None:
+        self._app_key = app_key
+        self._embedded = spec.embedded
+        self._target: Any = None
+        self._is_sure = False  # that the target is the one
+
+    async def heartbeat(self, beat: Heartbeat) -> None:
+        """Deliver a heartbeat.
+
+        Raises:
+            Exception: whatever kept it from arriving; the target is looked up anew next time.
+        """
+        try:
+            if not self._is_sure:
+                if self._embedded:
+                    app, _, frontend = self._app_key.partition("#")
+                    self._target = serve.get_deployment_handle(frontend, app)
+                else:
+                    self._target = await asyncio.get_running_loop().run_in_executor(
+                        None, find_scheduler, self._app_key
+                    )
+                self._is_sure = True
+            call = self._target.slo_heartbeat if self._embedded else self._target.heartbeat
+            await asyncio.wait_for(_result(call.remote(beat)), 5.0)
+        except Exception:
+            self._is_sure = False  # reports go there still: it may have been slow only
+            raise
+
+    def report(self, report: BatchReport) -> bool:
+        """Report a batch; True if it is to ride on the result instead."""
+        if not self._embedded and self._target is not None:
+            self._target.report.remote(report)
+        return self._embedded
+
+
+async def _result(response: Any) -> Any:
+    return await response

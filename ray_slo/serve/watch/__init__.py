@@ -1,0 +1,1 @@
+"""How operators see what happens: metrics, traces, status, dashboards."""

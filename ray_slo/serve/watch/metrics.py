@@ -1,0 +1,252 @@
+"""`serve_slo_*` metrics. Ray exports them to Prometheus with the prefix `ray_`.
+
+Those about requests carry the tag `model`, those about batches `variant`, too (of a pipeline: each
+task as a model, and the whole by its name); Serve adds its own deployment, replica and application.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ray.serve import metrics
+
+from ray_slo.serve.config.spec import VariantRef
+from ray_slo.serve.frontend.answer import Answer
+from ray_slo.serve.messages import Plans
+
+_MS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 30_000)
+_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+_GOODPUT_WINDOW_S = 10.0
+
+
+def _counter(name: str, description: str, *tags: str) -> Any:
+    return metrics.Counter(f"serve_slo_{name}", description, tag_keys=tags)
+
+
+def _gauge(name: str, description: str, *tags: str) -> Any:
+    return metrics.Gauge(f"serve_slo_{name}", description, tag_keys=tags)
+
+
+def _histogram(name: str, boundaries: Sequence[int], description: str, *tags: str) -> Any:
+    return metrics.Histogram(f"serve_slo_{name}", description, list(boundaries), tag_keys=tags)
+
+
+class FrontendMetrics:
+    """What happened to requests."""
+
+    def __init__(self) -> None:
+        last = f"last {_GOODPUT_WINDOW_S:.0f} s"
+        self._requests = _counter(
+            "requests_total",
+            "Requests by outcome: ok, late, refused, expired, cancelled, failed, invalid; reason "
+            "says more.",
+            *("model", "outcome", "reason"),
+        )
+        self._variants = _counter(
+            "variant_total", "Answers by variant (the variant mix).", "model", "variant"
+        )
+        self._latency = _histogram(
+            "latency_ms", _MS, "From arrival at the frontend to the answer.", "model", "variant"
+        )
+        self._slack = _histogram(
+            "slack_ms",
+            _MS,
+            "Time left to the deadline when the answer was ready (0 when late).",
+            "model",
+        )
+        self._queue = _histogram(
+            "queueing_delay_ms",
+            _MS,
+            "From arrival at the frontend to the start of execution.",
+            "model",
+        )
+        self._error = _histogram(
+            "prediction_error_ms",
+            _MS,
+            "Absolute difference between predicted and actual finish of a batch.",
+            *("model", "variant"),
+        )
+        self._goodput = _gauge("goodput", f"Requests answered in time per second, {last}.", "model")
+        self._accuracy = _gauge(
+            "accuracy",
+            f"Mean accuracy (percent) of the variants that answered in time, {last}.",
+            "model",
+        )
+        self._pending = _gauge(
+            "pending_requests", "Requests that this frontend owns and has not answered."
+        )
+        self._good: dict[str, deque[tuple[float, float | None]]] = {}
+
+    def answered(self, answer: Answer) -> None:
+        """One request was answered."""
+        model = {"model": answer.model}
+        variant = {**model, "variant": answer.variant}
+        met = answer.deadline_met
+        self._requests.inc(1, {**model, "outcome": "ok" if met else "late", "reason": ""})
+        self._variants.inc(1, variant)
+        self._latency.observe(answer.latency_ms, variant)
+        self._slack.observe(max(answer.latency_slo_ms - answer.latency_ms, 0.0), model)
+        self._queue.observe(answer.queue_ms, model)
+        if met:
+            good = self._good.setdefault(answer.model, deque())
+            good.append((time.monotonic(), answer.accuracy))
+
+    def unanswered(self, model: str, outcome: str, reason: str, count: int = 1) -> None:
+        """Requests ended without an answer."""
+        self._requests.inc(count, {"model": model, "outcome": outcome, "reason": reason})
+
+    def predicted(self, variant: VariantRef, error_ms: float) -> None:
+        """A batch ended `error_ms` after (before, if negative) its predicted finish."""
+        self._error.observe(abs(error_ms), {"model": variant.model, "variant": variant.name})
+
+    def goodput(self) -> dict[str, float]:
+        """Requests answered in time per second by model, over the last seconds."""
+        since = time.monotonic() - _GOODPUT_WINDOW_S
+        rates = {}
+        for model, good in self._good.items():
+            while good and good[0][0] < since:
+                good.popleft()
+            rates[model] = len(good) / _GOODPUT_WINDOW_S
+        return rates
+
+    def accuracy(self) -> dict[str, float]:
+        """Mean accuracy (percent) of the answers that `goodput` counted last, where known."""
+        known = {m: [a for _, a in good if a is not None] for m, good in self._good.items()}
+        return {model: sum(values) / len(values) for model, values in known.items() if values}
+
+    def refresh(self, pending: int) -> None:
+        """Set the gauges; called about once a second."""
+        self._pending.set(pending)
+        for model, rate in self.goodput().items():
+            self._goodput.set(rate, {"model": model})
+        for model, accuracy in self.accuracy().items():
+            self._accuracy.set(accuracy, {"model": model})
+
+
+class PlanMetrics:
+    """What a frontend knows of the plan."""
+
+    def __init__(self) -> None:
+        self._age = _gauge(
+            "plan_age_s", "Seconds since the planner last decided; grows while it is gone."
+        )
+        self._replicas = _gauge(
+            "replicas", "Workers, as the plan wants (wanted) and there are (running).", "kind", "is"
+        )
+        self._planned = _counter(
+            "plans_total", "Plans that were made (planned), and that failed (failed).", "outcome"
+        )
+        self._took = _gauge("planning_s", "Seconds that the last plan took.")
+        self._known = Plans()
+
+    def age(self, seconds: float) -> None:
+        """The plan is so old."""
+        self._age.set(seconds)
+
+    def planned(self, plans: Plans) -> None:
+        """The planner has planned so often."""
+        before = self._known if plans.epoch == self._known.epoch else Plans()
+        for outcome in ("planned", "failed"):
+            if more := getattr(plans, outcome) - getattr(before, outcome):
+                self._planned.inc(more, {"outcome": outcome})
+        if plans.took_s is not None:
+            self._took.set(plans.took_s)
+        self._known = plans
+
+    def replicas(self, kind: str, wanted: int | None, running: int) -> None:
+        """Workers of a kind; `wanted` is None where the plan leaves them as they are."""
+        self._replicas.set(running, {"kind": kind, "is": "running"})
+        self._replicas.set(running if wanted is None else wanted, {"kind": kind, "is": "wanted"})
+
+
+class GroupMetrics:
+    """What a frontend sent to which serving group."""
+
+    def __init__(self) -> None:
+        self._requests = _counter(
+            "group_requests_total",
+            "Requests of a serving group: submitted to its scheduler, granted or refused by it.",
+            *("group", "model", "event"),
+        )
+        self._serves = _gauge(
+            "group_serves", "1 where the model's requests go to the group.", "group", "model"
+        )
+        self._plan = PlanMetrics()
+
+    def count(self, group: str, model: str, event: str, number: int) -> None:
+        """So many requests were "submitted", "granted" or "refused"."""
+        if number:
+            self._requests.inc(number, {"group": group, "model": model, "event": event})
+
+    def routed(self, before: Mapping[str, str], now: Mapping[str, str]) -> None:
+        """Models go to these groups now."""
+        for model, group in before.items():
+            self._serves.set(0, {"group": group, "model": model})
+        for model, group in now.items():
+            self._serves.set(1, {"group": group, "model": model})
+
+    def plan_age(self, seconds: float) -> None:
+        """The plan is so old."""
+        self._plan.age(seconds)
+
+    def planned(self, plans: Plans) -> None:
+        """The planner has planned so often."""
+        self._plan.planned(plans)
+
+
+class SchedulerMetrics:
+    """What a scheduler had to mend.
+
+    Args:
+        app_key: of a scheduler that is an actor of its own; Serve tags what lives in a replica.
+    """
+
+    def __init__(self, app_key: str | None = None) -> None:
+        names = () if app_key is None else app_key.split("#")
+        self._tags = dict(zip(("application", "deployment"), names, strict=False))
+        self._unclaimed = _counter(
+            "unclaimed_batches_total",
+            "Granted batches that nobody had any more; their workers were freed.",
+            *self._tags,
+        )
+
+    def unclaimed(self) -> None:
+        """A worker was freed of such a batch."""
+        self._unclaimed.inc(1, self._tags)
+
+
+class WorkerMetrics:
+    """What a worker ran."""
+
+    def __init__(self) -> None:
+        self._size = _histogram("batch_size", _SIZES, "Requests per batch.", "model", "variant")
+        self._exec = _histogram(
+            "execution_ms", _MS, "Time of a batch on the worker.", "model", "variant"
+        )
+        self._preemptions = _counter(
+            "preemptions",
+            "Batches that were to be stopped: preempted, or finished if it was too late for that.",
+            *("model", "variant", "outcome"),
+        )
+        self._preempt_delay = _histogram(
+            "preemption_delay_ms",
+            _MS,
+            "From the request to stop, at the worker, to the end of the batch.",
+            *("model", "variant"),
+        )
+
+    def batch(self, variant: VariantRef, size: int, seconds: float) -> None:
+        """One batch ran."""
+        tags = {"model": variant.model, "variant": variant.name}
+        self._size.observe(size, tags)
+        self._exec.observe(seconds * 1e3, tags)
+
+    def preemption(self, variant: VariantRef, outcome: str, delay_s: float) -> None:
+        """A batch ended that was asked to stop `delay_s` before."""
+        tags = {"model": variant.model, "variant": variant.name}
+        self._preemptions.inc(1, {**tags, "outcome": outcome})
+        if outcome == "preempted":
+            self._preempt_delay.observe(delay_s * 1e3, tags)

@@ -1,0 +1,528 @@
+"""OpenTelemetry spans of requests and batches, where Serve's tracing is on.
+
+A frontend makes `slo.request` under Serve's own span of the call (in a pipeline `slo.task` for each
+request of a task below it), and under that `slo.queue`, from a submission to the decision on it. A
+scheduler that is an actor makes `slo.schedule` under that: the part of it that was not on the way.
+A worker makes one `slo.batch` per batch. It stands below the first traced request's and is linked
+to all of them, as a span has one parent; each request's span is linked to it in turn.
+
+What is not sampled has no spans, and nothing of it is sent. Attributes hold names, numbers and
+times; never an item, a result or the text of an error, which may quote them.
+
+This is the only module that knows OpenTelemetry and how Serve traces. OpenTelemetry is imported by
+the first request after Serve has set its tracing up, so where that is off it need not be there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+import os
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+import ray
+from ray.serve._private import tracing_utils as serve_tracing
+from ray.serve._private.constants import SERVE_CONTROLLER_NAME, SERVE_NAMESPACE
+
+from ray_slo.core import BatchStatus
+from ray_slo.serve.messages import Grant, Refusal
+
+if TYPE_CHECKING:
+    from ray_slo.serve.frontend.answer import Answer
+    from ray_slo.serve.messages import Message, Submit
+
+logger = logging.getLogger(__name__)
+
+_SET_UP_S = 10.0  # after this, an actor goes without Serve's controller
+_KEPT = 1000  # decisions, until tracing is set up
+_FAULTS = ("refused", "expired", "failed")  # others are answers, or what a client did
+
+
+class RequestTrace:
+    """What a frontend tells of a request, or of a request of a task. This one is not traced."""
+
+    __slots__ = ()
+    context = ""  # as in the header `traceparent`
+    waiting = ""  # that of its wait for a decision
+
+    def task(self, task: str) -> RequestTrace:
+        """For a request that came to a task of the pipeline."""
+        return self
+
+    def submitted(self, request_id: int, budget_s: float) -> None:
+        """It went to the scheduler, with so much time for its result to come back."""
+
+    def granted(self, grant: Grant, policy: str) -> None:
+        """The scheduler decided on its batch."""
+
+    def ran(self, batch: str) -> None:
+        """That batch is over; `batch` is the context of its span, empty without one."""
+
+    def requeued(self, reason: str) -> None:
+        """It was granted, and goes to the scheduler again."""
+
+    def answered(self, answer: Answer) -> None:
+        """It is over, with an answer."""
+
+    def unanswered(self, outcome: str, reason: str, error: BaseException | None = None) -> None:
+        """It is over, without."""
+
+    def inside(self) -> AbstractContextManager[None]:
+        """Spans that are made inside are its children."""
+        return nullcontext()
+
+
+class Decisions:
+    """What a scheduler that is an actor tells of its decisions: nothing, until a frontend sends it
+    a traced request. Call it from one event loop.
+
+    Args:
+        name: of the actor, for Serve's exporter.
+        policy: what spans call it.
+    """
+
+    def __init__(self, name: str, policy: str) -> None:
+        self._name = name
+        self._policy = policy
+        self._arrived: dict[tuple[str, int], tuple[str, int]] = {}  # (context, when, in ns)
+        self._setting_up: asyncio.Task[None] | None = None
+        self._made: deque[tuple[str, int, int, dict[str, Any]]] = deque(maxlen=_KEPT)
+
+    def submitted(self, client: str, submit: Submit) -> None:
+        """A request came."""
+        if submit.trace:
+            self._arrived.setdefault((client, submit.request_id), (submit.trace, time.time_ns()))
+            if self._setting_up is None:
+                self._setting_up = asyncio.get_running_loop().create_task(self._set_up())
+
+    def cancelled(self, client: str, request_id: int) -> None:
+        """A request was withdrawn, if it was still there."""
+        if self._arrived:
+            self._decided(client, request_id, _CANCELLED)
+
+    def told(self, client: str, messages: Iterable[Message]) -> None:
+        """The scheduler decided on some of the client's requests."""
+        if not self._arrived:
+            return
+        for message in messages:
+            if isinstance(message, Grant):
+                about = {"slo.policy": self._policy, **_about(message)}
+                ids = message.request_ids
+            elif isinstance(message, Refusal):
+                outcome = "expired" if message.reason == "expired" else "refused"
+                about = {"slo.outcome": outcome, "slo.reason": message.reason}
+                ids = message.request_ids
+            else:
+                continue
+            for request_id in ids:
+                self._decided(client, request_id, about)
+
+    def gone(self, client: str) -> None:
+        """A frontend left, and its requests with it."""
+        for owner, request_id in list(self._arrived):
+            if owner == client:
+                self._decided(client, request_id, _CANCELLED)
+
+    def flush(self) -> None:
+        """Have exported what is not yet. May block for a second."""
+        if self._setting_up is not None and self._setting_up.done():
+            from opentelemetry import trace
+
+            flush = getattr(trace.get_tracer_provider(), "force_flush", None)
+            if flush is not None:
+                flush(1000)
+
+    def _decided(self, client: str, request_id: int, about: dict[str, Any]) -> None:
+        context, since = self._arrived.pop((client, request_id), ("", 0))
+        if context:
+            self._made.append((context, since, time.time_ns(), about))
+            if self._setting_up is not None and self._setting_up.done():
+                self._export()
+
+    def _export(self) -> None:
+        made, self._made = self._made, deque(maxlen=_KEPT)
+        if not serve_tracing.is_tracing_enabled():
+            return
+        from opentelemetry import trace
+
+        for context, since, until, about in made:
+            above = trace.set_span_in_context(trace.NonRecordingSpan(_remote(context)))
+            span = _tracer().start_span("slo.schedule", above, start_time=since)
+            outcome, reason = about.get("slo.outcome", ""), about.get("slo.reason", "")
+            _end(span, about, outcome, reason, until)
+
+    async def _set_up(self) -> None:
+        """As Serve does it in a replica: this actor is none of Serve's."""
+        if not serve_tracing.is_tracing_enabled():
+            loop = asyncio.get_running_loop()
+            try:  # it imports what exports, and opens files
+                await loop.run_in_executor(None, _set_up_as_serve, self._name)
+            except Exception:
+                logger.exception("no traces from %s", self._name)
+        self._export()
+
+
+class BatchTrace:
+    """What a worker tells of a batch. This one is not traced."""
+
+    __slots__ = ()
+    context = ""
+
+    def around(self, scope: AbstractContextManager[None]) -> AbstractContextManager[None]:
+        """`scope`, and spans that are made inside are the batch's children."""
+        return scope
+
+    def ended(self, status: BatchStatus, exec_s: float) -> None:
+        """It is over."""
+
+
+_CANCELLED = {"slo.outcome": "cancelled", "slo.reason": "cancelled"}
+NOT_TRACED = RequestTrace()
+BATCH_NOT_TRACED = BatchTrace()
+
+
+# -- what frontends and workers call ---------------------------------------------------------
+
+
+def request(
+    model: str, arrived_at: float, slo_s: float, traceparent: str | None = None
+) -> RequestTrace:
+    """A request that a frontend serves.
+
+    Args:
+        arrived_at: when it did, `time.monotonic()` seconds.
+        traceparent: the caller's header. Where Serve's span is none of its trace, the request is:
+            Serve loses the header if its proxy does not trace (which `TracingConfig` does not make
+            it do, https://github.com/ray-project/ray/pull/65437), or if it says "not sampled".
+    """
+    if not serve_tracing.is_tracing_enabled():
+        return NOT_TRACED
+    from opentelemetry import trace
+
+    parent = trace.get_current_span()
+    if traceparent is not None:
+        caller = _caller(traceparent)
+        if caller.get_span_context().trace_id != parent.get_span_context().trace_id:
+            parent = caller if caller.get_span_context().is_valid else parent
+    if not parent.get_span_context().trace_flags.sampled:
+        return NOT_TRACED
+    span = _begin("slo.request", time.monotonic() - arrived_at, parent)
+    if not span.is_recording():
+        return NOT_TRACED
+    return _RequestTrace(span, {"slo.model": model, "slo.latency_slo_ms": 1e3 * slo_s})
+
+
+def name_of(policy: Any) -> str:
+    """How spans call a policy, which may be an object."""
+    return policy if isinstance(policy, str) else getattr(policy, "__name__", type(policy).__name__)
+
+
+def contexts(requests: Iterable[RequestTrace]) -> tuple[str, ...]:
+    """What a worker has to know of these requests of a batch: of those that are traced."""
+    return tuple(r.context for r in requests if r.context)
+
+
+def call_of(requests: Iterable[RequestTrace]) -> AbstractContextManager[None]:
+    """Serve's spans of a call that is made inside for these requests are the first traced one's;
+    without one there are none."""
+    if not serve_tracing.is_tracing_enabled():
+        return nullcontext()
+    return next((r for r in requests if r.context), _Unsampled()).inside()
+
+
+def caller() -> Any:
+    """The OpenTelemetry context of the call that runs now; None where Serve's tracing is off."""
+    if not serve_tracing.is_tracing_enabled():
+        return None
+    from opentelemetry import context
+
+    return context.get_current()
+
+
+def within(callers: Sequence[Any]) -> AbstractContextManager[None]:
+    """Spans that are made inside are children of the first of these callers that is sampled."""
+    if callers[0] is None:
+        return nullcontext()
+    return _within(next(filter(_is_sampled, callers), callers[0]))
+
+
+def batch(
+    requests: Sequence[str],
+    caller: Any,
+    *,
+    id: str,
+    worker: str,
+    model: str,
+    variant: str,
+    size: int,
+    predicted_s: float,
+    waited_s: float,
+) -> BatchTrace:
+    """A batch that begins to run on a worker.
+
+    Args:
+        requests: `contexts` of all its pieces.
+        caller: of the call that brought the first of them.
+        size: its requests.
+        predicted_s: what its profile says it takes.
+        waited_s: since its first piece came.
+    """
+    if not requests or not serve_tracing.is_tracing_enabled():
+        return BATCH_NOT_TRACED
+    from opentelemetry import trace
+
+    links = [trace.Link(_remote(context)) for context in requests]
+    if not _is_sampled(caller):
+        caller = trace.set_span_in_context(trace.NonRecordingSpan(links[0].context))
+    span = _tracer().start_span("slo.batch", caller, links=links)
+    about = {
+        "slo.decision": id,
+        "slo.worker": worker,
+        "slo.model": model,
+        "slo.variant": variant,
+        "slo.batch_size": size,
+        "slo.predicted_ms": 1e3 * predicted_s,
+        "slo.wait_ms": 1e3 * waited_s,
+    }
+    return _BatchTrace(span, about)
+
+
+def otlp() -> list[Any]:
+    """For `RAY_SERVE_TRACING_EXPORTER_IMPORT_PATH`: sends spans to an OpenTelemetry collector over
+    HTTP, in bunches and off the event loop. Where it is, `OTEL_EXPORTER_OTLP_ENDPOINT` says.
+
+    Raises:
+        ImportError: says what to install.
+    """
+    try:
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+    except ImportError as error:
+        raise ImportError("traces are sent to a collector by ray-slo[tracing]") from error
+    return [BatchSpanProcessor(OTLPSpanExporter())]
+
+
+# -- inside ----------------------------------------------------------------------------------
+
+
+class _RequestTrace(RequestTrace):
+    # Attributes are gathered and set at the end, as every call of OpenTelemetry takes its time.
+    __slots__ = (
+        "_about",
+        "_preemptions",
+        "_queue",
+        "_queue_about",
+        "_retries",
+        "_span",
+        "context",
+        "waiting",
+    )
+
+    def __init__(self, span: Any, about: dict[str, Any]) -> None:
+        self._span = span
+        self._about = about
+        self._queue: Any = None
+        self._queue_about: dict[str, Any] = {}
+        self._retries = self._preemptions = 0
+        self.context: str = _traceparent(span)
+        self.waiting = ""
+
+    def task(self, task: str) -> RequestTrace:
+        return _RequestTrace(_begin("slo.task", 0.0, self._span), {"slo.task": task})
+
+    def submitted(self, request_id: int, budget_s: float) -> None:
+        budget = {"slo.budget_ms": 1e3 * budget_s}
+        self._span.add_event("submitted", budget)
+        if self._queue is None:  # else the scheduler is new, and was told again
+            self._about["slo.request_id"] = request_id
+            self._queue, self._queue_about = _begin("slo.queue", 0.0, self._span), budget
+            self.waiting = _traceparent(self._queue)
+
+    def granted(self, grant: Grant, policy: str) -> None:
+        self._span.add_event("granted", {"slo.decision": grant.batch_id})
+        self._queue_about |= {"slo.policy": policy, **_about(grant)}
+        self._end_queue("", "")
+
+    def ran(self, batch: str) -> None:
+        if batch and self._span.is_recording():  # else its caller left, or was told to
+            self._span.add_link(_remote(batch))
+
+    def requeued(self, reason: str) -> None:
+        self._span.add_event("requeued", {"slo.reason": reason})
+        self._retries += 1
+        self._preemptions += reason == "preempted"
+
+    def answered(self, answer: Answer) -> None:
+        self._about |= {
+            "slo.variant": answer.variant,
+            "slo.batch_size": answer.batch_size,
+            "slo.queue_ms": answer.queue_ms,
+            "slo.exec_ms": answer.exec_ms,
+            "slo.latency_ms": answer.latency_ms,
+        }
+        self._end("ok" if answer.deadline_met else "late", "")
+
+    def unanswered(self, outcome: str, reason: str, error: BaseException | None = None) -> None:
+        if error is not None:
+            self._about["error.type"] = type(error).__name__
+        if outcome in ("refused", "expired"):
+            self._span.add_event("refused", {"slo.reason": reason})
+        self._end(outcome, reason)
+
+    def inside(self) -> AbstractContextManager[None]:
+        return _inside(self._span)
+
+    def _end(self, outcome: str, reason: str) -> None:
+        said = {"slo.outcome": outcome, "slo.reason": reason}
+        self._queue_about |= said
+        self._end_queue(outcome, reason)
+        self._about |= {
+            **said,
+            "slo.retries": self._retries,
+            "slo.preemptions": self._preemptions,
+        }
+        _end(self._span, self._about, outcome, reason)
+
+    def _end_queue(self, outcome: str, reason: str) -> None:
+        queue, self._queue = self._queue, None
+        if queue is not None:
+            _end(queue, self._queue_about, outcome, reason)
+
+
+class _BatchTrace(BatchTrace):
+    __slots__ = ("_about", "_span", "context")
+
+    def __init__(self, span: Any, about: dict[str, Any]) -> None:
+        self._span = span
+        self._about = about
+        self.context: str = _traceparent(span)
+
+    @contextmanager
+    def around(self, scope: AbstractContextManager[None]) -> Iterator[None]:
+        with _inside(self._span), scope:
+            yield
+
+    def ended(self, status: BatchStatus, exec_s: float) -> None:
+        about = {
+            **self._about,
+            "slo.exec_ms": 1e3 * exec_s,
+            "slo.status": status.value,
+            "slo.preempted": status is BatchStatus.PREEMPTED,
+        }
+        _end(self._span, about, status.value, "")
+
+
+class _Unsampled(RequestTrace):
+    """Stands in for a parent: Serve's sampler makes no spans below it."""
+
+    __slots__ = ()
+
+    def inside(self) -> AbstractContextManager[None]:
+        from opentelemetry import trace
+
+        ids = trace.SpanContext(1, 1, is_remote=False)  # valid, and its flags say "not sampled"
+        return _inside(trace.NonRecordingSpan(ids))
+
+
+@functools.cache
+def _tracer() -> Any:
+    from opentelemetry import trace
+
+    return trace.get_tracer("ray_slo")
+
+
+def _begin(name: str, since_s: float, parent: Any) -> Any:
+    """A span that began so long ago."""
+    from opentelemetry import trace
+
+    start_time = time.time_ns() - int(1e9 * since_s)
+    return _tracer().start_span(name, trace.set_span_in_context(parent), start_time=start_time)
+
+
+def _is_sampled(context: Any) -> bool:
+    from opentelemetry import trace
+
+    return bool(trace.get_current_span(context).get_span_context().trace_flags.sampled)
+
+
+def _inside(span: Any) -> AbstractContextManager[None]:
+    from opentelemetry import trace
+
+    return _within(trace.set_span_in_context(span))
+
+
+@contextmanager
+def _within(new: Any) -> Iterator[None]:
+    from opentelemetry import context
+
+    token = context.attach(new)
+    # Serve's own stack of spans is one list for all tasks that a request starts.
+    stack = serve_tracing.TRACE_STACK.set([])
+    try:
+        yield
+    finally:
+        serve_tracing.TRACE_STACK.reset(stack)
+        context.detach(token)
+
+
+def _about(grant: Grant) -> dict[str, Any]:
+    return {
+        "slo.decision": grant.batch_id,
+        "slo.worker": grant.worker,
+        "slo.variant": grant.variant,
+        "slo.batch_size": grant.batch_size,
+        "slo.predicted_ms": 1e3 * grant.finish_in_s,
+        "slo.slack_ms": 1e3 * grant.slack_s,
+    }
+
+
+def _set_up_as_serve(name: str) -> None:
+    """Trace in this process, which is no replica, as in Serve's. Blocks."""
+    try:
+        controller = ray.get_actor(SERVE_CONTROLLER_NAME, namespace=SERVE_NAMESPACE)
+        config: Any = ray.get(controller.get_tracing_config.remote(), timeout=_SET_UP_S)
+    except Exception as error:
+        logger.warning("Serve's controller says nothing of tracing (%r): by the environment", error)
+        config = None
+    serve_tracing.setup_tracing(name, str(os.getpid()), tracing_config=config)
+
+
+def _end(
+    span: Any, about: dict[str, Any], outcome: str, reason: str, at: int | None = None
+) -> None:
+    """At so many nanoseconds, or now."""
+    span.set_attributes(about)
+    if outcome in _FAULTS:
+        from opentelemetry.trace import Status, StatusCode
+
+        span.set_status(Status(StatusCode.ERROR, f"{outcome}: {reason}" if reason else outcome))
+    span.end(at)
+
+
+def _traceparent(span: Any) -> str:
+    ids = span.get_span_context()
+    return f"00-{ids.trace_id:032x}-{ids.span_id:016x}-{ids.trace_flags:02x}"
+
+
+def _remote(traceparent: str) -> Any:
+    """The span context that `_traceparent` wrote."""
+    from opentelemetry.trace import SpanContext, TraceFlags
+
+    _, trace_id, span_id, flags = traceparent.split("-")
+    return SpanContext(
+        int(trace_id, 16), int(span_id, 16), is_remote=True, trace_flags=TraceFlags(int(flags, 16))
+    )
+
+
+def _caller(traceparent: str) -> Any:
+    """The span that the header names, or an invalid one."""
+    from opentelemetry import context, trace
+    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+    found = TraceContextTextMapPropagator().extract({"traceparent": traceparent}, context.Context())
+    return trace.get_current_span(found)

@@ -1,0 +1,1 @@
+"""In worker replicas: loads the variants and runs the batches."""

@@ -1,0 +1,44 @@
+import pytest
+import yaml
+
+from ray_slo.core.explain import validated
+from ray_slo.simulation.spec import SimulationSpec
+
+SPEC = """
+policy: {name: eager}
+cluster: {workers: 2, models: {a: {latency_slo_ms: 25, profile: {alpha_ms: 1}}}}
+workload: {arrivals: {kind: poisson, rate: 100}}
+duration_s: 1
+"""
+POISSON = "{kind: poisson, rate: 100}"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ("workers: 2", "workers: 0", "cluster.workers: Input should be greater than or equal to 1"),
+        ("workers: 2", "workers: {t4: 0}", "cluster.workers.t4: Input should be greater than or"),
+        ("workers: 2", "worker: 2", "cluster.worker: unknown key (did you mean 'workers'?); valid"),
+        ("alpha_ms", "alfa_ms", "cluster.models.a.profile.alfa_ms: unknown key (did you mean 'alp"),
+        ("{alpha_ms: 1}", "7", "cluster.models.a.profile: must be a mapping, got 7"),
+        ("rate: 100", "rate: x", "workload.arrivals.rate: Input should be a valid number"),
+        ("rate: 100", "rate: .inf", "workload.arrivals.rate: Input should be a finite number"),
+        (POISSON, "{kind: possion}", "workload.arrivals.kind: must be one of constant, poisson,"),
+        (POISSON, "{knd: poisson, rate: 1}", "workload.arrivals: kind is required"),
+        (POISSON, "{a: {kind: gamma, rate: 1}}", "workload.arrivals.a.shape: required"),
+        (POISSON, "{kind: trace, rates: [1, -2]}", "workload.arrivals.rates.1: Input should be gr"),
+        (POISSON, "5", "workload.arrivals: must be a mapping, got 5"),
+    ],
+)
+def test_one_line_says_what_is_wrong_where(old, new, says):
+    assert old in SPEC
+    with pytest.raises(ValueError) as error:
+        validated(SimulationSpec, yaml.safe_load(SPEC.replace(old, new)))
+    assert str(error.value).startswith(says)
+    assert "\n" not in str(error.value)
+
+
+def test_valid_keys_are_said_once_for_each_place():
+    with pytest.raises(ValueError, match="polic: unknown key") as error:
+        validated(SimulationSpec, yaml.safe_load(SPEC.replace("policy", "polic") + "speed: 2"))
+    assert str(error.value).count("valid keys are") == 1

@@ -1,0 +1,291 @@
+"""Serving groups, the pure part: layouts, steps towards them, plans made into layouts, the spec."""
+
+import itertools
+from pathlib import Path
+
+import pytest
+import yaml
+
+from ray_slo.core import LatencyProfile
+from ray_slo.planning import Infeasible, herd, partition
+from ray_slo.planning.brains.groups import (
+    Demand,
+    Layout,
+    Seen,
+    best_throughput,
+    make_problem,
+    members,
+    routed,
+    settled,
+    solve,
+    to_layout,
+    verdict,
+    wanted,
+    worth_it,
+)
+from ray_slo.serve.config.spec import parse_spec
+
+
+class World:
+    """Workers, frontends and planner as they act on each other, one step at a time."""
+
+    def __init__(self, homes):
+        self.seen = {w: Seen(home, None, frozenset()) for w, home in homes.items()}
+        self.routes, self.draining, self.member = {}, set(), {}
+
+    def step(self, layout):
+        """The planner's step; then every worker does one thing of what it is told."""
+        self.member = members(layout, self.seen, self.member)
+        routes = routed(layout, self.member, self.seen, self.routes)
+        # Requests that were sent before are answered in the step after this one.
+        self.draining = {(m, g) for m, g in self.routes.items() if routes[m] != g}
+        self.routes = routes
+        told = wanted(layout, self.member, self.seen, self.routes, self.draining)
+        for worker in sorted(self.seen):
+            self._act(worker, told[worker])
+        self.check()
+
+    def _act(self, worker, target):
+        now = self.seen[worker]
+        missing = set(target.models) - now.loaded
+        if now.group is None or (missing and now.group == target.group):
+            loaded = now.loaded | missing
+            self.seen[worker] = Seen(now.home, target.group, loaded)
+        elif now.group != target.group:
+            self.seen[worker] = Seen(now.home, target.group, now.loaded & set(target.models))
+        else:
+            self.seen[worker] = Seen(now.home, now.group, frozenset(target.models))
+
+    def check(self):
+        """Whoever sends a request now finds a worker that has its model."""
+        for model, group in {*self.routes.items(), *self.draining}:
+            there = [s for s in self.seen.values() if s.group == group and model in s.loaded]
+            assert there, f"nobody in {group} has {model}"
+
+    def reach(self, layout, within=20):
+        for _ in range(within):
+            self.step(layout)
+            if settled(layout, self.member, self.seen, self.routes, self.draining):
+                return self
+        raise AssertionError(f"{layout} not reached: {self.seen}, {self.routes}")
+
+    def loads(self):
+        return {w: (s.group, sorted(s.loaded)) for w, s in self.seen.items()}
+
+
+def test_groups_of_their_own_workers_start_and_exchange_models():
+    world = World({"v": "a", "w": "b", "x": "b"})
+    world.reach(Layout({"m": "a", "n": "b"}))
+    assert world.loads() == {"v": ("a", ["m"]), "w": ("b", ["n"]), "x": ("b", ["n"])}
+    world.reach(Layout({"m": "b", "n": "a"}))
+    assert world.loads() == {"v": ("a", ["n"]), "w": ("b", ["m"]), "x": ("b", ["m"])}
+
+
+def test_a_model_is_loaded_before_it_is_routed_and_unloaded_after_it_is_drained():
+    layout = Layout({"m": "b"})
+    member = {"v": "a", "w": "b", "x": "b"}
+    seen = {
+        "v": Seen("a", "a", frozenset("m")),
+        "w": Seen("b", "b", frozenset()),
+        "x": Seen("b", "b", frozenset()),
+    }
+    routes = {"m": "a"}
+    told = wanted(layout, member, seen, routes, set())
+    assert {w: t.models for w, t in told.items()} == {"v": ("m",), "w": ("m",), "x": ("m",)}
+    assert routed(layout, member, seen, routes) == {"m": "a"}
+    seen["w"] = Seen("b", "b", frozenset("m"))
+    assert routed(layout, member, seen, routes) == {"m": "a"}  # x has not loaded it yet
+    seen["x"] = Seen("b", "b", frozenset("m"))
+    assert routed(layout, member, seen, routes) == {"m": "b"}
+    told = wanted(layout, member, seen, {"m": "b"}, {("m", "a")})
+    assert told["v"].models == ("m",)  # a still has requests of it
+    assert not settled(layout, member, seen, {"m": "b"}, {("m", "a")})
+    assert wanted(layout, member, seen, {"m": "b"}, set())["v"].models == ()
+
+
+def test_a_group_without_workers_gets_nothing_routed():
+    layout = Layout({"m": "b"})
+    seen = {"v": Seen("a", "a", frozenset("m"))}
+    assert routed(layout, {"v": "a"}, seen, {"m": "a"}) == {"m": "a"}
+
+
+def test_the_last_worker_with_a_model_does_not_leave_its_group():
+    layout = Layout({"m": "a", "n": "b"}, {"a": 1, "b": 1})
+    routes = {"m": "a", "n": "a"}
+    both = frozenset("mn")
+    seen = {"v": Seen(None, "a", frozenset("m")), "w": Seen(None, "a", both)}
+    member = {"v": "a", "w": "b"}
+    assert wanted(layout, member, seen, routes, set())["w"].group == "a"  # only w has n there
+    seen["v"] = Seen(None, "a", both)
+    assert wanted(layout, member, seen, routes, set())["w"].group == "b"
+
+
+def layouts(models, workers):
+    """All ways to share few models and workers out to at most three groups."""
+    for assignment in itertools.product("abc", repeat=len(models)):
+        groups = sorted(set(assignment))
+        for sizes in itertools.product(range(1, workers + 1), repeat=len(groups)):
+            if sum(sizes) == workers:
+                yield Layout(
+                    dict(zip(models, assignment, strict=True)),
+                    dict(zip(groups, sizes, strict=True)),
+                )
+
+
+def test_every_change_of_a_pool_is_reached_and_nobody_is_without_a_worker_on_the_way():
+    all_layouts = list(layouts("lmn", 3))
+    assert len(all_layouts) == 45
+    changes = 0
+    for before, after in itertools.product(all_layouts[::2], all_layouts):
+        # The planner keeps as many names as it can; a group without workers cannot be entered.
+        if not ({*before.sizes} <= {*after.sizes} or {*after.sizes} <= {*before.sizes}):
+            continue
+        World(dict.fromkeys("vwx")).reach(before).reach(after)
+        changes += 1
+    assert changes > 300
+
+
+def test_workers_of_a_pool_stay_where_they_are_while_there_is_room():
+    layout = Layout({"m": "a", "n": "b"}, {"a": 2, "b": 1})
+    seen = {w: Seen(None, g, frozenset()) for w, g in zip("vwx", "abb", strict=True)}
+    assert members(layout, seen) == {"v": "a", "w": "b", "x": "a"}
+    # x is on its way: that w or v would do as well is no reason to change one's mind
+    assert members(layout, seen, {"v": "a", "w": "a", "x": "b"}) == {"v": "a", "w": "a", "x": "b"}
+    seen["y"] = Seen(None, None, frozenset())  # one more than the sizes add up to
+    assert members(layout, seen)["y"] in {"a", "b"}
+    del seen["v"], seen["y"]  # one dies: the group that lacks one keeps what it has
+    assert members(layout, seen, {"w": "b", "x": "a"}) == {"w": "b", "x": "a"}
+
+
+def test_herd_plans_become_layouts_that_keep_their_names():
+    demand = Demand({"l": 40.0, "m": 10.0, "n": 10.0}, dict.fromkeys("lmn", 10.0))
+    memory = dict.fromkeys("lmn", 1.0)
+    kwargs = {"group_worker_limit": 8, "memory_mb": 2}
+    problem = make_problem("herd", kwargs, demand, memory, 12, [], {})
+    assert isinstance(problem, herd.Problem)
+    plan, _ = verdict(solve(problem))
+    assert plan.burst_tolerance == 2.0
+    first = to_layout(plan, 12, [], None, pool=True)
+    assert sorted(first.sizes.values()) == [4, 8]
+    assert first.models["m"] == first.models["n"] != first.models["l"]
+    current = Layout({"l": "g7", "m": "g2", "n": "g2"}, {"g7": 6, "g2": 6})
+    again = to_layout(plan, 12, [], current, pool=True)
+    assert again == Layout({"l": "g7", "m": "g2", "n": "g2"}, {"g7": 8, "g2": 4})
+    assert worth_it(problem, current, plan, 0.1)  # tolerance 1.5, could be 2
+    assert not worth_it(problem, again, plan, 0.1)
+    assert worth_it(problem, Layout({"l": "g7"}, {"g7": 12}), plan, 0.1)  # m and n are in none
+    nobody = Demand(dict.fromkeys("lmn", 0.0), dict.fromkeys("lmn", 10.0))
+    idle = make_problem("herd", kwargs, nobody, memory, 12, [], {})
+    assert not worth_it(idle, current, solve(idle), 0.1)
+
+
+def test_partition_keeps_groups_and_moves_only_what_pays():
+    rates = {"k": 5.0, "l": 4.0, "m": 3.0, "n": 2.0}
+    demand = Demand(rates, dict.fromkeys(rates, 1.0))
+    now = Layout({"k": "a", "l": "a", "m": "b", "n": "b"})
+    problem = make_problem("partition", {}, demand, {}, 2, ["a", "b"], now.models)
+    assert isinstance(problem, partition.Problem)
+    assert (problem.current, problem.sub_clusters) == ((0, 0, 1, 1), 2)
+    plan, _ = verdict(solve(problem))
+    layout = to_layout(plan, 2, ["a", "b"], now, pool=False)
+    assert layout.sizes == {}
+    sums = {g: sum(rates[m] for m in layout.of(g)) for g in "ab"}
+    assert sums == {"a": 7.0, "b": 7.0}
+    assert worth_it(problem, now, plan, 0.1)
+    assert not worth_it(problem, now, plan, 0.5)
+    pooled = to_layout(plan, 5, ["a", "b"], None, pool=True)
+    assert sorted(pooled.sizes.values()) == [2, 3]
+
+
+def test_what_cannot_be_planned_says_so_and_gives_the_best_effort():
+    demand = Demand({"l": 1.0, "m": 1.0}, {"l": 1.0, "m": 1.0})
+    kwargs = {"memory_mb": 5}
+    problem = make_problem("herd", kwargs, demand, {"l": 10.0, "m": 1.0}, 2, [], {})
+    answer = solve(problem)
+    assert isinstance(answer, Infeasible)
+    plan, why = verdict(answer)
+    assert why.startswith("infeasible: ")
+    assert plan.unplaced == ("l",)
+    assert set(to_layout(plan, 2, [], None, pool=True).models) == {"m"}
+
+
+def test_throughput_leaves_half_of_the_slo_to_wait():
+    profile = LatencyProfile.linear(0.01, 0.05, 32)
+    assert best_throughput(profile, 0.2) == pytest.approx(5 / 0.1)
+    assert best_throughput(profile, 0.01) == pytest.approx(1 / 0.06)  # nothing fits: one at a time
+
+
+MODEL = {"callable": "apps:Tasks", "latency_slo_ms": 500}
+TWO = {"m": MODEL, "n": MODEL}
+GROUPS = {"a": {"models": ["m"]}, "b": {"workers": {"cpu": {"num_replicas": 2}}, "models": ["n"]}}
+
+
+def test_groups_name_their_workers():
+    spec = parse_spec({"models": TWO, "groups": GROUPS})
+    assert list(spec.workers) == ["a", "b-cpu"]
+    assert spec.workers["b-cpu"].num_replicas == 2
+    assert [spec.group_of_kind(k) for k in ("a", "b-cpu", "other")] == ["a", "b", None]
+    assert spec.grouped
+    assert not spec.embedded
+    pool = parse_spec({"models": TWO, "planner": {"name": "herd"}})
+    assert pool.grouped
+    assert pool.group_of_kind("default") is None
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"groups": {"a": {"models": ["m"]}}}, "no group lists 'n'.* add it to the models of one"),
+        ({"groups": {"a": {"models": ["m", "x"]}}}, r"groups\.a\.models: no model 'x'.* m, n"),
+        (
+            {"groups": {"a": {"models": ["m"]}, "b": {"models": ["m", "n"]}}},
+            r"groups\.b\.models: 'm' is in 'a', too",
+        ),
+        ({"groups": {"a": {"modles": []}}}, r"groups\.a\.modles: unknown key .*'models'"),
+        ({"groups": {"a b": {"models": ["m", "n"]}}}, "group name 'a b'"),
+        ({"groups": {"a": {"workers": {}}}}, "name at least one kind of worker"),
+        ({"groups": GROUPS, "workers": {"default": {}}}, "leave these out"),
+        ({"groups": GROUPS, "scheduler": "embedded"}, "every group has its own; choose 'actor'"),
+        (
+            {"groups": {"a": {"workers": {"b": {}}, "models": ["m"]}, "a-b": {"models": ["n"]}}},
+            "workers of the same name; rename",
+        ),
+        ({"planner": {"name": "hurd"}}, r"planner\.name: .*'herd', 'partition', .*got 'hurd'"),
+        ({"planner": {"name": "herd", "every_s": 5}}, r"planner\.every_s: unknown key.*interval_s"),
+        ({"planner": {"name": "herd", "interval_s": 0}}, r"planner\.interval_s: .*greater than 0"),
+        ({"planner": {"name": "herd", "kwargs": {"x": 1}}}, "has no argument 'x'; valid .*backend"),
+        (
+            {"planner": {"name": "herd", "kwargs": {"group_worker_limit": 0}}},
+            "group_worker_limit must be at least 1, got 0",
+        ),
+        ({"planner": {"name": "herd", "memory_mb": {"m": 5}}}, "say what a worker has"),
+        (
+            {"planner": {"name": "herd", "memory_mb": {"m": 5}, "kwargs": {"memory_mb": 4}}},
+            r"planner\.memory_mb\.m is 5, more than a worker has .* is 4",
+        ),
+        ({"planner": {"name": "herd", "rates": {"x": 5}}}, r"planner\.rates: no model 'x'"),
+        ({"planner": {"name": "herd", "rates": {"m": -5}}}, r"planner\.rates\.m must be at least"),
+        ({"planner": {"name": "partition"}}, r"sub_clusters: say how many .* from 1 to 1"),
+        ({"planner": {"name": "herd"}, "groups": GROUPS}, "leave groups out .* 'partition'"),
+        (
+            {"planner": {"name": "partition", "kwargs": {"sub_clusters": 3}}, "groups": GROUPS},
+            "sub_clusters is 3, but there are 2 groups",
+        ),
+        ({"planner": {"name": "herd"}, "workers": {"x": {}, "y": {}}}, "workers that are alike"),
+    ],
+)
+def test_mistakes_name_the_field_the_value_and_the_choices(change, says):
+    with pytest.raises(ValueError, match=says):
+        parse_spec({"models": TWO, **change})
+
+
+@pytest.mark.parametrize(
+    "path",
+    sorted((Path(__file__).parents[3] / "configs").glob("groups-*.yaml")),
+    ids=lambda p: p.stem,
+)
+def test_shipped_configs_parse(path):
+    config = yaml.safe_load(path.read_text())
+    spec = parse_spec(config["applications"][0]["args"])
+    assert spec.grouped
+    assert spec.planner is not None

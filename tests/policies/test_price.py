@@ -1,0 +1,207 @@
+from dataclasses import replace
+
+import pytest
+
+from ray_slo.core import Cluster, DispatchDelay, DropReason, LatencyProfile, Model, Request, Variant
+from ray_slo.core.cluster import Worker
+from ray_slo.planning import fluid
+from ray_slo.policies import make_policy
+from ray_slo.policies.price import Price, _Demand, _Precision
+from ray_slo.simulation import Workload, simulate
+from ray_slo.simulation.simulator import WorkerEvent
+from ray_slo.simulation.workloads import Gamma
+from tests.policies.harness import Host
+
+# (accuracy, ms of one request, ms of each one more)
+VARIANTS = ((60.0, 10, 4), (70.0, 16, 9), (76.0, 30, 18), (82.0, 70, 50))
+
+
+def variants(prefix="v", scale=1.0, hardware=None):
+    hardware = hardware or {"default": 1.0}
+    return tuple(
+        Variant(
+            f"{prefix}{i}",
+            {
+                kind: LatencyProfile([(one + more * b) * f * scale / 1e3 for b in range(12)])
+                for kind, f in hardware.items()
+            },
+            accuracy,
+        )
+        for i, (accuracy, one, more) in enumerate(VARIANTS)
+    )
+
+
+def cluster(workers=10, slo_s=0.15, **kwargs):
+    return Cluster.uniform([Model("m", slo_s, variants(**kwargs))], workers)
+
+
+def limit(cluster, rate):
+    counts = {}
+    for worker in cluster.workers.values():
+        counts[worker.hardware] = counts.get(worker.hardware, 0) + 1
+    models = list(cluster.models.values())
+    return fluid.solve(fluid.Problem(models, {m.name: rate for m in models}, counts)).accuracy
+
+
+@pytest.mark.parametrize("shape", [1.0, 0.3])
+@pytest.mark.parametrize("rate", [60, 200, 400, 800, 1200])
+def test_near_the_fluid_limit_without_violations(rate, shape):
+    here = cluster()
+    report = simulate("price", here, Workload(arrivals=Gamma(rate=rate, shape=shape)), duration_s=4)
+    assert report.bad_rate() < 0.005
+    assert report.accuracy > limit(here, rate) - 1.5
+
+
+def test_overload_is_served_at_capacity():
+    capacity = 10 * 12 / 0.054
+    report = simulate("price", cluster(), Workload.poisson(1.5 * capacity), duration_s=4)
+    assert report.goodput > 0.9 * capacity
+
+
+def test_two_workers_and_few_requests():
+    report = simulate("price", cluster(2, 0.2), Workload.poisson(20), duration_s=60)
+    assert report.bad_rate() < 0.005
+    assert report.accuracy > 80.5
+
+
+def test_latency_that_varies_is_allowed_for():
+    here, workload = cluster(), Workload.poisson(400)
+    report = simulate("price", here, workload, duration_s=6, warmup_s=2, latency_noise=0.1)
+    assert report.bad_rate() < 0.01
+    assert report.accuracy > limit(here, 400) - 2.5
+
+
+def test_quicker_workers_than_profiled_are_used():
+    told, workload = cluster(), Workload.poisson(700)
+    quicker = cluster(scale=0.7)
+    report = simulate("price", told, workload, duration_s=6, warmup_s=2, truth=quicker)
+    plain = simulate("price", told, workload, duration_s=6, warmup_s=2)
+    assert report.accuracy > plain.accuracy + 1
+
+
+def test_one_variant_is_served_like_deferred():
+    model = Model("m", 0.1, (Variant("v", {"default": LatencyProfile.linear(0.002, 0.01, 32)}),))
+    here = Cluster.uniform([model], 4)
+    for rate, slack in ((200, 0.0), (1000, 0.002), (2500, 0.05)):
+        ours, deferred = (
+            simulate(name, here, Workload.poisson(rate), duration_s=4, warmup_s=1)
+            for name in ("price", "deferred")
+        )
+        assert ours.bad_rate() <= deferred.bad_rate() + slack
+
+
+def test_several_models_share_workers():
+    models = [Model("a", 0.15, variants("a")), Model("b", 0.1, variants("b", 0.5))]
+    here = Cluster.uniform(models, 10)
+    report = simulate("price", here, Workload.poisson(400), duration_s=4)
+    assert report.bad_rate() < 0.005
+    rates = {"a": 200.0, "b": 200.0}
+    best = fluid.solve(fluid.Problem(models, rates, {"default": 10})).accuracy
+    assert report.accuracy > best - 1.5
+
+
+def test_many_rare_models_keep_their_deadlines():
+    models = [Model(f"m{i}", 0.12, variants(f"m{i}-", 1.3)) for i in range(6)]
+    report = simulate("price", Cluster.uniform(models, 3), Workload.poisson(60), duration_s=15)
+    assert report.bad_rate() < 0.01
+    assert report.accuracy > 70
+
+
+def test_unlike_workers():
+    kinds = {"quick": 1.0, "slow": 2.0}
+    model = Model("m", 0.15, variants(hardware=kinds))
+    loaded = frozenset(v.name for v in model.variants)
+    workers = [Worker(f"{kind}{i}", kind, loaded) for kind in kinds for i in range(6)]
+    here = Cluster.of([model], workers)
+    report = simulate("price", here, Workload.poisson(400), duration_s=4)
+    assert report.bad_rate() < 0.005
+    assert report.accuracy > limit(here, 400) - 1.5
+
+
+def test_workers_that_leave_and_loads_that_jump():
+    events = [WorkerEvent(2.0, f"w{i}", "leave") for i in range(5)]
+    events += [WorkerEvent(4.0, f"w{i}", "join") for i in range(5)]
+    report = simulate("price", cluster(), Workload.poisson(300), duration_s=6, worker_events=events)
+    assert report.bad_rate() < 0.01
+    accuracy = {f"v{i}": v[0] for i, v in enumerate(VARIANTS)}
+    served = report.requests.query("outcome == 'good'")
+    before, during, after = (
+        served.query(f"{a} < arrival_s < {b}").variant.astype(str).map(accuracy).mean()
+        for a, b in ((0.5, 2), (2.3, 4), (4.3, 6))
+    )
+    assert during < min(before, after) - 1
+
+
+def test_accuracies_that_are_unknown_count_alike():
+    plain = tuple(replace(v, accuracy=None) for v in variants())
+    report = simulate(
+        "price", Cluster.uniform([Model("m", 0.15, plain)], 4), Workload.poisson(50), duration_s=4
+    )
+    assert set(report.batches.variant) == {"v0"}
+
+
+def test_a_lone_request_gets_the_best_variant_and_a_crowd_a_quick_one():
+    here = cluster(1)
+    host = Host(lambda: make_policy("price"), here)
+    host.arrive([Request(0, "m", 0.0, 0.15)])
+    assert host.sent[0].finish_at == pytest.approx(0.07)
+    host = Host(lambda: make_policy("price"), here)
+    host.arrive([Request(i, "m", 0.0, 0.15) for i in range(12)])
+    assert len(host.sent[0].ids) == 12
+    assert host.sent[0].finish_at == pytest.approx(0.054)
+
+
+def test_what_cannot_be_in_time_is_refused():
+    host = Host(lambda: make_policy("price"), cluster(1))
+    host.arrive([Request(0, "m", 0.0, 0.005)])
+    assert host.dropped[0][1] is DropReason.WOULD_MISS
+
+
+def test_batches_are_sent_ahead_by_the_delay():
+    here = replace(cluster(1), delay=DispatchDelay(0.004))
+    host = Host(lambda: make_policy("price"), here)
+    host.run([Request(i, "m", 0.0005 * i, 0.0005 * i + 0.15) for i in range(20)])
+    ends = [s.finish_at for s in host.sent]
+    assert len(ends) > 1
+    assert all(s.at < end for s, end in zip(host.sent[1:], ends, strict=False))
+
+
+def test_demand_forgets_what_it_contradicts():
+    demand = _Demand()
+    for _ in range(100):
+        demand.count(10, 1)
+    assert demand.mean == pytest.approx(10)
+    demand.count(60, 1)
+    assert demand.mean == pytest.approx(60)
+
+
+def test_margin_follows_what_is_measured():
+    precision = _Precision()
+    for i in range(320):
+        precision.add(0.1 * (0.8 + 0.4 * (i % 100) / 100), 0.1, 0.015)
+    assert precision.margin == pytest.approx(1.19, abs=0.03)
+    assert precision.pace == pytest.approx(1.0, abs=0.05)
+    for _ in range(512):
+        precision.add(0.05, 0.1, 0.015)
+    assert precision.margin == 1.0
+    assert precision.pace == pytest.approx(0.5, abs=0.02)
+
+
+def test_short_batches_may_be_inexact():
+    precision = _Precision()
+    for i in range(320):
+        precision.add(0.003 if i % 4 else 0.04, 0.001 if i % 4 else 0.04, 0.015)
+    assert precision.margin < 1.15
+
+
+@pytest.mark.parametrize(
+    ("field", "kwargs"),
+    [
+        ("violation_cost", {"violation_cost": -1.0}),
+        ("max_batch_size", {"max_batch_size": 0}),
+        ("margin_ms", {"margin_ms": float("nan")}),
+    ],
+)
+def test_mistakes_are_named(field, kwargs):
+    with pytest.raises(ValueError, match=field):
+        Price(**kwargs)

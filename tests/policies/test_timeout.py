@@ -1,0 +1,106 @@
+"""Eager deteriorates as in Figure 5a; a timeout counts from the earliest arrival."""
+
+from __future__ import annotations
+
+import pytest
+
+from ray_slo.core import Cluster, DropReason, LatencyProfile, Model, Request, Variant
+from ray_slo.policies.timeout import Eager, Timeout
+from tests.policies.harness import Host, one_model
+
+PAPER = one_model(LatencyProfile.linear(1.0, 5.0, 12), 12.0, 3)
+
+
+def arrivals(*times: float, slo: float = 12.0) -> list[Request]:
+    return [Request(i, "m", t, t + slo) for i, t in enumerate(times, start=1)]
+
+
+def test_eager_deteriorates_after_three_missing_requests():
+    """Figure 5a. Up to R12 the batches are those of the staggered pattern, so R1–R12 are handed
+    over four at a time, when deferred scheduling would have sent them."""
+    requests = [
+        Request(i, "m", 0.75 * (i - 1), 0.75 * (i - 1) + 12.0)
+        for i in range(1, 40)
+        if i not in (13, 14, 15)
+    ]
+    at = {i: 0.75 * (4 * ((i + 3) // 4) - 1) for i in range(1, 13)}
+    host = Host(Eager, PAPER)
+    host.run(requests, at=at)
+    sent = [(at, ids) for at, _, ids in host.timeline()]
+    assert sent[:3] == [(2.25, [1, 2, 3, 4]), (5.25, [5, 6, 7, 8]), (8.25, [9, 10, 11, 12])]
+    assert sent[3:] == [
+        (11.25, [16]),  # alone, as GPU 1 falls idle
+        (14.25, [17, 18, 19, 20]),
+        (17.25, [21, 22, 23, 24]),
+        (18.0, [25]),  # alone again
+        (23.25, [26, 27]),  # 7 wait, but R26 is due at 30.75
+        (24.0, [28, 29, 30]),
+        (26.25, [31, 32, 33]),
+        (30.25, [34]),
+        (32.0, [36]),
+        (34.25, [39]),
+    ]
+    assert sorted(host.dropped) == [35, 37, 38]
+    assert {reason for _, reason in host.dropped.values()} == {DropReason.WOULD_MISS}
+    # Refused when the last worker that was free in time had been taken, not when one falls free.
+    assert host.dropped[35][0] == 30.25
+    assert host.dropped[37][0] == host.dropped[38][0] == 32.0
+
+
+def test_eager_goes_at_once():
+    host = Host(Eager, one_model(LatencyProfile.linear(1.0, 5.0, 12), 12.0, 2))
+    host.run(arrivals(0.0, 0.1, 0.2, 0.3))
+    assert [at for at, _, _ in host.timeline()] == [0.0, 0.1, 6.0, 6.1]
+    assert [ids for _, _, ids in host.timeline()] == [[1], [2], [3], [4]]
+
+
+def test_timeout_counts_from_the_earliest_arrival():
+    host = Host(lambda: Timeout(2000.0), PAPER)
+    host.run(arrivals(0.0, 0.5, 1.5, 4.0))
+    assert host.timeline() == [(2.0, "w0", [1, 2, 3]), (6.0, "w1", [4])]
+
+
+def test_timeout_when_the_oldest_is_not_the_most_urgent():
+    host = Host(lambda: Timeout(2000.0), PAPER)
+    host.run([Request(1, "m", 0.0, 30.0), Request(2, "m", 1.0, 13.0)])
+    assert host.timeline() == [(2.0, "w0", [2, 1])]
+
+
+def test_full_batch_does_not_wait():
+    host = Host(lambda: Timeout(2000.0, max_batch_size=2), PAPER)
+    host.run(arrivals(0.0, 0.5, 0.75))
+    assert host.timeline() == [(0.5, "w0", [1, 2]), (2.75, "w1", [3])]
+
+
+def test_timeout_beyond_the_slack_serves_nothing_that_has_company():
+    """The paper's rule to the letter: exec = arrival + k, and by then all are too late."""
+    host = Host(lambda: Timeout(7000.0), PAPER)
+    host.run(arrivals(0.0, 0.5))
+    assert host.dropped[1][0] == pytest.approx(6.0, abs=1e-5)
+    assert host.timeline() == [(6.5, "w0", [2])]  # which is alone then
+
+
+def test_a_lone_request_does_not_wait_until_it_is_too_late():
+    host = Host(lambda: Timeout(7000.0), PAPER)
+    host.run(arrivals(0.0))
+    assert host.timeline() == [(6.0, "w0", [1])]
+
+
+def test_margin():
+    host = Host(lambda: Eager(margin_ms=500.0), PAPER, margin_s=0.5)
+    host.arrive(arrivals(0.0, slo=6.4))
+    assert host.dropped == {1: (0.0, DropReason.WOULD_MISS)}
+
+
+def test_several_models_take_turns_by_urgency():
+    models = [Model(m, 20.0, (Variant(m, {"default": LatencyProfile([6.0])}),)) for m in "ab"]
+    host = Host(Eager, Cluster.uniform(models, 1))
+    host.arrive([Request(1, "a", 0.0, 19.0), Request(2, "b", 0.0, 18.0)])
+    host.advance(30.0)
+    assert host.timeline() == [(0.0, "w0", [2]), (6.0, "w0", [1])]
+
+
+@pytest.mark.parametrize("timeout_ms", [-1.0, float("inf")])
+def test_bad_timeout(timeout_ms):
+    with pytest.raises(ValueError, match="timeout_ms must be a finite number of at least 0"):
+        Timeout(timeout_ms)

@@ -1,0 +1,32 @@
+"""Wall clocks jump, so nothing may be decided by one; to write down when something was is fine."""
+
+import ast
+from pathlib import Path
+
+import ray_slo
+
+ROOT = Path(ray_slo.__file__).parent
+STAMPS = {
+    "record/writer.py",  # names of files, and when a log began
+    "serve/scheduler/preempted.py",
+    "serve/config/spec.py",  # which of two releases is newer, in an actor that just started
+    "serve/watch/tracing.py",
+}
+WALL = {("time", "time"), ("time", "time_ns"), ("datetime", "now"), ("datetime", "utcnow")}
+
+
+def reads_a_wall_clock(file):
+    return any(
+        isinstance(node, ast.Attribute)
+        and isinstance(node.value, ast.Name)
+        and (node.value.id, node.attr) in WALL
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+    )
+
+
+def test_only_stamps_are_of_wall_clocks():
+    packages = ("core", "planning", "policies", "record", "load", "serve", "simulation")
+    files = [file for package in packages for file in (ROOT / package).rglob("*.py")]
+    assert len(files) > 50
+    found = {file.relative_to(ROOT).as_posix() for file in files if reads_a_wall_clock(file)}
+    assert found == STAMPS

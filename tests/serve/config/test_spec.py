@@ -1,0 +1,381 @@
+"""Application specs: what is accepted, and what is said about the rest."""
+
+import pickle
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import ray_slo
+from ray_slo.models import vision
+from ray_slo.serve.app.decorator import build_app_from_spec
+from ray_slo.serve.config.spec import AppSpec, parse_spec
+
+
+class Model:
+    def __call__(self, items):
+        return items
+
+
+class InstancePreprocess(Model):
+    def preprocess(self, item):
+        return item
+
+
+class Tall:
+    def __init__(self, height, width=1):
+        pass
+
+    def __call__(self, items):
+        return items
+
+
+class Generator:
+    def __call__(self, items):
+        yield from items
+
+
+class TakesNothing:
+    def __call__(self):
+        return []
+
+
+class Chooses:
+    def __call__(self, network, items):
+        return items
+
+
+def load(layers=1):
+    return None
+
+
+def args(**changes):
+    return {"models": {"m": {"callable": Model, "latency_slo_ms": 100}}, **changes}
+
+
+DEEP = {"load": "tests.serve.config.test_spec:load", "accuracy": 80}
+
+
+def variants(**changes):
+    return model(callable=Chooses, variants={"deep": {**DEEP, **changes}})
+
+
+def model(**changes):
+    return args(models={"m": {"callable": Model, "latency_slo_ms": 100, **changes}})
+
+
+def test_defaults():
+    spec = parse_spec(args())
+    assert (spec.policy.name, spec.embedded, spec.deployment_name) == ("deferred", True, "m")
+    assert spec.workers["default"].num_replicas == 1
+    assert not parse_spec(args(num_frontends=2)).embedded
+    assert not parse_spec(args(scheduler="actor")).embedded
+    assert parse_spec(args(policy="eager")).policy.name == "eager"
+    assert parse_spec(args(models={"a": Model_, "b": Model_})).deployment_name == "models"
+
+
+Model_ = {"callable": Model, "latency_slo_ms": 100}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        (args(polcy="eager"), "polcy: unknown key (did you mean 'policy'?); valid keys are "),
+        (model(latency_slo=5), "models.m.latency_slo: unknown key (did you mean 'latency_slo_ms'"),
+        (model(latency_slo_ms=0), "models.m.latency_slo_ms: Input should be greater than 0, got 0"),
+        (model(latency_slo_ms="fast"), "got 'fast'"),
+        (args(models={"m": {"callable": Model}}), "models.m.latency_slo_ms: required"),
+        (args(models={"m": {"latency_slo_ms": 5}}), "models.m.callable: required"),
+        (args(models={}), "models: "),
+        ({}, "models: required"),
+        (args(models={"a/b": Model_}), "model name 'a/b': use ASCII letters, digits"),
+        (args(models={"é": Model_}), "model name 'é': use ASCII letters, digits"),
+        (args(scheduler="remote"), "scheduler: Input should be 'auto', 'actor' or 'embedded', got"),
+        (args(scheduler="embedded", num_frontends=2), "num_frontends is 2; choose 'actor' or"),
+        (args(num_frontends=0), "num_frontends: Input should be greater than or equal to 1, got 0"),
+        (args(policy="defered"), "policy 'defered' is unknown; choose one of deferred, "),
+        (args(policy={"name": "eager", "kwargs": {"x": 1}}), "policy 'eager' has no argument x"),
+        (args(policy={"nam": "eager"}), "policy.nam: unknown key (did you mean 'name'?)"),
+        (args(workers={}), "workers: name at least one kind of worker"),
+        (args(workers={"cpu": {"replicas": 2}}), "workers.cpu.replicas: unknown key"),
+        (args(workers={"cpu": {"num_replicas": 0}}), "workers.cpu.num_replicas: Input should be"),
+        (model(accuracy=101), "models.m.accuracy: Input should be less than or equal to 100"),
+        (args(version=3), "version: unknown key"),
+        (
+            variants(acuracy=3),
+            "models.m.variants.deep.acuracy: unknown key (did you mean 'accuracy'?); valid keys "
+            "are accuracy, args, factors, kwargs, load, profile",
+        ),
+        (variants(accuracy=101), "models.m.variants.deep.accuracy: Input should be less than"),
+        (model(variants={"deep": {"load": "x:y"}}), "models.m.variants.deep.accuracy: required"),
+        (model(variants={"deep": {"accuracy": 1}}), "models.m.variants.deep.load: required"),
+        (model(variants={"a b": DEEP}), "variant name 'a b': use ASCII letters, digits"),
+        (model(variants=["deep"]), "a list of variants holds ray_slo.Variant(name, accuracy=…"),
+        (model(variants={"deep": DEEP}, accuracy=5), "each variant has an accuracy of its own"),
+        (args(policy={"kwargs": {"x": 1}}), "policy 'deferred' has no argument x"),
+        (args(policy=7), "policy: must be one of deferred, "),
+        (args(num_frontends=10**9), "num_frontends: Input should be less than or equal to 100000"),
+        (args(retries=10**9), "retries: Input should be less than or equal to 100"),
+        (args(max_queued_requests=True), "max_queued_requests must be a number, got True"),
+        (args(workers={"cpu": {"num_replicas": True}}), "workers.cpu: num_replicas must be a numb"),
+        (
+            args(response_margin_ms=1e9),
+            "response_margin_ms must be less than models.m.latency_slo_ms, which is 100, got 1e+09",
+        ),
+        (args(models={"m" * 101: Model_}), "has 101 characters; use at most 100"),
+        (args(models={5: Model_}), "models.5: Input should be a valid string, got 5"),
+        (args(name="a#b"), "name: deployment name 'a#b': use ASCII letters, digits"),
+    ],
+)
+def test_mistakes_name_field_value_and_choices(wrong, says):
+    with pytest.raises(ValueError) as error:
+        parse_spec(wrong)
+    assert says in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        (model(profile="/nope.json"), "models.m.profile: /nope.json: no such file"),
+        (model(profile=__file__), f"models.m.profile: {__file__}: not a latency-profile file"),
+        (
+            variants(profile="/nope.json"),
+            "models.m.variants.deep.profile: /nope.json: no such file",
+        ),
+        (
+            args(workers={"gpu": {"ray_actor_options": {"num_cpu": 1}}}),
+            "workers.gpu.ray_actor_options: Specifying 'num_cpu'",
+        ),
+        (args(frontend_actor_options={"num_cpus": "x"}), "frontend_actor_options: The type of"),
+    ],
+)
+def test_what_replicas_could_not_use_is_refused_here(wrong, says):
+    with pytest.raises(ValueError) as error:
+        build_app_from_spec(parse_spec(wrong))
+    assert says in str(error.value)
+
+
+def test_every_mistake_is_named_at_once():
+    with pytest.raises(ValueError) as error:
+        parse_spec({**model(latency_slo_ms=-1), "retries": -1, "polcy": 1})
+    assert len(str(error.value).splitlines()) == 3
+
+
+@pytest.mark.parametrize(
+    ("target", "says"),
+    [
+        (InstancePreprocess, "preprocess must be a @staticmethod or @classmethod"),
+        (Generator, "is a generator; a coordinated batch returns a list"),
+        (TakesNothing, "takes no argument"),
+        (object, "has no __call__"),
+        (len, "is made from a class"),
+        (Model(), "is made from a class"),
+    ],
+)
+def test_a_class_that_cannot_work_is_refused_where_it_is_decorated(target, says):
+    with pytest.raises(ValueError) as error:
+        ray_slo.deployment(latency_slo_ms=100)(target)
+    assert says in str(error.value)
+
+
+def test_mistakes_in_the_decorator():
+    with pytest.raises(ValueError, match="needs latency_slo_ms"):
+        ray_slo.deployment(num_replicas=2)
+    with pytest.raises(ValueError, match="latency_slo_ms: Input should be greater than 0, got -5"):
+        ray_slo.deployment(latency_slo_ms=-5)(Model)
+    with pytest.raises(ValueError, match="num_replica: unknown key"):
+        ray_slo.deployment(latency_slo_ms=50)(Model).options(num_replica=2)
+    with pytest.raises(RuntimeError, match="is not constructed directly"):
+        ray_slo.deployment(latency_slo_ms=50)(Model)()
+
+
+def test_config_may_name_a_decorated_class():
+    decorated = ray_slo.deployment(latency_slo_ms=50)(Model)
+    assert parse_spec(model(callable=decorated)).models["m"].load() is Model
+
+
+def test_spec_for_the_scheduler_has_no_user_code():
+    bare = parse_spec(model(args=[1], kwargs={"a": 2}, user_config=3)).without_code()
+    again = pickle.loads(pickle.dumps(bare))
+    assert again.models["m"].callable == ""
+    assert (again.models["m"].args, again.models["m"].kwargs) == ((), {})
+    assert again.version == bare.version
+
+
+def version(**changes):
+    built = build_app_from_spec(parse_spec({**args(), **changes}))
+    return built._bound_deployment.version
+
+
+def test_only_what_a_replica_must_know_of_changes_the_version():
+    replicas = {"default": {"num_replicas": 7}}
+    configured = model(user_config={"a": 1})
+    assert version() == version(workers=replicas) == version(**configured)
+    assert version(scheduler="actor") == version(scheduler="actor", num_frontends=3)
+    others = [
+        version(policy="eager"),
+        version(retries=5),
+        version(scheduler="actor"),
+        version(**model(callable=Tall, args=[1])),
+        version(**model(callable=Tall, args=[2])),
+        version(**model(latency_slo_ms=101)),
+    ]
+    assert len({version(), *others}) == 7
+
+
+json = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner),
+    max_leaves=8,
+)
+fields = st.sampled_from([*AppSpec.model_fields, "callable", "latency_slo_ms", "name", "x"])
+nearly = st.dictionaries(fields, json | st.dictionaries(fields, json, max_size=3), max_size=4)
+
+
+@given(nearly | json)
+def test_whatever_comes_nothing_but_a_value_error(data):
+    try:
+        assert isinstance(parse_spec(data), AppSpec)
+    except ValueError as error:
+        assert str(error)
+
+
+@pytest.mark.parametrize(
+    ("policy", "preempts"),
+    [
+        ("flex", True),
+        ({"name": "flex", "kwargs": {"preemption": False}}, False),
+        ("deferred_flex", True),
+        ("deferred", False),
+    ],
+)
+def test_policies_that_preempt_are_known(policy, preempts):
+    model = {"callable": "builtins:dict", "latency_slo_ms": 9, "exit_points": 4}
+    assert parse_spec({"models": {"m": model}, "policy": policy}).policy.preempts is preempts
+
+
+def test_variants_by_list_or_by_name_are_the_same():
+    listed = [ray_slo.Variant("deep", accuracy=80, load="tests.serve.config.test_spec:load")]
+    (one,) = parse_spec(model(callable=Chooses, variants=listed)).models["m"].variants.values()
+    (other,) = parse_spec(variants()).models["m"].variants.values()
+    assert one == other
+    assert one.loader()() is None
+    with pytest.raises(ValueError, match="two variants are named 'deep'"):
+        parse_spec(model(callable=Chooses, variants=listed * 2))
+
+
+def test_variant_names_are_unique_in_an_application():
+    both = {"callable": Chooses, "latency_slo_ms": 9, "variants": {"deep": DEEP, "m": DEEP}}
+    found = parse_spec(args(models={"a": both, "m": Model_, "b": both})).variants()
+    assert set(found) == {"a/deep", "b/deep", "a/m", "b/m", "m/m"}
+    assert (found["b/deep"].model, found["b/deep"].name, found["b/deep"].accuracy) == (
+        *("b", "deep", 80),
+    )
+    assert set(parse_spec(args(models={"a": both})).variants()) == {"deep", "m"}
+    assert parse_spec(args()).variants()["m"].spec is None
+
+
+def test_variants_have_a_policy_of_their_own_by_default():
+    assert parse_spec(args()).policy.name == "deferred"
+    assert parse_spec(variants()).policy.name == "price"
+    assert parse_spec({**variants(), "policy": "ramsis"}).policy.name == "ramsis"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"accuracy": 120, "load": load}, "Variant 'v': accuracy: Input should be less than or"),
+        ({"accuracy": 10, "load": 7}, "Variant 'v': load: Input should be a valid string"),
+    ],
+)
+def test_mistakes_in_a_variant(wrong, says):
+    with pytest.raises(ValueError) as error:
+        ray_slo.Variant("v", **wrong)
+    assert says in str(error.value)
+
+
+def test_batch_method_must_fit_the_variants():
+    one = [ray_slo.Variant("v", accuracy=1, load=load)]
+    with pytest.raises(
+        ValueError, match=r"with variants it must be __call__\(self, network, items"
+    ):
+        ray_slo.deployment(latency_slo_ms=50, variants=one)(Model)
+    with pytest.raises(ValueError, match=r"takes \(network, items\); without variants it must be"):
+        ray_slo.deployment(latency_slo_ms=50)(Chooses)
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("tests.serve.config.test_spec:lod", "cannot import"),
+        ("tests.serve.config.test_spec:DEEP", "is a dict"),
+    ],
+)
+def test_loader_that_cannot_work_is_said_before_anything_is_deployed(name, says):
+    with pytest.raises(ValueError, match=rf"models\.m\.variants\.deep\.load: .*{says}"):
+        build_app_from_spec(parse_spec(variants(load=name)))
+
+
+def test_variants_for_the_scheduler_have_no_user_code():
+    bare = parse_spec(variants(args=[1], kwargs={"a": 2})).without_code().models["m"]
+    assert bare.variants["deep"].load == ""
+    assert (bare.variants["deep"].args, bare.variants["deep"].kwargs) == ((), {})
+    assert bare.variants["deep"].accuracy == 80
+
+
+def test_variants_change_the_version():
+    versions = [version(**variants(**c)) for c in ({}, {}, {"accuracy": 81}, {"args": [1]})]
+    assert versions[0] == versions[1]
+    assert len(set(versions)) == 3
+
+
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        (
+            variants(args=["base", 2]),
+            "models.m.variants.deep: args and kwargs do not fit load: too many positional "
+            "arguments; it takes layers",
+        ),
+        (
+            model(callable=Tall, kwargs={"hight": 1}),
+            "models.m: args and kwargs do not fit Tall: missing a required argument: 'height'; it "
+            "takes height, width",
+        ),
+        (
+            variants(load="ray_slo.models.text:load", kwargs={"name": "bert-huge"}),
+            "models.m.variants.deep: name: got 'bert-huge', wanted one of bert-tiny, bert-mini,",
+        ),
+        *(
+            (
+                variants(load=load, kwargs={"name": name, "weights": "default"}),
+                "models.m.variants.deep: weights: got 'default', wanted 'none' (random), 'local' (",
+            )
+            for load, name in (
+                ("ray_slo.models.text:load", "bert-tiny"),
+                ("ray_slo.models.vision:load", "resnet18"),
+                ("deployments.traffic.detection:load", "ssdlite320_mobilenet_v3_large"),
+            )
+        ),
+        (
+            variants(load="deployments.ocr:load_detector", args=["det1"]),
+            "models.m.variants.deep: variant: got 'det1', wanted one of det320,",
+        ),
+        (
+            variants(load="deployments.digits:load_variant", args=["digits-xxl"]),
+            "models.m.variants.deep: ",
+        ),
+    ],
+)
+def test_arguments_that_no_worker_could_load_are_refused_here(config, says):
+    with pytest.raises(ValueError) as error:
+        build_app_from_spec(parse_spec(config))
+    assert says in str(error.value)
+
+
+def test_published_networks_are_checked_without_torchvision_where_it_is_missing():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "torchvision", None)
+        vision.load.check("resnet50", weights="none")
+        vision.load.check("no such network")  # a worker says so

@@ -1,0 +1,349 @@
+"""A pipeline from the client's item to its answer in one process and without Ray: a real frontend
+with its scheduler, real workers with their threads, and a wire between them that may break. Time
+is of its own: see `clock`."""
+
+import asyncio
+import contextlib
+import random
+import threading
+import time
+from types import SimpleNamespace
+from typing import ClassVar
+
+import pytest
+import ray
+
+from ray_slo import Outputs
+from ray_slo.errors import (
+    BadInput,
+    BatchResultError,
+    Expired,
+    RefusedEarly,
+    UnknownModel,
+    WorkerLost,
+)
+from ray_slo.serve.config.spec import parse_spec
+from ray_slo.serve.frontend import frontend as frontend_module
+from ray_slo.serve.frontend.frontend import Frontend
+from ray_slo.serve.worker import worker as worker_module
+from ray_slo.serve.worker.worker import Worker
+from tests.serve.scheduler.test_scheduler import in_loop
+from tests.serve.worker.test_preemption import Silent, until
+
+STEP_S = 0.005
+
+
+def net(name):
+    return name
+
+
+class Find:
+    """A text's words are requests downstream."""
+
+    @staticmethod
+    def preprocess(text):
+        if not isinstance(text, str):
+            raise ValueError("no text")
+        return text
+
+    @staticmethod
+    def join(by, outputs):
+        return {by: outputs["spell"]}
+
+    def __call__(self, net, texts):
+        time.sleep(STEP_S)
+        if "fail" in texts:
+            raise KeyError("fail")
+        return [Outputs(net, {"spel" if t == "typo" else "spell": t.split()}) for t in texts]
+
+
+class Spell:
+    """ "slow" takes its time, and "held" waits for the gate."""
+
+    ran: ClassVar[list[str]] = []
+    gate = threading.Event()
+
+    @staticmethod
+    def postprocess(word):
+        return word.lower()
+
+    def __call__(self, net, words):
+        if "poison" in words:
+            raise ValueError("poison")
+        time.sleep(0.7 if "slow" in words else STEP_S)
+        while "held" in words and not Spell.gate.is_set():
+            time.sleep(STEP_S)
+        Spell.ran += words
+        return [word.upper() for word in words]
+
+
+def variant(name, accuracy):
+    return {"load": f"{__name__}:net", "args": [name], "accuracy": accuracy}
+
+
+def spec(slo_ms=5000, policy="eager", **app):
+    find = {"callable": Find, "variants": {"f": variant("f", 90)}, "max_batch_size": 1}
+    spell = {"callable": Spell, "parent": "find", "variants": {"s": variant("s", 80)}}
+    tasks = {"find": find, "spell": {**spell, "max_batch_size": 4}}
+    pipeline = {"tasks": tasks, "latency_slo_ms": slo_ms}
+    return parse_spec({"pipeline": pipeline, "policy": policy, "planner": None, "name": "p", **app})
+
+
+class Handle:
+    """Reaches workers by name. One that is in `dying` is gone when it is next asked to work."""
+
+    deployment_name = "p-worker"
+
+    def __init__(self, workers):
+        self.workers, self.dying = workers, []
+        self.execute = SimpleNamespace(remote=self._execute)
+        self.introduce = SimpleNamespace(remote=self._introduce)
+
+    async def _execute(self, piece, worker):
+        if piece.variant in self.dying:
+            self.dying.remove(piece.variant)
+            await asyncio.sleep(STEP_S)
+            raise ray.exceptions.RayActorError
+        return await self.workers[worker].execute(piece, worker)
+
+    async def _introduce(self):
+        return next(iter(self.workers.values()))._heartbeat()
+
+
+@pytest.fixture
+def running(monkeypatch):
+    """`async with running(spec) as (frontend, handle)`; two workers."""
+
+    def module_of(module, deployment, name):
+        context = SimpleNamespace(
+            app_name="app", deployment=deployment, replica_id=SimpleNamespace(unique_id=name)
+        )
+        monkeypatch.setattr(module, "serve", SimpleNamespace(get_replica_context=lambda: context))
+
+    module_of(frontend_module, "p", "front")
+    monkeypatch.setattr(frontend_module, "FrontendMetrics", Silent)
+    monkeypatch.setattr(worker_module, "WorkerMetrics", Silent)
+    link = SimpleNamespace(report=lambda report: True, heartbeat=lambda beat: asyncio.sleep(0))
+    monkeypatch.setattr(worker_module, "WorkerLink", lambda *args: link)
+    Spell.ran = []
+    Spell.gate.clear()
+
+    @contextlib.asynccontextmanager
+    async def run(spec):
+        workers = {}
+        for name in ("w0", "w1"):
+            module_of(worker_module, "p-worker", name)
+            workers[name] = Worker.__new__(Worker)
+            await workers[name].__init__(spec, "default", "p")
+        front = Frontend.__new__(Frontend)
+        handle = Handle(workers)
+        await front.__init__(spec, {"default": handle})
+        link.heartbeat = front.slo_heartbeat
+        for worker in workers.values():
+            await worker._send_heartbeat()
+        try:
+            yield front, handle
+        finally:
+            Spell.gate.set()
+            front.__del__()
+            for worker in workers.values():
+                worker.__del__()
+
+    return run
+
+
+def outcomes(front):
+    """(model, outcome, reason) of what was not answered, and the models that were."""
+    seen = front._metrics.seen
+    unanswered = [said[1:] for said in seen if said[0] == "unanswered"]
+    return unanswered, [said[1].model for said in seen if said[0] == "answered"]
+
+
+@in_loop
+async def test_items_come_back_joined(running):
+    async with running(spec()) as (front, _):
+        answer = await front("to be or not", response_metadata=True)
+        assert answer.result == {"f": ["to", "be", "or", "not"]}
+        assert (answer.model, answer.variant, answer.latency_slo_ms) == ("p", "f/s", 5000)
+        assert answer.accuracy == pytest.approx(72)
+        assert [(s.task, s.requests, s.variants) for s in answer.stages] == [
+            ("find", 1, {"f": 1}),
+            ("spell", 4, {"s": 4}),
+        ]
+        assert answer.stages[1].batch_size > 1
+        assert answer.exec_ms == pytest.approx(2e3 * STEP_S)
+        assert answer.latency_ms == pytest.approx(answer.exec_ms + answer.queue_ms)
+        assert outcomes(front) == ([], ["find", *["spell"] * 4, "p"])
+        assert await front("", model="p") == {"f": []}
+        bare = await front("", response_metadata=True)
+        assert (bare.variant, bare.accuracy) == ("f", pytest.approx(90))
+
+
+@in_loop
+async def test_requests_tell_the_scheduler_where_they_come_from(running, monkeypatch):
+    async with running(spec()) as (front, _):
+        sent = []
+        submit = front._channel.submit
+        monkeypatch.setattr(front._channel, "submit", lambda s: (sent.append(s), submit(s)))
+        await front("a b")
+        root, *items = sent
+        assert (root.model, root.upstream) == ("find", None)
+        assert [item.model for item in items] == ["spell", "spell"]
+        for item in items:
+            assert item.upstream.worker in ("w0", "w1")
+            assert item.upstream.variant == "f"
+            assert item.upstream.spent_s == pytest.approx(STEP_S)
+            assert item.budget_s == pytest.approx(root.budget_s - item.upstream.spent_s)
+
+
+@in_loop
+async def test_only_the_pipeline_is_asked_for(running):
+    async with running(spec()) as (front, _):
+        with pytest.raises(UnknownModel, match="model 'spell' is unknown; choose one of p"):
+            await front("a", model="spell")
+        described = front._describe()
+        assert described["pipeline"]["parents"] == {"find": None, "spell": "find"}
+        assert set(described["models"]) == {"find", "spell"}
+
+
+@in_loop
+async def test_an_error_of_a_branch_is_the_answer_and_the_others_end(running):
+    async with running(spec()) as (front, _):
+        with pytest.raises(ValueError, match="poison") as error:
+            await front("poison" + " held" * 7)
+        assert error.value.__notes__ == ["in task 'spell'"]
+        assert not front._pending
+        unanswered, _ = outcomes(front)
+        assert ("p", "failed", "user_error") in unanswered
+        assert ("spell", "failed", "user_error") in unanswered
+        assert ("spell", "cancelled", "cancelled") in unanswered
+        Spell.gate.set()
+        assert await front("a") == {"f": ["a"]}  # and it goes on
+
+
+@in_loop
+async def test_an_error_of_the_root(running):
+    async with running(spec()) as (front, _):
+        with pytest.raises(KeyError):
+            await front("fail")
+        with pytest.raises(BatchResultError, match="items for 'spel'; it must return") as error:
+            await front("typo")
+        assert (error.value.task, error.value.model) == ("find", "p")
+        with pytest.raises(BadInput, match="preprocess refused the item: no text") as error:
+            await front(3)
+        assert (error.value.task, error.value.model) == ("find", "p")
+
+
+@in_loop
+async def test_who_leaves_withdraws_all(running):
+    async with running(spec()) as (front, handle):
+        asked = asyncio.create_task(front("held " * 12))
+        await until(lambda: all(w._running_since for w in handle.workers.values()))
+        asked.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asked
+        assert not front._pending
+        assert front._num_owned == 0
+        Spell.gate.set()
+        assert await front("x") == {"f": ["x"]}
+        assert Spell.ran == [*["held"] * 8, "x"]  # a batch of each worker's, and no more
+
+
+@in_loop
+async def test_the_deadline_is_end_to_end(running):
+    async with running(spec(slo_ms=600)) as (front, _):
+        for _ in range(2):  # how long it takes is learned
+            await front("slow", latency_slo_ms=5000)
+        ran = len(Spell.ran)
+        with pytest.raises(RefusedEarly) as error:
+            await front("slow")
+        assert error.value.task == "spell"
+        assert error.value.model == "p"
+        assert error.value.latency_slo_ms == 600
+        assert error.value.predicted_finish_ms > 600
+        assert "(in task 'spell')" in str(error.value)
+        assert len(Spell.ran) == ran
+        unanswered, _ = outcomes(front)
+        assert [said[:2] for said in unanswered] == [("spell", "refused"), ("p", "refused")]
+
+
+@in_loop
+async def test_no_time_left_for_the_next_task_is_said(running):
+    async with running(spec(slo_ms=9000)) as (front, _):
+        await front("a")
+        with pytest.raises(RefusedEarly) as error:
+            await front("a", latency_slo_ms=1e3 * STEP_S + front._spec.response_margin_ms)
+        assert error.value.latency_slo_ms < 50
+
+
+@in_loop
+@pytest.mark.parametrize("stage", ["f", "s"])
+async def test_a_worker_that_dies_at_any_stage_costs_nobody_an_answer(running, stage):
+    async with running(spec()) as (front, handle):
+        handle.dying.append(stage)
+        assert await front("to be or not to be") == {"f": ["to", "be", "or", "not", "to", "be"]}
+        assert not handle.dying
+
+
+@in_loop
+async def test_too_many_deaths_are_said_with_the_task(running):
+    async with running(spec(retries=0)) as (front, handle):
+        handle.dying.append("s")
+        with pytest.raises(WorkerLost, match=r"lost with the request \(in task 'spell'\)"):
+            await front("a")
+
+
+@in_loop
+async def test_what_was_made_is_counted_for_the_planner(running):
+    async with running(spec()) as (front, _):
+        said = []
+        front._tree._made = lambda variant, made: said.append((variant, made))
+        await front("a b")
+        await front("")
+        assert said == [("f", {"spell": 2}), ("s", {}), ("s", {}), ("f", {"spell": 0})]
+
+
+@in_loop
+async def test_whatever_happens_everybody_hears_once_and_nothing_is_left(running):
+    dice = random.Random(7)
+    async with running(spec(retries=3)) as (front, handle):
+
+        async def client():
+            words = dice.choices(["to", "be", "or", "not"], k=dice.randrange(6))
+            if dice.random() < 0.1:
+                words.append("poison")
+            text = "fail" if dice.random() < 0.05 else " ".join(words)
+            slo_ms = dice.choice([9, 300, 9000])
+            asking = asyncio.ensure_future(front(text, latency_slo_ms=slo_ms))
+            if dice.random() < 0.2:
+                await asyncio.sleep(dice.random() * 0.2)
+                asking.cancel()
+            try:
+                return words, await asking
+            except asyncio.CancelledError:
+                return words, "cancelled"
+            except (KeyError, ValueError, RefusedEarly, Expired) as error:
+                return words, error
+
+        clients = []
+        for _ in range(200):
+            clients.append(asyncio.ensure_future(client()))
+            await asyncio.sleep(0.004)
+            if dice.random() < 0.02:
+                handle.dying.append(dice.choice("fs"))
+        for words, got in await asyncio.gather(*clients):
+            if isinstance(got, dict):
+                assert got == {"f": words}
+            elif not isinstance(got, RefusedEarly | Expired) and got != "cancelled":
+                assert str(got).strip("'") in ("poison", "fail")
+        assert not front._pending
+        assert front._num_owned == 0
+        assert not front._channel._scheduler._queued
+        unanswered, answered = outcomes(front)
+        ended = [said for said in unanswered if said[0] == "p"] + [m for m in answered if m == "p"]
+        assert len(ended) == 200
+        kinds = {outcome for model, outcome, _ in unanswered if model == "p"}
+        assert kinds >= {"cancelled", "failed", "refused"}
+        assert "p" in answered
+        handle.dying.clear()
+        assert await front("so it goes") == {"f": ["so", "it", "goes"]}

@@ -1,0 +1,205 @@
+"""The door in Serve's proxy."""
+
+import asyncio
+import json
+import socket
+import time
+
+import pytest
+
+from ray_slo.serve.proxy.admission import AdmissionMiddleware
+from ray_slo.serve.ray_private import http_head as heads
+from ray_slo.serve.ray_private.http_head import ARRIVAL
+
+HEADERS = [(b"content-length", b"1"), (b"x-slo-latency-ms", b"400")]
+
+
+class App:
+    """What is behind the door; its answers say what it can do."""
+
+    def __init__(self, capacity="1000;400;2000;9000000;5000000", status=200, took_s=0.0):
+        self.capacity, self.status, self.took_s = capacity, status, took_s
+        self.scopes, self.bodies = [], []
+        self.go = asyncio.Event()
+        self.go.set()
+
+    async def __call__(self, scope, receive, send):
+        self.scopes.append(scope)
+        message = await receive()
+        self.bodies.append((message.get("body"), message.get("more_body")))
+        await self.go.wait()
+        await asyncio.sleep(self.took_s)
+        headers = [(b"x-slo-latency-ms", b"1")]
+        if self.capacity is not None:
+            headers.append((b"x-slo-capacity", self.capacity.encode()))
+        await send({"type": "http.response.start", "status": self.status, "headers": headers})
+        await send({"type": "http.response.body", "body": b"ok"})
+
+
+async def ask(door, body=b"1", headers=HEADERS, path="/m", waited_s=0.0, chunks=None):
+    """(status, headers, body) of an answer."""
+    sent, rest = [], chunks if chunks is not None else [(body, False)]
+
+    async def receive():
+        if not rest:
+            await asyncio.Event().wait()
+        chunk = rest.pop(0)
+        if chunk is None:
+            return {"type": "http.disconnect"}
+        return {"type": "http.request", "body": chunk[0], "more_body": chunk[1]}
+
+    async def send(message):
+        sent.append(message)
+
+    scope = {"type": "http", "path": path, "headers": list(headers)}
+    scope[ARRIVAL] = time.monotonic() - waited_s
+    await door(scope, receive, send)
+    if not sent:
+        return None
+    return sent[0]["status"], dict(sent[0]["headers"]), sent[1]["body"]
+
+
+def in_loop(test):
+    return lambda: asyncio.run(test())
+
+
+@in_loop
+async def test_what_frontends_say_goes_no_further():
+    app = App()
+    door = AdmissionMiddleware(app)
+    for _ in range(2):
+        status, headers, body = await ask(door)
+        assert (status, body) == (200, b"ok")
+        assert b"x-slo-capacity" not in headers
+        assert b"x-slo-latency-ms" in headers
+    told = [dict(scope["headers"])[b"x-slo-body-whole"] for scope in app.scopes]
+    assert told == [b"0", b"1"]  # from the first answer on, bodies are read here
+    assert app.bodies == [(b"1", False)] * 2
+    assert door._door.gate.inside == door._door.gate.waiting == 0
+
+
+@in_loop
+async def test_more_than_workers_can_do_are_refused_before_they_cost_anything():
+    app = App(capacity="10;400;2000;9000000;5000000")
+    door = AdmissionMiddleware(app)
+    await ask(door)
+    app.go.clear()
+    asked = [asyncio.ensure_future(ask(door)) for _ in range(300)]
+    done = asyncio.as_completed(asked)
+    refused = [await next(done) for _ in range(236)]  # 64 may always be on their way
+    assert len(app.scopes) <= 1 + 64
+    for status, headers, body in refused:
+        assert status == 503
+        assert json.loads(body)["reason"] == "queue_full"
+        assert int(headers[b"retry-after"]) >= 1
+    app.go.set()
+    assert {answer[0] for answer in await asyncio.gather(*asked)} == {200, 503}
+    assert door._door.gate.inside == 0
+
+
+@in_loop
+async def test_time_counts_from_when_the_kernel_had_the_request():
+    app = App()
+    door = AdmissionMiddleware(app)
+    await ask(door)
+    app.go.clear()
+    other = asyncio.ensure_future(ask(door))
+    await asyncio.sleep(0.01)
+    status, _, body = await ask(door, waited_s=3.0)
+    assert (status, json.loads(body)["reason"]) == (503, "would_miss")
+    assert len(app.scopes) == 2
+    app.go.set()
+    await other
+
+
+@in_loop
+async def test_a_slow_client_is_told_so_and_occupies_nobody():
+    app = App()
+    door = AdmissionMiddleware(app)
+    await ask(door)
+    headers = [(b"content-length", b"9"), (b"x-slo-latency-ms", b"50")]
+    status, _, body = await ask(door, headers=headers, chunks=[(b"1", True)])
+    assert (status, json.loads(body)["reason"]) == (408, "slow_body")
+    assert await ask(door, headers=headers, chunks=[(b"1", True), None]) is None  # it left
+    assert len(app.scopes) == 1
+    large = [(b"content-length", b"9000000")]
+    await ask(door, headers=large, chunks=[(b"1", True)])
+    assert app.bodies[-1] == (b"1", True)  # may be refused for its size: not read here
+    kind = (b"content-type", b"application/json")
+    for named in ([(b"content-length", b"9000001")], [(b"content-length", b"5000001"), kind]):
+        status, _, body = await ask(door, headers=named)
+        assert (status, json.loads(body)["reason"]) == (413, "body_too_large")
+    assert "max_json_bytes" in json.loads(body)["message"]
+    assert (await ask(door, headers=[(b"content-length", b"9" * 30)]))[0] == 413
+    assert len(app.scopes) == 2
+
+
+@in_loop
+async def test_who_still_sends_a_large_body_hears_what_is_wrong_with_it():
+    """The rest is read, and dropped, so that the answer is not lost with the connection."""
+    door = AdmissionMiddleware(App())
+    await ask(door)
+    large = [(b"content-length", b"20000000")]
+    chunks = [(b"1" * 10**6, True)] * 19 + [(b"1" * 10**6, False)]
+    unread = list(chunks)
+    assert (await ask(door, headers=large, chunks=unread))[0] == 413
+    assert unread == []
+    began = time.monotonic()
+    assert (await ask(door, headers=large, chunks=chunks[:3]))[0] == 413  # the rest never comes
+    assert 0.4 < time.monotonic() - began < 5
+    began = time.monotonic()
+    waits = [*large, (b"expect", b"100-continue")]
+    assert (await ask(door, headers=waits, chunks=[]))[0] == 413
+    assert time.monotonic() - began < 0.4
+
+
+@in_loop
+async def test_fewer_go_on_at_a_time_while_the_way_takes_long():
+    app = App(took_s=0.1)  # of which the frontend says that it took 1 ms
+    door = AdmissionMiddleware(app)
+    gate = door._door.gate
+    before = gate.window
+    await ask(door)
+    await ask(door)
+    assert gate.window < before
+    app.took_s, low = 0.0, gate.window
+    for _ in range(10):
+        await ask(door)
+    assert gate.window == low + 5
+
+
+@in_loop
+async def test_what_is_not_ours_passes():
+    app = App(capacity=None)
+    door = AdmissionMiddleware(app)
+    answers = await asyncio.gather(*(ask(door, headers=[], path="/other") for _ in range(100)))
+    assert {status for status, _, _ in answers} == {200}
+    scope = {"type": "websocket"}
+    seen = []
+
+    async def inner(*given):
+        seen.append(given)
+
+    await AdmissionMiddleware(inner)(scope, "receive", "send")
+    assert seen == [(scope, "receive", "send")]
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_INFO"), reason="Linux tells")
+def test_the_kernel_knows_how_long_data_has_waited():
+    class Transport:
+        def __init__(self, line):
+            self.line = line
+
+        def get_extra_info(self, name):
+            return self.line
+
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        socket.create_connection(server.getsockname()) as client,
+    ):
+        client.sendall(b"x")
+        time.sleep(0.2)
+        line, _ = server.accept()
+        with line:
+            assert 0.15 < heads.waited_s(Transport(line)) < 10
+    assert heads.waited_s(Transport(None)) == 0.0

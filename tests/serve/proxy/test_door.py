@@ -1,0 +1,93 @@
+"""What the door before the frontends says to them."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+from starlette.requests import Request
+
+from ray_slo.serve.deadlines import PROXY_CALLBACK, PROXY_CALLBACK_ENV
+from ray_slo.serve.protos import InferRequest
+from ray_slo.serve.proxy.door import has_door_before
+from ray_slo.serve.proxy.haproxy import BINARY_ENV, COMMAND
+from tests.serve.scheduler.test_scheduler import in_loop
+from tests.serve.worker.test_preemption import Steps, app  # noqa: F401
+
+HA_PROXY = "RAY_SERVE_ENABLE_HA_PROXY"
+
+
+@pytest.mark.parametrize(
+    ("variables", "is_there"),
+    [
+        ({}, False),
+        ({PROXY_CALLBACK_ENV: "somebody:else"}, False),
+        ({PROXY_CALLBACK_ENV: PROXY_CALLBACK}, True),
+        ({PROXY_CALLBACK_ENV: PROXY_CALLBACK, HA_PROXY: "1"}, False),
+        ({BINARY_ENV: f"/x/{COMMAND}", HA_PROXY: "1"}, True),
+        ({BINARY_ENV: "/x/haproxy", HA_PROXY: "1"}, False),
+        ({BINARY_ENV: f"/x/{COMMAND}"}, False),
+    ],
+)
+def test_whether_there_is_one(monkeypatch, variables, is_there):
+    for name in (PROXY_CALLBACK_ENV, HA_PROXY, BINARY_ENV):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert has_door_before() is is_there
+
+
+def http(refused):
+    async def receive():
+        return {"type": "http.request", "body": b'["a", 1]', "more_body": False}
+
+    headers = {"content-type": "application/json", "x-slo-refused-before": refused}
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": "/",
+        "root_path": "",
+        "query_string": b"",
+        "headers": [(k.encode(), v.encode()) for k, v in headers.items()],
+    }
+    return Request(scope, receive)
+
+
+@in_loop
+@pytest.mark.parametrize(
+    ("is_there", "said", "count"),
+    [(True, "7", 7), (False, "7", 0), (True, "-7", 0), (True, "7.5", 0), (True, "9" * 8, 0)],
+)
+async def test_what_was_refused_there_is_demand(app, is_there, said, count):  # noqa: F811
+    planned = []
+    async with app(policy="eager") as (front, _):
+        front._has_door_before = is_there
+        front._plan = SimpleNamespace(arrived=lambda count=1: planned.append(count))
+        response = await front(http(said))
+        assert (response.status_code, json.loads(response.body)) == (200, "a")
+        front._plan = None
+    refused = [seen for seen in front._metrics.seen if seen[0] == "unanswered"]
+    assert refused == ([("unanswered", "m", "refused", "door", count)] if count else [])
+    assert planned == ([count] if count else []) + [1]
+
+
+@in_loop
+async def test_grpc_says_it_likewise(app):  # noqa: F811
+    class Context:
+        trailing: list[tuple[str, str]] = []  # noqa: RUF012
+
+        def invocation_metadata(self):
+            return (("x-slo-attempt", "a" * 32), ("x-slo-refused-before", "3"))
+
+        def trailing_metadata(self):
+            return self.trailing
+
+        def set_trailing_metadata(self, metadata):
+            self.trailing = self.trailing + metadata  # only a list will do, as with Serve
+
+    async with app(policy="eager") as (front, _):
+        front._has_door_before, context = True, Context()
+        reply = await front.Infer(InferRequest(json='["a", 1]'), context)
+        assert json.loads(reply.json) == "a"
+        assert ("unanswered", "m", "refused", "door", 3) in front._metrics.seen
+        ((name, said),) = context.trailing
+        assert (name, said.split(";")[1]) == ("x-slo-capacity", "30000")

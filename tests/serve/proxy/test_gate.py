@@ -1,0 +1,229 @@
+"""At the door: earliest deadlines first, one per turn, nobody forgotten."""
+
+import asyncio
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ray_slo.errors import RefusedEarly
+from ray_slo.serve.proxy.gate import Door, Gate
+
+PURE = settings(derandomize=True, database=None, deadline=None, max_examples=300)
+
+
+class Told:
+    def __init__(self):
+        self.said = []
+
+    def __call__(self, refused):
+        self.said.append(refused)
+
+
+def test_a_lone_request_goes_on_whatever_its_time():
+    gate = Gate()
+    for left_s in (-1.0, 1e-3, 10.0):
+        told = Told()
+        ticket = gate.arrive(0.0, left_s, told, rate=1e-9, least_s=20.0)
+        assert not gate.turn(0.0)
+        assert told.said == [None]
+        gate.leave(ticket)
+    assert gate.inside == gate.waiting == 0
+
+
+def test_the_earliest_deadline_goes_on_first():
+    gate, order = Gate(), []
+    for deadline in (5.0, 1.0, 3.0, 1.0):
+        gate.arrive(0.0, deadline, lambda refused, d=deadline: order.append(d))
+    while gate.turn(0.0):
+        pass
+    assert order == [1.0, 1.0, 3.0, 5.0]
+
+
+def test_those_who_wait_too_long_are_refused_at_once_when_the_pace_is_known():
+    gate = Gate()
+    for _ in range(300):
+        gate.arrive(0.0, 100.0, Told())
+    for i in range(200):
+        gate.turn(0.01 * i)  # one in 10 ms
+    told = Told()
+    assert gate.arrive(2.0, 101.0, told) is not None  # 100 wait: 1 s
+    told = Told()
+    assert gate.arrive(2.0, 2.5, told) is not None  # it goes first
+    for _ in range(60):
+        gate.arrive(2.0, 2.5, Told())
+    told = Told()
+    assert gate.arrive(2.0, 2.5, told) is None
+    (refused,) = told.said
+    assert refused.reason == "would_miss"
+    assert "51 requests wait at the door before it" in refused.message
+    assert refused.retry_after_s == pytest.approx(0.51, rel=0.1)
+
+
+def test_no_more_go_on_than_workers_can_do_by_the_deadline():
+    gate = Gate()
+    let = refused = 0
+    for _ in range(500):
+        told = Told()
+        if gate.arrive(0.0, 1.0, told, rate=100.0) is None:
+            refused += 1
+            assert told.said[0].reason == "queue_full"
+            assert "the workers can do about 100" in told.said[0].message
+            assert told.said[0].retry_after_s == pytest.approx(2.0)
+        else:
+            let += 1
+    assert (let, refused) == (200, 300)
+    # Those with a day of time do not keep out those with a second, and the other way round.
+    assert gate.arrive(0.0, 0.9, Told(), rate=100.0) is not None
+    assert gate.arrive(0.0, 86_400.0, Told(), rate=100.0) is not None
+
+
+def test_no_more_are_on_their_way_than_the_window():
+    gate, told = Gate(), [Told() for _ in range(200)]
+    gate.window = 100
+    tickets = [gate.arrive(0.0, 86_400.0, one, rate=100.0) for one in told]
+    while gate.turn(0.0):
+        pass
+    assert (gate.inside, gate.waiting) == (100, 100)
+    short = Told()
+    gate.arrive(0.0, 0.9, short, rate=100.0)
+    assert gate.can_turn  # whoever has less time does not wait for those
+    gate.turn(0.0)
+    assert short.said == [None]
+    assert not gate.can_turn
+    gate.leave(tickets[1])
+    gate.leave(tickets[0])
+    gate.turn(0.0)
+    assert told[100].said == [None]
+
+
+def test_beyond_the_bound_the_latest_deadline_gives_way():
+    gate = Gate(most=2)
+    late, early, later = Told(), Told(), Told()
+    gate.arrive(0.0, 9.0, late)
+    gate.arrive(0.0, 5.0, Told())
+    assert gate.arrive(0.0, 1.0, early) is not None
+    assert late.said[0].reason == "queue_full"
+    assert early.said == []
+    assert gate.arrive(0.0, 10.0, later) is None
+    assert later.said[0].reason == "queue_full"
+    assert gate.waiting == 2
+
+
+def test_what_has_no_deadline_of_its_own_is_never_refused():
+    """Other applications' requests pass the same door."""
+    gate, told = Gate(most=2), [Told() for _ in range(5)]
+    for one in told:
+        gate.arrive(0.0, 1.0, one, may_refuse=False)
+    ours = Told()
+    gate.arrive(0.0, 0.5, ours)  # no room, and it is the only one that may give way
+    assert ours.said[0].reason == "queue_full"
+    while gate.turn(60.0):
+        pass
+    assert all(one.said == [None] for one in told)
+
+    async def run():
+        door = Door()
+        past = asyncio.get_running_loop().time() - 5.0
+        await asyncio.gather(*(door.enter(past, may_refuse=False) for _ in range(20)))
+
+    asyncio.run(run())
+
+
+def test_hopeless_ones_do_not_hold_up_the_others():
+    gate, told = Gate(), [Told() for _ in range(100)]
+    for one in told:
+        gate.arrive(0.0, 1.0, one, least_s=0.5)
+    good = Told()
+    gate.arrive(0.0, 9.0, good)
+    turns = 0
+    while gate.turn(0.9):
+        turns += 1
+    assert good.said == [None]
+    assert told[0].said == [None]  # nobody was inside
+    assert all(one.said[0].reason == "would_miss" for one in told[1:])
+    assert turns <= 14
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["arrive", "arrive", "turn", "leave", "wait"]),
+            st.floats(0, 3),
+            st.sampled_from([None, 1.0, 50.0]),
+            st.booleans(),
+        ),
+        max_size=80,
+    ),
+    st.integers(1, 5),
+)
+@PURE
+def test_everybody_hears_once_and_nobody_is_left_behind(steps, most):
+    gate, now = Gate(most), 0.0
+    tickets, verdicts = {}, {}
+    for number, (what, value, rate, may_refuse) in enumerate(steps):
+        if what == "arrive":
+            said = verdicts[number] = Told()
+            ticket = gate.arrive(
+                now, now + value, said, rate=rate, least_s=value / 4, may_refuse=may_refuse
+            )
+            if ticket is None:
+                assert len(said.said) == 1 and said.said[0] is not None
+                assert may_refuse
+            else:
+                tickets[number] = ticket
+        elif what == "turn":
+            before = gate.inside
+            gate.turn(now)
+            assert gate.inside - before in (0, 1)
+        elif what == "leave" and tickets:
+            number, ticket = tickets.popitem()
+            gate.leave(ticket)
+            gate.leave(ticket)  # again: nothing
+            if not verdicts[number].said:
+                del verdicts[number]  # its client has gone
+        else:
+            now += value
+        kept = sum(not t.may_refuse for t in gate._waiting.values())
+        assert gate.waiting <= max(most, kept)
+    while gate.turn(now):
+        pass
+    assert gate.waiting == 0  # no window is as small as these
+    assert all(len(v.said) == 1 for v in verdicts.values())
+    inside = [n for n in tickets if verdicts[n].said == [None]]
+    assert gate.inside == len(inside)
+    for number in inside:
+        gate.leave(tickets[number])
+    assert gate.inside == 0
+
+
+def test_coroutines_wait_at_a_door():
+    async def run():
+        door, order = Door(), []
+
+        async def one(number, left_s):
+            ticket = await door.enter(asyncio.get_running_loop().time() + left_s)
+            order.append(number)
+            door.leave(ticket)
+
+        await asyncio.gather(*(one(i, 60 - i) for i in range(20)))
+        assert order == [0, *range(19, 0, -1)]  # the first found nobody
+        assert (door.gate.waiting, door.gate.inside) == (0, 0)
+        # Who leaves while waiting is forgotten.
+        tasks = [asyncio.ensure_future(one(i, 60)) for i in range(3)]
+        await asyncio.sleep(0)
+        tasks[2].cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await tasks[2]
+        await asyncio.gather(*tasks[:2])
+        assert (door.gate.waiting, door.gate.inside) == (0, 0)
+        with pytest.raises(RefusedEarly) as refused:
+            tickets = [
+                asyncio.ensure_future(door.enter(asyncio.get_running_loop().time() + 1, rate=1.0))
+                for _ in range(70)
+            ]
+            await asyncio.gather(*tickets)
+        assert refused.value.reason == "queue_full"
+        assert refused.value.retry_after_s > 0
+
+    asyncio.run(run())

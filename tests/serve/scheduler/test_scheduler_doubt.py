@@ -1,0 +1,94 @@
+"""A scheduler that refuses everything finds out when that is not right any more."""
+
+import asyncio
+import time
+
+from ray_slo.core import BatchStatus, LatencyProfile
+from ray_slo.serve.config.spec import parse_spec
+from ray_slo.serve.messages import BatchReport, Grant, Heartbeat, Refusal, Submit
+from ray_slo.serve.scheduler.scheduler import Scheduler
+from tests.serve import clock
+
+
+class Client:
+    """Submits one request after the other."""
+
+    def __init__(self):
+        spec = parse_spec({"models": {"m": {"callable": dict, "latency_slo_ms": 500}}})
+        self.said, self.sent = asyncio.Queue(), 0
+        self.scheduler = Scheduler(spec, self.hear)
+        self.scheduler.heartbeat(
+            Heartbeat("w0", "default", {"m": LatencyProfile([0.01, 0.012])}, [])
+        )
+
+    def hear(self, _client, messages):
+        for message in messages:
+            self.said.put_nowait(message)
+
+    async def ask(self):
+        self.sent += 1
+        self.scheduler.submit("a", [Submit(self.sent, "m", 0.5)])
+        return await asyncio.wait_for(self.said.get(), 10.0)
+
+    def report(self, grant, way_s):
+        """It ran, and took so long to get there and back."""
+        self.scheduler._in_flight[grant.batch_id].granted_at = time.monotonic() - way_s - 0.01
+        done = BatchStatus.FINISHED
+        self.scheduler.report(
+            BatchReport(grant.batch_id, "w0", "m", done, 1, 0.01, 0.01, [(1, 0.01)])
+        )
+
+    async def ask_until(self, kind, way_s, within_s=10.0):
+        until = time.monotonic() + within_s
+        while time.monotonic() < until:
+            message = await self.ask()
+            if isinstance(message, kind):
+                return message
+            if isinstance(message, Grant):
+                self.report(message, way_s)
+            await asyncio.sleep(0.02)
+        raise TimeoutError(f"no {kind.__name__} within {within_s:g} s")
+
+
+def test_a_way_that_was_slow_for_a_while_is_tried_again(monkeypatch):
+    """Payloads hardly got through (a full object store) until nothing was within reach any more. No
+    batch, no news: it takes a probe to find out that this is over."""
+    monkeypatch.setattr("ray_slo.serve.scheduler.scheduler._PROBE_AFTER_S", 0.1)
+
+    async def main():
+        client = Client()
+        try:
+            refusal = await client.ask_until(Refusal, way_s=4.0)
+            assert refusal.reason == "would_miss"
+            grant = await client.ask_until(Grant, way_s=0.001)
+            client.report(grant, way_s=0.001)
+            assert isinstance(await client.ask(), Grant)
+        finally:
+            client.scheduler.close()
+
+    clock.run(main())
+
+
+def test_a_task_that_looks_too_slow_to_let_any_frame_in_is_tried_again():
+    """The child was slow once, so frames are refused at the root, and nobody measures the child."""
+    tasks = {"detect": {"callable": dict}, "name": {"callable": dict, "parent": "detect"}}
+    spec = parse_spec({"pipeline": {"latency_slo_ms": 1000, "tasks": tasks}})
+
+    async def main():
+        said = asyncio.Queue()
+        scheduler = Scheduler(spec, lambda client, messages: [said.put_nowait(m) for m in messages])
+        try:
+            profiles = {"detect": LatencyProfile([0.1]), "name": LatencyProfile([5.0])}
+            scheduler.heartbeat(Heartbeat("w0", "default", profiles, []))
+            scheduler.submit("a", [Submit(1, "detect", 0.9)])
+            assert isinstance(await said.get(), Refusal)
+            await asyncio.sleep(0.5)
+            scheduler.submit("a", [Submit(2, "detect", 0.9)])
+            assert isinstance(await said.get(), Grant)
+            seen = scheduler.status()["profiles"]
+            believed_ms = sum(p["latency_1_ms"] for p in seen.values())
+            assert believed_ms < 900
+        finally:
+            scheduler.close()
+
+    clock.run(main())
