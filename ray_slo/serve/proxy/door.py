@@ -52,6 +52,18 @@ class Place(NamedTuple):
     max_json_bytes: int
     least_s: float
 
+    def check_size(self, num_bytes: int, is_json: bool) -> None:
+        """Whether the frontends read a body of this size.
+
+        Raises:
+            BodyTooLarge: they do not.
+        """
+        most, option = self.max_body_bytes, "max_body_bytes"
+        if is_json and self.max_json_bytes < most:
+            most, option = self.max_json_bytes, "max_json_bytes"
+        if num_bytes > most:
+            raise too_large("body", num_bytes, most, option=option)
+
 
 class ProxyDoor:
     """Lets requests on one by one, the earliest deadline first. A place is where an application
@@ -117,13 +129,11 @@ class ProxyDoor:
             RefusedEarly: it would come too late.
             BodyTooLarge: its body is.
         """
-        is_pioneer = is_ours and await self._is_pioneer(place)
+        deadline = arrival + (_ORDERED_BY_S if budget_s is None else budget_s)
+        is_pioneer = is_ours and await self._is_pioneer(place, deadline)
         known = self._places.get(place)
         if known is not None:
-            option = "max_json_bytes" if is_json else "max_body_bytes"
-            most = min(known.max_body_bytes, getattr(known, option))
-            if num_bytes > most:
-                raise too_large("body", num_bytes, most, option=option)
+            known.check_size(num_bytes, is_json)
         if known is not None and budget_s is None:
             budget_s = known.slo_s
         try:
@@ -135,7 +145,8 @@ class ProxyDoor:
                 may_refuse=known is not None,
             )
         except BaseException as error:
-            self._refused[place] += isinstance(error, RefusedEarly)
+            if isinstance(error, RefusedEarly):  # not who left: a client chooses its path
+                self._refused[place] += 1
             if is_pioneer:
                 self._returned(place)
             raise
@@ -143,10 +154,14 @@ class ProxyDoor:
             self._pioneers[ticket] = place
         return ticket
 
-    async def _is_pioneer(self, place: Hashable) -> bool:
-        """Whether this request finds out what a place can do; waits while others do."""
+    async def _is_pioneer(self, place: Hashable, deadline: float) -> bool:
+        """Whether this request finds out what a place can do. It waits while others do, until its
+        deadline (`time.monotonic()` seconds)."""
         while place not in self._places and self._first[place] >= _PIONEERS:
-            await self._news.wait()
+            try:
+                await asyncio.wait_for(self._news.wait(), deadline - time.monotonic())
+            except asyncio.TimeoutError:
+                break
         if place in self._places:
             return False
         self._first[place] += 1

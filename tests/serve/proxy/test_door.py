@@ -1,15 +1,19 @@
 """What the door before the frontends says to them."""
 
+import asyncio
 import json
+import time
 from types import SimpleNamespace
 
 import pytest
 from starlette.requests import Request
 
 from ray_slo.serve.deadlines import PROXY_CALLBACK, PROXY_CALLBACK_ENV
+from ray_slo.serve.errors import BodyTooLarge
 from ray_slo.serve.protos import InferRequest
-from ray_slo.serve.proxy.door import has_door_before
+from ray_slo.serve.proxy.door import ProxyDoor, has_door_before
 from ray_slo.serve.proxy.haproxy import BINARY_ENV, COMMAND
+from tests.serve import clock
 from tests.serve.scheduler.test_scheduler import in_loop
 from tests.serve.worker.test_preemption import Steps, app  # noqa: F401
 
@@ -91,3 +95,51 @@ async def test_grpc_says_it_likewise(app):  # noqa: F811
         assert ("unanswered", "m", "refused", "door", 3) in front._metrics.seen
         ((name, said),) = context.trailing
         assert (name, said.split(";")[1]) == ("x-slo-capacity", "30000")
+
+
+@in_loop
+async def test_paths_of_clients_that_left_are_not_kept():
+    door = ProxyDoor()
+    entering = (door.enter(f"/{i}", time.monotonic(), None) for i in range(200))
+    left = [asyncio.ensure_future(one) for one in entering]
+    await asyncio.sleep(0)
+    for task in left:
+        task.cancel()
+    await asyncio.gather(*left, return_exceptions=True)
+    assert any(task.cancelled() for task in left)
+    assert not door._refused
+
+
+@pytest.mark.parametrize(("budget_s", "waited_s"), [(0.4, 0.4), (3.0, 3.0), (None, 1.0)])
+def test_where_nobody_answers_a_request_waits_until_its_deadline(budget_s, waited_s):
+    async def main():
+        door, began = ProxyDoor(), time.monotonic()
+        first = [await door.enter("m", began, 9.0, is_ours=True) for _ in range(16)]
+        late = await door.enter("m", began, budget_s, is_ours=True)
+        waited = time.monotonic() - began
+        for ticket in [*first, late]:
+            door.leave(ticket)
+        assert not door._first
+        return waited
+
+    assert clock.run(main()) == pytest.approx(waited_s, abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "is_json", "most", "option"),
+    [
+        ("9000;5000", False, 9000, "max_body_bytes"),
+        ("9000;5000", True, 5000, "max_json_bytes"),
+        ("5000;9000", True, 5000, "max_body_bytes"),
+    ],
+)
+def test_too_large_a_body_hears_which_option_says_so(sizes, is_json, most, option):
+    async def main():
+        door = ProxyDoor()
+        door.heard("m", f"1000;400;2000;{sizes}", None, None)
+        known = {"budget_s": 1.0, "is_json": is_json}
+        door.leave(await door.enter("m", time.monotonic(), num_bytes=most, **known))
+        with pytest.raises(BodyTooLarge, match=f"at most {most} are read .{option}."):
+            await door.enter("m", time.monotonic(), num_bytes=most + 1, **known)
+
+    clock.run(main())
