@@ -1081,12 +1081,14 @@ class Frontend:
         gone = {lost}
         while share := [p for p in share if not p.future.done()]:
             model = share[0].model
+            is_safe = False
             with contextlib.suppress(Exception):  # the scheduler restarts
                 await self._look_at_capacity(_FRESH_S)
                 others = self._capacity[model].workers - gone
-                if len(others) >= min(_SPARE, self._most_workers[model]):
-                    self._submit_again(share, "worker_lost")
-                    return
+                is_safe = len(others) >= min(_SPARE, self._most_workers[model])
+            if is_safe:
+                self._submit_again(share, "worker_lost")
+                return
             for pending in share:
                 if pending.asked.deadline - self._clock() < _START_S:
                     self._fail(

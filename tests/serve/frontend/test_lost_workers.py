@@ -1,6 +1,7 @@
 """A request whose worker ended itself may be why: it must not end the last one."""
 
 import asyncio
+from types import SimpleNamespace
 
 import pytest
 import ray
@@ -97,3 +98,24 @@ async def test_where_there_is_only_one_it_goes_there_again(app):  # noqa: F811
         with pytest.raises(WorkerLost):
             await task
         assert dying.calls == 2
+
+
+@in_loop
+async def test_what_goes_wrong_while_it_is_sent_again_is_heard(app):  # noqa: F811
+    async with app(policy="eager") as (front, worker):
+        Dying(front, worker, up={"w0", "w1", "w2"}, most=2)
+        calls = []
+
+        def submit_again(share, why):
+            calls.append(why)
+            raise ValueError("a bug")
+
+        front._submit_again = submit_again
+        pending = SimpleNamespace(
+            future=asyncio.get_running_loop().create_future(),
+            model="m",
+            asked=SimpleNamespace(deadline=front._clock() + 5.0),
+        )
+        with pytest.raises(ValueError, match="a bug"):
+            await asyncio.wait_for(front._submit_when_safe([pending], "w0"), 3.0)
+        assert calls == ["worker_lost"]
