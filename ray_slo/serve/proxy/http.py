@@ -153,7 +153,9 @@ class FailoverMiddleware:
                 break
             # A model's SLO begins when the proxy has the request.
             slo_s = self._ours.slo_s(path) if budget_s is None and spent_s else None
-            attempt = new_attempt() if path in self._ours else ""
+            # A frontend that ends takes this middleware along where it is in its process.
+            is_named = path in self._ours and not self._in_frontend
+            attempt = new_attempt() if is_named else ""
             told = _told(headers, limit_s, spent_s, slo_s)
             if attempt:
                 told.append((_ATTEMPT, attempt.encode()))

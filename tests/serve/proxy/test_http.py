@@ -107,6 +107,14 @@ def test_every_attempt_has_a_name_and_what_was_in_a_hook_is_not_repeated(monkeyp
     assert len(proxy.headers) == 4  # there was no fifth
 
 
+def test_in_a_frontend_attempts_need_no_name():
+    proxy = Proxy(ANSWER, ANSWER)
+    middleware = FailoverMiddleware(proxy, in_frontend=True)
+    through(middleware)
+    through(middleware, [("x-slo-attempt", "mine")])
+    assert not any("x-slo-attempt" in headers for headers in proxy.headers)
+
+
 def test_the_timeout_of_the_client_shrinks_as_well():
     proxy = Proxy(ANSWER, [], ANSWER, takes_s=0.05)
     middleware = FailoverMiddleware(proxy)
