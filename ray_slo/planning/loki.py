@@ -265,8 +265,8 @@ class PathShare:
 @dataclass(frozen=True)
 class Plan:
     """`accuracy`: percent, over the requests that are served, mean of the sinks. `shed_share`: of
-    the planned demand. `swaps`: workers that now have another variant. `gap`: the objective of
-    `step` is within so much of the best one, relative to it. `shared`: each worker serves all
+    the planned demand. `swaps`: workers that now have another variant. `gap`: no other plan can
+    improve the objective of `step` by more than this share of it. `shared`: each worker serves all
     tasks, and every assignment holds for each worker (`best_effort`)."""
 
     step: Step

@@ -20,7 +20,7 @@ from uvicorn.protocols.http import auto
 
 MAX_HEAD_BYTES = 262_144
 MAX_HEAD_S = 30.0
-ACCEPTED = 64
+ACCEPTED = 64  # connections per turn of the event loop
 ARRIVAL = "ray_slo.arrival"  # in a scope: when the request came, `time.monotonic()` seconds
 _PROCESS = "ray_slo.process"  # in a scope: whose clock that is
 _OURS = uuid4().hex

@@ -134,6 +134,7 @@ class Worker:
         self._builder = self._thread  # of the user's objects
         context = serve.get_replica_context()
         self.id: str = context.replica_id.unique_id
+        # Tests run workers in their own process, where `os._exit` must stay as it is.
         if ray.is_initialized():
             note_own_end(self.id)
         self._node = this_node()

@@ -285,3 +285,9 @@ def test_another_form_of_configuration_is_refused(tmp_path):
     assert done.returncode == 1
     assert "frontend prometheus is there 0 times" in done.stderr
     assert "RAY_SERVE_HAPROXY_BINARY_PATH" in done.stderr
+
+
+def test_it_starts_without_ray():
+    """Importing Ray takes seconds, and HAProxy must be up at once."""
+    code = "import sys, ray_slo.serve.proxy.haproxy; sys.exit('ray' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
