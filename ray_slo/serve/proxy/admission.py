@@ -44,15 +44,25 @@ class AdmissionMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        num_bytes = _declared(scope["headers"])
+        if num_bytes is not None and num_bytes <= _SMALL_BYTES:
+            await self._answer(scope, receive, send, num_bytes)
+            return
+        lingering = _Lingering(scope, receive, send)
+        await self._answer(scope, lingering.receive, lingering.send, num_bytes)
+        await lingering.finish()  # by now it is out of the door, and keeps nobody else waiting
+
+    async def _answer(self, scope: Any, receive: Any, send: Any, num_bytes: int | None) -> None:
+        """Wait at the door, and be answered.
+
+        Args:
+            num_bytes: that the body says that it has.
+        """
         arrival = scope.get(ARRIVAL, time.monotonic())
         path = scope["path"]
         headers = [h for h in scope["headers"] if h[0] not in (_WHOLE, _REFUSED)]
         slo_s = self._door.slo_s(path)
         left_s = budget_s(headers, slo_s)
-        num_bytes = _declared(headers)
-        if num_bytes is None or num_bytes > _SMALL_BYTES:
-            lingering = _Lingering(scope, receive, send)
-            receive, send = lingering.receive, lingering.send
         is_small = num_bytes is not None and num_bytes <= _SMALL_BYTES
         whole = slo_s is not None and left_s is not None and is_small
         try:
@@ -108,14 +118,16 @@ def _is_json(headers: Any) -> bool:
 
 
 class _Lingering:
-    """`receive` and `send` of a request with a large body. Its client hears what is said while it
-    is still sending: closing a connection with data that nobody read drops the answer."""
+    """`receive` and `send` of a request with a large body, then `finish`. Its client hears what is
+    said while it is still sending: closing a connection with data that nobody read drops the
+    answer. So the answer's end waits until `finish` has read the rest."""
 
     def __init__(self, scope: Any, receive: Any, send: Any) -> None:
         names = {name for name, _ in scope["headers"]}
         # Who sends "expect" waits for us before it sends a body.
         self._more = bool(names & _HAS_BODY) and b"expect" not in names
         self._receive, self._send = receive, send
+        self._owes_end = False
 
     async def receive(self) -> Any:
         message = await self._receive()
@@ -125,11 +137,17 @@ class _Lingering:
     async def send(self, message: Any) -> None:
         is_last = message["type"] == "http.response.body" and not message.get("more_body")
         if is_last and self._more:
-            await self._send({**message, "more_body": True})  # it hears now; we hang up later
-            with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._rest(), _LINGER_S)
-            message = {"type": "http.response.body", "body": b"", "more_body": False}
+            self._owes_end = True
+            message = {**message, "more_body": True}  # it hears now; we hang up later
         await self._send(message)
+
+    async def finish(self) -> None:
+        """Read the rest of the body, for two seconds at most, and end the answer."""
+        if not self._owes_end:
+            return
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self._rest(), _LINGER_S)
+        await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _rest(self) -> None:
         while self._more:

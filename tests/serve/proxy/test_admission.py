@@ -154,6 +154,21 @@ async def test_who_still_sends_a_large_body_hears_what_is_wrong_with_it():
 
 
 @in_loop
+async def test_who_still_sends_after_the_answer_is_out_of_the_door():
+    door = AdmissionMiddleware(App())
+    await ask(door)
+    for known in ({}, {"path": "/unknown"}):
+        large = [(b"content-length", b"2000000")]
+        began = time.monotonic()
+        task = asyncio.ensure_future(ask(door, headers=large, chunks=[(b"1", True)], **known))
+        await asyncio.sleep(0.2)
+        assert not task.done()  # it waits for the rest, and nobody for it
+        assert door._door.gate.inside == 0
+        assert (await task)[0] == 200
+        assert time.monotonic() - began < 5
+
+
+@in_loop
 async def test_fewer_go_on_at_a_time_while_the_way_takes_long():
     app = App(took_s=0.1)  # of which the frontend says that it took 1 ms
     door = AdmissionMiddleware(app)
