@@ -1,25 +1,30 @@
-"""Who may be why a process ended.
+"""Notes that outlive a process, and say which request may have ended it.
 
 A process that calls `os._exit`, or crashes, says nothing any more. So it writes beforehand, into
 files in memory that outlive it. A frontend writes which requests' hooks it runs: whoever would send
 a request again whose frontend has ended looks there first (`is_suspect`). A worker writes that it
 ends itself, while it does (`note_own_end`), and frontends look there before they send its requests
 to another (`ended_itself`); one that is killed writes nothing. All this is seen on the same machine
-only.
+only. Where the files cannot be written or read, the process goes on without them: then nobody is
+a suspect.
 """
 
 from __future__ import annotations
 
 import contextlib
 import faulthandler
+import logging
 import mmap
 import os
+import stat
 import tempfile
 from collections.abc import Iterator
 from contextvars import ContextVar
 from pathlib import Path
 from typing import NoReturn
 from uuid import uuid4
+
+logger = logging.getLogger(__name__)
 
 ATTEMPT_HEADER = "x-slo-attempt"  # of requests: names this sending of it, by a proxy of ours
 ATTEMPT: ContextVar[str] = ContextVar("ray_slo_attempt_id", default="")
@@ -38,19 +43,37 @@ def _folder() -> Path:
     base = memory if memory.is_dir() else Path(tempfile.gettempdir())
     folder = base / f"ray-slo-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+        raise PermissionError(f"{folder} is no folder of this user")
     return folder
 
 
 class Marks:
-    """Of this process. `folder`: for tests."""
+    """A file of this process that says which requests' hooks it runs.
+
+    Args:
+        folder: where the file is; default: one of this user's, in memory.
+    """
 
     def __init__(self, folder: Path | None = None) -> None:
-        folder = folder or _folder()
-        _sweep(folder)
-        self._path = folder / f"{os.getpid()}-{uuid4().hex}"
-        with self._path.open("xb+") as file:
-            file.truncate(_SLOTS * _BYTES)
-            self._memory = mmap.mmap(file.fileno(), _SLOTS * _BYTES)
+        self._path: Path | None = None
+        self._free: list[int] = []  # slots; while there is no file, none
+        try:
+            folder = folder or _folder()
+            _sweep(folder)
+            path = folder / f"{os.getpid()}-{uuid4().hex}"
+            with path.open("xb+") as file:
+                self._path = path
+                # Zeros, no hole: a hole that a full disk cannot fill ends the process (SIGBUS).
+                file.write(bytes(_SLOTS * _BYTES))
+                file.flush()
+                self._memory = mmap.mmap(file.fileno(), _SLOTS * _BYTES)
+        except OSError as error:
+            _warn(error)
+            with contextlib.suppress(OSError):
+                self.close()
+            return
         self._free = list(range(_SLOTS))
 
     @contextlib.contextmanager
@@ -69,7 +92,8 @@ class Marks:
             self._free.append(begin // _BYTES)
 
     def close(self) -> None:
-        self._path.unlink(missing_ok=True)
+        if self._path is not None:
+            self._path.unlink(missing_ok=True)
 
 
 def is_suspect(attempt: str, folder: Path | None = None) -> bool:
@@ -77,26 +101,32 @@ def is_suspect(attempt: str, folder: Path | None = None) -> bool:
     mark = _bytes(attempt)
     if mark is None:
         return False
-    for path in (folder or _folder()).iterdir():
-        with contextlib.suppress(OSError):
-            if mark in path.read_bytes():
-                return True
+    with contextlib.suppress(OSError):
+        for path in (folder or _folder()).iterdir():
+            with contextlib.suppress(OSError):
+                if mark in path.read_bytes():
+                    return True
     return False
 
 
 def note_own_end(name: str, folder: Path | None = None) -> None:
-    """Have this process write down that it ends itself: `os._exit`, or a crash. For a worker, once;
-    of a crash, Python's part of the stack goes there instead of to stderr.
+    """Have this process write down that it ends itself: `os._exit`, or a crash. A worker calls this
+    once. Of a crash, Python's part of the stack goes there instead of to stderr. Processes that it
+    forks write nothing: they end, and the worker goes on.
 
     Args:
         name: of the worker.
-        folder: for tests.
+        folder: where the file is; default: one of this user's, in memory.
     """
-    folder = folder or _folder()
-    _sweep(folder)
-    file = (folder / f"{os.getpid()}-{_ENDED}-{name}").open("w")
+    try:
+        folder = folder or _folder()
+        _sweep(folder)
+        file = (folder / f"{os.getpid()}-{_ENDED}-{name}").open("w")
+    except OSError as error:
+        _warn(error)
+        return
+    end, told_of_crashes = os._exit, faulthandler.is_enabled()
     faulthandler.enable(file, all_threads=False)
-    end = os._exit
 
     def write_and_end(status: int) -> NoReturn:
         with contextlib.suppress(OSError):
@@ -104,15 +134,29 @@ def note_own_end(name: str, folder: Path | None = None) -> None:
             file.flush()
         end(status)
 
+    def restore() -> None:
+        os._exit = end
+        faulthandler.disable()
+        # There may be no stderr that is a file.
+        with contextlib.suppress(OSError, ValueError, RuntimeError, AttributeError):
+            if told_of_crashes:
+                faulthandler.enable(all_threads=False)
+
     os._exit = write_and_end
+    os.register_at_fork(after_in_child=restore)
 
 
 def ended_itself(name: str, folder: Path | None = None) -> str:
     """What a worker wrote when it ended itself; empty where it wrote nothing here."""
-    for path in (folder or _folder()).glob(f"*-{_ENDED}-{name}"):
-        with contextlib.suppress(OSError):
-            return path.read_text(errors="replace").strip()
+    with contextlib.suppress(OSError):
+        for path in (folder or _folder()).glob(f"*-{_ENDED}-{name}"):
+            with contextlib.suppress(OSError):
+                return path.read_text(errors="replace").strip()
     return ""
+
+
+def _warn(error: OSError) -> None:
+    logger.warning("requests that end this process will not be known as such: %s", error)
 
 
 def _bytes(attempt: str) -> bytes | None:
@@ -133,4 +177,5 @@ def _sweep(folder: Path) -> None:
             if not Path(f"/proc/{pid}").exists():
                 gone.append((path.stat().st_mtime, path))
     for _, path in sorted(gone)[:-_KEPT]:
-        path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            path.unlink(missing_ok=True)

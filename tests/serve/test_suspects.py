@@ -5,11 +5,19 @@ import os
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 
 from ray_slo.serve import suspects
-from ray_slo.serve.suspects import ATTEMPT, Marks, ended_itself, is_suspect, new_attempt
+from ray_slo.serve.suspects import (
+    ATTEMPT,
+    Marks,
+    ended_itself,
+    is_suspect,
+    new_attempt,
+    note_own_end,
+)
 from ray_slo.serve.user_code import HookThreads
 
 ENDS = """
@@ -47,12 +55,25 @@ if how == "crash":
     ctypes.string_at(0)
 if how == "killed":
     os.kill(os.getpid(), signal.SIGKILL)
+if how.startswith("child"):
+    if not (child := os.fork()):
+        if how == "child crashes":
+            ctypes.string_at(0)
+        os._exit(3)
+    os.waitpid(child, 0)
 """
 
 
 @pytest.mark.parametrize(
     ("how", "said"),
-    [("exit", "os._exit(3)"), ("crash", "Segmentation fault"), ("killed", ""), ("done", "")],
+    [
+        ("exit", "os._exit(3)"),
+        ("crash", "Segmentation fault"),
+        ("killed", ""),
+        ("done", ""),
+        ("child", ""),
+        ("child crashes", ""),
+    ],
 )
 def test_a_worker_that_ends_itself_says_so(tmp_path, how, said):
     arguments = [sys.executable, "-c", ENDS_ITSELF, str(tmp_path), how]
@@ -128,3 +149,61 @@ def test_files_of_dead_processes_are_removed(tmp_path):
     assert all(path.exists() for path in others)
     marks.close()
     assert len(list(tmp_path.iterdir())) == 18
+
+
+def goes_on_without(caplog, folder=None):
+    """Whether a process without files of its own does all that another does."""
+    caplog.clear()
+    marks, attempt, end = Marks(folder), new_attempt(), os._exit
+    ATTEMPT.set(attempt)
+    with marks.inside():
+        assert not is_suspect(attempt, folder)
+    ATTEMPT.set("")
+    marks.close()
+    assert len(caplog.records) == 1
+    note_own_end("w", folder)
+    assert os._exit is end
+    assert len(caplog.records) == 2
+    return ended_itself("w", folder) == ""
+
+
+def test_without_a_folder_a_process_goes_on(tmp_path, caplog):
+    (tmp_path / "file").write_bytes(b"")
+    assert goes_on_without(caplog, tmp_path / "file")
+    assert goes_on_without(caplog, tmp_path / "absent")
+
+
+@pytest.mark.parametrize("whose", ["another's", "linked", "broken"])
+def test_only_a_folder_of_this_user_will_do(tmp_path, monkeypatch, caplog, whose):
+    monkeypatch.setattr(suspects.tempfile, "gettempdir", lambda: str(tmp_path))
+    is_dir = Path.is_dir
+    monkeypatch.setattr(Path, "is_dir", lambda path: path != Path("/dev/shm") and is_dir(path))
+    me = os.getuid()
+    folder = tmp_path / f"ray-slo-{me}"
+    assert suspects._folder() == folder
+    if whose == "another's":
+        monkeypatch.setattr(os, "getuid", lambda: me + 1)
+        folder.rename(tmp_path / f"ray-slo-{me + 1}")
+    else:
+        folder.rmdir()
+        folder.symlink_to(tmp_path if whose == "linked" else tmp_path / "absent")
+    assert goes_on_without(caplog)
+
+
+def test_a_full_disk_leaves_no_file(tmp_path, monkeypatch, caplog):
+    """`/dev/full` has no room for what is written, as a full tmpfs; a hole would fit in."""
+    opened = Path.open
+
+    def full(path, mode="r", *rest):
+        opened(path, mode, *rest).close()
+        return opened(Path("/dev/full"), "wb")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "open", full)
+        marks = Marks(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+    assert "No space left" in caplog.text
+    ATTEMPT.set(new_attempt())
+    with marks.inside():
+        pass
+    ATTEMPT.set("")
