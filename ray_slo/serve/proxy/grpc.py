@@ -14,6 +14,7 @@ import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any
 
 from ray.exceptions import RayActorError
@@ -116,6 +117,25 @@ class Attempt(WithDeadline):
         self._context.set_trailing_metadata(told)
 
 
+@dataclass(frozen=True)
+class _Call:
+    """Of a client.
+
+    Attributes:
+        arrival: `time.monotonic()` seconds.
+        place: the application and the model that it names.
+        budget_s: from then to the deadline that the client names; None: it names none.
+        slo_s: of the model, where the client names no SLO and it is known.
+    """
+
+    request: Any
+    context: Any
+    arrival: float
+    place: tuple[str | None, str]
+    budget_s: float | None
+    slo_s: float | None
+
+
 class Failover:
     """Calls of `ray_slo.v1.Inference`: through the door, and again when their frontend died.
 
@@ -135,54 +155,59 @@ class Failover:
             RefusedEarly: it would come too late.
             BodyTooLarge: its item is.
         """
-        arrival = time.monotonic()
-        place = (dict(context.invocation_metadata() or ()).get("application"), _model(request))
-        budget_s = _budget_s(request, context)
-        slo_s = None if _names_slo(request, context) else self._door.slo_s(place)
-        left_s = min((s for s in (budget_s, slo_s) if s is not None), default=None)
+        call = self._call(request, context)
+        known_s = [s for s in (call.budget_s, call.slo_s) if s is not None]
         ticket = await self._door.enter(
-            place,
-            arrival,
-            left_s,
+            call.place,
+            call.arrival,
+            min(known_s, default=None),
             num_bytes=request.ByteSize() - _OVERHEAD,
             is_json=isinstance(request, InferRequest) and request.HasField("json"),
             is_ours=True,
         )
         try:
-            return await self._sent(handle, request, context, arrival, place, budget_s, slo_s)
+            return await self._sent(handle, call)
         finally:
             self._door.leave(ticket)
 
-    async def _sent(
-        self,
-        handle: Handle,
-        request: Any,
-        context: Any,
-        arrival: float,
-        place: tuple[str | None, str],
-        budget_s: float | None,
-        slo_s: float | None,
-    ) -> Any:
+    def _call(self, request: Any, context: Any) -> _Call:
+        metadata = dict(context.invocation_metadata() or ())
+        is_infer = isinstance(request, InferRequest)
+        place = (metadata.get("application"), request.model if is_infer else "")
+        named_ms = metadata.get(LATENCY_HEADER)
+        if is_infer and request.HasField("latency_slo_ms"):
+            named_ms = request.latency_slo_ms
+        budget_s, slo_ms = context.time_remaining(), to_positive(named_ms)
+        if slo_ms is not None:
+            budget_s = min(slo_ms / 1e3, math.inf if budget_s is None else budget_s)
+        slo_s = self._door.slo_s(place) if slo_ms is None else None
+        return _Call(request, context, time.monotonic(), place, budget_s, slo_s)
+
+    async def _sent(self, handle: Handle, call: _Call) -> Any:
+        place, budget_s = call.place, call.budget_s
         limit_s = self._ours.limit_s(place, budget_s)
         for _ in range(TRIES):
             let_in = time.monotonic()
-            spent_s = let_in - arrival
+            spent_s = let_in - call.arrival
             if spent_s <= WAITED_S:
                 spent_s = 0.0
             if budget_s is not None and spent_s >= budget_s:
                 break
-            attempt = Attempt(context, spent_s, slo_s, self._door.refused_before(place))
+            refused = self._door.refused_before(place)
+            attempt = Attempt(call.context, spent_s, call.slo_s, refused)
             left_s = None if limit_s is None else limit_s - spent_s
-            answer = await _within(left_s, handle, _with_less(request, spent_s), attempt)
+            answer = await _within(left_s, handle, _with_less(call.request, spent_s), attempt)
             if limit_s is not None and answer is None:
                 raise self._ours.silent(place, limit_s)
+            is_reply = bool(answer) and isinstance(call.request, InferRequest)
+            reply = InferReply.FromString(answer) if is_reply else None
             if (said := attempt.capacity) is not None:
                 took_s = time.monotonic() - let_in if answer else None
-                inside_s = _inside_s(request, answer)
+                inside_s = None if reply is None else reply.latency_ms / 1e3
                 self._door.heard(place, said, took_s, inside_s)
             if not attempt.died:
-                if budget_s is None and answer and isinstance(request, InferRequest):
-                    slo_ms = to_positive(InferReply.FromString(answer).latency_slo_ms)
+                if budget_s is None and reply is not None:
+                    slo_ms = to_positive(reply.latency_slo_ms)
                     self._ours.answered(place, None if slo_ms is None else slo_ms / 1e3)
                 attempt.settle()
                 return answer
@@ -258,37 +283,6 @@ async def _within(left_s: float | None, handle: Handle, request: Any, attempt: A
     finally:
         calling.cancel()
     return calling.result() if done else None
-
-
-def _inside_s(request: Any, answer: Any) -> float | None:
-    """What the frontend took, as its answer says."""
-    if not (answer and isinstance(request, InferRequest)):
-        return None
-    return float(InferReply.FromString(answer).latency_ms) / 1e3
-
-
-def _model(request: Any) -> str:
-    return request.model if isinstance(request, InferRequest) else ""
-
-
-def _budget_s(request: Any, context: Any) -> float | None:
-    """Until the deadline, where the client has named one."""
-    slo_ms, left_s = _named_ms(request, context), context.time_remaining()
-    if slo_ms is None:
-        return left_s
-    return slo_ms / 1e3 if left_s is None else min(slo_ms / 1e3, left_s)
-
-
-def _names_slo(request: Any, context: Any) -> bool:
-    return _named_ms(request, context) is not None
-
-
-def _named_ms(request: Any, context: Any) -> float | None:
-    """The SLO that the client asks for."""
-    named_ms = dict(context.invocation_metadata() or ()).get(LATENCY_HEADER)
-    if isinstance(request, InferRequest) and request.HasField("latency_slo_ms"):
-        named_ms = request.latency_slo_ms
-    return to_positive(named_ms)
 
 
 def _with_less(request: Any, spent_s: float) -> Any:

@@ -131,6 +131,21 @@ def test_what_frontends_say_of_themselves_goes_no_further(monkeypatch):
     assert door.gate.inside == 0
 
 
+def test_an_answer_is_read_once(monkeypatch):
+    read = []
+
+    class Counted:
+        @staticmethod
+        def FromString(answer):  # noqa: N802
+            read.append(answer)
+            return InferReply.FromString(answer)
+
+    monkeypatch.setattr(grpc_failover, "InferReply", Counted)
+    serve = Serve(REPLY, trailing=[CAPACITY])
+    answer = serve.call(InferRequest(json="2", model="m"), Context())
+    assert read == [answer]
+
+
 def test_more_than_workers_can_do_are_refused_before_they_cost_anything(monkeypatch):
     contexts = [Context([("x-slo-latency-ms", "5000")], timeout_s=20.0) for _ in range(200)]
     request = InferRequest(json="2", model="m")
