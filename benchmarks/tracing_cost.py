@@ -94,9 +94,7 @@ async def _app(traced: bool) -> AsyncIterator[Any]:
     with contextlib.ExitStack() as stack:
         stack.enter_context(_tracing(traced))
         for module, name in ((frontend, "m"), (worker, "m-worker")):
-            context = SimpleNamespace(
-                app_name="app", deployment=name, replica_id=SimpleNamespace(unique_id="w")
-            )
+            context = SimpleNamespace(app_name="app", deployment=name, replica_tag="w")
             serve = SimpleNamespace(get_replica_context=lambda context=context: context)
             stack.enter_context(mock.patch.object(module, "serve", serve))
         stack.enter_context(mock.patch.object(frontend, "FrontendMetrics", _Silent))

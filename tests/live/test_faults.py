@@ -20,7 +20,7 @@ import ray_slo
 from ray_slo.errors import RefusedEarly, WorkerLost
 from ray_slo.serve.grpc import InferenceStub
 from ray_slo.serve.protos import InferRequest
-from ray_slo.serve.scheduler.actor import NAMESPACE, find_scheduler
+from ray_slo.serve.ray_private.actors import NAMESPACE, find_actor
 from tests.docs.pages import ROOT, blocks
 
 pytestmark = pytest.mark.live
@@ -75,7 +75,7 @@ def busy_worker(handle):
 def test_scheduler_killed_under_load(app, request):
     if request.node.callspec.params["app"] == "embedded":
         pytest.skip("an embedded scheduler dies with its frontend")
-    scheduler = find_scheduler("faulty#tasks")
+    scheduler = find_actor("faulty#tasks")
     epoch = status(app)["epoch"]
     answers = []
     for x in range(60):
@@ -159,7 +159,7 @@ def test_policy_that_raises_is_restarted_with_its_queue(ray_cluster):
         assert [a.result(timeout_s=60) for a in answers] == [
             {"value": float(x * x)} for x in range(10)
         ]
-        find_scheduler("broken#tasks")
+        find_actor("broken#tasks")
 
     def is_gone():
         names = ray.util.list_named_actors(all_namespaces=True)

@@ -14,7 +14,7 @@ from ray_slo.errors import ConfigError
 from ray_slo.record import plans as plan_log
 from ray_slo.serve import build_app
 from ray_slo.serve.planner.groups_actor import find_planner
-from ray_slo.serve.scheduler.actor import find_scheduler
+from ray_slo.serve.ray_private.actors import find_actor
 
 pytestmark = pytest.mark.live
 
@@ -152,7 +152,7 @@ def test_two_groups_serve_their_models(explicit):
     names = set(serve.status().applications["grouped"].deployments)
     assert names == {"grouped", "grouped-a-worker", "grouped-b-worker"}
     # Nor does Ray keep a record of every call.
-    actors = [find_planner("grouped#grouped"), find_scheduler("grouped#grouped#a")]
+    actors = [find_planner("grouped#grouped"), find_actor("grouped#grouped#a")]
     assert [actor._ray_enable_task_events for actor in actors] == [False, False]
 
 

@@ -11,7 +11,7 @@ from waiting import eventually, posted
 import ray_slo
 from ray_slo.errors import BatchResultError, RefusedEarly
 from ray_slo.serve import build_app
-from ray_slo.serve.scheduler.actor import find_scheduler
+from ray_slo.serve.ray_private.actors import find_actor
 
 pytestmark = pytest.mark.live
 
@@ -123,7 +123,7 @@ def test_the_scheduler_killed_under_load(app):
     for i in range(40):
         answers.append(app.remote("to be"))
         if i == 20:
-            ray.kill(find_scheduler("speller#speller"), no_restart=False)
+            ray.kill(find_actor("speller#speller"), no_restart=False)
         time.sleep(0.02)
     assert [a.result(timeout_s=60)["words"] for a in answers] == [SPELLED["words"]] * 40
     assert eventually(lambda: status(app).get("epoch", epoch) != epoch)

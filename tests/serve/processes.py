@@ -342,7 +342,7 @@ class _Serve:
         return SimpleNamespace(
             app_name="app",
             deployment="m" if is_frontend else "m-worker",
-            replica_id=SimpleNamespace(unique_id=process.name),
+            replica_tag=process.name,
         )
 
     def get_deployment_handle(self, frontend, app):
@@ -373,7 +373,7 @@ def in_place_of_ray():
             (worker_module, "WorkerMetrics", _Silent),
             (channel, "serve", _Serve()),
             (channel, "get_or_create_scheduler", _scheduler),
-            (channel, "find_scheduler", _scheduler),
+            (channel, "find_actor", _scheduler),
             (scheduler_actor, "application_is_gone", lambda *_: False),
         ):
             stack.enter_context(mock.patch.object(module, name, value))

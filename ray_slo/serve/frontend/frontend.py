@@ -195,7 +195,7 @@ class Frontend:
         self._clock = time.monotonic  # uvloop's loop.time() has milliseconds only
         context = serve.get_replica_context()
         app_key = f"{context.app_name}#{context.deployment}"
-        client = context.replica_id.unique_id
+        client = context.replica_tag
         self._check_names(context.deployment, workers)
         self._marks = Marks()
         self._threads = HookThreads(_HOOK_THREADS, self._marks)

@@ -23,8 +23,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple, Protocol
 
-import ray
-
 from ray_slo.core import LatencyProfile
 from ray_slo.core.cluster import Assigned
 from ray_slo.core.profiles import median_profile
@@ -34,7 +32,7 @@ from ray_slo.serve.errors import ConfigError
 from ray_slo.serve.messages import Plans
 from ray_slo.serve.planner import app_actor
 from ray_slo.serve.planner.app_actor import AppActor
-from ray_slo.serve.scheduler.actor import NAMESPACE, get_or_create, in_task
+from ray_slo.serve.ray_private.actors import find_actor, get_or_create, in_task
 
 logger = logging.getLogger(__name__)
 
@@ -666,4 +664,4 @@ def find_plan(app_key: str) -> Any:
     Raises:
         ValueError: there is none.
     """
-    return ray.get_actor(plan_name(app_key), namespace=NAMESPACE)
+    return find_actor(plan_name(app_key))

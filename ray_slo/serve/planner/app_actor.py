@@ -19,8 +19,7 @@ import ray
 
 from ray_slo.record.writer import PlanLog, open_plan_log
 from ray_slo.serve.config.spec import AppSpec
-from ray_slo.serve.scheduler.actor import application_is_gone, find_scheduler
-from ray_slo.serve.scheduler.releases import Releases
+from ray_slo.serve.ray_private.actors import Releases, application_is_gone, find_actor
 
 logger = logging.getLogger(__name__)
 
@@ -80,7 +79,7 @@ class AppActor:
             return
         try:
             loop = asyncio.get_running_loop()
-            actor = await loop.run_in_executor(None, find_scheduler, scheduler)
+            actor = await loop.run_in_executor(None, find_actor, scheduler)
             clock, reading = await in_time(actor.clock.remote())
             self._log.clocks.heard(clock, reading, time.monotonic())
         except Exception as error:  # it is starting, or restarting

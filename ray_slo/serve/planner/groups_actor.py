@@ -15,8 +15,6 @@ import uuid
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-import ray
-
 from ray_slo.core import LatencyProfile
 from ray_slo.core.profiles import load_profiles
 from ray_slo.planning.brains.groups import (
@@ -42,7 +40,7 @@ from ray_slo.serve.messages import Plans
 from ray_slo.serve.planner import app_actor
 from ray_slo.serve.planner.actor import FIRST
 from ray_slo.serve.planner.app_actor import AppActor
-from ray_slo.serve.scheduler.actor import NAMESPACE, find_scheduler, get_or_create, in_task
+from ray_slo.serve.ray_private.actors import find_actor, get_or_create, in_task
 
 logger = logging.getLogger(__name__)
 
@@ -329,7 +327,7 @@ class PlannerActor(AppActor):
 
     async def _scheduler_status(self, group: str) -> dict[str, Any]:
         loop = asyncio.get_running_loop()
-        actor = await loop.run_in_executor(None, find_scheduler, f"{self._app_key}#{group}")
+        actor = await loop.run_in_executor(None, find_actor, f"{self._app_key}#{group}")
         status: dict[str, Any] = await actor.status.remote()
         return status
 
@@ -536,4 +534,4 @@ def find_planner(app_key: str) -> Any:
     Raises:
         ValueError: there is none.
     """
-    return ray.get_actor(planner_name(app_key), namespace=NAMESPACE)
+    return find_actor(planner_name(app_key))

@@ -1,7 +1,7 @@
 """Targeted routing: send a call to the very replica that the scheduler granted.
 
 `ray.serve.request_router` is an alpha API; this module is its only user. A caller names the
-replica (`serve.get_replica_context().replica_id.unique_id`, as read by the replica itself) in the
+replica (`serve.get_replica_context().replica_tag`, as read by the replica itself) in the
 keyword argument `worker` of the call. Read for Ray 2.60: what `choose_replicas` returns is probed
 and retried for ever, so an absent replica must be answered by failing the pending request.
 """
@@ -9,8 +9,8 @@ and retried for ever, so an absent replica must be answered by failing the pendi
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
-from ray.serve._private.common import RunningReplicaInfo
 from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
 
 from ray_slo.serve.errors import WorkerLost
@@ -46,7 +46,7 @@ class TargetedRouter(RequestRouter):
         # each way instead of a stream.
         return False
 
-    def create_replica_wrapper(self, replica_info: RunningReplicaInfo) -> RunningReplica:
+    def create_replica_wrapper(self, replica_info: Any) -> RunningReplica:
         return _Direct(replica_info)
 
     def initialize_state(self, **kwargs: object) -> None:

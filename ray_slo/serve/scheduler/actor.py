@@ -5,23 +5,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import itertools
 import logging
 import time
 import uuid
-from collections.abc import Callable
 from typing import Any
 
 import ray
-from ray import serve
-from ray.serve._private.constants import RAY_SERVE_ENABLE_TASK_EVENTS
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from ray_slo.record.writer import clock_id
 from ray_slo.serve.config.spec import AppSpec
 from ray_slo.serve.messages import BatchReport, Capacity, Heartbeat, Message
-from ray_slo.serve.scheduler.releases import Releases
+from ray_slo.serve.ray_private.actors import Releases, application_is_gone, get_or_create, in_task
 from ray_slo.serve.scheduler.scheduler import Scheduler
 from ray_slo.serve.watch.metrics import SchedulerMetrics
 from ray_slo.serve.watch.tracing import Decisions, name_of
@@ -29,7 +24,6 @@ from ray_slo.serve.watch.vitals import vitals
 
 logger = logging.getLogger(__name__)
 
-NAMESPACE = "ray_slo"
 _POLL_S = 5.0  # an idle long poll returns after this, so that a silent client is noticed
 _CLIENT_GONE_S = 15.0
 _WATCH_S = 2.0
@@ -229,63 +223,6 @@ class SchedulerActor:
         return await loop.run_in_executor(None, application_is_gone, self._app_key)
 
 
-def this_node() -> str:
-    """Ray's id of the node that this process is on; "" if it has to do with no Ray."""
-    return ray.get_runtime_context().get_node_id() if ray.is_initialized() else ""
-
-
-def application_is_gone(app_key: str) -> bool:
-    """Whether Serve no longer runs it. Blocks.
-
-    Args:
-        app_key: "application#frontend", or "application#frontend#group" of a serving group.
-    """
-    app, frontend, *_ = app_key.split("#")
-    state = serve.status().applications.get(app)
-    return state is None or frontend not in state.deployments
-
-
-def get_or_create(actor_class: type[Any], name: str, spec: AppSpec, app_key: str) -> Any:
-    """The detached actor of that name; made if there is none. Blocks.
-
-    On the node of its maker, if it can be: there is somebody to talk to. Anywhere else, what needs
-    no CPU could come to be on a head that is to have none of the application.
-    """
-    actor: Any = ray.remote(actor_class)
-    here = ray.get_runtime_context().get_node_id()
-    return actor.options(
-        name=name,
-        namespace=NAMESPACE,
-        lifetime="detached",
-        get_if_exists=True,
-        max_restarts=-1,
-        max_concurrency=10_000,
-        num_cpus=0,
-        # As Serve's own actors: a record of every call would soon fill Ray's control store.
-        enable_task_events=RAY_SERVE_ENABLE_TASK_EVENTS,
-        scheduling_strategy=NodeAffinitySchedulingStrategy(here, soft=True),
-    ).remote(spec.without_code(), app_key)
-
-
 def get_or_create_scheduler(spec: AppSpec, app_key: str) -> Any:
     """The application's scheduler actor; made if there is none. Blocks."""
     return get_or_create(SchedulerActor, app_key, spec, app_key)
-
-
-async def in_task(function: Callable[[Any], Any], argument: Any) -> Any:
-    """`function(argument)` in a Ray task, anywhere in the cluster."""
-    return await _as_task(function).remote(argument)
-
-
-@functools.cache
-def _as_task(function: Callable[[Any], Any]) -> Any:
-    return ray.remote(num_cpus=0)(function)
-
-
-def find_scheduler(app_key: str) -> Any:
-    """The application's scheduler actor. Blocks.
-
-    Raises:
-        ValueError: there is none yet.
-    """
-    return ray.get_actor(app_key, namespace=NAMESPACE)

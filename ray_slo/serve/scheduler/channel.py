@@ -18,12 +18,8 @@ from ray import serve
 
 from ray_slo.serve.config.spec import AppSpec
 from ray_slo.serve.messages import BatchReport, Capacity, Heartbeat, Message, Submit
-from ray_slo.serve.scheduler.actor import (
-    find_scheduler,
-    get_or_create_scheduler,
-    in_task,
-    this_node,
-)
+from ray_slo.serve.ray_private.actors import find_actor, in_task, this_node
+from ray_slo.serve.scheduler.actor import get_or_create_scheduler
 from ray_slo.serve.scheduler.scheduler import Scheduler
 from ray_slo.serve.watch.metrics import SchedulerMetrics
 
@@ -249,7 +245,7 @@ class WorkerLink:
                     self._target = serve.get_deployment_handle(frontend, app)
                 else:
                     self._target = await asyncio.get_running_loop().run_in_executor(
-                        None, find_scheduler, self._app_key
+                        None, find_actor, self._app_key
                     )
                 self._is_sure = True
             call = self._target.slo_heartbeat if self._embedded else self._target.heartbeat

@@ -39,8 +39,8 @@ from ray_slo.serve.frontend.startup import SERVING, Progress
 from ray_slo.serve.messages import BatchReport, Heartbeat, Piece, PieceResult
 from ray_slo.serve.planner.group_channel import Membership
 from ray_slo.serve.planner.plan_channel import PlanFollower
+from ray_slo.serve.ray_private.actors import this_node
 from ray_slo.serve.ray_private.replica_port import listen_on_node_only
-from ray_slo.serve.scheduler.actor import this_node
 from ray_slo.serve.scheduler.channel import WorkerLink
 from ray_slo.serve.suspects import note_own_end
 from ray_slo.serve.watch import tracing
@@ -133,7 +133,7 @@ class Worker:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="ray-slo-worker")
         self._builder = self._thread  # of the user's objects
         context = serve.get_replica_context()
-        self.id: str = context.replica_id.unique_id
+        self.id: str = context.replica_tag
         # Tests run workers in their own process, where `os._exit` must stay as it is.
         if ray.is_initialized():
             note_own_end(self.id)

@@ -115,9 +115,7 @@ def running(monkeypatch):
     """`async with running(spec) as (frontend, handle)`; two workers."""
 
     def module_of(module, deployment, name):
-        context = SimpleNamespace(
-            app_name="app", deployment=deployment, replica_id=SimpleNamespace(unique_id=name)
-        )
+        context = SimpleNamespace(app_name="app", deployment=deployment, replica_tag=name)
         monkeypatch.setattr(module, "serve", SimpleNamespace(get_replica_context=lambda: context))
 
     module_of(frontend_module, "p", "front")

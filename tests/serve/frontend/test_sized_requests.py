@@ -80,9 +80,7 @@ class OneByOne:
 @pytest.fixture
 def running(monkeypatch):
     for module, deployment in ((frontend_module, "m"), (worker_module, "m-worker")):
-        context = SimpleNamespace(
-            app_name="app", deployment=deployment, replica_id=SimpleNamespace(unique_id="w0")
-        )
+        context = SimpleNamespace(app_name="app", deployment=deployment, replica_tag="w0")
         fake = SimpleNamespace(get_replica_context=lambda context=context: context)
         monkeypatch.setattr(module, "serve", fake)
     monkeypatch.setattr(frontend_module, "FrontendMetrics", Silent)

@@ -171,9 +171,7 @@ def app(monkeypatch):
     """`async with app(user_class, policy, …) as (frontend, worker)`."""
     names = {"frontend": "m", "worker": "m-worker"}
     for module, part in ((frontend_module, "frontend"), (worker_module, "worker")):
-        context = SimpleNamespace(
-            app_name="app", deployment=names[part], replica_id=SimpleNamespace(unique_id="w0")
-        )
+        context = SimpleNamespace(app_name="app", deployment=names[part], replica_tag="w0")
         fake = SimpleNamespace(get_replica_context=lambda context=context: context)
         monkeypatch.setattr(module, "serve", fake)
     monkeypatch.setattr(frontend_module, "FrontendMetrics", Silent)

@@ -1,8 +1,8 @@
 """Which release is the newest, when the clocks of those who build them differ."""
 
 from ray_slo.serve.config.spec import parse_spec
-from ray_slo.serve.scheduler import releases
-from ray_slo.serve.scheduler.releases import Releases
+from ray_slo.serve.ray_private import actors
+from ray_slo.serve.ray_private.actors import Releases
 
 
 def release(stamp):
@@ -15,7 +15,7 @@ def test_what_was_never_heard_of_is_news_whatever_its_stamp():
     now = [0.0]
     first, behind, third = release(100), release(50), release(60)
     known = Releases(first, lambda: now[0])
-    now[0] = releases._SETTLED_S
+    now[0] = actors._SETTLED_S
     assert not known.is_news(first, first)  # another of its frontends
     assert known.is_news(behind, first)  # built by a machine whose clock is behind
     assert not known.is_news(first, behind)  # a frontend of the first release still drains

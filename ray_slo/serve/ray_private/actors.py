@@ -1,0 +1,100 @@
+"""Named, detached actors that belong to one application: how they are made, found and updated, and
+when they should leave.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+
+import ray
+from ray import serve
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from ray_slo.serve.config.spec import AppSpec
+
+NAMESPACE = "ray_slo"
+_SETTLED_S = 10.0  # by then whoever knew an actor's earlier life has found it again
+
+
+def this_node() -> str:
+    """Ray's id of the node that this process runs on; "" where Ray does not run."""
+    return ray.get_runtime_context().get_node_id() if ray.is_initialized() else ""
+
+
+def application_is_gone(app_key: str) -> bool:
+    """Whether Serve no longer runs an application. Blocks.
+
+    Args:
+        app_key: "application#frontend", or "application#frontend#group" of a serving group.
+    """
+    app, frontend, *_ = app_key.split("#")
+    state = serve.status().applications.get(app)
+    return state is None or frontend not in state.deployments
+
+
+def get_or_create(actor_class: type[Any], name: str, spec: AppSpec, app_key: str) -> Any:
+    """The detached actor of that name. It is made where there is none. Blocks.
+
+    It runs on its maker's node if it can. An actor that needs no CPU could otherwise be placed on a
+    head node that is to run nothing of the application.
+    """
+    actor: Any = ray.remote(actor_class)
+    here = ray.get_runtime_context().get_node_id()
+    return actor.options(
+        name=name,
+        namespace=NAMESPACE,
+        lifetime="detached",
+        get_if_exists=True,
+        max_restarts=-1,
+        max_concurrency=10_000,
+        num_cpus=0,
+        # Serve's own actors do the same: a record of every call would soon fill Ray's store.
+        enable_task_events=os.environ.get("RAY_SERVE_ENABLE_TASK_EVENTS") == "1",
+        scheduling_strategy=NodeAffinitySchedulingStrategy(here, soft=True),
+    ).remote(spec.without_code(), app_key)
+
+
+def find_actor(name: str) -> Any:
+    """The actor of that name. Blocks.
+
+    Raises:
+        ValueError: there is none.
+    """
+    return ray.get_actor(name, namespace=NAMESPACE)
+
+
+async def in_task(function: Callable[[Any], Any], argument: Any) -> Any:
+    """Run `function(argument)` in a Ray task, anywhere in the cluster."""
+    return await _as_task(function).remote(argument)
+
+
+@functools.cache
+def _as_task(function: Callable[[Any], Any]) -> Any:
+    return ray.remote(num_cpus=0)(function)
+
+
+class Releases:
+    """Tells a new specification from one that replicas of an older release still hold.
+
+    Whoever builds an application stamps it with its clock, and the next release may be built by a
+    machine whose clock is behind. So a version that was never heard of before is newer, whatever
+    its stamp. Only an actor that has just started (perhaps again, between two releases) goes by the
+    stamps.
+    """
+
+    def __init__(self, first: AppSpec, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._started = clock()
+        self._known = {first.version}
+
+    def is_news(self, spec: AppSpec, current: AppSpec) -> bool:
+        """Whether `spec` should replace `current`."""
+        unheard = spec.version not in self._known
+        self._known.add(spec.version)
+        if self._clock() - self._started < _SETTLED_S:
+            return spec.version > current.version
+        return unheard
