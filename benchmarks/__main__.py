@@ -15,10 +15,10 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.data import MissingData
-from benchmarks.programs import PROGRAMS
-from benchmarks.results import save
-from benchmarks.rows import plot_bars, tables
+from benchmarks.harness.data import MissingData
+from benchmarks.harness.registry import PROGRAMS
+from benchmarks.harness.results import save
+from benchmarks.harness.rows import plot_bars, tables
 
 SKIPPED = 77
 """Exit code of a program whose data is not here, as test harnesses have it."""
@@ -44,7 +44,7 @@ def main(args: Sequence[str] | None = None) -> None:
         Console().print(listing)
         return
     if options.name == "page":
-        from benchmarks.page import write
+        from benchmarks.harness.page import write
 
         print(f"wrote {write()}")
         return

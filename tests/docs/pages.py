@@ -430,7 +430,7 @@ class Reader:
 
     def _python(self, args: list[str], *_: Any) -> None:
         if args[:2] == ["-m", "benchmarks"]:
-            from benchmarks.programs import PROGRAMS
+            from benchmarks.harness.registry import PROGRAMS
 
             assert not args[2:] or args[2].startswith("-") or args[2] in PROGRAMS, args[2]
         elif args[0] == "-m":

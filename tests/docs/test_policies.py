@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from benchmarks.programs import PROGRAMS
+from benchmarks.harness.registry import PROGRAMS
 from ray_slo.core import DropReason
 from ray_slo.policies.registry import POLICIES, import_attr
 from ray_slo.serve.config.spec import PlannerSpec

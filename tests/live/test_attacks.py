@@ -6,8 +6,8 @@ import json
 import pytest
 import requests
 
-from benchmarks import live_attack
-from benchmarks.live_attack import at_once, calls_at_once, infer, ordered, post
+from benchmarks.live import attack as attacks
+from benchmarks.live.attack import at_once, calls_at_once, infer, ordered, post
 from ray_slo.serve import build_app
 from tests.live.waiting import eventually
 
@@ -21,15 +21,15 @@ REASONS = {"would_miss", "shed", "queue_full", "expired", "slow_body", "no_worke
 
 @pytest.fixture(scope="module")
 def attacked(ray_cluster):
-    model = {"callable": "benchmarks.live_attack:Attacked", "latency_slo_ms": SLO_MS}
+    model = {"callable": "benchmarks.live.attack:Attacked", "latency_slo_ms": SLO_MS}
     app = {
         "models": {"m": model},
         "workers": {"default": {"num_replicas": 2, "ray_actor_options": TINY}},
         "num_frontends": 2,
         "profile_seconds": 0.3,
-        "name": live_attack.APP,
+        "name": attacks.APP,
     }
-    with ray_cluster.running(build_app(app), live_attack.APP, "/") as handle:
+    with ray_cluster.running(build_app(app), attacks.APP, "/") as handle:
         yield handle
 
 
@@ -72,7 +72,7 @@ def test_a_burst_over_grpc(ports):
 
 @pytest.mark.parametrize("attack", ["deep", "garbage"])
 def test_what_is_no_request(ports, attack):
-    replies = live_attack.ATTACKS[attack].run(ports[0], 1)
+    replies = attacks.ATTACKS[attack].run(ports[0], 1)
     if attack == "deep":
         assert said(replies) == {(422, "bad_input"), (413, "body_too_large")}
     else:
@@ -132,10 +132,10 @@ def test_what_ends_a_worker_does_not_end_the_last_one(ports, attacked):
 
 def test_the_program_itself_with_haproxy_in_place_of_the_proxies():
     """In a process and on a Ray of its own."""
-    rows = live_attack.run(True, 1, mode="haproxy", attacks=["burst", "pre-panic"])
+    rows = attacks.run(True, 1, mode="haproxy", attacks=["burst", "pre-panic"])
     found = {(row.case, row.metric): row.ours for row in rows}
     for attack, count in (("burst", 3000), ("pre-panic", 20)):
-        case = f"haproxy, {live_attack.ATTACKS[attack].says}"
+        case = f"haproxy, {attacks.ATTACKS[attack].says}"
         assert found[case, "sent"] == count
         assert found[case, "other"] == 0  # each has its answer, or a reason
         assert found[case, "refused"] > 0

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from ray import serve
 
-from benchmarks.live_chaos import FAULTS, Ground, args, strike
+from benchmarks.live.chaos import FAULTS, Ground, args, strike
 
 pytestmark = pytest.mark.live
 

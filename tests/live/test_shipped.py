@@ -8,7 +8,7 @@ import json
 
 import pytest
 
-from benchmarks.shipped import OVERLOAD, serving, shipped
+from benchmarks.live.shipped import OVERLOAD, serving, shipped
 from tests.live.conftest import free_port
 
 pytest.importorskip("torchvision", reason="runs in the environment of `make test-torch`")

@@ -16,7 +16,7 @@ import httpx
 import ray
 from ray import serve
 
-from benchmarks.raylets import raylets
+from benchmarks.live.cluster import raylets
 from ray_slo.serve import build_app
 from ray_slo.serve.proxy.bounds import PROXY_CALLBACK, PROXY_CALLBACK_ENV
 

@@ -1,0 +1,1 @@
+"""Programs that measure what parts of ray-slo cost."""

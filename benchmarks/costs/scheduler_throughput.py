@@ -1,0 +1,160 @@
+"""How fast the scheduling core is: requests per second of CPU time that a policy can decide on.
+
+No Ray, no network, no report: the smallest host there is (arrivals, ends of batches, `wake_at`)
+runs the policy once and writes down what it fed it. The same events are then fed to a fresh policy,
+and only this is timed, so the figure is the policy's own. A policy is deterministic: its decisions
+are the same.
+
+* one by one: every request is an event, and is decided on alone;
+* bunches: requests are fed every 0.2 ms, as a host does that takes what has come meanwhile.
+
+Models are alike (ResNet50 of Symphony's Table 2) and equally popular; the load is 75 % of the
+staggered bound. Many models on few workers get small batches, and a batch costs more than a
+request does: compare sizes of equal mean batch.
+
+Symphony's C++ simulator, whole, takes about 140,000 requests per second at 100 models × 1000
+workers on one core of this kind of machine; its model threads, beside nothing else, 300,000 each.
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+import time
+from heapq import heappop, heappush
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from benchmarks.harness.rows import Row
+from ray_slo.core import (
+    BatchOutcome,
+    Cluster,
+    Decision,
+    Dispatch,
+    LatencyProfile,
+    Model,
+    Policy,
+    Request,
+    Variant,
+    WorkerId,
+)
+from ray_slo.policies import make_policy
+
+ALPHA_S, BETA_S, SLO_S = 1.053e-3, 5.072e-3, 0.025
+LOAD_PER_WORKER = 550.0  # requests per second: 75 % of the staggered bound
+BUNCH_S = 2e-4
+WARMUP_S = 0.25  # until queues are full and the load was measured
+SIZES = ((1, 8), (1, 64), (10, 100), (100, 100), (100, 1000), (1000, 1000), (1000, 4096))
+POLICIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "eager": ("eager", {}),
+    "deferred": ("deferred", {}),
+    "deferred, consolidate": ("deferred", {"objective": "consolidate"}),
+}
+
+
+class Instant(NamedTuple):
+    """What a policy is fed at one instant, before it decides."""
+
+    now: float
+    ends: list[tuple[WorkerId, BatchOutcome]]
+    arrivals: list[Request]
+
+
+class Events(NamedTuple):
+    """Instants of the warm-up and after it; requests and batches after it."""
+
+    cluster: Cluster
+    warmup: list[Instant]
+    timed: list[Instant]
+    requests: int
+    batches: int
+
+
+def cluster_of(models: int, workers: int) -> Cluster:
+    profile = LatencyProfile.linear(ALPHA_S, BETA_S)
+    return Cluster.uniform(
+        [Model(f"m{i}", SLO_S, (Variant(f"v{i}", {"default": profile}),)) for i in range(models)],
+        workers,
+    )
+
+
+def record(policy: Policy, cluster: Cluster, requests: int, bunch_s: float, seed: int) -> Events:
+    """Run `policy` as its host for `requests` Poisson arrivals after the warm-up."""
+    rng = np.random.default_rng(seed)
+    rate = LOAD_PER_WORKER * len(cluster.workers)
+    before = round(rate * WARMUP_S)
+    arrivals = np.cumsum(rng.exponential(1 / rate, before + requests))
+    fed = np.ceil(arrivals / bunch_s) * bunch_s if bunch_s else arrivals
+    names = list(cluster.models)
+    rows = zip(
+        rng.integers(len(names), size=len(arrivals)).tolist(), arrivals.tolist(), strict=True
+    )
+    waiting = [Request(i, names[m], at, at + SLO_S) for i, (m, at) in enumerate(rows)]
+    fed_at = [*fed.tolist(), math.inf]
+
+    log: list[Instant] = []
+    ends: list[tuple[float, int, WorkerId, Dispatch]] = []
+    position = batches = 0
+    warmup, wake_at = 0, math.inf
+    policy.cluster_changed(0.0, cluster)
+    while position < len(waiting):
+        now = min(fed_at[position], ends[0][0] if ends else math.inf, wake_at)
+        finished = []
+        while ends and ends[0][0] <= now:
+            at, _, worker, d = heappop(ends)
+            finished.append((worker, BatchOutcome(d.batch_id, d.requests, d.start_at, at)))
+        first = position
+        while fed_at[position] <= now:
+            position += 1
+        instant = Instant(now, finished, waiting[first:position])
+        if position <= before:
+            warmup = len(log) + 1
+        log.append(instant)
+        decision = _feed(policy, instant)
+        for action in decision.actions:
+            if isinstance(action, Dispatch):
+                heappush(ends, (action.finish_at, action.batch_id, action.worker, action))
+                batches += position > before
+        wake_at = decision.wake_at
+    return Events(cluster, log[:warmup], log[warmup:], requests, batches)
+
+
+def _feed(policy: Policy, instant: Instant) -> Decision:
+    now, ends, arrivals = instant
+    for worker, outcome in ends:
+        policy.batch_finished(now, worker, outcome)
+    if arrivals:
+        policy.requests_arrived(now, arrivals)
+    return policy.decide(now)
+
+
+def replay_s(policy: Policy, events: Events) -> float:
+    """CPU seconds that a fresh policy takes for the events after the warm-up."""
+    policy.cluster_changed(0.0, events.cluster)
+    for instant in events.warmup:
+        _feed(policy, instant)
+    gc.collect()
+    gc.freeze()  # the log is the host's; the policy's own garbage is collected as ever
+    began = time.process_time()
+    for instant in events.timed:
+        _feed(policy, instant)
+    taken = time.process_time() - began
+    gc.unfreeze()
+    return taken
+
+
+def run(quick: bool, seed: int) -> list[Row]:
+    sizes, requests, repeats = (SIZES[:4], 10_000, 1) if quick else (SIZES, 200_000, 3)
+    rows = []
+    for name, policy in POLICIES.items():
+        for models, workers in sizes:
+            cluster = cluster_of(models, workers)
+            case = f"{name} · {models} model{'s' * (models > 1)} × {workers} workers"
+            for how, bunch_s in (("one by one", 0.0), ("in bunches", BUNCH_S)):
+                events = record(make_policy(*policy), cluster, requests, bunch_s, seed)
+                best = min(replay_s(make_policy(*policy), events) for _ in range(repeats))
+                rows.append(Row(case, how, "requests per s of CPU", requests / best))
+                rows.append(Row(case, f"cost {how}", "µs per request", 1e6 * best / requests))
+            rows.append(Row(case, "mean batch", "", requests / max(events.batches, 1)))
+    return rows

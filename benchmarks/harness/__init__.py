@@ -1,0 +1,1 @@
+"""The front door: which programs there are, their rows, tables and plots, saved runs, the page."""

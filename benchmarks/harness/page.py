@@ -1,0 +1,156 @@
+"""docs/benchmarks.md from the saved runs: `python -m benchmarks page`. No figure is by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.harness.asked import ASKED
+from benchmarks.harness.registry import PROGRAMS, is_live
+from benchmarks.harness.results import FOLDER, load
+from benchmarks.harness.rows import number
+
+PAGE = Path(__file__).parents[2] / "docs" / "benchmarks.md"
+
+SYSTEMS = ("Symphony", "SHEPHERD", "RAMSIS", "Loki", "Kairos", "Live", "ray-slo")
+
+_LONG = 14
+"""Tables with more lines are folded."""
+
+_HEAD = """\
+<!-- Made by `python -m benchmarks page` from benchmarks/results: edit those, or the program. -->
+# Benchmarks
+
+Every figure here was printed by a program of the repository and saved with where and when it ran.
+`python -m benchmarks NAME --save` runs one again, and `python -m benchmarks page` makes this page.
+[benchmarks/README.md](../benchmarks/README.md) says what they mean, and why they differ from the
+papers'.
+
+* *full* or *quick*: a quick run is short, and its figures move by a few percent.
+* **paper**: the figure that the paper prints, for itself or for the system of that line, measured
+  on its authors' hardware. Ours are simulated, except CPU times and what live programs measure.
+* A commit with "+" had changes beside it. `RAY_SLO_DATA` names the folder of published data that
+  programs of RAMSIS and Loki need.
+"""
+
+
+def page(folder: Path = FOLDER) -> str:
+    """The whole page, as Markdown."""
+    runs = {name: load(name, folder) for name in PROGRAMS}
+    parts = [_HEAD, _asked(runs)]
+    for system in SYSTEMS:
+        names = [name for name in PROGRAMS if _system(name) == system]
+        parts.append(f"## {system}\n")
+        parts += [_program(name, runs[name]) for name in names]
+    return "\n".join(parts)
+
+
+def _system(name: str) -> str:
+    if is_live(name):
+        return "Live"
+    source = PROGRAMS[name][1]
+    named = [s for s in SYSTEMS if name.startswith(s.lower()) or source.startswith(s)]
+    return named[0]
+
+
+def _asked(runs: Mapping[str, dict[str, Any] | None]) -> str:
+    """What was asked beside what came."""
+    lines = []
+    for name, asks in ASKED.items():
+        if (run := runs[name]) is None:
+            continue
+        for ask in asks:
+            if not (found := ask.rows(run["rows"])):
+                continue
+            worst, what = found[0], "least" if ask.sign == "≥" else "most"
+            of = "" if len(found) == 1 else f", the {what} of {len(found)}"
+            lines.append(
+                [
+                    f"[`{name}`](#{name})",
+                    f"{ask.case.replace('*', '…')}: {ask.metric.replace('*', '…')}",
+                    f"{ask.sign} {number(ask.value)} {worst['unit']}".strip(),
+                    f"{number(worst['ours'])}{of}",
+                    "yes" if ask.met(worst["ours"]) else "**no**",
+                    "quick" if run["quick"] else "full",
+                ]
+            )
+    head = "## Asked and measured\n\nWhat was asked of these figures before they were measured.\n\n"
+    return head + _table(["program", "figure", "asked", "measured", "met", "run"], lines, left=2)
+
+
+def _program(name: str, run: dict[str, Any] | None) -> str:
+    _, source, shows = PROGRAMS[name]
+    parts = [f"### {name}\n", f"{shows[0].upper()}{shows[1:]} ({source}).\n"]
+    if run is None:
+        return "\n".join([*parts, f"`python -m benchmarks {name}`: no saved run.\n"])
+    options = (" --quick" if run["quick"] else "") + (f" --seed {s}" if (s := run["seed"]) else "")
+    how = [
+        f"`python -m benchmarks {name}{options}`",
+        "quick" if run["quick"] else "full",
+        f"seed {run['seed']}",
+        run["date"],
+        f"commit {run['commit']}" if run.get("commit") else "commit not recorded",
+    ]
+    if "cores" in run:
+        how += [f"{run['cores']} cores, Python {run['python']}", _took(name, run)]
+    return "\n".join([*parts, " · ".join(how) + "\n", *_tables(run["rows"])])
+
+
+def _took(name: str, run: dict[str, Any]) -> str:
+    if name.startswith("live-"):
+        return f"{number(run['wall_s'])} s"
+    return f"{number(run['cpu_s'])} s of CPU"
+
+
+def _tables(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """A line per case and a column per metric, as the program prints them."""
+    cases: dict[str, list[dict[str, Any]]] = {}
+    for row in rows:
+        cases.setdefault(row["case"], []).append(row)
+    made: dict[tuple[str, ...], list[list[str]]] = {}
+    notes: dict[tuple[str, ...], dict[str, None]] = {}
+    for case, of_case in cases.items():
+        title, dot, label = case.partition(" · ")
+        if not dot:
+            title, label = "", case
+        key = (title, *(_heading(row) for row in of_case))
+        made.setdefault(key, []).append([label, *(_cell(row) for row in of_case)])
+        for row in of_case:
+            if row["peers"]:
+                peers = ", ".join(f"{peer} {number(v)}" for peer, v in row["peers"].items())
+                notes.setdefault(key, {})[f"{row['metric']} in the paper: {peers}"] = None
+    parts = []
+    for (title, *headings), lines in made.items():
+        text = _table(["", *headings], lines)
+        text += "".join(f"\n{note}.\n" for note in notes.get((title, *headings), ()))
+        if len(lines) > _LONG:
+            summary = f"{title or lines[0][0] + ' …'}: {len(lines)} lines"
+            text = f'<details markdown="1"><summary>{summary}</summary>\n\n{text}\n</details>\n'
+        elif title:
+            text = f"*{title}*\n\n{text}"
+        parts.append(text)
+    return parts
+
+
+def _heading(row: dict[str, Any]) -> str:
+    return f"{row['metric']} ({row['unit']})" if row["unit"] else row["metric"]
+
+
+def _cell(row: dict[str, Any]) -> str:
+    paper = "" if row["paper"] is None else f"<br>paper {number(row['paper'])}"
+    return number(row["ours"]) + paper
+
+
+def _table(head: Sequence[str], lines: Sequence[Sequence[str]], left: int = 1) -> str:
+    """Markdown; figures stand to the right of the first `left` columns."""
+    if not lines:
+        return ""
+    cells = [[cell.replace("|", "\\|") for cell in line] for line in [head, *lines]]
+    rule = [*["---"] * left, *["---:"] * (len(head) - left)]
+    return "".join(f"| {' | '.join(line)} |\n" for line in [cells[0], rule, *cells[1:]])
+
+
+def write(path: Path = PAGE) -> Path:
+    path.write_text(page(), encoding="utf-8")
+    return path

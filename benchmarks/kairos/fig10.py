@@ -1,0 +1,89 @@
+"""Kairos Figure 10: evaluations that each scheme needs to find its best configuration.
+
+All schemes search as Kairos+ does, by falling upper bound with pruning; `evaluated` is the share of
+the space that was evaluated until nothing was left. *Kairos+* stops with a margin of 1 % (see
+`ray_slo.planning.kairos.search`); *Kairos+, certain* goes on until the true bounds prove the
+optimum; peers search with certainty, as their policies attain anything but a fixed share of a
+bound. `margin loss` is what the margin gave away; every configuration of the space is then tried
+at 1 % more than Kairos+ found. DeepRecSys' threshold is the size that the
+weakest auxiliary type rented can serve in time. Peers search for RM2 only, as they evaluate most of
+the space. With `--quick`, the budget is $1.3/h.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from benchmarks.harness.rows import Row
+from benchmarks.kairos.systems import (
+    BASE,
+    CLKWRK,
+    KAIROS,
+    MODELS,
+    RIBBON,
+    Case,
+    drs,
+    space,
+    sustains,
+    throughput,
+)
+from ray_slo.planning import kairos
+from ray_slo.planning.kairos import Configuration
+
+PEERS_ON = "RM2"
+
+
+def run(quick: bool, seed: int) -> list[Row]:
+    how = {"requests": 400 if quick else 2000, "tolerance": 0.03 if quick else 0.01, "seed": seed}
+    rows = []
+    for model in ("RM2",) if quick else MODELS:
+        case = Case(model, budget=1.3 if quick else 2.5)
+        problem = case.problem()
+        known: dict[str, float] = {}
+        own = partial(_memoised, case, known, how)
+        plus = _search(problem, own, margin=0.01)
+        certain = _search(problem, own)
+        schemes = {"Kairos+": plus, "Kairos+, certain": certain}
+        if model == PEERS_ON:
+            schemes |= {
+                "Ribbon": _search(problem, partial(throughput, case, policy=RIBBON, **how)),
+                "CLKWRK": _search(problem, partial(throughput, case, policy=CLKWRK, **how)),
+                "DRS": _search(problem, partial(_drs, case, how)),
+            }
+        for name, found in schemes.items():
+            label = f"{model}, space of {found.space} · {name}"
+            rows += [
+                Row(label, "evaluations", "", float(len(found.evaluated))),
+                Row(label, "evaluated", "% of the space", 100 * found.share),
+            ]
+        loss = 100 * (1 - plus.throughput / certain.throughput)
+        limits = {"requests": how["requests"], "seed": seed}
+        others = sum(sustains(case, c, 1.01 * plus.throughput, **limits) for c in space(case)[0])
+        label = f"{model}, Kairos+ · margin of 1 %"
+        rows += [
+            Row(label, "margin loss", "%", loss),
+            Row(label, "others that sustain 1 % more", "", float(others)),
+        ]
+    return rows
+
+
+def _search(problem: kairos.Problem, evaluate: Any, **kwargs: Any) -> kairos.Found:
+    found = kairos.search(problem, evaluate, **kwargs)
+    assert isinstance(found, kairos.Found)
+    return found
+
+
+def _memoised(
+    case: Case, known: dict[str, float], how: dict[str, Any], counts: Configuration
+) -> float:
+    key = repr(sorted(counts.items()))
+    if key not in known:
+        known[key] = throughput(case, counts, KAIROS, **how)
+    return known[key]
+
+
+def _drs(case: Case, how: dict[str, Any], counts: Configuration) -> float:
+    budget = 0.98 * case.slo_s
+    reach = [case.profiles()[n].max_batch_within(budget) for n in counts if n != BASE]
+    return throughput(case, counts, drs(min(reach, default=0)), **how)

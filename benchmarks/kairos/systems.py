@@ -1,0 +1,289 @@
+"""What the Kairos programs share: models, pools, size distributions, throughput of a pool, ORACLE.
+
+Latencies are `zoos/kairos_ec2.csv`: a synthetic set with the paper's structure (see the README
+there), so ratios between pools are the set's as much as the systems'. Sizes follow a log-normal
+whose mean, 144, is near the 165 of DeepRecSys' default, or a Gaussian of the same mean; up to 1000.
+
+*Allowable throughput*: the largest Poisson rate at which at most 1 % of the requests are late or
+dropped (99th percentile within the SLO).
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from heapq import heapify, heapreplace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.peers.deeprecsys import climb
+from ray_slo.core import Cluster, LatencyProfile, Model, Variant, Worker
+from ray_slo.planning import kairos
+from ray_slo.planning.catalogue import CATALOGUE, InstanceType
+from ray_slo.planning.kairos import Configuration
+from ray_slo.policies import make_policy
+from ray_slo.simulation import Gaussian, LogNormal, Workload, goodput_search, simulate
+
+MODELS = ("NCF", "RM2", "WND", "MT-WND", "DIEN")
+TYPES: tuple[InstanceType, ...] = tuple(CATALOGUE.values())
+BASE = "g4dn.xlarge"
+BUDGET = 2.5
+LOG_NORMAL = LogNormal(median=90, sigma=1.1)
+GAUSSIAN = Gaussian(mean=144, std=72)
+Distribution = LogNormal | Gaussian
+
+Policy = tuple[str, dict[str, Any]]
+KAIROS: Policy = ("kairos", {})
+RIBBON: Policy = ("benchmarks.peers.ribbon:Ribbon", {"base": BASE})
+CLKWRK: Policy = ("benchmarks.peers.clkwrk:Clkwrk", {})
+
+
+def drs(threshold: int) -> Policy:
+    return "benchmarks.peers.deeprecsys:DeepRecSys", {"base": BASE, "threshold": threshold}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model, what it is asked, and what may be spent on it."""
+
+    model: str
+    sizes: Distribution = LOG_NORMAL
+    budget: float = BUDGET
+    slo_factor: float = 1.0
+
+    @property
+    def slo_s(self) -> float:
+        return zoo()[self.model][0] * self.slo_factor
+
+    def profiles(self) -> dict[str, LatencyProfile]:
+        return zoo()[self.model][1]
+
+    def problem(self, **kwargs: Any) -> kairos.Problem:
+        """As a planner sees it, with 2000 quantiles for the recent sizes."""
+        quantiles = (np.arange(2000) + 0.5) / 2000
+        return kairos.Problem(
+            TYPES,
+            self.profiles(),
+            self.slo_s,
+            self.sizes.quantiles(quantiles),
+            self.budget,
+            **kwargs,
+        )
+
+    def cluster(self, counts: Configuration, guess: float = 1.0) -> Cluster:
+        """The pool: base instances first; with latencies that are off by a factor `guess`."""
+        profiles = self.profiles()
+        if guess != 1:
+            profiles = {name: p.scaled(guess) for name, p in profiles.items()}
+        model = Model(self.model, self.slo_s, (Variant(self.model, profiles),))
+        loaded = frozenset({self.model})
+        workers = [
+            Worker(f"{t.name}-{i}", t.name, loaded)
+            for t in TYPES
+            for i in range(counts.get(t.name, 0))
+        ]
+        return Cluster.of([model], workers)
+
+    def workload(self, rate: float) -> Workload:
+        return Workload.poisson(rate, sizes=self.sizes)
+
+
+@cache
+def zoo() -> Mapping[str, tuple[float, dict[str, LatencyProfile]]]:
+    """(SLO in seconds, profile by instance type) by model."""
+    read: dict[str, tuple[float, dict[str, LatencyProfile]]] = {}
+    path = Path(__file__).parents[1] / "zoos" / "kairos_ec2.csv"
+    with path.open(encoding="utf-8", newline="") as file:
+        for row in csv.DictReader(file):
+            alpha, beta = float(row["alpha_ms"]) / 1e3, float(row["beta_ms"]) / 1e3
+            _, profiles = read.setdefault(row["model"], (float(row["slo_ms"]) / 1e3, {}))
+            profiles[row["instance"]] = LatencyProfile.linear(alpha, beta, 1000)
+    return read
+
+
+def cost(counts: Configuration) -> float:
+    return sum(CATALOGUE[name].price_per_hour * n for name, n in counts.items())
+
+
+def bound(case: Case, counts: Configuration) -> float:
+    """Fluid upper bound on the throughput of a pool, requests per second."""
+    row = np.array([[counts.get(t.name, 0) for t in TYPES]])
+    return float(kairos.fluid_bounds(case.problem(), row)[0])
+
+
+def throughput(
+    case: Case,
+    counts: Configuration,
+    policy: Policy = KAIROS,
+    *,
+    requests: int = 4000,
+    seed: int = 0,
+    tolerance: float = 0.01,
+    start: float = 0.8,
+    guess: float = 1.0,
+    **simulate_kwargs: Any,
+) -> float:
+    """Allowable throughput of a pool, requests per second; 0 where some sizes are not served.
+
+    Args:
+        requests: about as many arrive in a run.
+        start: first rate tried, as a share of the fluid bound.
+        guess: factor by which the latencies that the policy is told are wrong.
+    """
+    most = bound(case, counts)
+    if most <= 0:
+        return 0.0
+    duration = requests / most
+    found = goodput_search(
+        lambda: make_policy(*policy),
+        case.cluster(counts, guess),
+        case.workload,
+        duration_s=duration,
+        warmup_s=0.05 * duration,
+        start_rate=start * most,
+        growth=1.2,
+        tolerance=tolerance,
+        max_probes=25,
+        seed=seed,
+        truth=case.cluster(counts),
+        **simulate_kwargs,
+    )
+    return found.rate
+
+
+def sustains(
+    case: Case,
+    counts: Configuration,
+    rate: float,
+    policy: Policy = KAIROS,
+    *,
+    requests: int = 4000,
+    seed: int = 0,
+) -> bool:
+    """Whether a pool passes a run at `rate`. One that has 5 % bad requests in the first eighth of
+    it, as most have that are too small, is not run any further."""
+    for part, most_bad in ((1 / 8, 0.05), (1.0, 0.01)):
+        duration = part * requests / rate
+        report = simulate(
+            make_policy(*policy),
+            case.cluster(counts),
+            case.workload(rate),
+            duration_s=duration,
+            warmup_s=0.05 * duration,
+            seed=seed,
+        )
+        if report.bad_rate() > most_bad:
+            return False
+    return True
+
+
+def homogeneous(
+    case: Case, policies: Sequence[Policy] = (KAIROS, RIBBON), **kwargs: Any
+) -> tuple[float, int]:
+    """Throughput of the base instances that the budget pays for, scaled up to all of it (§8.1),
+    and how many they are. First come, first served is as good as anything on equal instances, but
+    Kairos' policy is given to it as well, for its early drops: the best of `policies` counts."""
+    price = CATALOGUE[BASE].price_per_hour
+    count = int(case.budget / price)
+    pool = {BASE: count}
+    best = max(throughput(case, pool, p, **kwargs) for p in policies)
+    return best * case.budget / (count * price), count
+
+
+def oracle(case: Case, counts: Configuration, requests: int = 2000) -> float:
+    """ORACLE's throughput (§7): all requests are there from the start; a free base instance takes
+    the largest that is left, an auxiliary one the smallest, if in time. Requests per second."""
+    sizes = np.sort(case.sizes.quantiles((np.arange(requests) + 0.5) / requests)).tolist()
+    profiles, slo = case.profiles(), case.slo_s
+    free = [(0.0, i, t.name) for t in TYPES for i in range(counts.get(t.name, 0))]
+    heapify(free)
+    low, high, end = 0, requests - 1, 0.0
+    while low <= high and free:
+        now, i, kind = free[0]
+        size = sizes[high] if kind == BASE else sizes[low]
+        time = profiles[kind].latency(size)
+        if time > slo:  # an auxiliary instance has nothing left to do
+            free[0] = free[-1]
+            free.pop()
+            heapify(free)
+            continue
+        high, low = (high - 1, low) if kind == BASE else (high, low + 1)
+        end = max(end, now + time)
+        heapreplace(free, (now + time, i, kind))
+    return requests / end if low > high else 0.0
+
+
+def best_oracle(case: Case, requests: int = 2000) -> tuple[float, Configuration]:
+    """The best ORACLE throughput of any configuration under the budget, and which."""
+    problem = case.problem(xi=1.0)
+    counts = kairos.configurations([t.price_per_hour for t in TYPES], case.budget)
+    bounds = kairos.fluid_bounds(problem, counts)
+    best, chosen = 0.0, {}
+    for i in np.argsort(-bounds).tolist():
+        # Beyond the bound there is only what a finite sequence rounds.
+        if bounds[i] * 1.02 <= best:
+            break
+        named = {t.name: int(n) for t, n in zip(TYPES, counts[i], strict=True) if n}
+        value = oracle(case, named, requests)
+        if value > best:
+            best, chosen = value, named
+    return best, chosen
+
+
+def space(case: Case) -> tuple[list[Configuration], np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """Configurations under the budget with a base instance, by falling fluid bound: as mappings,
+    as rows of counts, and their bounds."""
+    counts = kairos.configurations([t.price_per_hour for t in TYPES], case.budget)
+    bounds = kairos.fluid_bounds(case.problem(), counts)
+    order = np.argsort(-bounds, kind="stable")
+    order = order[bounds[order] > 0]
+    named = [
+        {t.name: int(n) for t, n in zip(TYPES, row, strict=True) if n} for row in counts[order]
+    ]
+    return named, counts[order], bounds[order]
+
+
+def maximal(case: Case) -> list[Configuration]:
+    """Those of `space` to which the budget lets nothing be added: fewer instances serve less."""
+    cheapest = min(t.price_per_hour for t in TYPES)
+    return [c for c in space(case)[0] if cost(c) + cheapest > case.budget]
+
+
+def best_of(
+    case: Case, candidates: Sequence[Configuration], policy: Policy, **kwargs: Any
+) -> tuple[float, Configuration]:
+    """The best throughput of `policy` on any of `candidates`, and on which. A candidate is searched
+    only if it passes a run at 1 % above the best so far."""
+    best, chosen = 0.0, candidates[0]
+    limits = {k: v for k, v in kwargs.items() if k in ("requests", "seed")}
+    for counts in candidates:
+        if best and not sustains(case, counts, 1.01 * best, policy, **limits):
+            continue
+        value = throughput(case, counts, policy, **kwargs)
+        if value > best:
+            best, chosen = value, counts
+    return best, chosen
+
+
+def drs_best(
+    case: Case, candidates: Sequence[Configuration], **kwargs: Any
+) -> tuple[float, Configuration, int]:
+    """DeepRecSys at its best: a coarse choice of thresholds everywhere, then hill climbing."""
+    slo, profiles = case.slo_s, case.profiles()
+    reaches = [profiles[t.name].max_batch_within(slo) for t in TYPES[1:]]
+    starts = sorted({*reaches, min(reaches) // 2, min(reaches) * 3 // 4})
+    tried = [(*best_of(case, candidates, drs(t), **kwargs), t) for t in starts]
+    value, chosen, threshold = max(tried, key=lambda found: found[0])
+    threshold, value, _ = climb(
+        lambda t: throughput(case, chosen, drs(t), **kwargs), 1000, threshold, 32
+    )
+    return value, chosen, threshold
+
+
+def text(counts: Configuration) -> str:
+    """(g4dn, c5n, r5n, t3), as the paper writes a configuration."""
+    return "(" + ", ".join(str(counts.get(t.name, 0)) for t in TYPES) + ")"

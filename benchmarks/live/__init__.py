@@ -1,0 +1,1 @@
+"""Programs that start Ray and load applications on Ray Serve."""

@@ -1,0 +1,626 @@
+"""Live on Ray Serve: what clients and models can do to a service on purpose, and what good clients
+see of it meanwhile.
+
+An application of two workers that sleep 20 + 4·b ms, two frontends, SLO 400 ms, over HTTP on
+loopback, by Serve's own proxy and by HAProxy. Good clients send 20 requests/s at random times;
+beside them another process attacks. A row per attack:
+
+* *sent*, *answered in time*, *refused* (a typed error with its reason; by reason below), *other*
+  (anything else: a bare status of the proxy's, a closed connection, nothing within the time);
+* *refused, p99*: after how long, from the first byte of the request;
+* *good in time*: share of the good clients' requests of that time, the attack and 2 s after it;
+* *recovery*: from the attack's last reply until good requests are answered in time again;
+* *memory*: of proxies and replicas twenty seconds after it, as a multiple of before.
+
+Of the burst: *workers could*: requests that both workers can do in batches that end within the SLO.
+
+    python -m benchmarks live-attack [--mode ordinary] [--attacks burst,json] [--seed 1]
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import ctypes
+import json
+import math
+import multiprocessing
+import os
+import re
+import selectors
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.harness.rows import Row
+from benchmarks.live.shipped import memory_mb
+from ray_slo.serve.proxy.haproxy import BINARY_ENV, COMMAND
+
+APP = "attacked"
+ALPHA_S, BETA_S = 0.004, 0.02  # of a batch
+WORKERS = 2
+MAX_BATCH = 45  # half of the SLO: so long does a request with little time wait for one with a day
+SLO_S = 0.4
+RATE = 20.0  # of good requests
+DAY_MS = 86_400_000
+MODES = ("ordinary", "haproxy")
+PROCESSES = rb"ServeReplica|ProxyActor"  # whose memory counts
+QUICK = ("burst", "json", "panic")
+HEARD_S = 20.0  # a client waits no longer
+SETTLED = 10  # good requests in a row, answered in time
+
+
+class Panic(BaseException):
+    """As a Rust extension's `PanicException`."""
+
+
+class Attacked:
+    """An item is a number, or an order: where to do what."""
+
+    @staticmethod
+    def preprocess(item: Any) -> Any:
+        obey(item, "preprocess")
+        return item
+
+    @staticmethod
+    def postprocess(result: Any) -> Any:
+        obey(result, "postprocess")
+        return result
+
+    @staticmethod
+    def example_input() -> Any:
+        return 0
+
+    def __call__(self, items: list[Any]) -> list[Any]:
+        time.sleep(BETA_S + ALPHA_S * len(items))
+        for item in items:
+            obey(item, "batch")
+        return [item if isinstance(item, dict) else 0 for item in items]
+
+
+def obey(item: Any, place: str) -> None:
+    """Do what an item orders done at this place."""
+    if not isinstance(item, dict) or item.get("in") != place:
+        return
+    what = item["do"]
+    if what == "panic":
+        raise Panic("thread '<unnamed>' panicked")
+    if what == "exit":
+        sys.exit(1)
+    if what == "die":
+        os._exit(1)
+    if what == "segfault":
+        ctypes.string_at(0)
+    if what == "sleep":
+        time.sleep(5.0)
+    if what == "hold":  # Python's lock, for 3 s
+        ctypes.PyDLL(None).usleep(3_000_000)
+    if what == "memory":
+        bytearray(500 * 2**20)
+
+
+# -- attackers: processes of their own -------------------------------------------------------
+
+
+@dataclass
+class Reply:
+    """What came back; times from the first byte of the request, seconds. `status` 0: nothing."""
+
+    took_s: float
+    status: int
+    reason: str = ""
+
+
+def at_once(
+    port: int, requests: list[bytes], heard_s: float = HEARD_S, waves: int = 1
+) -> list[Reply]:
+    """Send all requests at once, each on a connection of its own."""
+    replies = []
+    for wave in np.array_split(np.arange(len(requests)), waves):
+        replies += _wave(port, [requests[i] for i in wave], heard_s)
+    return replies
+
+
+def _wave(port: int, requests: list[bytes], heard_s: float) -> list[Reply]:
+    selector = selectors.EpollSelector()
+    open_: dict[int, tuple[socket.socket, memoryview, bytearray]] = {}
+    began: dict[int, float] = {}
+    replies = []
+    for request in requests:
+        line = socket.socket()
+        line.setblocking(False)
+        line.connect_ex(("127.0.0.1", port))
+        open_[line.fileno()] = (line, memoryview(request), bytearray())
+        selector.register(line, selectors.EVENT_WRITE)
+    until = time.monotonic() + heard_s
+    while open_ and time.monotonic() < until:
+        for key, events in selector.select(0.1):
+            line, rest, answer = open_[key.fd]
+            try:
+                if events & selectors.EVENT_WRITE:
+                    began.setdefault(key.fd, time.monotonic())
+                    rest = rest[line.send(rest) :]
+                    open_[key.fd] = (line, rest, answer)
+                    if not rest:
+                        selector.modify(line, selectors.EVENT_READ)
+                    continue
+                chunk = line.recv(65536)
+            except BlockingIOError:
+                continue
+            except OSError:
+                chunk = b""
+            answer += chunk
+            if chunk and not _is_whole(answer):
+                continue
+            now = time.monotonic()
+            replies.append(_reply(now - began.get(key.fd, now), answer))
+            selector.unregister(line)
+            line.close()
+            del open_[key.fd]
+    for line, _, _ in open_.values():
+        replies.append(Reply(math.inf, 0))
+        line.close()
+    selector.close()
+    return replies
+
+
+def _is_whole(answer: bytearray) -> bool:
+    head, found, body = bytes(answer).partition(b"\r\n\r\n")
+    said = re.search(rb"(?i)content-length: *(\d+)", head)
+    return bool(found) and said is not None and len(body) >= int(said[1])
+
+
+def _reply(took_s: float, answer: bytearray) -> Reply:
+    status = re.match(rb"HTTP/1\.\d (\d+)", answer)
+    reason = re.search(rb'"reason": ?"(\w+)"', answer)
+    return Reply(took_s, int(status[1]) if status else 0, reason[1].decode() if reason else "")
+
+
+def post(item: Any, *headers: str, body: bytes | None = None) -> bytes:
+    body = json.dumps(item).encode() if body is None else body
+    lines = [
+        "POST / HTTP/1.1",
+        "host: 127.0.0.1",
+        "content-type: application/json",
+        f"content-length: {len(body)}",
+        "connection: close",
+        *headers,
+    ]
+    return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
+
+
+def burst(port: int, seed: int) -> list[Reply]:
+    return at_once(port, [post(1)] * 3000)
+
+
+def flood(port: int, seed: int) -> list[Reply]:
+    return at_once(port, [post(1, f"x-slo-latency-ms: {DAY_MS}")] * 10_000, waves=4)
+
+
+def bombs(port: int, seed: int) -> list[Reply]:
+    """Six clients at once, three times: as large as the body may be, and as the JSON may be."""
+    requests = []
+    for megabytes in (15.0, 7.9, 2.9):
+        body = b"[" + b"[]," * int(megabytes * 2**20 / 3 - 2) + b"[]]"
+        requests += [post(None, body=body)] * 6
+    return at_once(port, requests)
+
+
+def deep(port: int, seed: int) -> list[Reply]:
+    bodies = [b"[" * n + b"]" * n for n in (101, 1000, 100_000)]
+    bodies += [b'{"a":' * 200 + b"1" + b"}" * 200, b"1e999", b"[NaN]", b"\xff\xfe", b""]
+    return at_once(port, [post(None, body=body) for body in bodies * 10])
+
+
+def large(port: int, seed: int) -> list[Reply]:
+    return at_once(port, [post(None, body=b"1" * 20 * 2**20)] * 12, waves=3)
+
+
+def slow_bodies(port: int, seed: int) -> list[Reply]:
+    """Heads that promise more than comes."""
+    return at_once(port, [post(1, body=b"1" * 99)[:-9]] * 500, heard_s=6.0)
+
+
+def slow_heads(port: int, seed: int) -> list[Reply]:
+    return at_once(port, [post(1)[:40]] * 500, heard_s=6.0)
+
+
+def garbage(port: int, seed: int) -> list[Reply]:
+    rng = np.random.default_rng(seed)
+    heads = [b"GET / HTTP/9.9\r\n\r\n", b"POST / HTTP/1.1\r\ncontent-length: -1\r\n\r\n"]
+    return at_once(port, [rng.bytes(300) + b"\r\n\r\n" for _ in range(200)] + heads * 50, 6.0)
+
+
+def ordered(place: str, what: str, count: int, gap_s: float = 0.0) -> Callable[..., list[Reply]]:
+    def attack(port: int, seed: int) -> list[Reply]:
+        replies = []
+        for _ in range(count if gap_s else 1):
+            requests = [post({"in": place, "do": what})] * (1 if gap_s else count)
+            replies += at_once(port, requests)
+            time.sleep(gap_s)
+        return replies
+
+    return attack
+
+
+# -- over gRPC: the port is that of HTTP and one more ------------------------------------------
+
+
+def calls_at_once(port: int, requests: list[Any], heard_s: float = HEARD_S) -> list[Reply]:
+    """Call `Infer` with all of them at once, on 20 connections."""
+    import grpc
+
+    from ray_slo.serve.grpc import InferenceStub, reported
+
+    async def call(stub: Any, request: Any, slot: int, replies: list[Reply]) -> None:
+        began, status, reason = time.monotonic(), 200, ""
+        try:
+            await stub.Infer(request, metadata=[("application", APP)], timeout=heard_s)
+        except grpc.aio.AioRpcError as error:
+            reason = reported(error).get("reason", "")
+            number, _ = error.code().value
+            status = 503 if reason else 900 + number  # of gRPC's own
+        replies[slot] = Reply(time.monotonic() - began, status, reason)
+
+    async def attack() -> list[Reply]:
+        options = [("grpc.use_local_subchannel_pool", 1)]
+        channels = [
+            grpc.aio.insecure_channel(f"127.0.0.1:{port + 1}", options=options) for _ in range(20)
+        ]
+        stubs = [InferenceStub(channel) for channel in channels]
+        replies = [Reply(math.inf, 0)] * len(requests)
+        await asyncio.gather(*(call(stubs[i % 20], r, i, replies) for i, r in enumerate(requests)))
+        for channel in channels:
+            await channel.close()
+        return replies
+
+    return asyncio.run(attack())
+
+
+def infer(item: Any = 1, **fields: Any) -> Any:
+    from ray_slo.serve.protos import InferRequest
+
+    return InferRequest(**({"json": json.dumps(item), **fields}))
+
+
+def grpc_burst(port: int, seed: int) -> list[Reply]:
+    return calls_at_once(port, [infer()] * 3000)
+
+
+def grpc_json(port: int, seed: int) -> list[Reply]:
+    bomb = "[" + "[]," * (2 * 2**20) + "[]]"
+    bodies = [bomb] * 6 + ["[" * 1000 + "]" * 1000, "1e999", "[NaN]", ""] * 5
+    return calls_at_once(port, [infer(json=body) for body in bodies])
+
+
+def grpc_large(port: int, seed: int) -> list[Reply]:
+    return calls_at_once(port, [infer(json="1" * 20 * 2**20)] * 12)
+
+
+def grpc_garbage(port: int, seed: int) -> list[Reply]:
+    rng = np.random.default_rng(seed)
+    preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+    return at_once(port + 1, [preface + rng.bytes(300) for _ in range(200)], 6.0)
+
+
+def grpc_ordered(place: str, what: str, count: int) -> Callable[..., list[Reply]]:
+    return lambda port, seed: calls_at_once(port, [infer({"in": place, "do": what})] * count)
+
+
+@dataclass(frozen=True)
+class Attack:
+    """What is done to the service.
+
+    Attributes:
+        says: what, in a few words.
+        run: does it, in a process of its own.
+        slo_s: of its requests.
+    """
+
+    says: str
+    run: Callable[[int, int], list[Reply]]
+    slo_s: float = SLO_S
+
+
+ATTACKS = {
+    "burst": Attack("burst of 3,000 at once", burst),
+    "flood": Attack("10,000 with an SLO of a day", flood, DAY_MS / 1e3),
+    "json": Attack("JSON of 3 to 15 MB, six at a time", bombs),
+    "deep": Attack("malformed or deeply nested JSON", deep),
+    "large": Attack("bodies of 20 MB", large),
+    "slow-bodies": Attack("500 bodies that do not come", slow_bodies),
+    "slow-heads": Attack("500 heads that do not end", slow_heads),
+    "garbage": Attack("bytes that are no HTTP", garbage),
+    "panic": Attack("batch raises a BaseException", ordered("batch", "panic", 10, 0.2)),
+    "exit": Attack("batch calls sys.exit", ordered("batch", "exit", 10, 0.2)),
+    "pre-panic": Attack("preprocess panics", ordered("preprocess", "panic", 20)),
+    "pre-exit": Attack("preprocess calls sys.exit", ordered("preprocess", "exit", 20)),
+    "post-exit": Attack("postprocess calls sys.exit", ordered("postprocess", "exit", 10)),
+    "pre-sleep": Attack("preprocess blocks for 5 s, ten times", ordered("preprocess", "sleep", 10)),
+    "memory": Attack("batch takes 500 MB", ordered("batch", "memory", 4, 0.2)),
+    "hold": Attack("batch holds Python's lock for 3 s", ordered("batch", "hold", 1)),
+    "pre-hold": Attack("preprocess holds Python's lock for 3 s", ordered("preprocess", "hold", 1)),
+    "segfault": Attack("batch ends in a segfault", ordered("batch", "segfault", 1)),
+    "die": Attack("batch calls os._exit", ordered("batch", "die", 1)),
+    "pre-die": Attack("preprocess calls os._exit", ordered("preprocess", "die", 1)),
+    "grpc-burst": Attack("gRPC: burst of 3,000 at once", grpc_burst),
+    "grpc-json": Attack("gRPC: JSON of 6 MB, nested, or none", grpc_json),
+    "grpc-large": Attack("gRPC: messages of 20 MB", grpc_large),
+    "grpc-garbage": Attack("gRPC: bytes that are no HTTP/2", grpc_garbage),
+    "grpc-panic": Attack("gRPC: batch raises a BaseException", grpc_ordered("batch", "panic", 10)),
+    "grpc-exit": Attack("gRPC: preprocess calls sys.exit", grpc_ordered("preprocess", "exit", 10)),
+    "grpc-die": Attack("gRPC: preprocess calls os._exit", grpc_ordered("preprocess", "die", 1)),
+}
+
+
+def _attack(name: str, port: int, seed: int, pipe: Any) -> None:
+    os.nice(19)  # it would be on other machines; Ray gives its workers 15
+    pipe.send(ATTACKS[name].run(port, seed))
+
+
+# -- good clients --------------------------------------------------------------------------
+
+
+class Good:
+    """Requests at random times, from an event loop in a thread of its own."""
+
+    def __init__(self, port: int, seed: int) -> None:
+        self.seen: list[tuple[float, float, str]] = []  # sent, seconds it took, what came
+        self._url = f"http://127.0.0.1:{port}/"
+        self._rng = np.random.default_rng(seed)
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._drive()), daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._over.set()
+        self._thread.join()
+
+    async def _drive(self) -> None:
+        import aiohttp
+
+        connector = aiohttp.TCPConnector(limit=0, force_close=True)
+        timeout = aiohttp.ClientTimeout(total=HEARD_S)
+        due, tasks = time.monotonic(), set()
+        async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
+            while not self._over.is_set():
+                await asyncio.sleep(max(due - time.monotonic(), 0.0))
+                due += self._rng.exponential(1 / RATE)
+                task = asyncio.create_task(self._one(session))
+                tasks.add(task)
+                task.add_done_callback(tasks.discard)
+            await asyncio.gather(*tasks)
+
+    async def _one(self, session: Any) -> None:
+        sent = time.monotonic()
+        try:
+            async with session.post(self._url, json=1) as response:
+                text = await response.text()
+                said = re.search(r'"reason": ?"(\w+)"', text)
+                what = "ok" if response.status == 200 else said[1] if said else str(response.status)
+        except Exception as error:
+            what = type(error).__name__
+        self.seen.append((sent, time.monotonic() - sent, what))
+
+    def in_time(self, since: float, until: float) -> tuple[float, Counter[str]]:
+        """Share of those sent in that time, and what came of the others."""
+        seen = [(took, what) for sent, took, what in list(self.seen) if since <= sent < until]
+        good = [what == "ok" and took <= SLO_S for took, what in seen]
+        bad = Counter(
+            "late" if what == "ok" else what
+            for (_, what), ok in zip(seen, good, strict=True)
+            if not ok
+        )
+        return sum(good) / max(len(good), 1), bad
+
+    def recovery_s(self, since: float) -> float:
+        """Until the first of `SETTLED` in a row that were in time; infinity: there are none."""
+        run: list[float] = []
+        for sent, took, what in sorted(self.seen):
+            if sent >= since:
+                run = [*run, sent] if what == "ok" and took <= SLO_S else []
+                if len(run) == SETTLED:
+                    return max(run[0] - since - 1 / RATE, 0.0)
+        return math.inf
+
+
+# -- the run -------------------------------------------------------------------------------
+
+
+@dataclass
+class Seen:
+    """What became of an attack and of the good requests beside it."""
+
+    mode: str
+    name: str
+    took_s: float
+    replies: list[Reply]
+    good: float
+    bad: Counter[str] = field(default_factory=Counter)
+    recovery_s: float = math.nan
+    memory: float = math.nan
+
+    def rows(self) -> list[Row]:
+        attack = ATTACKS[self.name]
+        case = f"{self.mode}, {attack.says}"
+        in_time = sum(r.status == 200 and r.took_s <= attack.slo_s for r in self.replies)
+        refused = [r for r in self.replies if r.reason and r.status != 200]
+        p99 = float(np.percentile([r.took_s for r in refused], 99)) if refused else None
+        made = [
+            Row(case, "sent", "", len(self.replies)),
+            Row(case, "answered in time", "", in_time),
+            Row(case, "answered late", "", sum(r.status == 200 for r in self.replies) - in_time),
+            Row(case, "refused", "", len(refused)),
+            Row(case, "refused, p99", "s", p99),
+            Row(case, "other", "", sum(r.status != 200 and not r.reason for r in self.replies)),
+            Row(case, "good in time", "%", 100 * self.good),
+            Row(case, "recovery", "s", self.recovery_s if math.isfinite(self.recovery_s) else None),
+            Row(case, "memory", "×", self.memory),
+        ]
+        if self.name.endswith("burst"):
+            made.append(Row(case, "workers could", "", WORKERS * most_within(SLO_S)))
+        return made
+
+    @property
+    def said(self) -> str:
+        statuses = Counter(f"{r.status} {r.reason}".strip() for r in self.replies)
+        return (
+            f"{self.mode}, {self.name}: {dict(statuses)} in {self.took_s:.1f} s; good in time "
+            f"{self.good:.1%}, {dict(self.bad)}, recovery {self.recovery_s:.1f} s, memory × "
+            f"{self.memory:.2f}"
+        )
+
+
+def most_within(time_s: float) -> int:
+    """Requests that a worker can do in that time, in as few batches as may be."""
+    full, rest_s = divmod(time_s, BETA_S + ALPHA_S * MAX_BATCH)
+    return MAX_BATCH * int(full) + max(math.floor((rest_s - BETA_S) / ALPHA_S), 0)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--mode", choices=MODES, help="only this one")
+    parser.add_argument(
+        "--attacks", type=chosen, metavar="A,B", help=f"only these, of {', '.join(ATTACKS)}"
+    )
+
+
+def chosen(text: str) -> list[str]:
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    if unknown := [name for name in names if name not in ATTACKS]:
+        raise argparse.ArgumentTypeError(
+            f"no attack {unknown[0]!r}; choose from {', '.join(ATTACKS)}"
+        )
+    return names
+
+
+def run(
+    quick: bool, seed: int, mode: str | None = None, attacks: list[str] | None = None
+) -> list[Row]:
+    names = attacks or list(QUICK if quick else ATTACKS)
+    rows: list[Row] = []
+    for one in (mode,) if mode else MODES[:1] if quick else MODES:
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder) / "rows.json"
+            # In a process of its own: Ray reads the mode once, when it is imported.
+            variables = {
+                **os.environ,
+                "RAY_SERVE_ENABLE_HA_PROXY": str(int(one == "haproxy")),
+                BINARY_ENV: str(Path(sys.executable).with_name(COMMAND)),
+                "RAY_USAGE_STATS_ENABLED": "0",
+                "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+                "PYTHONPATH": os.pathsep.join(
+                    filter(None, [str(Path.cwd()), os.environ.get("PYTHONPATH")])
+                ),
+            }
+            order = [one, str(file), str(int(quick)), str(seed), ",".join(names)]
+            subprocess.run(
+                [sys.executable, "-m", "benchmarks.live.attack", *order], env=variables, check=True
+            )
+            rows += [Row(**row) for row in json.loads(file.read_text())]
+    return rows
+
+
+def attacked(mode: str, quick: bool, seed: int, names: list[str]) -> list[Row]:
+    """In this process: a cluster in a mode, and one attack after another."""
+    rows: list[Row] = []
+    with serving() as port:
+        for number, name in enumerate(names):
+            seen = strike(mode, name, port, seed + number, quick)
+            print(seen.said, file=sys.stderr, flush=True)
+            rows += seen.rows()
+    return rows
+
+
+@contextlib.contextmanager
+def serving() -> Iterator[int]:
+    """The application on a Ray of its own; the port of its proxy."""
+    import ray
+    from ray import serve
+
+    from ray_slo.serve import build_app
+    from ray_slo.serve.grpc import SERVICER
+    from ray_slo.serve.proxy.bounds import PROXY_CALLBACK, PROXY_CALLBACK_ENV
+
+    os.environ[PROXY_CALLBACK_ENV] = PROXY_CALLBACK
+    port = two_free_ports()
+    ray.init(address="local", num_cpus=8, include_dashboard=False, log_to_driver=False)
+    try:
+        serve.start(
+            http_options={"host": "127.0.0.1", "port": port},
+            grpc_options={"port": port + 1, "grpc_servicer_functions": [SERVICER]},
+        )
+        cpu = {"num_cpus": 0.1}
+        app = {
+            "models": {
+                "m": {
+                    "callable": "benchmarks.live.attack:Attacked",
+                    "latency_slo_ms": 1e3 * SLO_S,
+                    "max_batch_size": MAX_BATCH,
+                }
+            },
+            "workers": {"default": {"num_replicas": WORKERS, "ray_actor_options": cpu}},
+            "num_frontends": 2,
+            "profile_seconds": 3.0,
+            "name": APP,
+        }
+        serve.run(build_app(app), name=APP, route_prefix="/")
+        yield port
+    finally:
+        serve.shutdown()
+        ray.shutdown()
+
+
+def two_free_ports() -> int:
+    """The first of two in a row."""
+    while True:
+        with socket.socket() as first, socket.socket() as second:
+            first.bind(("127.0.0.1", 0))
+            port: int = first.getsockname()[1]
+            with contextlib.suppress(OSError):
+                second.bind(("127.0.0.1", port + 1))
+                return port
+
+
+def strike(mode: str, name: str, port: int, seed: int, quick: bool) -> Seen:
+    """One attack, with good requests before, beside and after."""
+    before_s, after_s, rest_s = (2.0, 4.0, 0.0) if quick else (4.0, 10.0, 10.0)
+    good = Good(port, seed)
+    try:
+        time.sleep(before_s)
+        before_mb = memory_mb(PROCESSES)
+        ours, theirs = multiprocessing.get_context("spawn").Pipe()
+        attacker = multiprocessing.get_context("spawn").Process(
+            target=_attack, args=(name, port, seed, theirs)
+        )
+        began = time.monotonic()
+        attacker.start()
+        replies = ours.recv()
+        ended = time.monotonic()
+        attacker.join()
+        until = time.monotonic() + (30.0 if quick else 120.0)
+        time.sleep(after_s)
+        while not math.isfinite(good.recovery_s(ended)) and time.monotonic() < until:
+            time.sleep(1.0)
+        time.sleep(rest_s)
+        memory = memory_mb(PROCESSES) / before_mb
+    finally:
+        good.stop()
+    share, bad = good.in_time(began, ended + 2.0)
+    return Seen(mode, name, ended - began, replies, share, bad, good.recovery_s(ended), memory)
+
+
+if __name__ == "__main__":
+    mode, file, quick, seed, names = sys.argv[1:]
+    made = attacked(mode, quick == "1", int(seed), names.split(","))
+    Path(file).write_text(json.dumps([asdict(row) for row in made]))

@@ -1,0 +1,715 @@
+"""Live on Ray Serve: what is broken on purpose under load, and what the callers see of it.
+
+Poisson arrivals over HTTP at an application whose workers sleep, as a worker of an accelerator does
+while it computes; then, at a time drawn from the seed, a fault. A row each:
+
+* *in flight*: requests that were not answered when it struck;
+* *refused*: a typed error with its reason (the reasons stand below);
+* *lost*: neither an answer nor a typed error. *Overdue*: one of them, but more than a second after
+  the deadline. *Duplicated*: answers that came a second time, or to somebody else: every request
+  carries a number of its own, which the model's answer repeats;
+* *run twice*: requests whose batch was run to its end more than once, as workers write down what
+  they have run. A worker that died with its results makes that right: it is answered once;
+* *late*: answered after its deadline;
+* *recovery*: from the fault to the start of the first full second in which the share of requests
+  answered in time is back to 95 % of what it was before; 0 where it never fell below.
+
+    python -m benchmarks live-chaos [--faults worker,frontend] [--seed 1] [--out DIR]
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import math
+import os
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.harness.rows import Row
+from benchmarks.live.cluster import OBJECT_STORE_BYTES, Raylets, raylets
+from ray_slo.models.profiling import THREAD_VARIABLES
+from ray_slo.serve.proxy.bounds import PROXY_CALLBACK, PROXY_CALLBACK_ENV
+
+APP = "chaos"
+SLO_S = 1.0
+SCHEDULER = f"{APP}#sleeper"
+FRONTENDS = f"SERVE_REPLICA::{SCHEDULER}#"
+PLANNER = f"{APP}#grouped##planner"
+WORKERS = f"SERVE_REPLICA::{SCHEDULER}-worker#"
+GRACE_S = 1.0  # after its deadline, within which a caller must have heard something
+RATE = 40.0
+ALPHA_S, BETA_S = 0.004, 0.08  # of a batch
+DELAY = "CoreWorkerService.grpc_server.PushTask=5000:50000"  # microseconds
+QUICK = ("worker", "scheduler")
+WINDOW_S, BACK = 1.0, 0.95
+LARGE_KB = 256  # goes through the object store
+PATIENCE_S = 40.0  # with the recovery
+UNHEARD_S = 10.0  # after its deadline a client hangs up
+
+
+class Sleeper:
+    """An item is a number; or a number and an order: how long to hang, how much to carry."""
+
+    def __init__(self, runs: str, release: int = 1) -> None:
+        self.runs = Path(runs)
+        self.release = release
+
+    @staticmethod
+    def preprocess(item: Any) -> Any:
+        load = np.zeros(item.get("kb", 0) * 1024, np.uint8)
+        return int(item["id"]), float(item.get("hang_s", 0.0)), load
+
+    @staticmethod
+    def postprocess(result: Any) -> Any:
+        number, release, load = result
+        return {"id": number, "release": release, "kb": len(load) // 1024}
+
+    @staticmethod
+    def example_input() -> Any:
+        return -1, 0.0, np.zeros(0, np.uint8)
+
+    def __call__(self, items: list[Any]) -> list[Any]:
+        time.sleep(BETA_S + ALPHA_S * len(items) + max(hang_s for _, hang_s, _ in items))
+        with (self.runs / str(os.getpid())).open("a") as file:  # outlives the process
+            file.writelines(f"{number}\n" for number, _, _ in items if number >= 0)
+        return [(number, self.release, load) for number, _, load in items]
+
+
+@dataclass
+class Asked:
+    """One request, in seconds of the client's clock. `reason`: of an answer, "answered"; of one
+    that brought none, the typed error's; "" for anything else, of which `said` tells."""
+
+    at_s: float
+    done_s: float = math.nan
+    reason: str = ""
+    said: str = ""
+    echo: int | None = None
+    release: int = 0
+
+    @property
+    def latency_s(self) -> float:
+        return self.done_s - self.at_s
+
+    @property
+    def answered(self) -> bool:
+        return self.reason == "answered"
+
+    @property
+    def lost(self) -> bool:
+        """Neither an answer nor a typed error, until the client hung up."""
+        return not self.reason
+
+    @property
+    def overdue(self) -> bool:
+        return not self.latency_s <= SLO_S + GRACE_S
+
+    @property
+    def in_time(self) -> bool:
+        return self.reason == "answered" and self.latency_s <= SLO_S
+
+
+class Load:
+    """Open-loop requests over HTTP, from an event loop in a thread of its own."""
+
+    def __init__(
+        self, url: str, seed: int, first: int, rate: float = RATE, kb: int = 0, path: str = ""
+    ) -> None:
+        self.asked: dict[int, Asked] = {}
+        self._url = f"{url}/{path}"
+        self._rng = np.random.default_rng(seed)
+        self._numbers = iter(range(first, first + 10**9))
+        self._rate, self._kb = rate, kb
+        self._over = threading.Event()
+        self._extra: list[dict[str, Any]] = []
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._drive()), daemon=True)
+        self._thread.start()
+
+    @property
+    def in_flight(self) -> int:
+        return sum(math.isnan(a.done_s) for a in list(self.asked.values()))
+
+    def over(self) -> list[Asked]:
+        """Requests that were sent so long ago that they count as answered in time or not."""
+        now = time.monotonic()
+        return [a for a in list(self.asked.values()) if a.at_s < now - SLO_S]
+
+    def also(self, **order: Any) -> None:
+        """Send one more request, with an order in its item."""
+        self._extra.append(order)
+
+    def stop(self) -> dict[int, Asked]:
+        """Send no more, and wait for all that was sent."""
+        self._over.set()
+        self._thread.join()
+        return self.asked
+
+    async def _drive(self) -> None:
+        import aiohttp
+
+        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=3.0)  # uvicorn's is 5 s
+        timeout = aiohttp.ClientTimeout(total=SLO_S + UNHEARD_S)
+        tasks = []
+        due = time.monotonic()
+        async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
+            while not self._over.is_set():
+                await asyncio.sleep(max(due - time.monotonic(), 0.0))
+                due += self._rng.exponential(1 / self._rate)
+                orders = [{"kb": self._kb} if self._kb else {}]
+                while self._extra:
+                    orders.append(self._extra.pop())
+                tasks += [asyncio.create_task(self._one(session, order)) for order in orders]
+            await asyncio.gather(*tasks)
+
+    async def _one(self, session: Any, order: dict[str, Any]) -> None:
+        import aiohttp
+
+        number = next(self._numbers)
+        one = self.asked[number] = Asked(time.monotonic())
+        headers = {"x-slo-latency-ms": f"{1e3 * SLO_S:g}"}
+        try:
+            async with session.post(
+                self._url, json={"id": number, **order}, headers=headers
+            ) as response:
+                text = await response.text()
+                with contextlib.suppress(ValueError):
+                    body = json.loads(text)
+                    if response.status == 200:
+                        one.echo, one.release = body["id"], body["release"]
+                        one.reason = "answered"
+                    else:
+                        one.reason = body.get("reason", "")
+                one.said = f"{response.status} {text[:300]}"
+        except (aiohttp.ClientError, TimeoutError, asyncio.TimeoutError) as error:
+            one.said = f"{type(error).__name__}: {error}"
+        one.done_s = time.monotonic()
+
+
+@dataclass
+class Seen:
+    """What became of the requests around one fault."""
+
+    fault: str
+    struck_s: float
+    in_flight: int
+    sent: int = 0
+    answered: int = 0
+    reasons: Counter[str] = field(default_factory=Counter)
+    lost: int = 0
+    overdue: int = 0
+    duplicated: int = 0
+    run_twice: int = 0
+    late: int = 0
+    recovery_s: float | None = math.nan
+    releases: Counter[int] = field(default_factory=Counter)
+    unheard: list[str] = field(default_factory=list)
+
+    @classmethod
+    def of(
+        cls, fault: str, struck_s: float, in_flight: int, asked: dict[int, Asked], runs: Path
+    ) -> Seen:
+        all_ = list(asked.values())
+        ran = Counter(n for n in numbers_run(runs) if n in asked)
+        echoes = Counter(a.echo for a in all_ if a.echo is not None)
+        wrong = sum(a.echo is not None and a.echo != n for n, a in asked.items())
+        return cls(
+            fault,
+            struck_s,
+            in_flight,
+            sent=len(all_),
+            answered=sum(a.answered for a in all_),
+            reasons=Counter(a.reason for a in all_ if a.reason not in ("", "answered")),
+            lost=sum(a.lost for a in all_),
+            overdue=sum(a.overdue for a in all_),
+            duplicated=sum(count - 1 for count in echoes.values()) + wrong,
+            run_twice=sum(count > 1 for count in ran.values()),
+            late=sum(a.answered and not a.in_time for a in all_),
+            recovery_s=recovery(all_, struck_s),
+            releases=Counter(a.release for a in all_ if a.answered),
+            unheard=[
+                f"{a.at_s - struck_s:+.2f} s, {a.latency_s:.2f} s: {a.said}"
+                for a in all_
+                if a.lost or a.overdue
+            ],
+        )
+
+    @property
+    def said(self) -> str:
+        """One line, while the others are still to come."""
+        recovery = "never" if self.recovery_s is None else f"{self.recovery_s:.1f} s"
+        return (
+            f"{self.in_flight} in flight, {self.sent} sent, {self.answered} answered, "
+            f"{dict(self.reasons)} refused, {self.lost} lost, {self.overdue} overdue, "
+            f"{self.duplicated} duplicated, {self.run_twice} run twice, {self.late} late, "
+            f"recovery {recovery}"
+        )
+
+    def rows(self, reasons: list[str]) -> list[Row]:
+        case = self.fault
+        return [
+            Row(case, "in flight", "", self.in_flight),
+            Row(case, "sent", "", self.sent),
+            Row(case, "answered", "", self.answered),
+            Row(case, "refused", "", sum(self.reasons.values())),
+            Row(case, "lost", "", self.lost),
+            Row(case, "overdue", "", self.overdue),
+            Row(case, "duplicated", "", self.duplicated),
+            Row(case, "run twice", "", self.run_twice),
+            Row(case, "late", "", self.late),
+            Row(case, "recovery", "s", self.recovery_s),
+            *(Row(f"refused, by reason · {case}", r, "", self.reasons[r]) for r in reasons),
+        ]
+
+
+def numbers_run(runs: Path) -> Iterator[int]:
+    """Every request that a worker has run to the end, as often as it did."""
+    for file in runs.iterdir():
+        yield from (int(line) for line in file.read_text().splitlines())
+
+
+def recovery(asked: list[Asked], struck_s: float) -> float | None:
+    """Seconds until the share answered in time is back; None if it never is."""
+    before = [a.in_time for a in asked if a.at_s + SLO_S < struck_s]
+    wanted = BACK * sum(before) / max(len(before), 1)
+    last = max(a.at_s for a in asked) - WINDOW_S
+    fell = False
+    for start in np.arange(struck_s, last, 0.1):
+        window = [a.in_time for a in asked if start <= a.at_s < start + WINDOW_S]
+        good = bool(window) and sum(window) >= wanted * len(window)
+        if fell and good:
+            return float(start - struck_s)
+        fell |= not good
+    return None if fell else 0.0
+
+
+# -- the ground on which faults strike -----------------------------------------------------
+
+
+@dataclass
+class Ground:
+    """A cluster with the application that is deployed there now.
+
+    Attributes:
+        hit: to be called right before a fault strikes.
+    """
+
+    cluster: Raylets
+    folder: Path
+    rng: np.random.Generator
+    quick: bool
+    seed: int = 0
+    deployed: str = ""
+    sent: int = 0
+    load: Load | None = None
+    struck: tuple[float, int] = (math.nan, 0)
+
+    @property
+    def runs(self) -> Path:
+        return self.folder / "runs"
+
+    def hit(self) -> None:
+        assert self.load is not None
+        self.struck = (time.monotonic(), self.load.in_flight)
+
+    def status(self) -> dict[str, Any]:
+        from ray import serve
+
+        return serve.get_app_handle(APP).slo_status.remote().result(timeout_s=10)
+
+    def pids(self, prefix: str) -> list[int]:
+        """Of live actors whose names begin so."""
+        from ray._private.state import actors
+
+        return sorted(
+            a["Pid"]
+            for a in actors().values()
+            if a["Name"].startswith(prefix) and a["State"] == "ALIVE"
+        )
+
+    def busy_worker(self) -> int:
+        """Process id of a worker with a batch in flight, if there is any."""
+        workers = self.status()["workers"]
+        busy = sorted(w for w, s in workers.items() if s["batches_in_flight"]) or sorted(workers)
+        return self.pids(f"{WORKERS}{self.rng.choice(busy)}")[0]
+
+    def deploy(self, args: dict[str, Any]) -> None:
+        from ray import serve
+
+        from ray_slo.serve import build_app
+
+        serve.run(build_app(args), name=APP, route_prefix="/")
+
+    def settle(self, within_s: float = 60.0) -> None:
+        """Wait until Serve has all the replicas that it wants, and the scheduler its workers."""
+        from ray import serve
+
+        until = time.monotonic() + within_s
+        while time.monotonic() < until:
+            with contextlib.suppress(Exception):
+                app = serve.status().applications[APP]
+                if app.status == "RUNNING" and all(
+                    set(d.replica_states) == {"RUNNING"} for d in app.deployments.values()
+                ):
+                    workers = sum(
+                        sum(d.replica_states.values())
+                        for name, d in app.deployments.items()
+                        if "-worker" in name
+                    )
+                    status = self.status()
+                    found = status.get("workers") or {
+                        w for g in status.get("groups", {}).values() for w in g.get("workers", ())
+                    }
+                    if len(found) == workers:
+                        return
+            time.sleep(0.3)
+        raise TimeoutError(f"the application did not recover within {within_s:g} s")
+
+
+def args(ground: Ground, **changes: Any) -> dict[str, Any]:
+    """The application: three workers, two frontends, so a scheduler of its own."""
+    release = changes.pop("release", 1)
+    workers = changes.pop("num_replicas", 3)
+    env = changes.pop("env", None)
+    options = {"num_cpus": 0.1, **({"runtime_env": {"env_vars": env}} if env else {})}
+    return {
+        "models": {"sleeper": model(ground, release)},
+        "workers": {"default": {"num_replicas": workers, "ray_actor_options": options}},
+        "num_frontends": 2,
+        "frontend_actor_options": {**options, "num_cpus": 0},
+        "profile_seconds": 1.0,
+        "name": "sleeper",
+        **changes,
+    }
+
+
+def model(ground: Ground, release: int = 1) -> dict[str, Any]:
+    return {
+        "callable": Sleeper,
+        "kwargs": {"runs": str(ground.runs), "release": release},
+        "latency_slo_ms": 1e3 * SLO_S,
+        "max_batch_size": 16,
+    }
+
+
+def grouped(ground: Ground) -> dict[str, Any]:
+    """Two groups and a planner; requests go to one of the models."""
+    cpu = {"default": {"num_replicas": 2, "ray_actor_options": {"num_cpus": 0.1}}}
+    return {
+        "models": {"sleeper": model(ground), "other": model(ground)},
+        "groups": {
+            "a": {"workers": cpu, "models": ["sleeper"]},
+            "b": {
+                "workers": {"default": {"ray_actor_options": {"num_cpus": 0.1}}},
+                "models": ["other"],
+            },
+        },
+        "num_frontends": 2,
+        "profile_seconds": 1.0,
+        "name": "grouped",
+    }
+
+
+# -- faults --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Something that goes wrong.
+
+    Attributes:
+        says: what, in a few words.
+        strike: does it; calls `Ground.hit` right before.
+        on: arguments of the application that it needs; None for the usual one.
+        after_s: how long the load goes on, from the fault.
+        mend: what is to be undone, whatever happened.
+        kb: of every payload.
+        path: of the model, where there are several.
+    """
+
+    says: str
+    strike: Callable[[Ground], None]
+    on: Callable[[Ground], dict[str, Any]] = args
+    after_s: float = 10.0
+    mend: Callable[[Ground], None] | None = None
+    kb: int = 0
+    path: str = ""
+
+
+def kill(prefix: str) -> Callable[[Ground], None]:
+    """`kill -9` of one of the actors whose names begin so."""
+
+    def strike(ground: Ground) -> None:
+        pid = int(ground.rng.choice(ground.pids(prefix)))
+        ground.hit()
+        os.kill(pid, signal.SIGKILL)
+
+    return strike
+
+
+def kill_worker(ground: Ground) -> None:
+    pid = ground.busy_worker()
+    ground.hit()
+    os.kill(pid, signal.SIGKILL)
+
+
+def stop_worker(ground: Ground) -> None:
+    stop(ground, ground.busy_worker())
+
+
+def stop_frontend(ground: Ground) -> None:
+    stop(ground, int(ground.rng.choice(ground.pids(FRONTENDS))))
+
+
+def stop(ground: Ground, pid: int) -> None:
+    ground.hit()
+    os.kill(pid, signal.SIGSTOP)
+    time.sleep(1.5 if ground.quick else 5.0)
+    os.kill(pid, signal.SIGCONT)
+
+
+def hang_batch(ground: Ground) -> None:
+    assert ground.load is not None
+    ground.hit()
+    ground.load.also(hang_s=5.0 if ground.quick else 3600.0)
+
+
+def stop_scheduler(ground: Ground) -> None:
+    """Pulses: what the scheduler is told and says comes late, as much as 0.4 s."""
+    [pid] = ground.pids(SCHEDULER)
+    ground.hit()
+    for _ in range(3 if ground.quick else 10):
+        os.kill(pid, signal.SIGSTOP)
+        time.sleep(ground.rng.uniform(0.1, 0.4))
+        os.kill(pid, signal.SIGCONT)
+        time.sleep(ground.rng.uniform(0.1, 0.4))
+
+
+def update(ground: Ground) -> None:
+    ground.hit()
+    ground.deploy(args(ground, release=2))
+    ground.deployed = ""
+
+
+def scale(ground: Ground) -> None:
+    ground.hit()
+    ground.deploy(args(ground, num_replicas=4))
+    time.sleep(0.5 if ground.quick else 3.0)
+    ground.deploy(args(ground, num_replicas=1))
+
+
+def fill_store(ground: Ground) -> None:
+    """More than the store holds, half of it in use, so that it can be neither evicted nor moved."""
+    import ray
+
+    size = 8 * 1024**2
+    ground.hit()
+    held = [
+        ray.get(ray.put(np.ones(size, np.uint8)))
+        for _ in range(int(1.5 * OBJECT_STORE_BYTES / size))
+    ]
+    time.sleep(1.0 if ground.quick else 5.0)
+    del held
+
+
+def lose_node(ground: Ground) -> None:
+    ground.hit()
+    ground.cluster.kill(ground.cluster.nodes[1])
+
+
+def jump(ground: Ground) -> None:
+    ground.hit()
+    for jump_s in (3600, -3600, 0):
+        (ground.folder / "clock").write_text(f"{jump_s:+d}")
+        time.sleep(1.0 if ground.quick else 3.0)
+
+
+def one_worker(ground: Ground) -> dict[str, Any]:
+    return args(ground, num_replicas=1)
+
+
+def embedded(ground: Ground) -> dict[str, Any]:
+    return args(ground, num_frontends=1)
+
+
+def delayed(ground: Ground) -> dict[str, Any]:
+    """Ray's own testing option: every call that an actor of ours is sent waits this long there."""
+    return args(ground, env={"RAY_testing_asio_delay_us": DELAY})
+
+
+def faked_clock(ground: Ground) -> dict[str, Any]:
+    """Under libfaketime, which reads the offset of the wall clock from a file; monotonic clocks are
+    left alone."""
+    (ground.folder / "clock").write_text("+0")
+    env = {
+        "LD_PRELOAD": str(faketime()),
+        "FAKETIME_TIMESTAMP_FILE": str(ground.folder / "clock"),
+        "FAKETIME_CACHE_DURATION": "1",  # s; without, it reads the file whenever it is asked
+        "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+    }
+    return args(ground, env=env)
+
+
+def on_two_nodes(ground: Ground) -> dict[str, Any]:
+    """Frontends and two workers on the head, two workers on another node."""
+    if len(ground.cluster.nodes) < 2:
+        ground.cluster.add(num_cpus=2, resources={"there": 2})
+    here, there = ({"num_cpus": 0.1, "resources": {node: 0.1}} for node in ("here", "there"))
+    return args(
+        ground,
+        workers={
+            "here": {"num_replicas": 2, "ray_actor_options": here},
+            "there": {"num_replicas": 2, "ray_actor_options": there},
+        },
+        frontend_actor_options={"num_cpus": 0, "resources": {"here": 0.1}},
+    )
+
+
+def faketime() -> Path:
+    """The library of the package `libfaketime`.
+
+    Raises:
+        ModuleNotFoundError: it is not installed.
+    """
+    import libfaketime
+
+    [library] = Path(libfaketime.__file__).parent.rglob("libfaketime.so.1")
+    return library
+
+
+FAULTS = {
+    "worker": Fault("worker killed", kill_worker),
+    "frontend": Fault("one of two frontends killed", kill(FRONTENDS)),
+    "stopped-frontend": Fault("frontend stopped for 5 s", stop_frontend),
+    "scheduler": Fault("scheduler killed", kill(SCHEDULER)),
+    "pause": Fault("worker stopped for 5 s", stop_worker),
+    "hang": Fault("batch that never ends", hang_batch, after_s=20.0),
+    "pulses": Fault("scheduler stopped 10 times", stop_scheduler),
+    "store": Fault("object store full", fill_store, kb=LARGE_KB),
+    "update": Fault("rolling update", update, after_s=15.0),
+    "scale": Fault("1 worker, 4, 1", scale, on=one_worker, after_s=8.0),
+    "only-frontend": Fault("only frontend killed", kill(FRONTENDS), on=embedded),
+    "planner": Fault("planner of groups killed", kill(PLANNER), on=grouped, path="sleeper"),
+    "delay": Fault("calls delayed 5 to 50 ms", Ground.hit, on=delayed),
+    "clock": Fault("wall clocks jump 1 h", jump, on=faked_clock),
+    "node": Fault("node lost", lose_node, on=on_two_nodes),
+}
+
+
+# -- the run -------------------------------------------------------------------------------
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What only this program takes."""
+    parser.add_argument(
+        "--faults",
+        type=chosen,
+        metavar="A,B",
+        help=f"only these, of {', '.join(FAULTS)}",
+    )
+    parser.add_argument(
+        "--out", metavar="DIR", type=Path, help="write every request and its fate into this folder"
+    )
+
+
+def chosen(text: str) -> list[str]:
+    """Names of faults, in the order in which they strike."""
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    if unknown := [name for name in names if name not in FAULTS]:
+        raise argparse.ArgumentTypeError(
+            f"no fault {unknown[0]!r}; choose from {', '.join(FAULTS)}"
+        )
+    if not names:
+        raise argparse.ArgumentTypeError(f"name some of {', '.join(FAULTS)}")
+    return [name for name in FAULTS if name in names]
+
+
+def run(
+    quick: bool, seed: int, faults: list[str] | None = None, out: Path | None = None
+) -> list[Row]:
+    wanted = faults or list(QUICK if quick else FAULTS)
+    all_seen = []
+    with ground_for(seed, quick) as ground:
+        for name in wanted:
+            seen, asked = strike(ground, name)
+            all_seen.append(seen)
+            print(f"{name}: {seen.said}", file=sys.stderr)
+            for line in seen.unheard[:3]:
+                print(f"  {line}", file=sys.stderr)
+            if out is not None:
+                write(out, name, seen, asked)
+    return rows(all_seen)
+
+
+@contextlib.contextmanager
+def ground_for(seed: int, quick: bool) -> Iterator[Ground]:
+    """A cluster of our own, on which nothing is deployed yet."""
+    os.environ["PYTHONPATH"] = os.pathsep.join(
+        filter(None, [str(Path.cwd()), os.environ.get("PYTHONPATH")])
+    )
+    os.environ[PROXY_CALLBACK_ENV] = PROXY_CALLBACK
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    # Ray runs its workers at niceness 15: whatever else runs here would come first.
+    os.environ.setdefault("RAY_worker_niceness", "0")
+    os.environ.update(dict.fromkeys(THREAD_VARIABLES, "1"))
+    with (
+        tempfile.TemporaryDirectory(prefix="chaos-") as folder,
+        raylets({"num_cpus": 8, "resources": {"here": 8}}) as cluster,
+    ):
+        ground = Ground(cluster, Path(folder), np.random.default_rng(seed), quick, seed)
+        ground.runs.mkdir()
+        yield ground
+
+
+def strike(ground: Ground, name: str) -> tuple[Seen, dict[int, Asked]]:
+    """One fault, under load."""
+    fault = FAULTS[name]
+    if ground.deployed != (kind := fault.on.__name__):
+        ground.deploy(fault.on(ground))
+        ground.deployed = kind
+    ground.settle()
+    before_s, after_s = (2.0, 3.0) if ground.quick else (5.0, fault.after_s)
+    ground.load = load = Load(
+        ground.cluster.url, ground.seed, ground.sent, kb=fault.kb, path=fault.path
+    )
+    try:
+        time.sleep(before_s + ground.rng.uniform(0.0, 1.0))
+        fault.strike(ground)
+        time.sleep(after_s)
+        until = ground.struck[0] + (0.0 if ground.quick else PATIENCE_S)
+        while recovery(load.over(), ground.struck[0]) is None and time.monotonic() < until:
+            time.sleep(1.0)
+    finally:
+        asked = load.stop()
+    ground.sent += len(asked)
+    struck_s, in_flight = ground.struck
+    return Seen.of(fault.says, struck_s, in_flight, asked, ground.runs), asked
+
+
+def rows(all_seen: list[Seen]) -> list[Row]:
+    reasons = sorted({reason for seen in all_seen for reason in seen.reasons})
+    made = [row for seen in all_seen for row in seen.rows(reasons)]
+    return made
+
+
+def write(out: Path, name: str, seen: Seen, asked: dict[int, Asked]) -> None:
+    """`FAULT.csv`: every request, by the time since the fault."""
+    import pandas as pd
+
+    out.mkdir(parents=True, exist_ok=True)
+    frame = pd.DataFrame({"number": number, **asdict(one)} for number, one in asked.items())
+    frame["at_s"] -= seen.struck_s
+    frame["done_s"] -= seen.struck_s
+    frame.to_csv(out / f"{name}.csv", index=False)

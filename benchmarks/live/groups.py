@@ -1,0 +1,166 @@
+"""Live on Ray Serve: a model is moved between two serving groups, again and again, under load.
+
+Two groups of one worker each and three networks that read digits; Poisson arrivals through a
+handle, on all three at once. After a while without moves, `digits-m` goes to the other group and
+back. A move lasts from the order until the old group's worker has unloaded the model (it is drained
+by then), with loading and measuring on the new group's worker while that serves. *Failed* is
+everything that is neither an answer nor a refusal or expiry with its reason.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from benchmarks.harness.rows import Row
+from ray_slo.simulation.workloads import Workload
+
+MODELS = ("digits-s", "digits-m", "digits-xs")
+MOVED = "digits-m"
+GROUPS = {"a": ["digits-s", "digits-m"], "b": ["digits-xs"]}
+SLO_S = 1.0
+RATE = 30.0  # requests per second, of all models together
+SETTLE_S = 60.0  # a move that takes longer is given up on
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One request."""
+
+    sent_s: float
+    model: str
+    status: str  # answered, or as `ray_slo.load.drive` has it
+    latency_s: float
+
+
+def run(quick: bool, seed: int) -> list[Row]:
+    from ray_slo.demo.systems import APP, local_serve, running
+
+    still_s, moves, pause_s = (2.0, 1, 1.0) if quick else (20.0, 6, 4.0)
+    with local_serve(), running(application()):
+        from ray import serve
+
+        handle = serve.get_app_handle(APP)
+        seen, moved = asyncio.run(drive_and_move(handle, still_s, moves, pause_s, seed))
+    return rows(seen, moved)
+
+
+def application() -> Any:
+    """Three networks on two groups."""
+    from ray_slo.serve import build_app
+
+    models = {
+        name: {
+            "callable": "deployments.digits:Digits",
+            "kwargs": {"variant": name},
+            "latency_slo_ms": 1e3 * SLO_S,
+            "max_batch_size": 32,
+        }
+        for name in MODELS
+    }
+    cpu = {"default": {"ray_actor_options": {"num_cpus": 1}}}
+    groups = {name: {"workers": cpu, "models": served} for name, served in GROUPS.items()}
+    return build_app({"models": models, "groups": groups, "profile_seconds": 1.0, "name": "digits"})
+
+
+async def drive_and_move(
+    handle: Any, still_s: float, moves: int, pause_s: float, seed: int
+) -> tuple[list[Seen], list[tuple[float, float]]]:
+    """Send requests until all moves are over; all of them, and the times of the moves."""
+    from deployments.digits.data import test_set, to_png
+    from ray_slo.load.drive import status_of
+
+    images, _ = test_set()
+    pictures = [to_png(image) for image in images[:100]]
+    rng = np.random.default_rng(seed)
+    loop = asyncio.get_running_loop()
+    start = loop.time()
+    seen: list[Seen] = []
+    over = asyncio.Event()
+
+    async def one(at: float, model: str, picture: bytes) -> None:
+        status = "answered"
+        try:
+            await asyncio.wait_for(handle.remote(picture, model=model), 30.0)
+        except Exception as error:  # whatever it raises is a result here
+            status = status_of(error)
+        seen.append(Seen(at, model, status, loop.time() - start - at))
+
+    async def send() -> None:
+        tasks = []
+        times = Workload.poisson(RATE).arrivals.times(still_s + moves * SETTLE_S, rng)
+        for at in times.tolist():
+            await asyncio.sleep(max(start + at - loop.time(), 0.0))
+            if over.is_set():
+                break
+            model, picture = rng.choice(MODELS), pictures[int(rng.integers(len(pictures)))]
+            tasks.append(loop.create_task(one(at, str(model), picture)))
+        await asyncio.gather(*tasks)
+
+    async def settled() -> bool:
+        status = await handle.slo_status.remote()
+        return bool(status["plan"].get("state") == "settled")
+
+    async def move() -> list[tuple[float, float]]:
+        done = []
+        await asyncio.sleep(still_s)
+        for i in range(moves):
+            began = loop.time() - start
+            await handle.slo_move.remote(MOVED, "ba"[i % 2])
+            until = time.monotonic() + SETTLE_S
+            while not await settled():
+                if time.monotonic() > until:
+                    raise TimeoutError(f"{MOVED} did not move within {SETTLE_S:g} s")
+                await asyncio.sleep(0.1)
+            done.append((began, loop.time() - start))
+            await asyncio.sleep(pause_s)
+        over.set()
+        return done
+
+    sending = loop.create_task(send())
+    try:
+        moved = await move()
+    finally:
+        over.set()
+        await sending
+    return seen, moved
+
+
+def rows(seen: list[Seen], moved: list[tuple[float, float]]) -> list[Row]:
+    """What became of requests before, during and after moves."""
+    first = moved[0][0]
+    phases = {
+        "before the first move": [s for s in seen if s.sent_s < first],
+        "during moves": [s for s in seen if any(a <= s.sent_s <= b for a, b in moved)],
+        "after moves": [
+            s for s in seen if s.sent_s > first and not any(a <= s.sent_s <= b for a, b in moved)
+        ],
+        "all": seen,
+    }
+    longest = max(b - a for a, b in moved)
+    made = [
+        Row("moves", "moves", "", len(moved)),
+        Row("moves", "median time of a move", "s", float(np.median([b - a for a, b in moved]))),
+        Row("moves", "longest", "s", longest),
+    ]
+    for who, models in ((MOVED, {MOVED}), ("the other models", set(MODELS) - {MOVED})):
+        for phase, requests in phases.items():
+            mine = [s for s in requests if s.model in models]
+            answered = [s.latency_s for s in mine if s.status == "answered"]
+            late = sum(latency > SLO_S for latency in answered)
+            refused = sum(s.status in ("refused", "expired") for s in mine)
+            p50, p95 = np.quantile(answered, (0.5, 0.95)) if answered else (np.nan, np.nan)
+            case = f"{who}, {RATE:g} requests/s on all models · {phase}"
+            made += [
+                Row(case, "requests", "", len(mine)),
+                Row(case, "failed", "", len(mine) - len(answered) - refused),
+                Row(case, "refused", "", refused),
+                Row(case, "late", "", late),
+                Row(case, "latency p50", "ms", 1e3 * float(p50)),
+                Row(case, "latency p95", "ms", 1e3 * float(p95)),
+            ]
+    return made

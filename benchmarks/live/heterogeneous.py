@@ -1,0 +1,410 @@
+"""Live on Ray Serve: a recommender on unlike workers, Kairos' matching and first come first served.
+
+Queries are lists of 1 to 1000 items to rank (log-normal sizes, as in `kairos_systems`), Poisson
+arrivals, JSON over HTTP, the same stream for both policies: `kairos`, and *FCFS*, which is Ribbon's
+(§7 of the paper: base instances first, sizes and latencies not looked at). *In time*: answered
+within the client's SLO, the server being told nine tenths of it.
+
+The workers are of EC2 types of Kairos' Table 4 and **simulated** on one machine: CPU actors that
+score the items with Wide & Deep for real (random weights: the cost is the same) and then sleep
+until a base time plus a time per item has passed. Those times are the synthetic ones of
+`zoos/kairos_ec2.csv` times `STRETCH`, so that the control path and this machine's noise are small
+beside them; the SLO is stretched likewise. The loads are shares of the pool's fluid bound.
+
+*Large* queries are those that the weak type cannot rank within the SLO, even when it is idle.
+*Simulated* is the simulator's answer for the same policy, rate, size distribution and time, with
+the latencies as the workers measured them and the measured dispatch delay: the mean of 20 runs.
+FCFS is past what it can sustain at most of these loads, so that its figures depend on when the
+large queries come; and a live frontend gives up on a query one second after its deadline, and FCFS
+has one less to serve.
+
+Then the planner `kairos` decides how many workers of each type there are, and its budget is raised
+and lowered again while queries come in, as a changed config would do it. *No answer*: refused,
+expired or failed; *settled*: from the change of the budget until as many workers run as are
+planned.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from benchmarks.harness.rows import Row
+from benchmarks.kairos import systems as kairos
+from deployments.recommender import Answer, Query, Recommender
+from deployments.recommender.app import BASE_VARIABLE, ITEM_VARIABLE, MAX_ITEMS
+from deployments.recommender.data import ITEMS, USERS
+from ray_slo.core import Cluster, DispatchDelay, LatencyProfile, Model, Variant, Worker
+from ray_slo.planning.catalogue import CATALOGUE
+from ray_slo.simulation import simulate
+from ray_slo.simulation.workloads import Workload
+
+MODEL = "recommender"
+STRETCH = 16.0
+CASE = kairos.Case("WND")
+SERVER_SLO_S = STRETCH * CASE.slo_s
+SERVER_SHARE = 0.9  # of the client's SLO: the rest is the way from and to the client
+SLO_S = SERVER_SLO_S / SERVER_SHARE
+MARGIN_S = 0.005  # `response_margin_ms`
+STRONG, WEAK = "g4dn.xlarge", "r5n.large"
+POOL = {STRONG: 1, WEAK: 2}
+POLICIES: dict[str, kairos.Policy] = {"kairos": kairos.KAIROS, "FCFS": kairos.RIBBON}
+LOADS = (0.3, 0.5, 0.7)  # of the pool's fluid bound
+WARMUP_S = 5.0
+SIMULATIONS = 20
+BUDGETS = (0.7, 1.6, 0.7)  # per hour
+BUDGET_RATE = 5.0  # queries per second: within what the smallest budget serves
+INTERVAL_S = 4.0  # of the planner
+PAUSE_S = 10.0  # between settled workers and the next change
+SETTLE_S = 90.0  # a plan that takes longer to follow is given up on
+
+
+class Ranking(Recommender):
+    """The recommender; its answers say which kind of worker made them."""
+
+    def __call__(self, queries: list[Query]) -> list[Answer]:
+        hardware = os.environ["HARDWARE"]
+        return [{**answer, "hardware": hardware} for answer in super().__call__(queries)]
+
+
+@dataclass
+class Measured:
+    """One policy under one load."""
+
+    requests: pd.DataFrame  # those after the warm-up, with `size` and `answer`, the kind of worker
+    window_s: float
+    told: dict[str, LatencyProfile]  # what the policy believed at the end, by kind of worker
+    delay_s: float
+
+    @property
+    def in_time(self) -> pd.Series[bool]:
+        return self.requests["status"] == "ok"
+
+    @property
+    def large_on_weak(self) -> float:
+        """Percent of the large queries that were answered, in time or late, by the weak type."""
+        large = self.requests["size"] > weak_limit()
+        answered = self.requests[large & self.requests["status"].isin(("ok", "late"))]
+        return 100 * float((answered["answer"] == WEAK).mean()) if len(answered) else 0.0
+
+
+def run(quick: bool, seed: int) -> list[Row]:
+    from ray import serve
+
+    from ray_slo.demo.systems import APP, local_serve, running
+
+    warmup_s, window_s = (2.0, 4.0) if quick else (WARMUP_S, 40.0)
+    loads = LOADS[1:2] if quick else LOADS
+    bound = kairos.bound(CASE, POOL) / STRETCH
+    payloads = queries(60 if quick else 400, seed)
+    seen: dict[tuple[float, str], Measured] = {}
+    with local_serve() as url:
+        for name, policy in POLICIES.items():
+            with running(application(policy, POOL, 1.0 if quick else 4.0)):
+                for load in loads:
+                    rate = load * bound
+                    seen[load, name] = measure(url, payloads, rate, warmup_s, window_s, seed)
+        budgets = BUDGETS[:2] if quick else BUDGETS
+        with running(planned_application(budgets[0])):
+            handle = serve.get_app_handle(APP)
+            changes = asyncio.run(change_budgets(handle, payloads, budgets, seed))
+    rows: list[Row] = []
+    for load in loads:
+        for name, policy in POLICIES.items():
+            found, rate = seen[load, name], load * bound
+            simulated = np.mean(
+                [
+                    predict(policy, POOL, found, rate, warmup_s, window_s, seed + i)
+                    for i in range(2 if quick else SIMULATIONS)
+                ]
+            )
+            case = (
+                f"1 {STRONG} and 2 {WEAK}, simulated hardware, SLO {1e3 * SLO_S:.0f} ms · "
+                f"{100 * load:.0f} % of the bound, {rate:.1f} queries/s, {name}"
+            )
+            rows += [
+                Row(case, "came", "queries/s", len(found.requests) / found.window_s),
+                Row(case, "goodput", "queries/s", float(found.in_time.sum()) / found.window_s),
+                Row(case, "not in time", "%", 100 * float(1 - found.in_time.mean())),
+                Row(case, "simulated not in time", "%", float(simulated)),
+                Row(case, "large queries on the weak type", "%", found.large_on_weak),
+            ]
+    return rows + budget_rows(changes)
+
+
+def queries(count: int, seed: int) -> Any:
+    """JSON queries whose sizes are evenly spread quantiles of the distribution."""
+    from ray_slo.load.workload import Payloads
+
+    rng = np.random.default_rng(seed)
+    sizes = CASE.sizes.quantiles((np.arange(count) + 0.5) / count)
+    return Payloads(
+        [
+            {"user": int(rng.integers(USERS)), "items": rng.integers(0, ITEMS, size).tolist()}
+            for size in sizes.tolist()
+        ]
+    )
+
+
+def weak_limit() -> int:
+    """The largest query that the weak type ranks within the server's SLO."""
+    return CASE.profiles()[WEAK].max_batch_within(CASE.slo_s)
+
+
+def application(
+    policy: kairos.Policy, pool: Mapping[str, int], profile_seconds: float, **options: Any
+) -> Any:
+    """The recommender on a pool."""
+    from ray_slo.serve import build_app
+
+    return build_app(
+        {
+            "models": {
+                MODEL: {
+                    "callable": "benchmarks.live.heterogeneous:Ranking",
+                    "kwargs": {"weights": "none", "threads": 1},
+                    "latency_slo_ms": 1e3 * SERVER_SLO_S,
+                    "max_batch_size": MAX_ITEMS,
+                }
+            },
+            "workers": {kind: worker(kind, count) for kind, count in pool.items()},
+            "policy": {"name": policy[0], "kwargs": policy[1]},
+            "response_margin_ms": 1e3 * MARGIN_S,
+            "profile_seconds": profile_seconds,
+            **options,
+        }
+    )
+
+
+def worker(kind: str, count: int, **options: Any) -> dict[str, Any]:
+    """A kind of worker that takes as long as the instance type of this name would."""
+    per_item_s, base_s = CASE.profiles()[kind].fit_linear()
+    variables = {
+        "HARDWARE": kind,
+        BASE_VARIABLE: f"{1e3 * STRETCH * base_s:.4f}",
+        ITEM_VARIABLE: f"{1e3 * STRETCH * per_item_s:.4f}",
+    }
+    actor = {"num_cpus": 0.25, "runtime_env": {"env_vars": variables}}
+    return {"num_replicas": count, "ray_actor_options": actor, **options}
+
+
+@dataclass
+class Change:
+    """What followed from a budget.
+
+    Attributes:
+        settled_s: from the change until the planned workers ran.
+        running: workers by kind then.
+        requests: sent from the change until the next one.
+    """
+
+    budget: float
+    settled_s: float
+    running: dict[str, int]
+    requests: pd.DataFrame
+
+
+def planned_application(budget: float) -> Any:
+    """The recommender on as many workers of each type as the planner wants."""
+    sizes = Counter(CASE.sizes.quantiles((np.arange(100) + 0.5) / 100).tolist())
+    return application(
+        kairos.KAIROS,
+        POOL,
+        2.0,
+        workers={kind: worker(kind, 1, instance_type=kind, max_replicas=4) for kind in POOL},
+        planner={
+            "name": "kairos",
+            "interval_s": INTERVAL_S,
+            "kwargs": {"budget_per_hour": budget, "follow_load": False, "sizes": dict(sizes)},
+        },
+    )
+
+
+async def change_budgets(
+    handle: Any, payloads: Any, budgets: Sequence[float], seed: int
+) -> list[Change]:
+    """Deploy again with each of the other budgets, while queries come in.
+
+    Raises:
+        TimeoutError: the workers did not follow within `SETTLE_S`.
+    """
+    from ray import serve
+
+    from ray_slo.demo.systems import APP
+    from ray_slo.load.drive import status_of
+
+    rng = np.random.default_rng(seed)
+    loop = asyncio.get_running_loop()
+    start, over = loop.time(), asyncio.Event()
+    seen: list[dict[str, Any]] = []
+
+    async def one(at: float, item: Any) -> None:
+        status, hardware = "answered", ""
+        try:
+            hardware = (await asyncio.wait_for(handle.remote(item), 30.0))["hardware"]
+        except Exception as error:  # whatever it raises is a result here
+            status = status_of(error)
+        latency_s = loop.time() - start - at
+        if status == "answered":
+            status = "ok" if latency_s <= SLO_S else "late"
+        seen.append({"at": at, "status": status, "answer": hardware, "size": len(item["items"])})
+
+    async def send() -> None:
+        tasks = []
+        longest_s = (SETTLE_S + PAUSE_S) * (len(budgets) + 1)
+        times = Workload.poisson(BUDGET_RATE).arrivals.times(longest_s, rng)
+        for at in times.tolist():
+            await asyncio.sleep(max(start + at - loop.time(), 0.0))
+            if over.is_set():
+                break
+            item = payloads.items[int(rng.integers(len(payloads)))]
+            tasks.append(loop.create_task(one(at, item)))
+        await asyncio.gather(*tasks)
+
+    async def settled(budget: float) -> dict[str, int]:
+        """The workers that run, when they are those that are planned."""
+        until = loop.time() + SETTLE_S
+        while loop.time() < until:
+            plan = (await handle.slo_status.remote())["plan"]
+            wanted = {kind: plan.get("counts", {}).get(kind, 0) for kind in POOL}
+            if plan.get("planned_budget_per_hour") == budget and plan.get("running") == wanted:
+                return wanted
+            await asyncio.sleep(0.2)
+        raise TimeoutError(f"no workers for a budget of {budget:g} within {SETTLE_S:g} s: {plan}")
+
+    sending = loop.create_task(send())
+    changes: list[tuple[float, float, float, dict[str, int]]] = []
+    try:
+        for i, budget in enumerate(budgets):
+            began = loop.time() - start
+            if i:
+                await asyncio.to_thread(
+                    serve.run, planned_application(budget), name=APP, route_prefix="/"
+                )
+            running = await settled(budget)
+            changes.append((budget, began, loop.time() - start - began, running))
+            await asyncio.sleep(PAUSE_S)
+    finally:
+        over.set()
+        await sending
+    frame = pd.DataFrame(seen)
+    ends = [began for _, began, _, _ in changes[1:]] + [np.inf]
+    return [
+        Change(budget, settled_s, running, frame[(frame["at"] >= began) & (frame["at"] < end)])
+        for (budget, began, settled_s, running), end in zip(changes, ends, strict=True)
+    ]
+
+
+def budget_rows(changes: Sequence[Change]) -> list[Row]:
+    rows: list[Row] = []
+    for i, change in enumerate(changes):
+        status = change.requests["status"]
+        large = change.requests["size"] > weak_limit()
+        case = (
+            f"planner kairos, {BUDGET_RATE:g} queries/s · {i + 1}. "
+            f"budget {change.budget:.2f} per hour"
+        )
+        rows += [
+            *(Row(case, f"workers {kind}", "", change.running[kind]) for kind in POOL),
+            Row(case, "settled", "s", change.settled_s),
+            Row(case, "queries", "", len(status)),
+            Row(case, "no answer", "", int((~status.isin(("ok", "late"))).sum())),
+            Row(case, "late", "", int((status == "late").sum())),
+            Row(
+                case,
+                "large on the weak type",
+                "",
+                int((large & (change.requests["answer"] == WEAK)).sum()),
+            ),
+        ]
+    return rows
+
+
+def measure(
+    url: str, payloads: Any, rate: float, warmup_s: float, window_s: float, seed: int
+) -> Measured:
+    """The application that runs, under a Poisson stream."""
+    from ray import serve
+
+    from ray_slo.demo.systems import APP
+    from ray_slo.load.drive import run_http_process
+    from ray_slo.load.workload import Workload as Recorded
+
+    duration_s = warmup_s + window_s
+    times = Workload.poisson(rate).arrivals.times(duration_s, np.random.default_rng(seed))
+    workload = Recorded.record(times, payloads, duration_s=duration_s, warmup_s=warmup_s, seed=seed)
+    done = run_http_process(
+        url, workload, payloads, slo_s=SLO_S, timeout_s=10.0, label_field="hardware"
+    )
+    requests = done.result().measured.copy()
+    sizes = np.array([len(item["items"]) for item in payloads.items])
+    requests["size"] = sizes[requests["payload"].to_numpy()]
+    status = serve.get_app_handle(APP).slo_status.remote().result()
+    told = {
+        name.partition("@")[2]: LatencyProfile.from_json(profile)
+        for name, profile in status["profiles"].items()
+    }
+    return Measured(requests, window_s, told, 1e-3 * status["dispatch_delay_ms"])
+
+
+def predict(
+    policy: kairos.Policy,
+    pool: Mapping[str, int],
+    seen: Measured,
+    rate: float,
+    warmup_s: float,
+    window_s: float,
+    seed: int,
+) -> float:
+    """Percent not in time in the simulator."""
+    from ray_slo.policies import make_policy
+
+    model = Model(MODEL, SERVER_SLO_S - MARGIN_S, (Variant(MODEL, seen.told),))
+    loaded = frozenset({MODEL})
+    workers = [
+        Worker(f"{kind}-{i}", kind, loaded) for kind, count in pool.items() for i in range(count)
+    ]
+    report = simulate(
+        make_policy(*policy),
+        Cluster.of([model], workers, DispatchDelay(seen.delay_s)),
+        Workload.poisson(rate, sizes=CASE.sizes),
+        duration_s=warmup_s + window_s,
+        warmup_s=warmup_s,
+        seed=seed,
+        report_delay_s=seen.delay_s,
+    )
+    return 100 * report.bad_rate()
+
+
+def cost_per_hour(pool: Mapping[str, int]) -> float:
+    return sum(count * CATALOGUE[kind].price_per_hour for kind, count in pool.items())
+
+
+def plot(rows: Sequence[Row], directory: Path) -> list[Path]:
+    """Goodput, and where large queries ran, by load."""
+    from matplotlib.figure import Figure
+
+    metrics = {"goodput": "answers in time per second", "not in time": "not in time, %"}
+    figure = Figure(figsize=(9, 3.6), layout="constrained")
+    for axes, (metric, label) in zip(figure.subplots(1, 2), metrics.items(), strict=True):
+        for name in POLICIES:
+            points = [
+                (float(row.case.partition(" · ")[2].partition(" %")[0]), row.ours)
+                for row in rows
+                if row.metric == metric and row.case.endswith(f", {name}")
+            ]
+            axes.plot(*zip(*points, strict=True), marker="o", label=name)
+        axes.set(xlabel="load, % of the pool's fluid bound", ylabel=label)
+        axes.set_ylim(bottom=0)
+    axes.legend()
+    path = directory / "live-heterogeneous.png"
+    figure.savefig(path, dpi=150)
+    return [path]

@@ -1,0 +1,246 @@
+"""SHEPHERD §7.2 live: two streams, one worker, on Ray Serve, ten times as slow.
+
+Stream A: 1024 requests for a quick model (ResNet18 in Table 4) at once, 50 ms after the start and
+every 1.2 s. Stream B: a request every 10 ms for a slow one (ResNet269), of which one alone takes
+786 ms of the SLO's 900. Frontend, scheduler and worker are those of any application; only the
+clients are not: the streams arise in the frontend's process (`Driver`), as a burst of 1024 calls
+from outside would take this machine longer than the SLO.
+
+* asleep: models that sleep as long as Table 4 says, times ten, in 50 steps with
+  `ray_slo.checkpoint()` between them;
+* torch: a ResNet of 269 layers for B, run as often per batch as it takes for about 786 ms, and one
+  of 18 on small pictures for A; one CPU thread, 32 exit points in a pass. Times are stretched so
+  that a batch of one of B, as the worker has measured it at start (95th percentile), has its share
+  of the SLO: for each system anew, as the machine may be slower by then. *In time per burst* does
+  not depend on that.
+
+*The first burst* comes upon a request of B that has run for 50 ms, in a system that was idle; the
+goodput is that of one period. Of *many bursts*, later ones meet the worker wherever the burst
+before has left it: without preemption B starts when that has expired, and ends with a little time
+left for the next, which is chance (see `shepherd-fig11`, whose figures are *simulated* here).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import tempfile
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from benchmarks.harness.rows import Row
+from benchmarks.shepherd.fig11 import BURST, PERIOD_S, TABLE_4_MS, run_streams
+from benchmarks.shepherd.two_streams import stand_in, streams
+from ray_slo import checkpoint
+from ray_slo.core import LatencyProfile
+from ray_slo.core.profiles import save_profiles
+from ray_slo.errors import SLOError
+from ray_slo.policies import make_policy
+from ray_slo.serve.frontend.frontend import Frontend
+
+SCALE = 10.0
+SLO_MS = 90.0
+SLOW_MS = sum(TABLE_4_MS["RS269"])
+MAX_BATCH = 128
+EXIT_POINTS = 32
+POLICIES: dict[str, dict[str, Any]] = {
+    "flex": {"margin_ms": 18.0},
+    "flex, no preemption": {"margin_ms": 18.0, "preemption": False},
+}
+PAPER = 6.2
+
+
+class Asleep:
+    """Takes as long as the profile says."""
+
+    def __init__(self, alpha_s: float, beta_s: float) -> None:
+        self._run = stand_in(LatencyProfile.linear(alpha_s, beta_s, MAX_BATCH), checkpoint)
+
+    def __call__(self, items: list[Any]) -> list[Any]:
+        self._run(len(items))
+        return items
+
+
+class Network:
+    """A ResNet that sees the same picture in every item, so many times."""
+
+    def __init__(self, depth: int, side: int, passes: int = 1) -> None:
+        import torch
+
+        from benchmarks.shepherd.networks import resnet
+
+        torch.set_num_threads(1)
+        self.network = resnet(depth)
+        self._pictures = torch.randn(MAX_BATCH, 3, side, side)
+        self._passes = passes
+
+    @staticmethod
+    def example_input() -> int:
+        return 0
+
+    def __call__(self, items: list[Any]) -> list[Any]:
+        import torch
+
+        with torch.inference_mode():
+            for _ in range(self._passes):
+                classes: list[Any] = self.network(self._pictures[: len(items)]).argmax(1).tolist()
+        return classes
+
+
+class Driver(Frontend):
+    """A frontend that makes its own requests."""
+
+    async def drive(
+        self, arrivals: Mapping[str, list[float]], slo_ms: float
+    ) -> dict[tuple[str, str], int]:
+        """Counts by (model, outcome), when all requests have been answered."""
+        due = sorted((at, model) for model, times in arrivals.items() for at in times)
+        start = self._clock()
+        counts: Counter[tuple[str, str]] = Counter()
+
+        async def one(model: str) -> None:
+            try:
+                answer = await self(0, model=model, latency_slo_ms=slo_ms, response_metadata=True)
+                counts[model, "good" if answer.deadline_met else "late"] += 1
+            except SLOError as error:
+                counts[model, error.reason] += 1
+
+        tasks = []
+        for at, model in due:
+            if (wait_s := start + at - self._clock()) > 0:
+                await asyncio.sleep(wait_s)
+            tasks.append(asyncio.create_task(one(model)))
+        await asyncio.gather(*tasks)
+        return dict(counts)
+
+
+def run(quick: bool, seed: int) -> list[Row]:
+    """The streams have no randomness; `seed` does nothing."""
+    from ray_slo.demo.systems import local_serve
+
+    rows: list[Row] = []
+    with local_serve(), tempfile.TemporaryDirectory() as folder:
+        rows += _compare("asleep", _asleep(Path(folder)), 3 if quick else 10, 4 if quick else 30)
+        if not quick:
+            rows += _compare("torch", _torch(), 6, 15)
+    return rows
+
+
+def _asleep(folder: Path) -> dict[str, dict[str, Any]]:
+    models = {}
+    for name, (alpha_ms, beta_ms) in TABLE_4_MS.items():
+        seconds = (SCALE * alpha_ms / 1e3, SCALE * beta_ms / 1e3)
+        file = folder / f"{name}.json"
+        save_profiles(file, {name: LatencyProfile.linear(*seconds, MAX_BATCH)})
+        models[name] = {
+            "callable": "benchmarks.live.preemption:Asleep",
+            "args": seconds,
+            "profile": str(file),
+        }
+    return models
+
+
+def _torch() -> dict[str, dict[str, Any]]:
+    from ray_slo.models.profiling import Target, profile_class
+
+    target = Target("benchmarks.live.preemption:Network", args=(269, 224))
+    times = sorted(profile_class(target, max_batch_size=1, budget_s=15.0)[1])
+    passes = math.ceil(SCALE * SLOW_MS / 1e3 / times[len(times) // 2])
+    networks = {"RN18": (18, 56), "RS269": (269, 224, passes)}
+    return {
+        name: {
+            "callable": "benchmarks.live.preemption:Network",
+            "args": args,
+            "exit_points": EXIT_POINTS,
+        }
+        for name, args in networks.items()
+    }
+
+
+def _compare(
+    bodies: str, models: dict[str, dict[str, Any]], bursts: int, periods: int
+) -> list[Row]:
+    from ray import serve
+
+    from ray_slo.demo.systems import APP, running
+
+    seen: dict[tuple[str, str], dict[tuple[str, str], int]] = {}
+    preempted: dict[tuple[str, str], int] = {}
+    delays_ms: dict[str, float] = {}
+    scales: dict[str, float] = {}
+    one, many = "the first burst", "many bursts"
+    for policy, kwargs in POLICIES.items():
+        with running(_application(models, kwargs)):
+            handle = serve.get_app_handle(APP)
+            learned = handle.slo_status.remote().result()["profiles"]
+            scale = scales[policy] = learned["RS269@cpu"]["latency_1_ms"] / SLOW_MS
+            for case, repeats, length in ((one, bursts, 1), (many, 1, periods)):
+                total: Counter[tuple[str, str]] = Counter()
+                for _ in range(repeats):
+                    arrivals = streams(*models, length, scale)
+                    total.update(handle.drive.remote(arrivals, scale * SLO_MS).result())
+                status = handle.slo_status.remote().result()
+                count = status["counts"]["preempted"] - sum(
+                    n for (_, p), n in preempted.items() if p == policy
+                )
+                seen[case, policy], preempted[case, policy] = dict(total), count
+            delays_ms[policy] = status["preempt_delay_ms"]
+    rows = []
+    for case, length in ((one, bursts), (many, periods)):
+        good = {  # per burst
+            policy: sum(n for (_, outcome), n in seen[case, policy].items() if outcome == "good")
+            / length
+            for policy in POLICIES
+        }
+        simulated = {policy: _simulated(kwargs, case == one) for policy, kwargs in POLICIES.items()}
+        for policy in POLICIES:
+            counts = seen[case, policy]
+            late = sum(n for (_, outcome), n in counts.items() if outcome == "late")
+            quick_share = counts.get(("RN18", "good"), 0) / (length * BURST)
+            label = f"{bodies}, {case} · {policy}"
+            scale = scales[policy]
+            better = good["flex"] / good[policy] if good[policy] else math.nan
+            paper = PAPER if policy != "flex" and case == one else None
+            rows += [
+                Row(label, "time ×", "", scale),
+                Row(label, "SLO", "ms", scale * SLO_MS),
+                Row(label, "goodput", "req/s", good[policy] / (scale * PERIOD_S)),
+                Row(label, "in time per burst", "", good[policy]),
+                Row(label, "flex is better by", "×", better, paper),
+                Row(label, "simulated", "×", simulated["flex"] / simulated[policy]),
+                Row(label, "A in time", "%", 100 * quick_share),
+                Row(label, "late", "%", 100 * late / sum(counts.values())),
+                Row(label, "preempted", "batches", preempted[case, policy]),
+                Row(label, "preempted in", "ms", delays_ms[policy] if policy == "flex" else None),
+            ]
+    return rows
+
+
+def _application(models: dict[str, dict[str, Any]], kwargs: dict[str, Any]) -> Any:
+    import ray_slo.serve.app.decorator as deployment
+
+    bounds = {"RN18": MAX_BATCH, "RS269": 4}
+    spec = {
+        "models": {
+            # The driver says what the SLO is, when it is known how long B takes. This is not far
+            # from it, or the scheduler would not try B again that once looked too slow.
+            name: {**model, "latency_slo_ms": 1.6 * SCALE * SLO_MS, "max_batch_size": bounds[name]}
+            for name, model in models.items()
+        },
+        "workers": {"cpu": {"ray_actor_options": {"num_cpus": 1}}},
+        "policy": {"name": "flex", "kwargs": kwargs},
+        "scheduler": "embedded",
+        "max_queued_requests": 1_000_000,
+        "profile_seconds": 20.0,
+    }
+    with mock.patch.object(deployment, "Frontend", Driver):
+        return deployment.build_app(spec)
+
+
+def _simulated(kwargs: dict[str, Any], first: bool) -> float:
+    periods, warmup = (1, 0) if first else (50, 2)
+    policy = make_policy("flex", {**kwargs, "margin_ms": kwargs["margin_ms"] / SCALE})
+    return run_streams(policy, SLO_MS, periods=periods, warmup=warmup).goodput

@@ -1,0 +1,605 @@
+"""A soak: 110 % of what an application can serve for ten minutes or hours; does anything grow?
+
+Two frontends, a scheduler actor with a decision log, and two workers whose batches take
+ℓ(b) = 150 ms + 20 ms · b (they sleep). What they can serve is measured first: answers in time per
+second when a fifth more arrives than two workers taking turns could finish. Then 110 % of that
+arrives open-loop (Poisson), and on top callers that leave before their deadline, one in ten: they
+close the connection, or cancel the call. Four fifths come over HTTP, the others as handle calls,
+with bodies of 8 KB. What is too much is refused early. Every few seconds each process is looked at:
+private resident memory, open files, threads, CPU time, asyncio tasks of the product's event loop,
+blocks that Python has allocated. Serve's proxy and controller, and Ray's raylet and GCS, are there
+for comparison and not judged.
+
+The rule: the median of the last third of the run may be above that of the second third by no more
+than `RULES` says, or else the growth is over: between the halves of the last third, twice the
+difference is no more than that. (A hiccup of the machine raises the high-water mark of memory once;
+a leak goes on.) The first third is warm-up. After the load all tables of requests and batches must
+be empty, and no more tasks be there than before. Lost is what got neither answer nor error.
+
+`python -m benchmarks.live.soak [--minutes M | --hours H] [--out DIR]` ends with status 1 if
+anything grew, stayed or was lost; the samples are in DIR/soak.csv, the plot in DIR/soak.png.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import csv
+import math
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from benchmarks.harness.rows import Row, tables
+
+ALPHA_S, BETA_S = 0.02, 0.15
+SLO_S = 0.9
+WORKERS, FRONTENDS = 2, 2
+MAX_BATCH = 24
+OVERLOAD = 1.1
+BY_HANDLE = 0.2  # of all requests
+LEAVING = 0.1  # of all callers
+LOST_AFTER_S = 15.0
+BODY = 8_000  # bytes
+OUT = Path("out/soak")
+OURS = ("frontend", "scheduler", "worker")
+FEWEST = 6  # samples of which something can be said
+_LOOKS = 10  # at what is held after the load, 2 s apart
+
+
+@dataclass(frozen=True)
+class Rule:
+    """By how much a quantity may grow: a share of it, and so much more."""
+
+    share: float
+    more: float
+
+    def allowed(self, value: float) -> float:
+        return self.share * value + self.more
+
+
+RULES = {
+    "memory, MB": Rule(0.02, 4.0),
+    "files": Rule(0.0, 5.0),
+    "threads": Rule(0.0, 3.0),
+    "tasks": Rule(0.1, 10.0),  # a few per request that is being answered
+    "blocks": Rule(0.01, 10_000.0),
+}
+
+
+@dataclass(frozen=True)
+class Growth:
+    """A series in three thirds.
+
+    Attributes:
+        thirds: their medians.
+        lately: how much more the second half of the last third has than its first half (medians).
+        per_hour: the slope over the last two thirds.
+        allowed: from the second to the last third.
+    """
+
+    thirds: tuple[float, float, float]
+    lately: float
+    per_hour: float
+    allowed: float
+
+    @property
+    def flat(self) -> bool:
+        return min(self.thirds[2] - self.thirds[1], 2 * self.lately) <= self.allowed
+
+
+def growth(times_s: Sequence[float], values: Sequence[float], rule: Rule) -> Growth:
+    """How a quantity went over a run.
+
+    Args:
+        times_s: of the samples, seconds, rising.
+
+    Raises:
+        ValueError: fewer than `FEWEST` samples.
+    """
+    if len(values) < FEWEST:
+        raise ValueError(f"values: {FEWEST} samples or more are needed, got {len(values)}")
+    parts = np.array_split(np.array(values), 3)
+    first, second, last = (float(np.median(part)) for part in parts)
+    early, late = (float(np.median(half)) for half in np.array_split(parts[2], 2))
+    settled = len(parts[0])
+    hours = np.array(times_s[settled:]) / 3600
+    slope = round(float(np.polyfit(hours, values[settled:], 1)[0]), 3) + 0.0
+    return Growth((first, second, last), late - early, slope, rule.allowed(second))
+
+
+# -- the application -----------------------------------------------------------------------
+
+
+class Sleeper:
+    """A model on an accelerator, as its host sees it: it waits."""
+
+    @staticmethod
+    def example_input() -> str:
+        return "x" * BODY
+
+    def __call__(self, items: list[Any]) -> list[Any]:
+        time.sleep(BETA_S + ALPHA_S * len(items))
+        return items
+
+
+def application(log_dir: str) -> Any:
+    from ray_slo.serve import build_app
+
+    return build_app(
+        {
+            "name": "soak",
+            "models": {
+                "sleeper": {
+                    "callable": "benchmarks.live.soak:Sleeper",
+                    "latency_slo_ms": 1e3 * SLO_S,
+                    "max_batch_size": MAX_BATCH,
+                }
+            },
+            "workers": {
+                "cpu": {"num_replicas": WORKERS, "ray_actor_options": {"num_cpus": 1}},
+            },
+            "num_frontends": FRONTENDS,
+            "policy": "deferred",
+            "profile_seconds": 3.0,
+            "decision_log": {"dir": log_dir, "max_mb": 16.0},
+        }
+    )
+
+
+def bound() -> float:
+    """Requests per second of batches that two workers, taking turns, finish in time."""
+    batch = min((SLO_S / (1 + 1 / WORKERS) - BETA_S) / ALPHA_S, MAX_BATCH)
+    return WORKERS * batch / (BETA_S + ALPHA_S * batch)
+
+
+# -- the load ------------------------------------------------------------------------------
+
+Send = Callable[[], Awaitable[str]]
+
+
+async def offer(send: Send, rate: float, seconds: float, leaving: float, seed: int) -> Counter[str]:
+    """Poisson arrivals at `rate`, whether or not earlier ones were answered; counts by outcome.
+
+    Args:
+        send: one request; says how it ended: answered, late, refused, expired or an error's text.
+        leaving: share of callers that leave at a random time before the deadline.
+    """
+    rng = np.random.default_rng(seed)
+    loop = asyncio.get_running_loop()
+    counts: Counter[str] = Counter()
+    running: set[asyncio.Task[None]] = set()
+
+    async def one(leaves_after_s: float | None) -> None:
+        try:
+            limit_s = LOST_AFTER_S if leaves_after_s is None else leaves_after_s
+            counts[await asyncio.wait_for(send(), limit_s)] += 1
+        except asyncio.TimeoutError:
+            counts["lost" if leaves_after_s is None else "cancelled"] += 1
+
+    at, start = 0.0, loop.time()
+    while (at := at + rng.exponential(1 / rate)) < seconds:
+        await asyncio.sleep(max(start + at - loop.time(), 0.0))
+        leaves = rng.random() < leaving
+        task = loop.create_task(one(float(rng.uniform(0, SLO_S)) if leaves else None))
+        running.add(task)
+        task.add_done_callback(running.discard)
+        counts["sent"] += 1
+    if running:
+        await asyncio.wait(running)
+    return counts
+
+
+def in_time(start: float) -> str:
+    return "answered" if time.perf_counter() - start <= SLO_S else "late"
+
+
+async def by_http(url: str, rate: float, seconds: float, leaving: float, seed: int) -> Counter[str]:
+    import aiohttp
+
+    body, head = b'"' + b"x" * BODY + b'"', {"content-type": "application/json"}
+    # uvicorn closes idle connections after 5 s; a request sent right then would be lost.
+    connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=3.0)
+    async with aiohttp.ClientSession(connector=connector) as session:
+
+        async def send() -> str:
+            start = time.perf_counter()
+            try:
+                async with session.post(url, data=body, headers=head) as response:
+                    await response.read()
+            except aiohttp.ClientError as error:
+                return f"lost: {type(error).__name__}"
+            if response.status == 200:
+                return in_time(start)
+            codes = {503: "refused", 408: "expired", 504: "expired"}
+            return codes.get(response.status, f"error {response.status}")
+
+        return await offer(send, rate, seconds, leaving, seed)
+
+
+async def by_handle(
+    handle: Any, rate: float, seconds: float, leaving: float, seed: int
+) -> Counter[str]:
+    from ray_slo.load.drive import status_of
+
+    item = "x" * BODY
+
+    async def send() -> str:
+        start = time.perf_counter()
+        response = handle.remote(item)
+        try:
+            await response
+        except asyncio.CancelledError:
+            response.cancel()
+            raise
+        except Exception as error:
+            status = status_of(error)
+            return f"error {type(error).__name__}" if status == "error" else status
+        return in_time(start)
+
+    return await offer(send, rate, seconds, leaving, seed)
+
+
+def http_process(*args: Any) -> Counter[str]:
+    return asyncio.run(by_http(*args))
+
+
+async def both(url: str, rate: float, seconds: float, leaving: float, seed: int) -> Counter[str]:
+    """HTTP from a process of its own, handle calls from this one."""
+    from ray import serve
+
+    from ray_slo.demo.systems import APP
+
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        http = asyncio.get_running_loop().run_in_executor(
+            pool, http_process, url, (1 - BY_HANDLE) * rate, seconds, leaving, 2 * seed
+        )
+        handle = serve.get_app_handle(APP)
+        direct = by_handle(handle, BY_HANDLE * rate, seconds, leaving, 2 * seed + 1)
+        return sum(await asyncio.gather(http, direct), Counter())
+
+
+# -- looking -------------------------------------------------------------------------------
+
+
+class Lookout:
+    """Looks at every process of the application, and of the Ray under it."""
+
+    def __init__(self, csv_file: Any, log_dir: Path) -> None:
+        import psutil
+        from ray import serve
+
+        from ray_slo.demo.systems import APP
+
+        self._processes: dict[int, tuple[str, Any]] = {}
+        self._log_dir = log_dir
+        self._frontends = serve.get_deployment_handle("soak", APP)
+        self._workers = serve.get_deployment_handle("soak-cpu-worker", APP)
+        self._file = csv_file
+        self._writer = csv.writer(csv_file)
+        self._writer.writerow(("at_s", "process", "quantity", "value"))
+        self._start = time.monotonic()
+        # Ray names its processes: "ray::ProxyActor", and a method of it while that runs.
+        for process in psutil.Process().children(recursive=True):
+            words = process.cmdline() or [""]
+            title = words[0].rpartition("/")[2].removeprefix("ray::")
+            for name, kind in {
+                "ProxyActor": "Serve's proxy",
+                "ServeController": "Serve's controller",
+                "raylet": "raylet",
+                "gcs_server": "GCS",
+            }.items():
+                if title.startswith(name):
+                    self._name(process.pid, kind)
+
+    def _name(self, pid: int, kind: str) -> str:
+        import psutil
+
+        if pid not in self._processes:
+            count = sum(name.startswith(kind) for name, _ in self._processes.values())
+            numbered = kind in ("frontend", "worker")
+            name = f"{kind} {count + 1}" if numbered else f"{kind}{' again' * count}"
+            self._processes[pid] = name, psutil.Process(pid)
+        return self._processes[pid][0]
+
+    def vitals(self) -> dict[str, dict[str, int]]:
+        """What each of our processes says of itself, by name. Blocks."""
+        asked = [h.broadcast("slo_status") for h in (self._frontends, self._workers)]
+        frontends, workers = (response.results(timeout_s=30) for response in asked)
+        said = [("scheduler", frontends[0]["scheduler_process"])]
+        said += [("frontend", status["process"]) for status in frontends]
+        said += [("worker", status["process"]) for status in workers]
+        said.sort(key=lambda one: (one[0], one[1]["pid"]))
+        return {self._name(own["pid"], kind): own for kind, own in said}
+
+    def look(self) -> dict[str, dict[str, int]]:
+        """Write one sample of everything; returns `vitals()`. Blocks."""
+        import psutil
+
+        at = f"{time.monotonic() - self._start:.1f}"
+        found = self.vitals()
+        for name, own in found.items():
+            for quantity, value in own.items():
+                if quantity != "pid":
+                    self._writer.writerow((at, name, quantity, value))
+        for name, process in self._processes.values():
+            try:
+                memory = process.memory_info()
+                # Less what is shared: pages of the object store, in which everybody looks.
+                private = memory.rss - getattr(memory, "shared", 0)
+                files, threads = process.num_fds(), process.num_threads()
+                used = process.cpu_times()
+            except psutil.NoSuchProcess:
+                continue  # its name is missing among the last ones then
+            self._writer.writerow((at, name, "memory, MB", f"{private / 2**20:.3f}"))
+            self._writer.writerow((at, name, "files", files))
+            self._writer.writerow((at, name, "threads", threads))
+            self._writer.writerow((at, name, "CPU, s", f"{used.user + used.system:.2f}"))
+        log_mb = sum(f.stat().st_size for f in self._log_dir.glob("**/*") if f.is_file()) / 2**20
+        self._writer.writerow((at, "decision log", "on disk, MB", f"{log_mb:.3f}"))
+        self._file.flush()
+        return found
+
+
+async def watch(lookout: Lookout, every_s: float) -> None:
+    """Look until cancelled."""
+    while True:
+        await asyncio.to_thread(lookout.look)
+        await asyncio.sleep(every_s)
+
+
+def kept(vitals: dict[str, dict[str, int]]) -> dict[str, dict[str, int]]:
+    """The tables of every process that are not empty."""
+    own = {
+        name: {k: v for k, v in held.items() if k not in ("pid", "tasks", "blocks") and v}
+        for name, held in vitals.items()
+    }
+    return {name: tables for name, tables in own.items() if tables}
+
+
+async def settled(lookout: Lookout) -> dict[str, dict[str, int]]:
+    """What is held when nothing comes any more; waits for a while until that is nothing."""
+    for _ in range(_LOOKS):
+        await asyncio.sleep(2.0)
+        if not kept(found := await asyncio.to_thread(lookout.vitals)):
+            break
+    return found
+
+
+# -- the run -------------------------------------------------------------------------------
+
+
+@dataclass
+class Soak:
+    """What a soak showed."""
+
+    capacity: float
+    seconds: float
+    counts: Counter[str]
+    samples: pd.DataFrame  # at_s, process, quantity, value
+    before: dict[str, dict[str, int]]
+    after: dict[str, dict[str, int]]
+    growths: dict[tuple[str, str], Growth] = field(init=False)  # by (quantity, process)
+
+    def __post_init__(self) -> None:
+        self.growths = {}
+        for (quantity, process), series in self.samples.groupby(
+            ["quantity", "process"], sort=False
+        ):
+            if quantity in RULES and len(series) >= FEWEST:
+                at, values = series["at_s"].tolist(), series["value"].tolist()
+                self.growths[str(quantity), str(process)] = growth(at, values, RULES[str(quantity)])
+
+    @property
+    def lost(self) -> int:
+        return sum(n for outcome, n in self.counts.items() if outcome.startswith("lost"))
+
+    @property
+    def errors(self) -> int:
+        return sum(n for outcome, n in self.counts.items() if outcome.startswith("error"))
+
+    @property
+    def complaints(self) -> list[str]:
+        """What is not as it should be."""
+        found = [
+            f"{process}: {quantity} grew from {g.thirds[1]:,.1f} to {g.thirds[2]:,.1f}, "
+            f"{g.allowed:,.1f} more are allowed"
+            for (quantity, process), g in self.growths.items()
+            if process.startswith(OURS) and not g.flat
+        ]
+        found += [f"{name} still holds {left}" for name, left in kept(self.after).items()]
+        for name in self.before.keys() ^ self.after.keys():
+            found.append(f"{name} was not there all the time")
+        for name in self.before.keys() & self.after.keys():
+            was, now = self.before[name]["tasks"], self.after[name]["tasks"]
+            if now > was + 2:
+                found.append(f"{name} has {now} tasks after the load and had {was} before")
+        if self.lost or self.errors:
+            bad = {k: v for k, v in self.counts.items() if k.startswith(("lost", "error"))}
+            found.append(f"not answered as they should be: {bad}")
+        if not self.counts["answered"]:
+            found.append("nothing was answered in time")
+        return found
+
+    def rows(self) -> list[Row]:
+        counts = self.counts
+        case = f"{self.seconds / 60:.3g} minutes at {100 * OVERLOAD:.0f} % of capacity · all"
+        rows = [
+            Row(case, "capacity", "requests/s", self.capacity),
+            Row(case, "sent", "", counts["sent"]),
+            *(
+                Row(case, name, "", counts[name])
+                for name in ("answered", "late", "refused", "expired", "cancelled")
+            ),
+            Row(case, "errors", "", self.errors),
+            Row(case, "lost", "", self.lost),
+        ]
+        for quantity, rule in RULES.items():
+            title = f"{quantity} (up to {100 * rule.share:g} % + {rule.more:g} more is flat)"
+            for (of, process), g in self.growths.items():
+                if of != quantity:
+                    continue
+                case = f"{title} · {process}"
+                rows += [
+                    *(
+                        Row(case, f"{third} third", "", value)
+                        for third, value in zip(("first", "second", "last"), g.thirds, strict=True)
+                    ),
+                    Row(case, "lately", "", g.lately),
+                    Row(case, "per hour", "", g.per_hour),
+                    Row(case, "flat", "", float(g.flat) if process.startswith(OURS) else None),
+                ]
+        cpu = self.samples[self.samples["quantity"] == "CPU, s"]
+        for process, series in cpu.groupby("process", sort=False):
+            used = 1e6 * (series["value"].max() - series["value"].min())
+            rows.append(
+                Row(f"CPU per request · {process}", "CPU", "µs", used / max(counts["sent"], 1))
+            )
+        for name, held in self.after.items():
+            case = f"after the load · {name}"
+            left = sum(kept({name: held}).get(name, {}).values())
+            rows += [
+                Row(case, "requests and batches held", "", left),
+                Row(case, "tasks", "", held["tasks"]),
+                Row(case, "tasks before", "", self.before.get(name, {}).get("tasks", math.nan)),
+            ]
+        return rows
+
+
+async def soak(url: str, seconds: float, every_s: float, seed: int, out: Path, log: Path) -> Soak:
+    """Measure the capacity, load, look, and let it come to rest."""
+    tries_s = min(30.0, seconds)
+    await both(url, 0.8 * bound(), 0.3 * tries_s, 0.0, seed)  # connections, first batches
+    tried = await both(url, 1.2 * bound(), tries_s, 0.0, seed + 1)
+    capacity = tried["answered"] / tries_s
+    rate = OVERLOAD * capacity / (1 - LEAVING)
+    print(f"{capacity:.1f} requests/s are served in time; now {rate:.1f}", file=sys.stderr)
+    path = out / "soak.csv"
+    with path.open("w", newline="", encoding="utf-8") as file:
+        lookout = await asyncio.to_thread(Lookout, file, log)
+        before = await settled(lookout)
+        watcher = asyncio.create_task(watch(lookout, every_s))
+        loading = asyncio.create_task(both(url, rate, seconds, LEAVING, seed + 2))
+        await asyncio.wait((watcher, loading), return_when=asyncio.FIRST_COMPLETED)
+        if watcher.done():  # only with an error
+            loading.cancel()
+            watcher.result()
+        watcher.cancel()
+        await asyncio.wait((watcher,))
+        counts = loading.result()
+        after = await settled(lookout)
+    return Soak(capacity, seconds, counts, pd.read_csv(path), before, after)
+
+
+def run(
+    quick: bool, seed: int, *, seconds: float | None = None, every_s: float = 5.0, out: Path = OUT
+) -> list[Row]:
+    return execute(
+        seconds or (20.0 if quick else 600.0), 1.0 if quick else every_s, seed, out
+    ).rows()
+
+
+def execute(seconds: float, every_s: float, seed: int, out: Path) -> Soak:
+    from ray_slo.demo.systems import local_serve, running
+
+    out.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as log, local_serve() as url, running(application(log)):
+        return asyncio.run(soak(url, seconds, every_s, seed, out, Path(log)))
+
+
+def draw(samples: pd.DataFrame, path: Path) -> Path:
+    """Every quantity of every process over time, and where the thirds are.
+
+    Memory and blocks are drawn as the difference to what they were after one third.
+    """
+    from matplotlib.figure import Figure
+
+    shown = [*RULES, "pending", "queued", "on disk, MB"]
+    shown = [quantity for quantity in shown if (samples["quantity"] == quantity).any()]
+    figure = Figure(figsize=(10, 2.0 * len(shown)), layout="constrained")
+    axes = figure.subplots(len(shown), sharex=True, squeeze=False)[:, 0]
+    end = samples["at_s"].max() / 60
+    processes = list(dict.fromkeys(samples["process"]))
+    for axis, quantity in zip(axes, shown, strict=True):
+        of = samples[samples["quantity"] == quantity]
+        change = quantity in ("memory, MB", "blocks")
+        for process, series in of.groupby("process", sort=False):
+            minutes, values = series["at_s"] / 60, series["value"]
+            axis.plot(
+                minutes,
+                values - values[minutes >= end / 3].head(3).median() if change else values,
+                "-" if str(process).startswith(OURS) else ":",
+                color=f"C{processes.index(str(process)) % 10}",
+                linewidth=1.2,
+                label=str(process),
+            )
+        for third in (1, 2):
+            axis.axvline(third * end / 3, color="0.8", linewidth=0.8)
+        axis.set_ylabel(f"{quantity}, change" if change else quantity)
+        if not change:
+            axis.set_ylim(bottom=0)
+        axis.legend(fontsize=6, loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
+    axes[-1].set_xlabel("minutes")
+    figure.savefig(path, dpi=110)
+    return path
+
+
+def plot(rows: Sequence[Row], directory: Path) -> list[Path]:
+    """Of the run that was just made."""
+    return [draw(pd.read_csv(OUT / "soak.csv"), directory / "soak.png")]
+
+
+def parse(args: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser("python -m benchmarks.live.soak", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    length = parser.add_mutually_exclusive_group()
+    length.add_argument("--minutes", type=float, default=10.0)
+    length.add_argument("--hours", type=float)
+    parser.add_argument("--every-s", type=float, help="between samples; default: 5, at most 500")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, default=OUT)
+    options = parser.parse_args(args)
+    options.seconds = options.minutes * 60 if options.hours is None else options.hours * 3600
+    if not (options.seconds >= 10 and math.isfinite(options.seconds)):
+        parser.error("--minutes, --hours: a soak takes 10 s or more")
+    if options.every_s is None:
+        options.every_s = 5.0 if options.seconds <= 3600 else 10.0
+    if not 0 < options.every_s <= options.seconds / 6:
+        parser.error(
+            f"--every-s must be above 0 and a sixth of the run or less, got {options.every_s:g}"
+        )
+    if options.seed < 0:
+        parser.error(f"--seed must be at least 0, got {options.seed}")
+    return options
+
+
+def main(args: Sequence[str] | None = None) -> None:
+    from rich.console import Console
+
+    options = parse(args)
+    done = execute(options.seconds, options.every_s, options.seed, options.out)
+    console = Console()
+    if not console.is_terminal:
+        console.width = 120
+    for table in tables(done.rows()):
+        console.print(table)
+    draw(done.samples, options.out / "soak.png")
+    console.print(f"wrote {options.out / 'soak.csv'} and {options.out / 'soak.png'}")
+    for complaint in done.complaints:
+        console.print(f"[red]not flat:[/red] {complaint}")
+    console.print("flat" if not done.complaints else f"{len(done.complaints)} complaints")
+    sys.exit(1 if done.complaints else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,265 @@
+"""Live on Ray Serve: real networks, real images, and the policy chooses the network per batch.
+
+Digits of held-out writers with noise on top (so that the networks differ: without it the three
+largest read all but one in a hundred), as PNGs over HTTP, Poisson arrivals, two workers of one
+core each.
+The same stream goes to `price` and `ramsis` with four networks, and to each network alone (policy
+`deferred`). The loads are shares of what the best network can serve on this machine, as the workers
+measure it at start, at most 100 requests/s. *In time*: answered within the client's SLO, the server
+being told nine tenths of it.
+
+*Accuracy* is the mean over requests answered in time of the network's own accuracy on all the noisy
+images; *right* is the share of them whose label was read rightly, which says the same with the
+noise of a sample. *Predicted* is the simulator's answer for the same policy and the same arrival
+times: profiles as the scheduler had learned them by the end of the run for the policy, execution
+times as they were (mean and spread) for the workers, the measured dispatch delay for both.
+
+digits-l is left out: it reads as well as digits-xl for half the time, so nothing would be left to
+choose at rates that a laptop's HTTP proxy can take.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from benchmarks.harness.rows import Row
+from ray_slo.core import Cluster, DispatchDelay, LatencyProfile, Model, Variant
+from ray_slo.simulation import simulate
+from ray_slo.simulation.workloads import Times, Workload
+
+NETWORKS = ("digits-xs", "digits-s", "digits-m", "digits-xl")
+MODEL = "digits"
+NOISE = 3.0  # standard deviation of ink, of 16
+SLO_S = 0.6
+SERVER_SHARE = 0.9  # of the SLO: the rest is the way from and to the client
+MARGIN_S = 0.005  # `response_margin_ms`
+WORKERS = 2
+LOADS = (0.35, 0.6, 1.0)  # of the best network's capacity
+MAX_RATE = 100.0
+WARMUP_S = 8.0
+
+
+@dataclass
+class Measured:
+    """One system under one load."""
+
+    rate: float
+    requests: pd.DataFrame  # those after the warm-up
+    executed: pd.DataFrame  # (variant, batch_size, exec_s) of every answer
+    told: dict[str, LatencyProfile]  # what the policy believed at the end, by variant
+    delay_s: float
+    times_s: np.ndarray[Any, Any] = field(default_factory=lambda: np.empty(0))
+
+    @property
+    def violations(self) -> float:
+        """Percent of the requests not answered in time."""
+        return 100 * float((self.requests["status"] != "ok").mean())
+
+    @property
+    def accuracy(self) -> float:
+        """Mean accuracy of the variants that answered in time, percent."""
+        return float(self.requests.loc[self.requests["status"] == "ok", "accuracy"].mean())
+
+    @property
+    def right(self) -> float:
+        """Percent of the answers in time that are right."""
+        in_time = self.requests[self.requests["status"] == "ok"]
+        return 100 * float(in_time["correct"].astype(float).mean())
+
+
+def run(quick: bool, seed: int) -> list[Row]:
+    from ray import serve
+
+    from deployments.digits import DigitsFamily
+    from ray_slo.demo.systems import APP, local_serve, running
+    from ray_slo.load.drive import run_http_process
+    from ray_slo.load.workload import Payloads
+    from ray_slo.load.workload import Workload as Recorded
+
+    pictures, labels = noisy_pngs(120 if quick else None, seed)
+    accuracies = measure_accuracies([DigitsFamily.preprocess(p) for p in pictures], labels)
+    payloads = Payloads(pictures, [str(label) for label in labels], "image/png")
+    warmup_s, measured_s = (5.0, 5.0) if quick else (WARMUP_S, 20.0)
+    systems: dict[str, tuple[str, list[str]]] = {"price": ("price", list(NETWORKS))}
+    if not quick:
+        systems["ramsis"] = ("ramsis", list(NETWORKS))
+    for name in ("digits-m",) if quick else reversed(NETWORKS[1:]):
+        systems[name] = ("deferred", [name])
+    runs: dict[tuple[float, str], Measured] = {}
+    loads: list[float] = []
+    with local_serve() as url:
+        for system, (policy, names) in systems.items():
+            chosen = {name: accuracies[name] for name in names}
+            with running(application(policy, chosen, 4.0 if quick else 12.0)):
+                handle = serve.get_app_handle(APP)
+                if not loads:
+                    profiles = _profiles(handle.slo_status.remote().result())
+                    best = max(NETWORKS, key=accuracies.__getitem__)
+                    capacity = WORKERS * throughput(profiles[best], SERVER_SHARE * SLO_S)
+                    shares = LOADS[1:2] if quick else LOADS
+                    loads = [min(round(share * capacity), MAX_RATE) for share in shares]
+                for rate in dict.fromkeys(loads):
+                    duration_s = warmup_s + measured_s
+                    rng = np.random.default_rng(seed)
+                    times = Workload.poisson(rate).arrivals.times(duration_s, rng)
+                    workload = Recorded.record(
+                        times, payloads, duration_s=duration_s, warmup_s=warmup_s, seed=seed
+                    )
+                    result = run_http_process(url, workload, payloads, slo_s=SLO_S).result()
+                    status = handle.slo_status.remote().result()
+                    runs[rate, system] = Measured(
+                        rate,
+                        result.measured,
+                        result.requests.loc[result.requests["status"].isin(("ok", "late"))],
+                        _profiles(status),
+                        1e-3 * status["dispatch_delay_ms"],
+                        times,
+                    )
+    rows: list[Row] = []
+    for rate in dict.fromkeys(loads):
+        for system, (policy, names) in systems.items():
+            seen = runs[rate, system]
+            chosen = {name: accuracies[name] for name in names}
+            expected = predict(policy, chosen, seen, warmup_s, warmup_s + measured_s)
+            case = f"SLO {1e3 * SLO_S:g} ms, {rate:g} requests/s · {system}"
+            rows += [
+                Row(case, "accuracy of answers in time", "%", seen.accuracy),
+                Row(case, "predicted accuracy", "%", expected[0]),
+                Row(case, "not in time", "%", seen.violations),
+                Row(case, "predicted not in time", "%", expected[1]),
+                Row(case, "right", "%", seen.right),
+            ]
+    return rows
+
+
+def noisy_pngs(count: int | None, seed: int) -> tuple[list[bytes], np.ndarray[Any, Any]]:
+    """Held-out digits with Gaussian noise on their ink, as PNGs of 64 x 64 pixels; labels."""
+    from deployments.digits.data import INK, test_set, to_png
+
+    images, labels = (part[:count] for part in test_set())
+    rng = np.random.default_rng(seed)
+    noisy = np.clip(images + rng.normal(0, NOISE, images.shape), 0, INK).astype(np.float32)
+    return [to_png(image) for image in noisy], labels
+
+
+def measure_accuracies(images: list[Any], labels: np.ndarray[Any, Any]) -> dict[str, float]:
+    """Percent of these images that each network reads rightly."""
+    from deployments.digits import DigitsFamily, load_variant
+
+    reader = DigitsFamily()
+    found = {}
+    for name in NETWORKS:
+        network = load_variant(name)
+        answers = [
+            a for i in range(0, len(images), 64) for a in reader(network, images[i : i + 64])
+        ]
+        right = [a["label"] == label for a, label in zip(answers, labels, strict=True)]
+        found[name] = 100 * float(np.mean(right))
+    return found
+
+
+def application(policy: str, accuracies: dict[str, float], profile_seconds: float) -> Any:
+    """The digits application with these networks as variants."""
+    import ray_slo
+    from deployments.digits import DigitsFamily
+
+    return ray_slo.deployment(
+        DigitsFamily,
+        name=MODEL,
+        latency_slo_ms=1e3 * SERVER_SHARE * SLO_S,
+        policy=policy,
+        variants=[
+            ray_slo.Variant(
+                name, accuracy=accuracy, load="deployments.digits:load_variant", args=(name,)
+            )
+            for name, accuracy in accuracies.items()
+        ],
+        num_replicas=WORKERS,
+        max_batch_size=32,
+        ray_actor_options={"num_cpus": 1},
+        response_margin_ms=1e3 * MARGIN_S,
+        profile_seconds=profile_seconds,
+    ).bind()
+
+
+def throughput(profile: LatencyProfile, slo_s: float) -> float:
+    """Requests per second of one worker, in batches that leave as much time to wait as to run."""
+    largest = max(profile.max_batch_within(slo_s / 2), 1)
+    return max(profile.throughput(b) for b in range(1, largest + 1))
+
+
+def _profiles(status: dict[str, Any]) -> dict[str, LatencyProfile]:
+    return {
+        name.partition("@")[0]: LatencyProfile.from_json(profile)
+        for name, profile in status["profiles"].items()
+    }
+
+
+def predict(
+    policy: str,
+    accuracies: dict[str, float],
+    seen: Measured,
+    warmup_s: float,
+    duration_s: float,
+) -> tuple[float, float]:
+    """(accuracy of answers in time, percent not in time) in the simulator."""
+    actual, spread = execution(seen.executed, seen.told)
+    delay = DispatchDelay(seen.delay_s)
+
+    def cluster(profiles: dict[str, LatencyProfile]) -> Cluster:
+        variants = tuple(
+            Variant(name, {"default": profiles[name]}, accuracy)
+            for name, accuracy in accuracies.items()
+        )
+        slo_s = SERVER_SHARE * SLO_S - MARGIN_S
+        return Cluster.uniform([Model(MODEL, slo_s, variants)], WORKERS, delay=delay)
+
+    report = simulate(
+        policy,
+        cluster(seen.told),
+        Workload(arrivals=Times(times_s=seen.times_s.tolist())),
+        truth=cluster(actual),
+        duration_s=duration_s,
+        warmup_s=warmup_s,
+        latency_noise=spread,
+        report_delay_s=seen.delay_s,
+    )
+    return report.accuracy or float("nan"), 100 * report.bad_rate()
+
+
+def execution(
+    executed: pd.DataFrame, told: dict[str, LatencyProfile]
+) -> tuple[dict[str, LatencyProfile], float]:
+    """Median execution time by variant and batch size as it was, and the spread around it.
+
+    Where a variant did not run, what the policy was told stands in.
+    """
+    ratios: list[np.ndarray[Any, Any]] = []
+    actual = dict(told)
+    for name, rows in executed.groupby("variant"):
+        known = told[str(name)]
+        sizes = rows["batch_size"].astype(int).to_numpy()
+        # A batch of b stands in b rows: each counts for 1/b of it.
+        one_each = _per_batch(sizes)
+        sizes, seconds = sizes[one_each], rows["exec_s"].to_numpy()[one_each]
+        believed = np.array([known.latency(int(b)) for b in sizes])
+        share = seconds / believed
+        actual[str(name)] = known.scaled(float(np.median(share)))
+        ratios.append(np.log(share / np.median(share)))
+    return actual, float(np.concatenate(ratios).std()) if ratios else 0.0
+
+
+def _per_batch(sizes: Iterable[int]) -> list[int]:
+    """Indices of every b-th of the rows with batch size b."""
+    counts: dict[int, int] = {}
+    picked = []
+    for i, size in enumerate(sizes):
+        counts[size] = counts.get(size, 0) + 1
+        if counts[size] % size == 0:
+            picked.append(i)
+    return picked

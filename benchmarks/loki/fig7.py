@@ -1,0 +1,69 @@
+"""Loki Figure 7: what becomes of late requests. The paper's four rules, and ours.
+
+The day of `loki-fig5` (traffic analysis, 20 servers, 250 ms; every second point, with --quick five
+points of the peak), with Loki's plans throughout; only `drop` and `queues` of the policy `pipeline`
+differ. The paper prints bars, no numbers: no dropping loses most, then last-task, per-task
+dropping, and least opportunistic rerouting.
+
+*As in the paper*: every worker has its own queue. A request that found its budget used up by the
+wait in that queue is late, although the next task could make up for it: its budget holds as much
+waiting again, and rarely is there a backup whose whole execution is that much shorter. *Shared*:
+the workers of a variant have one queue, so that fewer wait that long. `slack` is ours: it drops or
+reroutes by what is left until the deadline, instead of by what was spent at a task.
+
+Violations, and what they are made of: frames that were answered late, and that were dropped at the
+first task or at a later one, where they have cost something already.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks.harness.rows import Row, plot_bars
+from benchmarks.loki.data import CARS, FACES, trace, traffic
+from benchmarks.loki.systems import Day, problem
+from ray_slo.simulation import PipelineReport
+
+STEP_S, EVERY, QUICK = 4.0, 2, slice(195, 200)
+RULES = {
+    "no early dropping": "none",
+    "last-task dropping": "last_task",
+    "per-task dropping": "per_task",
+    "opportunistic rerouting": "opportunistic",
+    "by slack (ours)": "slack",
+}
+QUEUES = {"a queue per worker, as in the paper": "worker", "shared queues": "variant"}
+
+
+def run(quick: bool, seed: int) -> list[Row]:
+    rates = trace("traffic_analysis_maf_reconstructed")
+    rates = rates[QUICK] if quick else rates[::EVERY]
+    day = Day("three tasks", problem(traffic((CARS, FACES)), seed), rates, STEP_S)
+    rows = []
+    for title, queues in QUEUES.items():
+        for name, drop in RULES.items():
+            report = day.run("ours", seed, policy_kwargs={"drop": drop, "queues": queues})
+            rows += _rows(f"{title} · {name}", report)
+    return rows
+
+
+def _rows(case: str, report: PipelineReport) -> list[Row]:
+    frames = report.requests
+    lost = frames[frames.outcome == "dropped"]
+    first = int((lost.dropped_at == report.meta["tasks"][0]).sum())
+    counts = {
+        "violations": len(frames) - report.count("ok"),
+        "late": report.count("late"),
+        "dropped at the first task": first,
+        "dropped later": len(lost) - first,
+    }
+    return [
+        *(Row(case, metric, "%", 100 * n / len(frames)) for metric, n in counts.items()),
+        Row(case, "accuracy", "%", report.accuracy()),
+    ]
+
+
+def plot(rows: Sequence[Row], directory: Path) -> list[Path]:
+    """Violations by rule."""
+    return plot_bars([r for r in rows if r.metric == "violations"], directory)

@@ -1,0 +1,241 @@
+"""Loki and its peers on a day of demand: what they share, and what is made of their runs.
+
+Same workers, period, demand estimate, headroom, factors, policy, solver and times for all; only the
+planner differs. Simulated end to end: a frame any branch of which is late or dropped is a
+violation, and accuracy is over the frames that were in time, which flatters systems that drop much.
+
+The times are chosen, as the paper prints none but the period (10 s) and the solver's (0.5 s): a
+worker needs 2 s to start and 1 s to load a variant, serving the old one meanwhile.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from benchmarks.harness.rows import Row
+from benchmarks.peers.inferline import inferline
+from benchmarks.peers.proteus import Proteus
+from ray_slo.planning import loki
+from ray_slo.simulation import PipelineReport, Trace, Workload, simulate_pipeline
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+SERVERS, SLO_S = 20, 0.250
+HEADROOM, WINDOW_S = 0.95, 10.0
+TIMES: Mapping[str, Any] = {
+    "interval_s": 10.0,
+    "solve_s": 0.5,
+    "load_s": 1.0,
+    "start_s": 2.0,
+}
+SYSTEMS: dict[str, Callable[[], Any]] = {
+    "ours": lambda: loki.plan,
+    "InferLine": lambda: inferline,
+    "Proteus": Proteus,
+}
+OFF_PEAK = 0.15
+SERIES = (("accuracy", "accuracy", "%"), ("servers", "servers", ""), ("violations", "missed", "%"))
+
+
+@dataclass(frozen=True)
+class Day:
+    """A pipeline under a trace.
+
+    Attributes:
+        name: of the pipeline, for titles.
+        problem: what the planners are given.
+        rates: requests per second, each for `step_s`.
+        unseen: workers that do not count as servers.
+        systems: planners by name.
+        times: instead of `TIMES`.
+        peak: the peak is where demand is at least this share of the largest.
+    """
+
+    name: str
+    problem: loki.Problem
+    rates: Sequence[float]
+    step_s: float
+    unseen: int = 0
+    systems: Mapping[str, Callable[[], Any]] = field(default_factory=lambda: SYSTEMS)
+    times: Mapping[str, Any] = field(default_factory=lambda: TIMES)
+    peak: float = 0.9
+
+    def run(self, system: str, seed: int, **times: Any) -> PipelineReport:
+        """One system, from the first to the last rate."""
+        return simulate_pipeline(
+            self.problem,
+            Workload(arrivals=Trace(rates=list(self.rates), interval_s=self.step_s)),
+            planner=self.systems[system](),
+            seed=seed,
+            **{**self.times, **times},
+        )
+
+    def windows(self, report: PipelineReport) -> pd.DataFrame:
+        """`PipelineReport.windows`, with the least and largest rate of the trace in each and with
+        the phase: which of them hardware scaling alone can plan for."""
+        windows = report.windows(WINDOW_S)
+        windows["workers"] -= self.unseen
+        rates = np.array(self.rates)
+        begin = (windows.begin_s / self.step_s + 1e-9).astype(int)
+        end = np.minimum(
+            np.ceil((windows.begin_s + WINDOW_S) / self.step_s - 1e-9).astype(int), len(rates)
+        )
+        parts = [rates[b:e] for b, e in zip(begin, end, strict=True)]
+        windows["least"] = [p.min() for p in parts]
+        windows["most"] = [p.max() for p in parts]
+        hardware = loki.capacity(self.problem, most_accurate=True)
+        windows["phase"] = np.select(
+            [windows.most <= planned_for(self.problem, hardware), windows.least >= hardware],
+            ["hardware scaling", "accuracy scaling"],
+            "between",
+        )
+        return windows
+
+
+def problem(tasks: tuple[loki.Task, ...], seed: int, **fields: Any) -> loki.Problem:
+    """With what all programs share, unless `fields` say otherwise."""
+    shared = {"workers": SERVERS, "slo_s": SLO_S, "headroom_quantile": HEADROOM}
+    return loki.Problem(tasks, 0.0, seed=seed, **{**shared, **fields})
+
+
+def planned_for(asked: loki.Problem, capacity: float) -> float:
+    """The largest demand of which the headroom's quantile is within `capacity`."""
+    low, high = 0.0, capacity
+    for _ in range(40):
+        middle = (low + high) / 2
+        enough = replace(asked, demand=middle).planned_demand <= capacity
+        low, high = (middle, high) if enough else (low, middle)
+    return low
+
+
+def figures(windows: pd.DataFrame, chosen: Any) -> dict[str, float]:
+    """Demand, violations and accuracy over frames, servers over time, of the chosen windows."""
+    w = windows[chosen]
+    good = w.demand * (1 - w.violation_ratio)
+    return {
+        "demand": float(w.demand.mean()),
+        "violations": 100 * float((w.demand * w.violation_ratio).sum() / w.demand.sum()),
+        "accuracy": float((w.accuracy * good).sum() / good.sum()),
+        "servers": float(w.workers.mean()),
+    }
+
+
+def compare(day: Day, seed: int, paper: Mapping[str, float]) -> list[Row]:
+    """All systems over the day: by phase, in proportion to ours, and over time.
+
+    Args:
+        paper: what the paper prints, by the metric's name.
+    """
+    runs = {
+        name: day.windows(day.run(name, seed)).fillna({"accuracy": 0.0}) for name in day.systems
+    }
+    ours, peers = runs["ours"], {k: v for k, v in runs.items() if k != "ours"}
+    most = max(day.rates)
+    phases = {
+        "whole day": ours.most >= 0,
+        f"off-peak, at most {100 * OFF_PEAK:g} % of the peak": ours.most <= OFF_PEAK * most,
+        "hardware scaling suffices": ours.phase == "hardware scaling",
+        "accuracy scaling": ours.phase == "accuracy scaling",
+        f"peak, at least {100 * day.peak:g} %": ours.least >= day.peak * most,
+    }
+    rows, of = [], {}
+    for phase, chosen in phases.items():
+        if not chosen.any():
+            continue
+        for name, windows in runs.items():
+            of[phase, name] = made = figures(windows, chosen)
+            case = f"{day.name}: {phase} · {name}"
+            rows += [
+                Row(case, "demand", "req/s", made["demand"]),
+                Row(case, "violations", "%", made["violations"]),
+                Row(case, "accuracy", "%", made["accuracy"]),
+                Row(case, "servers", "", made["servers"]),
+            ]
+    off_peak, peak = list(phases)[1], list(phases)[-1]
+    least = ours.workers.min()
+    for name, windows in peers.items():
+        case = f"{day.name}: peers over ours · {name}"
+        goodput = [(w.demand * (1 - w.violation_ratio)).max() for w in (ours, windows)]
+        metrics: dict[str, tuple[str, float]] = {
+            "violations, whole day": ("×", _ratio(of, "whole day", name, "violations")),
+            "violations, peak": ("×", _ratio(of, peak, name, "violations")),
+            "servers, off-peak": ("×", _ratio(of, off_peak, name, "servers")),
+            "servers, up to": ("×", float(windows.workers[ours.workers.idxmin()] / least)),
+            "accuracy, peak": (
+                "points",
+                of[peak, name]["accuracy"] - of[peak, "ours"]["accuracy"]
+                if (peak, name) in of
+                else math.nan,
+            ),
+            "most answered in time, ours": ("req/s", float(goodput[0])),
+            "most answered in time, theirs": ("req/s", float(goodput[1])),
+            "capacity, ours over theirs": ("×", float(goodput[0] / goodput[1])),
+        }
+        rows += [
+            Row(case, metric, unit, value, paper.get(f"{name}: {metric}"))
+            for metric, (unit, value) in metrics.items()
+        ]
+    return rows + series(day.name, runs)
+
+
+def _ratio(
+    of: Mapping[tuple[str, str], Mapping[str, float]], phase: str, name: str, metric: str
+) -> float:
+    if (phase, name) not in of:
+        return math.nan
+    theirs, ours = of[phase, name][metric], of[phase, "ours"][metric]
+    return theirs / ours if ours else math.inf if theirs else 1.0
+
+
+def series(name: str, runs: Mapping[str, pd.DataFrame], points: int = 36) -> list[Row]:
+    """Over time, at most so many points: demand, and accuracy, servers, violations by system."""
+    first = next(iter(runs.values()))
+    step = math.ceil(len(first) / points)
+    rows = []
+    for i in range(0, len(first), step):
+        chosen = (first.index >= i) & (first.index < i + step)
+        case = f"{name}: over time · {first.begin_s[i]:g} s"
+        made = {system: figures(windows, chosen) for system, windows in runs.items()}
+        rows.append(Row(case, "demand", "req/s", next(iter(made.values()))["demand"]))
+        for metric, short, unit in SERIES:
+            rows += [Row(case, f"{short} {s}", unit, of[metric]) for s, of in made.items()]
+    return rows
+
+
+def plot_days(rows: Sequence[Row], directory: Path) -> list[Path]:
+    """As in the paper: demand, accuracy, servers and violations over time; a PNG per pipeline."""
+    from matplotlib.figure import Figure
+
+    days: dict[str, dict[str, list[tuple[float, float]]]] = {}
+    for row in rows:
+        title, _, at = row.case.partition(" · ")
+        if title.endswith(": over time"):
+            value = math.nan if row.ours is None else row.ours
+            lines = days.setdefault(title.removesuffix(": over time"), {})
+            lines.setdefault(row.metric, []).append((float(at[:-2]), value))
+    paths = []
+    for name, lines in days.items():
+        figure = Figure(figsize=(8, 9), layout="constrained")
+        panels = {"demand": "req/s"} | {short: unit for _, short, unit in SERIES}
+        axes = figure.subplots(len(panels), sharex=True)
+        for (metric, unit), ax in zip(panels.items(), axes, strict=True):
+            for line, points in lines.items():
+                if line == metric or line.startswith(f"{metric} "):
+                    label = line.removeprefix(metric).strip()
+                    ax.plot(*zip(*points, strict=True), label=label or None)
+            ax.set_ylabel(f"{metric} ({unit})" if unit else metric)
+            if metric != "accuracy":
+                ax.set_ylim(bottom=0)
+        axes[1].legend(fontsize="small")
+        axes[-1].set_xlabel("time (s)")
+        figure.suptitle(name, fontsize="medium")
+        paths.append(directory / f"{name.replace(', ', '-').replace(' ', '-')}.png")
+        figure.savefig(paths[-1], dpi=120)
+    return paths

@@ -1,0 +1,159 @@
+"""What deferral buys, and what the objective and the gathering rule do to it.
+
+One model on 8 workers, Poisson arrivals, no delays. *Goodput* is the largest rate at which at most
+1 % of the requests are bad; "paper" stands for what the paper measured, with real delays. *Load* in
+the table of objectives is the share of that measured goodput. The *bound* is that of staggered
+execution: the largest b with (1 + 1/N)·ℓ(b) ≤ SLO gives N·b / ℓ(b) (Symphony §3.3, Eq. 1 and 2).
+
+* eager: run what waits as soon as a worker is idle;
+* consolidate: Symphony's Algorithm 1. Its deferral gives every request the latency of a full
+  system;
+* responsive: go as soon as the queue holds the batch that the load needs;
+* prefix: a batch is the longest prefix of the queue that meets the head's deadline: collapses in
+  overload;
+* drop-head: the head is given up where it would keep a batch below its target;
+* default: responsive, drop-head with a target that follows the measured load.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from benchmarks.harness.rows import Row
+from benchmarks.symphony.systems import search
+from ray_slo.core import Cluster, LatencyProfile, Model, Variant
+from ray_slo.policies import make_policy
+from ray_slo.simulation import Report, Workload, simulate
+
+WORKERS = 8
+Kwargs = dict[str, Any]
+
+
+class Case(NamedTuple):
+    """A model with the paper's figures (Table 2): the bound, and measured goodputs."""
+
+    name: str
+    alpha_ms: float
+    beta_ms: float
+    slo_ms: float
+    bound: float
+    batch: int
+    symphony: float
+    peers: dict[str, float]
+
+    @property
+    def profile(self) -> LatencyProfile:
+        return LatencyProfile.linear(self.alpha_ms / 1e3, self.beta_ms / 1e3)
+
+    @property
+    def cluster(self) -> Cluster:
+        variant = Variant(self.name, {"default": self.profile})
+        return Cluster.uniform([Model(self.name, self.slo_ms / 1e3, (variant,))], WORKERS)
+
+
+RESNET = Case(
+    *("ResNet50", 1.053, 5.072, 25, 5839, 16, 5264),
+    {"Clockwork": 1358, "Nexus": 4027, "Shepherd": 4445},
+)
+INCEPTION = Case(
+    *("InceptionResNetV2", 5.090, 18.368, 70, 1083, 8, 926),
+    {"Clockwork": 458, "Nexus": 618, "Shepherd": 778},
+)
+
+
+def staggered_bound(profile: LatencyProfile, slo_s: float, workers: int) -> tuple[int, float]:
+    """Batch size and requests per second of staggered execution."""
+    batch = profile.max_batch_within(slo_s / (1 + 1 / workers))
+    return batch, workers * profile.throughput(batch)
+
+
+def run(quick: bool, seed: int) -> list[Row]:
+    rows: list[Row] = []
+    for case in (RESNET, INCEPTION):
+        batch, bound = staggered_bound(case.profile, case.slo_ms / 1e3, WORKERS)
+        label = f"staggered bound · {case.name}"
+        rows += [
+            Row(label, "batch size", "", batch, case.batch),
+            Row(label, "throughput", "req/s", bound, case.bound),
+        ]
+
+    objectives: dict[str, tuple[str, Kwargs]] = {
+        "eager": ("eager", {}),
+        "consolidate, prefix": ("deferred", {"objective": "consolidate", "gathering": "prefix"}),
+        "responsive, prefix": ("deferred", {"objective": "responsive", "gathering": "prefix"}),
+        "default": ("deferred", {}),
+    }
+    found: dict[tuple[str, str], float] = {}
+    for name, policy in objectives.items():
+        label = f"{RESNET.name}, objectives · {name}"
+        found[RESNET.name, name] = goodput = _goodput(RESNET, policy, quick, seed)
+        rows.append(_goodput_row(RESNET, label, goodput, name))
+        for load in (0.1, 0.5, 0.7):
+            report = _run(RESNET, policy, load * RESNET.symphony, quick, seed)
+            for p in (50, 99):
+                latency = report.latency_s(p) * 1e3
+                rows.append(Row(label, f"p{p} at {load:.0%}", "ms", latency))
+
+    for case in (RESNET, INCEPTION):
+        batch, bound = staggered_bound(case.profile, case.slo_ms / 1e3, WORKERS)
+        head = {"objective": "consolidate", "gathering": "drop_head"}
+        rules: dict[str, tuple[str, Kwargs]] = {
+            "consolidate, prefix": objectives["consolidate, prefix"],
+            f"consolidate, drop-head to {3 * batch // 4}": (
+                "deferred",
+                {**head, "target_batch_size": 3 * batch // 4},
+            ),
+            f"consolidate, drop-head to {batch}": (
+                "deferred",
+                {**head, "target_batch_size": batch},
+            ),
+            "consolidate, drop-head by load": ("deferred", head),
+            "default": objectives["default"],
+        }
+        for name, policy in rules.items():
+            label = f"{case.name}, gathering rules · {name}"
+            goodput = found.get((case.name, name)) or _goodput(case, policy, quick, seed)
+            rows.append(_goodput_row(case, label, goodput, name))
+            for factor in (1.0, 1.5, 3.0):
+                report = _run(case, policy, factor * bound, quick, seed)
+                rows.append(Row(label, f"at {factor:g}× bound", "req/s", report.goodput))
+    return rows
+
+
+def _goodput_row(case: Case, label: str, goodput: float, policy: str) -> Row:
+    """The paper's system, with real delays, stands beside the default."""
+    if policy != "default":
+        return Row(label, "goodput", "req/s", goodput)
+    return Row(label, "goodput", "req/s", goodput, case.symphony, case.peers)
+
+
+def _window(case: Case, quick: bool) -> Kwargs:
+    """Warm-up and duration, longer for the slower model."""
+    scale = case.slo_ms / RESNET.slo_ms
+    return {"warmup_s": (0.5 if quick else 5) * scale, "duration_s": (1.5 if quick else 25) * scale}
+
+
+def _run(case: Case, policy: tuple[str, Kwargs], rate: float, quick: bool, seed: int) -> Report:
+    name, kwargs = policy
+    return simulate(
+        make_policy(name, kwargs),
+        case.cluster,
+        Workload.poisson(rate),
+        seed=seed,
+        **_window(case, quick),
+    )
+
+
+def _goodput(case: Case, policy: tuple[str, Kwargs], quick: bool, seed: int) -> float:
+    name, kwargs = policy
+    result = search(
+        lambda: make_policy(name, kwargs),
+        case.cluster,
+        Workload.poisson(case.bound),
+        start_rate=0.84 * case.bound,
+        growth=1.2,
+        tolerance=0.05 if quick else 0.005,
+        seed=seed,
+        **_window(case, quick),
+    )
+    return result.rate

@@ -1,0 +1,1 @@
+"""Programs of the RAMSIS paper's figures and tables."""

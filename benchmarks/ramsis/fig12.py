@@ -1,0 +1,54 @@
+"""RAMSIS Figure 12 (Appendix E): 3 models instead of 9, for RAMSIS and Jellyfish+.
+
+The fastest, a middle one and a slow one (shufflenet_v2_x0_5, efficientnet_b2, efficientnet_v2_s).
+Image task, 60 workers, SLO 150 ms, constant load. The paper prints no figures beside its curves; it
+says that RAMSIS always has the higher accuracy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks.harness.rows import Row
+from benchmarks.ramsis.systems import (
+    IMAGE_WORKERS,
+    JELLYFISH,
+    LOADS,
+    RAMSIS,
+    Measured,
+    System,
+    cluster,
+    image_task,
+    jellyfish,
+    ramsis,
+    rows_of,
+    under_load,
+)
+from benchmarks.symphony.systems import plot_series
+
+SLO_MS = 150.0
+FEW = ("shufflenet_v2_x0_5", "efficientnet_b2", "efficientnet_v2_s")
+
+
+def run(quick: bool, seed: int) -> list[Row]:
+    points: Measured = {}
+    every = image_task()
+    for variants in (every, [v for v in every if v.name in FEW]):
+        label = f"{len(variants)} models"
+
+        def systems_at(load: float, label: str = label) -> dict[str, System]:
+            return {f"{RAMSIS}, {label}": ramsis(load), f"{JELLYFISH}, {label}": jellyfish(load)}
+
+        points |= under_load(
+            cluster(variants, SLO_MS / 1e3, IMAGE_WORKERS),
+            systems_at,
+            quick=quick,
+            seed=seed,
+            loads=(800, 2400) if quick else LOADS,
+        )
+    return rows_of(f"image, SLO {SLO_MS:g} ms, {IMAGE_WORKERS} workers", points, "{:g}/s")
+
+
+def plot(rows: Sequence[Row], directory: Path) -> list[Path]:
+    return plot_series(rows, directory, "load (requests/s)")

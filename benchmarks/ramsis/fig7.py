@@ -1,0 +1,86 @@
+"""RAMSIS Figure 7 (§7.3.1): what tables promise, and what comes of it.
+
+Image task, SLO 150 ms, constant load, 40, 60 and 80 workers. *Expected*: what the solver says of
+its table (a lower bound of accuracy and an upper bound of violations, §5.1). *Simulated*: execution
+takes exactly its profile. *Varying*: tables and predictions as before, but a batch takes its
+measured median, log-normally spread by 5 %. The paper's implementation, too, is more accurate than
+its simulation, as most batches end before their 95th percentile. It prints no figures beside its
+curves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks.harness.data import published
+from benchmarks.harness.rows import Row
+from benchmarks.ramsis.systems import (
+    LOADS,
+    Measured,
+    cluster,
+    constant,
+    image_task,
+    measure,
+    ramsis,
+    read_variants,
+    rows_of,
+    shown,
+)
+from benchmarks.symphony.systems import plot_series
+from ray_slo.planning.ramsis import Problem, Table, solve
+
+SLO_S = 0.150
+EXPECTED, SIMULATED, VARYING = "expected", "simulated", "varying"
+
+
+def run(quick: bool, seed: int) -> list[Row]:
+    rows: list[Row] = []
+    variants = image_task()
+    medians = {v.name: v for v in read_variants(published("ramsis/image_profiles.csv"), "p50")}
+    for workers in (60,) if quick else (40, 60, 80):
+        points: Measured = {EXPECTED: {}, SIMULATED: {}, VARYING: {}}
+        here = cluster(variants, SLO_S, workers)
+        truth = cluster([medians[v.name] for v in variants], SLO_S, workers)
+        for load in (800, 2400) if quick else LOADS:
+            solved: list[Table] = []
+
+            def keep(problem: Problem, solved: list[Table] = solved) -> Table:
+                solved.append(solve(problem))
+                return solved[0]
+
+            policy, kwargs = ramsis(load)
+            kwargs["solver"] = keep
+            seconds = 3.0 if quick else 30.0
+            points[SIMULATED][load] = measure(
+                policy, here, constant(load), policy_kwargs=kwargs, duration_s=seconds, seed=seed
+            )
+            (table,) = solved
+            points[EXPECTED][load] = {
+                "accuracy": table.expected_accuracy,
+                "violation_rate": table.violation_rate,
+            }
+            kwargs["solver"] = lambda problem, table=table: table
+            points[VARYING][load] = measure(
+                policy,
+                here,
+                constant(load),
+                policy_kwargs=kwargs,
+                duration_s=seconds,
+                seed=seed,
+                truth=truth,
+                latency_noise=0.05,
+            )
+        title = f"image, SLO {1e3 * SLO_S:g} ms, {workers} workers"
+        rows += rows_of(title, points, "{:g}/s")
+        rows += [
+            Row(f"{title}, expected − simulated · accuracy", f"gap at {load:g}/s", "points", gap)
+            for load in points[EXPECTED]
+            if shown(points[SIMULATED][load])
+            for gap in [points[EXPECTED][load]["accuracy"] - points[SIMULATED][load]["accuracy"]]
+        ]
+    return rows
+
+
+def plot(rows: Sequence[Row], directory: Path) -> list[Path]:
+    return plot_series(rows, directory, "load (requests/s)")

@@ -1,0 +1,56 @@
+"""RAMSIS Figure 8 (§7.3.2): 9 models against 60, with 100 workers under constant load.
+
+The 51 more are interpolated between neighbours on the front, every half percent of accuracy. With
+them ModelSwitching can pick a model that just suits the load; RAMSIS mixes models anyway, and gains
+next to nothing. Image task, SLO 150 ms; the paper prints no figures beside its curves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks.harness.rows import Row
+from benchmarks.ramsis.systems import (
+    LOADS,
+    RAMSIS,
+    SWITCHING,
+    Measured,
+    System,
+    cluster,
+    image_task,
+    interpolated,
+    ramsis,
+    rows_of,
+    switching,
+    switching_limits,
+    under_load,
+)
+from benchmarks.symphony.systems import plot_series
+
+WORKERS, SLO_MS = 100, 150.0
+
+
+def run(quick: bool, seed: int) -> list[Row]:
+    points: Measured = {}
+    loads = (2400,) if quick else LOADS
+    few = image_task()
+    for variants in (few, interpolated(few)):
+        here = cluster(variants, SLO_MS / 1e3, WORKERS)
+        limits = switching_limits(here, quick=quick, loads=loads, slos=100.0)
+        label = f"{len(variants)} models"
+
+        def systems_at(
+            load: float, limits: dict[str, float] = limits, label: str = label
+        ) -> dict[str, System]:
+            return {
+                f"{RAMSIS}, {label}": ramsis(load),
+                f"{SWITCHING}, {label}": switching(limits, load),
+            }
+
+        points |= under_load(here, systems_at, quick=quick, seed=seed, loads=loads)
+    return rows_of(f"image, SLO {SLO_MS:g} ms, {WORKERS} workers", points, "{:g}/s")
+
+
+def plot(rows: Sequence[Row], directory: Path) -> list[Path]:
+    return plot_series(rows, directory, "load (requests/s)")

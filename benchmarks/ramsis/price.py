@@ -1,0 +1,132 @@
+"""`price` beside RAMSIS and the fluid limit, under constant load and the Twitter trace.
+
+RAMSIS' setting (§7.2): image task, 60 workers, SLO 150 ms; text task, 20 workers, 100 ms. Accuracy
+is the mean over requests answered in time, *late* the share that is not. The *fluid limit* is what
+no system can exceed whose workers are never idle and whose batches are always full: an LP
+(`ray_slo/planning/fluid.py`).
+
+RAMSIS is told the load and serves late requests, as in the paper; "ramsis, drops", our default of
+that policy, refuses what would be late. `price` has one setting for everything,
+measures the load and refuses what would be late. Where RAMSIS is late less often than `price`, the
+accuracies do not compare: "late more often" counts these loads. Under Gamma arrivals (shape 0.3)
+RAMSIS keeps its tables for Poisson arrivals.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks.harness.rows import Row
+from benchmarks.ramsis.systems import (
+    HARDWARE,
+    IMAGE_WORKERS,
+    MODEL,
+    RAMSIS,
+    TEXT_WORKERS,
+    Measured,
+    System,
+    cluster,
+    constant,
+    image_task,
+    measure,
+    ramsis,
+    rows_of,
+    shown,
+    text_task,
+    twitter,
+)
+from benchmarks.symphony.systems import plot_series
+from ray_slo.core import Variant
+from ray_slo.planning import fluid
+
+DROPS = "ramsis, drops"
+LOADS = tuple(range(400, 3601, 400))
+SHAPE = 0.3
+
+
+def fluid_accuracy(variants: Sequence[Variant], slo_s: float, workers: int, load: float) -> float:
+    """Percent; NaN where not every request can be served."""
+    models = cluster(variants, slo_s, workers).models.values()
+    found = fluid.solve(fluid.Problem(list(models), {MODEL: load}, {HARDWARE: workers}))
+    return found.accuracy if found.feasible else float("nan")
+
+
+def run(quick: bool, seed: int) -> list[Row]:
+    image = "image", image_task(), IMAGE_WORKERS, 0.15
+    text = "text", text_task(), TEXT_WORKERS, 0.1
+    rows: list[Row] = []
+    for (task, variants, workers, slo_s), shape, loads in (
+        (image, 1.0, (800, 2000, 3200) if quick else LOADS),
+        (text, 1.0, (1600,) if quick else LOADS),
+        (image, SHAPE, (2000,) if quick else LOADS),
+        (text, SHAPE, (1600,) if quick else LOADS),
+    ):
+        points: Measured = {}
+        for load in loads:
+            systems: dict[str, System] = {"price": ("price", {}), RAMSIS: ramsis(load)}
+            if not quick:
+                systems[DROPS] = "ramsis", {"load_rps": load}
+            for name, (policy, kwargs) in systems.items():
+                points.setdefault(name, {})[load] = measure(
+                    policy,
+                    cluster(variants, slo_s, workers),
+                    constant(load, shape),
+                    policy_kwargs=kwargs,
+                    duration_s=3.0 if quick else 30.0,
+                    seed=seed,
+                )
+        kind = "Poisson" if shape == 1 else f"Gamma({shape:g})"
+        title = f"{task}, {workers} workers, SLO {1e3 * slo_s:g} ms, {kind}"
+        rows += [
+            Row(
+                f"{title} · fluid limit",
+                f"accuracy at {load}/s",
+                "%",
+                fluid_accuracy(variants, slo_s, workers, load),
+            )
+            for load in loads
+        ]
+        rows += rows_of(title, points, "{:g}/s")
+        rows += _gains(title, points)
+    if not quick:
+        rows += _trace(image[1], seed)
+    return rows
+
+
+def _gains(title: str, points: Measured) -> list[Row]:
+    """Price over RAMSIS at the loads where that is late for at most 5 %."""
+    ours, theirs = points["price"], points[RAMSIS]
+    gains = [ours[x]["accuracy"] - p["accuracy"] for x, p in theirs.items() if shown(p)]
+    later = [x for x, p in theirs.items() if ours[x]["violation_rate"] > p["violation_rate"]]
+    case = f"price over RAMSIS · {title}"
+    return [
+        Row(case, "mean gain", "points", sum(gains) / len(gains)),
+        Row(case, "least gain", "points", min(gains)),
+        Row(case, "late at worst", "%", 100 * max(p["violation_rate"] for p in ours.values())),
+        Row(case, "late more often", "loads", len(later)),
+    ]
+
+
+def _trace(variants: Sequence[Variant], seed: int) -> list[Row]:
+    """Both measure the load."""
+    rows = []
+    for workers in (60, 80, 100):
+        for name, (policy, kwargs) in {"price": ("price", {}), RAMSIS: ramsis()}.items():
+            found = measure(
+                policy,
+                cluster(variants, 0.15, workers),
+                twitter(),
+                policy_kwargs=kwargs,
+                seed=seed,
+            )
+            case = f"image, SLO 150 ms, the Twitter trace · {name}, {workers} workers"
+            rows += [
+                Row(case, "accuracy", "%", found["accuracy"]),
+                Row(case, "late", "%", 100 * found["violation_rate"]),
+            ]
+    return rows
+
+
+def plot(rows: Sequence[Row], directory: Path) -> list[Path]:
+    return plot_series(rows, directory, "load (requests/s)")

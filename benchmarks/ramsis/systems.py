@@ -1,0 +1,372 @@
+"""Tasks, clusters and workloads of RAMSIS §7, and what its programs share.
+
+Profiles are the published measurements (`RAY_SLO_DATA`): the 95th percentile per batch size, as in
+the paper. Raw percentiles have wild tails (one batch of 2 took ten times as long as a batch of 9),
+so a batch is taken to be no slower than any larger one, as the published code does.
+
+A model set is what §4.3.3 leaves of it: the front of accuracy against ℓ(1), 9 of 26 image models.
+Execution takes exactly its profile, as in the paper's own simulation (§7.3.1).
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.harness.data import published
+from benchmarks.harness.rows import Row
+from benchmarks.peers.model_switching import GRID, profile_responses
+from ray_slo.core import Cluster, LatencyProfile, Model, Policy, Variant
+from ray_slo.planning.ramsis import pareto_front
+from ray_slo.simulation import Report, Trace, Workload, simulate
+from ray_slo.simulation.workloads import Gamma
+
+MODEL = "m"
+HARDWARE = "default"
+
+IMAGE_SLOS_MS, IMAGE_WORKERS = (150.0, 300.0, 500.0), 60
+TEXT_SLOS_MS, TEXT_WORKERS = (100.0, 200.0, 300.0), 20
+LOADS = tuple(range(400, 4001, 400))
+DROPPED_ABOVE = 0.05
+"""The paper's figures leave out points with more violations than this."""
+
+
+def read_variants(path: str | Path, percentile: str = "p95") -> list[Variant]:
+    """Every model of a published profile file, least accurate first.
+
+    Args:
+        percentile: column of the file: p50, p95, p99 or mean.
+    """
+    with Path(path).open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    points: dict[str, dict[int, float]] = {}
+    accuracy: dict[str, float] = {}
+    for row in rows:
+        of_model = points.setdefault(row["model"], {})
+        of_model[int(row["batch_size"])] = float(row[f"{percentile}_ms"]) / 1e3
+        accuracy[row["model"]] = float(row["accuracy"])
+    variants = []
+    for name in sorted(points, key=lambda name: accuracy[name]):
+        # Measured up to some batch size without gaps; no slower than any larger batch.
+        table = np.array([points[name][b] for b in range(1, len(points[name]) + 1)])
+        table = np.minimum.accumulate(table[::-1])[::-1]
+        variants.append(Variant(name, {HARDWARE: LatencyProfile(table)}, accuracy[name]))
+    return variants
+
+
+def front(variants: Iterable[Variant]) -> list[Variant]:
+    """The variants that none beats in both accuracy and ℓ(1) (§4.3.3), least accurate first."""
+    kept: list[Variant] = []
+    for v in sorted(variants, key=lambda v: (-(v.accuracy or 0.0), _latency(v))):
+        if not kept or _latency(v) < _latency(kept[-1]):
+            kept.append(v)
+    return kept[::-1]
+
+
+def _latency(variant: Variant) -> float:
+    return variant.profiles[HARDWARE].latency(1)
+
+
+def image_task(*, wide_slo_s: float | None = None) -> list[Variant]:
+    """The 9 ImageNet models that the paper leaves of 26, least accurate first.
+
+    Args:
+        wide_slo_s: instead, those that no other beats at every batch size under this SLO. The
+            paper compares batches of one, and so loses models that are better in larger ones.
+    """
+    variants = read_variants(published("ramsis/image_profiles.csv"))
+    if wide_slo_s is None:
+        return front(variants)
+    profiles = [(v.name, v.accuracy or 0.0, v.profiles[HARDWARE]) for v in variants]
+    kept = {name for name, _, _ in pareto_front(profiles, wide_slo_s)}
+    return [v for v in variants if v.name in kept]
+
+
+def text_task() -> list[Variant]:
+    """The 5 BERT models, least accurate first."""
+    return front(read_variants(published("ramsis/text_profiles.csv")))
+
+
+def interpolated(variants: Sequence[Variant], step: float = 0.5) -> list[Variant]:
+    """§7.3.2: `variants` and synthetic ones between neighbours, every `step` percent of accuracy.
+
+    Where one neighbour was measured up to smaller batches, so is what lies between.
+    """
+    made = list(variants)
+    for low, high in pairwise(variants):
+        assert low.accuracy is not None
+        assert high.accuracy is not None
+        fast, slow = (np.array(v.profiles[HARDWARE].table) for v in (low, high))
+        size = min(len(fast), len(slow))
+        for accuracy in np.arange(low.accuracy + step, high.accuracy, step):
+            w = (accuracy - low.accuracy) / (high.accuracy - low.accuracy)
+            profile = LatencyProfile((1 - w) * fast[:size] + w * slow[:size])
+            name = f"{low.name}+{accuracy - low.accuracy:.1f}"
+            made.append(Variant(name, {HARDWARE: profile}, float(accuracy)))
+    return sorted(made, key=lambda v: v.accuracy or 0.0)
+
+
+def cluster(variants: Sequence[Variant], slo_s: float, num_workers: int) -> Cluster:
+    """One model of these variants, all of them loaded on `num_workers` equal workers."""
+    return Cluster.uniform([Model(MODEL, slo_s, tuple(variants))], num_workers, HARDWARE)
+
+
+def constant(rate: float, shape: float = 1.0) -> Workload:
+    """A constant load of `rate` requests/s; Poisson arrivals, or Gamma of another shape."""
+    return (
+        Workload(arrivals=Gamma(rate=rate, shape=shape)) if shape != 1 else Workload.poisson(rate)
+    )
+
+
+def twitter(
+    first: int = 0, last: int | None = None, *, interval_s: float = 10.0, scale: float = 1.0
+) -> Workload:
+    """The Twitter trace: Poisson at the published rates, 1617 to 3905 requests/s, 10 s each.
+
+    27 intervals are published. The paper speaks of five minutes and 554,395 requests; these rates
+    give 752,420 in 270 s.
+
+    Args:
+        first, last: a part of the trace, by interval.
+        interval_s: another length of the intervals, at the same rates.
+        scale: of the rates.
+    """
+    with published("ramsis/twitter_trace_raw.csv").open(encoding="utf-8", newline="") as file:
+        rates = [scale * float(row["qps"]) for row in csv.DictReader(file)]
+    return Workload(arrivals=Trace(rates=rates[first:last], interval_s=interval_s))
+
+
+def measure(
+    policy: str | Policy,
+    cluster: Cluster,
+    workload: Workload,
+    *,
+    policy_kwargs: Mapping[str, Any] | None = None,
+    duration_s: float | None = None,
+    seed: int = 0,
+    **options: Any,
+) -> dict[str, float]:
+    """Run a system; what the paper's figures show of it.
+
+    Args:
+        options: of `simulate`.
+
+    Returns:
+        accuracy: percent, mean over the requests answered in time ("per satisfied query").
+        violation_rate: share of the requests that were late or dropped, 0 … 1.
+        requests: how many arrived.
+        mean_batch: over batches.
+        idle: share of the workers' time without a batch.
+    """
+    report = simulate(
+        policy,
+        cluster,
+        workload,
+        policy_kwargs=policy_kwargs,
+        duration_s=duration_s,
+        seed=seed,
+        **options,
+    )
+    return figures(report)
+
+
+def figures(report: Report) -> dict[str, float]:
+    """What `measure` returns, of a report."""
+    sizes = report.batch_sizes
+    return {
+        "accuracy": math.nan if report.accuracy is None else report.accuracy,
+        "violation_rate": report.bad_rate(),
+        "requests": report.count(),
+        "mean_batch": float(sizes.mean()) if len(sizes) else math.nan,
+        "idle": report.idle_fraction,
+    }
+
+
+def shown(measured: Mapping[str, float]) -> bool:
+    """Whether the paper's figures would show this point."""
+    return measured["violation_rate"] <= DROPPED_ABOVE
+
+
+# Systems -----------------------------------------------------------------------------------------
+
+RAMSIS, OURS = "RAMSIS", "ramsis, our default"
+JELLYFISH, SWITCHING, GREEDY = "Jellyfish+", "ModelSwitching", "greedy"
+System = tuple[str, dict[str, Any]]
+
+
+def ramsis(load: float | None = None, options: Mapping[str, Any] | None = None) -> System:
+    """RAMSIS as in the paper: slack in 100 steps, all that waits in one batch, late requests are
+    served and cost no more than their accuracy.
+
+    Tables are for just `load`, where it is given; else for the measured one, rounded up by at most
+    5 % (the paper's are close enough to differ by 1 point).
+    """
+    as_published = {"discretization": "fld", "batching": "maximal", "late_penalty": 0.0}
+    fields = {**as_published, **(options or {})}
+    return "ramsis", {"late": "serve", "load_rps": load, "load_step": 1.05, "options": fields}
+
+
+def ours(load: float | None = None) -> System:
+    """The policy's default: model-based discretisation, any part of what waits in a batch, what
+    cannot be answered in time is dropped, and dear."""
+    return "ramsis", {"load_rps": load, "load_step": 1.05}
+
+
+def jellyfish(load: float | None = None) -> System:
+    return "benchmarks.peers.jellyfish:Jellyfish", {"load": load}
+
+
+def switching(limits: Mapping[str, float], load: float | None = None) -> System:
+    """Args:
+    limits: from `switching_limits`.
+    """
+    return "benchmarks.peers.model_switching:ModelSwitching", {"limits": limits, "load": load}
+
+
+def switching_limits(
+    here: Cluster, *, quick: bool, loads: Sequence[float] = GRID, slos: float = 300.0
+) -> dict[str, float]:
+    """ModelSwitching's offline profiling, for `loads`; runs as long as `slos` SLOs."""
+    if quick:
+        return profile_responses(here, loads=loads, requests=1_000, slos=20.0)
+    return profile_responses(here, loads=loads, slos=slos)
+
+
+def greedy() -> System:
+    return "benchmarks.peers.greedy:Greedy", {}
+
+
+def systems(limits: Mapping[str, float], load: float | None = None) -> dict[str, System]:
+    """Those of the paper, our default and greedy.
+
+    Args:
+        load: anticipated, where it is known (§7.2); else every system measures it, the same way.
+    """
+    return {
+        RAMSIS: ramsis(load),
+        OURS: ours(load),
+        JELLYFISH: jellyfish(load),
+        SWITCHING: switching(limits, load),
+        GREEDY: greedy(),
+    }
+
+
+Measured = dict[str, dict[float, dict[str, float]]]
+"""What `measure` returned, by system and x."""
+
+
+def under_load(
+    here: Cluster,
+    systems_at: Callable[[float], Mapping[str, System]],
+    *,
+    quick: bool,
+    seed: int,
+    loads: Sequence[float] = LOADS,
+    seconds: float = 30.0,
+) -> Measured:
+    """Systems under constant loads, Poisson arrivals.
+
+    Args:
+        systems_at: the systems to run at a load.
+        loads: requests/s.
+        seconds: of arrivals at each load; 3 when quick.
+    """
+    points: Measured = {}
+    for load in loads:
+        for name, (policy, kwargs) in systems_at(load).items():
+            points.setdefault(name, {})[load] = measure(
+                policy,
+                here,
+                constant(load),
+                policy_kwargs=kwargs,
+                duration_s=3.0 if quick else seconds,
+                seed=seed,
+            )
+    return points
+
+
+# Rows --------------------------------------------------------------------------------------------
+
+
+def rows_of(
+    title: str,
+    points: Measured,
+    at: str,
+    paper: Mapping[str, Mapping[float, float]] | None = None,
+) -> list[Row]:
+    """Accuracy as the paper's figures show it, violation rates, and the accuracy of what they
+    leave out.
+
+    Args:
+        at: of x, with a place for it, as "{:g}/s".
+        paper: violation rates in percent, by system and x.
+    """
+    paper = paper or {}
+    rows = [
+        Row(f"{title} · {name}", f"accuracy at {at.format(x)}", "%", _if(shown(p), p["accuracy"]))
+        for name, of_x in points.items()
+        for x, p in of_x.items()
+    ]
+    rows += [
+        Row(
+            f"{title}, violations · {name}",
+            f"late at {at.format(x)}",
+            "%",
+            100 * p["violation_rate"],
+            paper.get(name, {}).get(x),
+        )
+        for name, of_x in points.items()
+        for x, p in of_x.items()
+    ]
+    left_out = {x for of_x in points.values() for x, p in of_x.items() if not shown(p)}
+    rows += [
+        Row(
+            f"{title}, points left out above · {name}",
+            f"accuracy, not shown, at {at.format(x)}",
+            "%",
+            _if(not shown(of_x[x]), of_x[x]["accuracy"]),
+        )
+        for name, of_x in points.items()
+        if any(not shown(p) for p in of_x.values())
+        for x in sorted(left_out)
+        if x in of_x
+    ]
+    return rows
+
+
+def _if(condition: bool, value: float) -> float | None:
+    return value if condition else None
+
+
+def gains(
+    title: str, compared: Sequence[Measured], paper: Mapping[str, tuple[float, float]]
+) -> list[Row]:
+    """How much more accurate RAMSIS is than each peer, where both are shown.
+
+    Args:
+        compared: one per SLO.
+        paper: by peer, the largest and the mean gain that the paper prints.
+    """
+    rows = []
+    for peer in (JELLYFISH, SWITCHING):
+        found = [
+            points[RAMSIS][x]["accuracy"] - p["accuracy"]
+            for points in compared
+            for x, p in points[peer].items()
+            if shown(p) and shown(points[RAMSIS][x])
+        ]
+        case = f"{title}, RAMSIS over · {peer}"
+        largest, mean = paper.get(peer, (None, None))
+        if found:
+            rows += [
+                Row(case, "largest gain", "points", max(found), largest),
+                Row(case, "mean gain", "points", sum(found) / len(found), mean),
+                Row(case, "least gain", "points", min(found)),
+            ]
+    return rows

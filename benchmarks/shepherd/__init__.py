@@ -1,0 +1,1 @@
+"""Programs of the SHEPHERD paper's figures and tables."""

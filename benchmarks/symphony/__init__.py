@@ -1,0 +1,1 @@
+"""Programs of the Symphony paper's figures and tables."""

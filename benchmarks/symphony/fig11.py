@@ -1,0 +1,106 @@
+"""Symphony Figure 11: goodput against the SLO, for even and skewed popularity, calm and bursty.
+
+20 models with the ResNet50 profile of Table 2 on 32 GPUs, all with the same SLO; equally popular or
+Zipf 0.9; Poisson or Gamma gaps of shape 0.05; no delays. Goodput is the largest total rate at which
+no model has more than 1 % of bad requests. The paper prints no figures, but finds that deferral
+gains most where SLOs are tight, in all four setups; that Nexus does badly with bursts; and that
+with loose SLOs everybody does well.
+
+"Staggered bound" is that of one model with all 32 GPUs: with bursts, or with 20 models that must
+share, nobody comes near it. Nexus plans from the rates of a period that ends as the measured window
+begins; its rates for the first one are equal. `--quick` has one SLO, the first and the last setup,
+and leaves out Nexus with 8 frontends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks.harness.rows import Row
+from benchmarks.own.deferred_objectives import RESNET, staggered_bound
+from benchmarks.symphony.systems import SYSTEMS, System, goodput, plot_series
+from ray_slo.core import Cluster, Model, Variant
+from ray_slo.simulation import Gamma, Poisson, Workload
+from ray_slo.simulation.workloads import Zipf
+
+GPUS, MODELS = 32, 20
+
+SETUPS = {
+    "equal, Poisson": (0.0, 1.0),
+    "Zipf 0.9, Poisson": (0.9, 1.0),
+    "equal, Gamma 0.05": (0.0, 0.05),
+    "Zipf 0.9, Gamma 0.05": (0.9, 0.05),
+}
+"""Name: Zipf exponent and shape of the gaps."""
+
+
+def cluster(slo_ms: float, gpus: int = GPUS) -> Cluster:
+    """20 ResNet50 with one SLO."""
+    models = [
+        Model(f"m{i}", slo_ms / 1e3, (Variant(f"m{i}", {"default": RESNET.profile}),))
+        for i in range(MODELS)
+    ]
+    return Cluster.uniform(models, gpus)
+
+
+def systems(period_s: float) -> dict[str, System]:
+    """Those of every program, Nexus with a period, and the paper's deferral."""
+    chosen = {
+        name: (policy, {**kwargs, "period_s": period_s} if name.startswith("Nexus") else kwargs)
+        for name, (policy, kwargs) in SYSTEMS.items()
+    }
+    algorithm_1 = {"objective": "consolidate", "gathering": "prefix"}
+    return {**chosen, "deferred, as Algorithm 1": ("deferred", algorithm_1)}
+
+
+def run(quick: bool, seed: int) -> list[Row]:
+    rows: list[Row] = []
+    slos = (20,) if quick else (15, 20, 30, 50, 100)
+    period_s, measured_s = (0.4, 0.4) if quick else (1.5, 4.0)
+    setups = list(SETUPS.items())[:: 3 if quick else 1]
+    for setup, (zipf, shape) in setups:
+        found: dict[str, dict[int, float]] = {}
+        for slo in slos:
+            _, bound = staggered_bound(RESNET.profile, slo / 1e3, GPUS)
+            found.setdefault("staggered bound", {})[slo] = bound
+            warmup_s = period_s + slo / 1e3
+            workload = Workload(
+                arrivals=Poisson(rate=bound) if shape == 1 else Gamma(rate=bound, shape=shape),
+                popularity=Zipf(zipf=zipf),
+            )
+            for name, system in systems(period_s).items():
+                if quick and name == "Nexus, 8 frontends":
+                    continue
+                found.setdefault(name, {})[slo] = goodput(
+                    system,
+                    cluster(slo),
+                    workload,
+                    start_rate=bound / (2 if slo < 50 else 1.3),
+                    growth=1.5,
+                    tolerance=0.05 if quick else 0.01,
+                    warmup_s=warmup_s,
+                    duration_s=warmup_s + measured_s,
+                    seed=seed,
+                ).rate
+        title = f"{MODELS} ResNet50, {GPUS} GPUs, {setup}"
+        rows += [
+            Row(f"{title} · {name}", f"goodput at {slo} ms", "req/s", rate)
+            for name, rates in found.items()
+            for slo, rate in rates.items()
+        ]
+        peers = [rates for name, rates in found.items() if name in SYSTEMS and name != "deferred"]
+        rows += [
+            Row(
+                f"deferred over best peer · {setup}",
+                f"factor at {slo} ms",
+                "×",
+                found["deferred"][slo] / max(rates[slo] for rates in peers),
+            )
+            for slo in slos
+        ]
+    return sorted(rows, key=lambda row: row.case.startswith("deferred over"))
+
+
+def plot(rows: Sequence[Row], directory: Path) -> list[Path]:
+    return plot_series(rows, directory, "SLO (ms)")

@@ -1,0 +1,81 @@
+"""Symphony Figure 12: queueing delay, from arrival to the start of the batch, of every system.
+
+One model on 8 GPUs, Poisson, no delays, each system at its goodput of Table 2. Percentiles over
+the answered requests, p100 the longest. The paper's text: "2x to 3x shorter than Nexus and
+Clockwork", Shepherd's "comparable", and Nexus's longest "around half the latency SLO". *Analysis*
+is the longest wait of §5.3 with constant gaps: ℓ(b)/N when staggered, ℓ(b) without coordination.
+
+A short wait is what is left of the SLO after a large batch, so it says little alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.harness.rows import Row
+from benchmarks.own.deferred_objectives import INCEPTION, RESNET, WORKERS, staggered_bound
+from benchmarks.symphony.systems import SYSTEMS, System, goodput, plot_series
+from ray_slo.simulation import Workload
+
+PERCENTILES = (5, 25, 50, 75, 95, 99, 100)
+
+COMPARED: dict[str, System] = {
+    **SYSTEMS,
+    "deferred, as Algorithm 1": ("deferred", {"objective": "consolidate", "gathering": "prefix"}),
+}
+
+
+def run(quick: bool, seed: int) -> list[Row]:
+    rows: list[Row] = []
+    for case in (RESNET, INCEPTION):
+        title = f"{case.name}, SLO {case.slo_ms:g} ms, {WORKERS} GPUs"
+        scale = case.slo_ms / RESNET.slo_ms
+        waits: dict[str, np.ndarray] = {}
+        for name, system in COMPARED.items():
+            found = goodput(
+                system,
+                case.cluster,
+                Workload.poisson(case.bound),
+                start_rate=0.8 * case.bound,
+                tolerance=0.02 if quick else 0.005,
+                warmup_s=(1 if quick else 5) * scale,
+                duration_s=(3 if quick else 25) * scale,
+                seed=seed,
+            )
+            if found.report is None:
+                continue
+            waits[name] = np.percentile(found.report.queueing_s() * 1e3, PERCENTILES)
+            longest = case.slo_ms / 2 if name.startswith("Nexus, 1") else None
+            rows += [
+                Row(
+                    f"{title} · {name}",
+                    f"queueing at p{p}",
+                    "ms",
+                    float(wait),
+                    longest if p == 100 else None,
+                )
+                for p, wait in zip(PERCENTILES, waits[name], strict=True)
+            ]
+        for name in waits:
+            rows += [
+                Row(f"{title}, over deferred · {name}", f"factor at p{p}", "×", float(w / own))
+                for p, w, own in zip(PERCENTILES, waits[name], waits["deferred"], strict=True)
+                if p >= 50  # the first ones do not wait at all
+            ]
+        staggered, _ = staggered_bound(case.profile, case.slo_ms / 1e3, WORKERS)
+        alone = case.profile.max_batch_within(case.slo_ms / 2e3)
+        rows += [
+            Row(f"{title}, analysis · {name}", "longest wait", "ms", wait_s * 1e3)
+            for name, wait_s in (
+                ("staggered", case.profile(staggered) / WORKERS),
+                ("no coordination", case.profile(alone)),
+            )
+        ]
+    return rows
+
+
+def plot(rows: Sequence[Row], directory: Path) -> list[Path]:
+    return plot_series(rows, directory, "percentile of requests")

@@ -1,0 +1,66 @@
+"""Symphony Figure 13 (right): goodput against the number of GPUs.
+
+20 equally popular ResNet50 (the profile of Table 2), SLO 100 ms, Poisson, no delays. The paper's
+Symphony grows linearly; its Clockwork does not, because of locks in its controller, which a
+simulation of scheduling rules does not show: how many requests per second our scheduler itself can
+take is `scheduler-throughput`, which answers the left part of the figure too. What is left to see
+is the goodput per GPU: steady from 64 GPUs on. With fewer GPUs than models each model waits for the
+others, and there the default `deferred`, which gives heads up for larger batches, stays a little
+behind Algorithm 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks.harness.rows import Row
+from benchmarks.own.deferred_objectives import RESNET, staggered_bound
+from benchmarks.symphony.fig11 import MODELS, cluster
+from benchmarks.symphony.systems import SYSTEMS, System, goodput, plot_series
+from ray_slo.simulation import Workload
+
+SLO_MS = 100
+COMPARED: dict[str, System] = {
+    **{name: SYSTEMS[name] for name in ("deferred", "Clockwork", "Nexus, 1 frontend")},
+    "deferred, as Algorithm 1": ("deferred", {"objective": "consolidate", "gathering": "prefix"}),
+}
+
+
+def run(quick: bool, seed: int) -> list[Row]:
+    counts = (16, 32, 64) if quick else (16, 32, 64, 128, 256, 512)
+    bounds = {n: staggered_bound(RESNET.profile, SLO_MS / 1e3, n)[1] for n in counts}
+    found = {
+        name: {
+            gpus: goodput(
+                system,
+                cluster(SLO_MS, gpus),
+                Workload.poisson(bounds[gpus]),
+                start_rate=0.95 * bounds[gpus],
+                growth=1.1,
+                tolerance=0.05 if quick else 0.01,
+                warmup_s=0.3 if quick else 1.0,
+                duration_s=1.0 if quick else 1 + 3 * min(1, 64 / gpus),  # so many requests
+                seed=seed,
+            ).rate
+            for gpus in counts
+        }
+        for name, system in COMPARED.items()
+    }
+    found["staggered bound"] = bounds
+    title = f"{MODELS} ResNet50, SLO {SLO_MS} ms"
+    rows = [
+        Row(f"{title} · {name}", f"goodput at {gpus} GPUs", "req/s", rate)
+        for name, rates in found.items()
+        for gpus, rate in rates.items()
+    ]
+    rows += [
+        Row(f"{title}, each · {name}", f"goodput per GPU at {gpus} GPUs", "req/s", rate / gpus)
+        for name, rates in found.items()
+        for gpus, rate in rates.items()
+    ]
+    return rows
+
+
+def plot(rows: Sequence[Row], directory: Path) -> list[Path]:
+    return plot_series(rows, directory, "GPUs")

@@ -1,0 +1,275 @@
+"""Symphony Figure 15: a large cluster under a changing workload, and the advice to scale it.
+
+24 models of the 1080Ti zoo with their own SLOs on 512 GPUs (48 with `--quick`), Poisson arrivals
+at rates that rise and fall (the paper's come from 150 hours of videos that are not published).
+Their peak is what the GPUs could serve if all batches were the largest possible: just too much.
+Every half second the bad rate and the idle time become an advice
+(`ray_slo.planning.autoscale`).
+
+*Fixed*: all GPUs all the time, as in the paper, where the advice is only given. *Followed*: the
+cluster is as large as advised, up to half as many more; GPUs come and go at once, and no model has
+to be loaded. *Over least*: GPU time over that of the fewest GPUs that could do, in the largest
+possible batches; *bad in the calm*: where these are fewer than `CALM` of the fixed
+cluster; *advice*: the largest one of a period. Up to 1 % of bad requests asks for nothing, so a
+cluster that follows the advice stays near that. Eager and
+the default `deferred` stand beside `consolidate`, which is the paper's, because both spend idle
+GPUs (on small batches; on latency): what is idle then says little about what could go.
+
+The paper prints no figures. It says that the busy GPUs follow the load, that the advice does, and
+that few requests are bad unless the cluster is overloaded.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from benchmarks.harness.rows import Row
+from benchmarks.zoos import ZooModel, load
+from ray_slo.core import BatchOutcome, Cluster, Decision, Dispatch, Drop, Policy, Request, WorkerId
+from ray_slo.planning.autoscale import Limits, Problem, Signals, State, plan
+from ray_slo.planning.result import Infeasible
+from ray_slo.policies import make_policy
+from ray_slo.simulation import Workload, simulate
+from ray_slo.simulation.workloads import changing_rates
+
+GPUS, QUICK_GPUS, MODELS, CALM = 512, 48, 24, 0.6
+PERIOD_S, ADVICE_S = 2.0, 0.5
+TOLERANCE_S = 1e-6
+
+POLICIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "deferred, consolidate": ("deferred", {"objective": "consolidate"}),
+    "deferred": ("deferred", {}),
+    "eager": ("eager", {}),
+}
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What happened in the time before an advice: GPUs there, GPUs busy (mean), requests that
+    arrived, were answered in time, and were not; and how many GPUs there should be."""
+
+    at_s: float
+    gpus: int
+    busy: float
+    arrived: int
+    good: int
+    bad: int
+    advice: int
+
+
+class Autoscaled:
+    """A policy that is shown only as many workers of the cluster, the first ones, as advised.
+
+    A worker that goes ends its batch; the policy does not hear of that.
+
+    Args:
+        policy: used up.
+        limits: of the advice.
+        workers: at first.
+        every_s: time between two advices; longer than any batch.
+        until_s: when the last one is given.
+        follow: else the advice is noted and the workers stay.
+    """
+
+    serves_late: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        policy: Policy,
+        limits: Limits,
+        workers: int,
+        *,
+        every_s: float,
+        until_s: float,
+        follow: bool,
+    ) -> None:
+        self.samples: list[Sample] = []
+        self._policy = policy
+        self._limits = limits
+        self._size = workers
+        self._every_s = every_s
+        self._until_s = until_s
+        self._follow = follow
+        self._at = self._every_s  # of the next advice
+        self._state = State()
+        self._cluster = Cluster.of([], [])
+        self._running: dict[int, tuple[float, float]] = {}  # batch: predicted start and finish
+        self._busy_s = 0.0
+        self._arrived = self._good = self._bad = 0
+
+    def requests_arrived(self, now: float, requests: Sequence[Request]) -> None:
+        self._arrived += len(requests)
+        self._policy.requests_arrived(now, requests)
+
+    def requests_cancelled(self, now: float, requests: Sequence[Request]) -> None:
+        self._policy.requests_cancelled(now, requests)
+
+    def batch_finished(self, now: float, worker: WorkerId, outcome: BatchOutcome) -> None:
+        del self._running[outcome.batch_id]
+        self._busy_s += outcome.finished_at - max(outcome.started_at, self._at - self._every_s)
+        late = sum(r.deadline < outcome.finished_at - TOLERANCE_S for r in outcome.requests)
+        self._bad += late
+        self._good += len(outcome.requests) - late
+        self._policy.batch_finished(now, worker, outcome)
+
+    def cluster_changed(self, now: float, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._show(now)
+
+    def decide(self, now: float) -> Decision:
+        if now >= self._at:
+            self._advise(now)
+        decision = self._policy.decide(now)
+        for action in decision.actions:
+            if isinstance(action, Dispatch):
+                self._running[action.batch_id] = (action.start_at, action.finish_at)
+            elif isinstance(action, Drop):
+                self._bad += len(action.requests)
+        return Decision(decision.actions, min(decision.wake_at, self._at))
+
+    def _advise(self, now: float) -> None:
+        since, every = self._at - self._every_s, self._every_s
+        running = sum(min(f, self._at) - max(s, since) for s, f in self._running.values())
+        busy = (self._busy_s + running) / every
+        answered = self._good + self._bad
+        signals = Signals(
+            workers=self._size,
+            bad_rate=self._bad / answered if answered else 0.0,
+            idle_fraction=max(0.0, 1 - busy / self._size),  # those that went may still be busy
+        )
+        found = plan(Problem(signals, self._limits, self._state))
+        advised = found.best_effort if isinstance(found, Infeasible) else found
+        self.samples.append(
+            Sample(
+                *(self._at, self._size, busy, self._arrived, self._good, self._bad),
+                advised.workers,
+            )
+        )
+        self._state = advised.state
+        self._busy_s, self._arrived, self._good, self._bad = 0.0, 0, 0, 0
+        self._at = self._at + every if self._at + every <= self._until_s else math.inf
+        if self._follow and advised.workers != self._size:
+            self._size = advised.workers
+            self._show(now)
+
+    def _show(self, now: float) -> None:
+        workers = dict(list(self._cluster.workers.items())[: self._size])
+        shown = Cluster(self._cluster.models, workers, self._cluster.delay)
+        self._policy.cluster_changed(now, shown)
+
+
+def least_gpus(models: Sequence[ZooModel], rates: dict[str, list[float]]) -> np.ndarray:
+    """GPUs that are busy in each period if every batch is the largest with ℓ(b) ≤ SLO."""
+    total = np.zeros(len(next(iter(rates.values()))))
+    for m in models:
+        model = m.model()
+        profile = model.variants[0].profiles["default"]
+        batch = profile.max_batch_within(model.latency_slo_s + 1e-9)
+        total += np.array(rates[m.name]) * profile.latency(batch) / batch
+    return total
+
+
+def run(quick: bool, seed: int) -> list[Row]:
+    gpus, periods = (QUICK_GPUS, 8) if quick else (GPUS, 30)
+    zoo = list(load("symphony_1080ti").values())
+    models = [zoo[i] for i in np.linspace(0, len(zoo) - 1, MODELS).round().astype(int)]
+    names = [m.name for m in models]
+    rates = changing_rates(names, periods, 1.0, np.random.default_rng(seed))
+    factor = gpus / least_gpus(models, rates).max()
+    rates = {m: [factor * r for r in of] for m, of in rates.items()}
+    least = least_gpus(models, rates)
+    most = gpus + gpus // 2
+
+    rows: list[Row] = []
+    summary: list[Row] = []
+    for mode, follow in (("fixed", False), ("followed", True)):
+        for name, (policy, kwargs) in POLICIES.items():
+            host = Autoscaled(
+                make_policy(policy, kwargs),
+                Limits(1, most, idle_above=0.15, keep_idle=0.1, periods_down=2),
+                gpus,
+                every_s=ADVICE_S,
+                until_s=periods * PERIOD_S,
+                follow=follow,
+            )
+            cluster = Cluster.uniform([m.model() for m in models], most)
+            report = simulate(host, cluster, Workload.changing(rates, PERIOD_S), seed=seed)
+            samples = host.samples
+            if name == next(iter(POLICIES)):
+                rows += _over_time(f"{name}, advice {mode}", samples, least)
+            calm = [s for s in samples if least[math.ceil(s.at_s / PERIOD_S) - 1] < CALM * gpus]
+            used = float(np.mean([s.gpus for s in samples]))
+            label = f"{MODELS} models, {gpus} GPUs, advice {mode} · {name}"
+            summary += [
+                Row(label, "bad", "%", 100 * report.bad_rate()),
+                Row(label, "bad in the calm", "%", _bad_percent(calm)),
+                Row(label, "GPUs", "mean", used),
+                Row(label, "busy GPUs", "mean", float(np.mean([s.busy for s in samples]))),
+                Row(label, "over least", "×", used / float(least.mean())),
+            ]
+    return rows + summary
+
+
+def _bad_percent(samples: Sequence[Sample]) -> float:
+    bad, good = sum(s.bad for s in samples), sum(s.good for s in samples)
+    return 100 * bad / (bad + good) if bad + good else 0.0
+
+
+def _over_time(title: str, samples: Sequence[Sample], least: np.ndarray) -> list[Row]:
+    """A case per period."""
+    rows = []
+    per = round(PERIOD_S / ADVICE_S)
+    for i, fewest in enumerate(least):
+        of = samples[i * per : (i + 1) * per]
+        label = f"{title} · {of[-1].at_s:g} s"
+        rows += [
+            Row(label, "offered", "req/s", sum(s.arrived for s in of) / PERIOD_S),
+            Row(label, "in time", "req/s", sum(s.good for s in of) / PERIOD_S),
+            Row(label, "bad", "%", _bad_percent(of)),
+            Row(label, "GPUs", "", float(np.mean([s.gpus for s in of]))),
+            Row(label, "busy", "GPUs", float(np.mean([s.busy for s in of]))),
+            Row(label, "advice", "GPUs", max((s.advice - s.gpus for s in of), key=abs)),
+            Row(label, "least", "GPUs", float(fewest)),
+        ]
+    return rows
+
+
+def plot(rows: Sequence[Row], directory: Path) -> list[Path]:
+    """As in the paper: requests, GPUs, advice and bad rate over time; a PNG per mode."""
+    from matplotlib.figure import Figure
+
+    titles: dict[str, dict[str, list[tuple[float, float]]]] = {}
+    for row in rows:
+        title, _, at = row.case.partition(" · ")
+        if at.endswith(" s") and row.ours is not None:
+            lines = titles.setdefault(title, {})
+            lines.setdefault(row.metric, []).append((float(at[:-2]), row.ours))
+    paths = []
+    for title, lines in titles.items():
+        figure = Figure(figsize=(8, 8), layout="constrained")
+        panels = {
+            "requests per second": ("offered", "in time"),
+            "GPUs": ("GPUs", "busy", "least"),
+            "advice (GPUs)": ("advice",),
+            "bad (%)": ("bad",),
+        }
+        for axes, (label, metrics) in zip(
+            figure.subplots(len(panels), sharex=True), panels.items(), strict=True
+        ):
+            for metric in metrics:
+                axes.plot(*zip(*lines[metric], strict=True), label=metric)
+            axes.set_ylabel(label)
+            if len(metrics) > 1:
+                axes.set_ylim(bottom=0)
+                axes.legend(fontsize="small")
+        axes.set_xlabel("time (s)")
+        figure.suptitle(title, fontsize="medium")
+        paths.append(directory / f"{title.replace(', ', '-').replace(' ', '-')}.png")
+        figure.savefig(paths[-1], dpi=120)
+    return paths

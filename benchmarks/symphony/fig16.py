@@ -1,0 +1,148 @@
+"""Symphony Figure 16: how even the sub-clusters are, against the random solver of Appendix A.2.
+
+800 models over 20 sub-clusters (and 400 over 4, the size named in Appendix A.1): variants of
+networks drawn at random, rates exponential, seeds as configurations. The random solver deals models
+out again and again, keeps the best partition within the limits, and is given ten seconds of CPU
+time in the full run (one in the quick one), as the paper gives both; ours stops when it is good
+enough. "after a change": every rate is drawn anew and at most 5 % of the models may move. The paper
+prints its figure as curves only.
+
+The paper has no memory sizes. Static ones are sizes of weights as Keras Applications lists them,
+dynamic ones up to three times that.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.harness.rows import Row
+from ray_slo.planning import partition
+
+# MB of weights: "Size" in the table of https://keras.io/api/applications/
+ZOO_MB = {
+    "Xception": 88, "VGG16": 528, "VGG19": 549, "ResNet50": 98, "ResNet101": 171, "ResNet152": 232,
+    "InceptionV3": 92, "InceptionResNetV2": 215, "MobileNet": 16, "MobileNetV2": 14,
+    "DenseNet121": 33, "DenseNet169": 57, "DenseNet201": 80, "NASNetMobile": 23, "NASNetLarge": 343,
+    "EfficientNetB0": 29, "EfficientNetB3": 48, "EfficientNetB5": 118, "EfficientNetB7": 256,
+}  # fmt: skip
+SIZES = {"800 models, 20 sub-clusters": (800, 20), "400 models, 4 sub-clusters": (400, 4)}
+KINDS = ("load", "memory")
+
+
+def run(quick: bool, seed: int) -> list[Row]:
+    configurations, limit_s = (2, 1.0) if quick else (8, 10.0)
+    rows = []
+    for case, (models, parts) in SIZES.items():
+        ours: list[list[float]] = []
+        random: list[list[float]] = []
+        changed: list[list[float]] = []
+        for i in range(configurations):
+            rng = np.random.default_rng([seed, i])
+            problem = instance(models, parts, rng)
+            ours.append(_planned(problem, limit_s))
+            random.append([*random_solver(problem, rng, limit_s), limit_s])
+            changed.append(_planned(_changed(problem, rng), limit_s))
+        for solver, found in (
+            ("planner", ours), ("random solver", random), ("planner after a change", changed)
+        ):  # fmt: skip
+            values = np.array(found)
+            for k, kind in enumerate(KINDS):
+                rows += [
+                    Row(f"{case} · {solver}", f"{kind} imbalance, {name}", "%", 100 * float(value))
+                    for name, value in (
+                        ("median", np.median(values[:, k])), ("largest", values[:, k].max())
+                    )
+                ]  # fmt: skip
+            rows.append(Row(f"{case} · {solver}", "CPU time", "s", float(values[:, 2].mean())))
+    return rows
+
+
+def instance(models: int, parts: int, rng: np.random.Generator) -> partition.Problem:
+    static = rng.choice(list(ZOO_MB.values()), models).astype(float) * rng.uniform(0.8, 1.2, models)
+    dynamic = static * rng.uniform(1, 3, models)
+    rates = rng.exponential(100, models)
+    return partition.Problem(
+        tuple(
+            partition.Model(f"m{i}", float(rates[i]), float(static[i]), float(dynamic[i]))
+            for i in range(models)
+        ),
+        sub_clusters=parts,
+        max_rate=float(rates.sum()) / parts * 1.5,
+        max_memory_mb=float(static.sum()) / parts * 1.2 + float(dynamic.max()),
+    )
+
+
+def _changed(problem: partition.Problem, rng: np.random.Generator) -> partition.Problem:
+    plan = partition.plan(problem)
+    assert isinstance(plan, partition.Plan), plan.reason
+    where = {name: j for j, part in enumerate(plan.sub_clusters) for name in part.models}
+    rates = rng.exponential(100, len(problem.models))
+    return replace(
+        problem,
+        models=tuple(replace(m, rate=float(r)) for m, r in zip(problem.models, rates, strict=True)),
+        current=tuple(where[m.name] for m in problem.models),
+        max_change_cost=0.05 * len(problem.models) * 2,  # unloaded there, loaded here
+        tolerance=0.01,
+    )
+
+
+def _planned(problem: partition.Problem, limit_s: float) -> list[float]:
+    began = time.process_time()
+    plan = partition.plan(replace(problem, time_limit_s=limit_s))
+    took = time.process_time() - began
+    assert isinstance(plan, partition.Plan), plan.reason
+    return [plan.load_imbalance, plan.memory_imbalance, took]
+
+
+def random_solver(
+    problem: partition.Problem, rng: np.random.Generator, limit_s: float
+) -> tuple[float, float]:
+    """Appendix A.2: random partitions until the time is over; the best that keeps the limits. The
+    same objective as ours. Load and memory imbalance."""
+    count, parts = len(problem.models), problem.sub_clusters
+    rate = np.array([m.rate for m in problem.models])
+    static = np.array([m.static_mb for m in problem.models])
+    dynamic = np.array([m.dynamic_mb for m in problem.models])
+    least, best = np.inf, (np.nan, np.nan)
+    end = time.process_time() + limit_s
+    while time.process_time() < end:
+        group = rng.integers(parts, size=count)
+        rates = np.bincount(group, rate, parts)
+        statics = np.bincount(group, static, parts)
+        largest = np.zeros(parts)
+        np.maximum.at(largest, group, dynamic)
+        if (rates > problem.max_rate).any() or (statics + largest > problem.max_memory_mb).any():
+            continue
+        spreads = [np.abs(a / a.mean() - 1).max() for a in (rates, statics)]
+        if sum(spreads) < least:
+            least = sum(spreads)
+            best = tuple(float(np.ptp(a) / a.mean()) for a in (rates, statics))
+    return best
+
+
+def plot(rows: Sequence[Row], directory: Path) -> list[Path]:
+    """Median imbalance by solver, and the largest as a whisker."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 3.5), layout="constrained")
+    for axes, kind in zip(figure.subplots(1, 2), KINDS, strict=True):
+        chosen = {
+            name: {r.case: r.ours or 0.0 for r in rows if r.metric == f"{kind} imbalance, {name}"}
+            for name in ("median", "largest")
+        }
+        cases = list(chosen["median"])
+        medians = [chosen["median"][c] for c in cases]
+        above = [chosen["largest"][c] - chosen["median"][c] for c in cases]
+        axes.barh(range(len(cases)), medians, xerr=[[0.0] * len(cases), above], alpha=0.7)
+        axes.set_yticks(range(len(cases)), cases if kind == KINDS[0] else [""] * len(cases))
+        axes.invert_yaxis()
+        axes.set_xscale("log")
+        axes.set_xlabel(f"{kind} imbalance (%): median, largest")
+    path = directory / "imbalance.png"
+    figure.savefig(path, dpi=120)
+    return [path]

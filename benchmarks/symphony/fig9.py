@@ -1,0 +1,121 @@
+"""Symphony Figure 9: goodput of every system on the model zoos, 64 emulated GPUs.
+
+*Mixed* is every model of Table 3 (1080Ti) or Table 4 (A100), *strong* those with β/α > 2, *weak*
+those below. Equal rates, Poisson, no delays; goodput is the largest total rate at which no model
+has more than 1 % of bad requests. `--quick` runs the 1080Ti only. The paper's claim is the line
+"over best peer": 2.0 to 2.4 times the baselines when mixed, 3.5 (1080Ti) and 5.7 (A100) times when
+strong, 1.23 and 1.10 times when weak.
+
+"No more than" bounds every system: all GPUs busy, each model in the largest batch with ℓ(b) ≤ SLO.
+Where a peer exceeds half of it, nobody can be twice as good as that peer. Eager is no peer of the
+paper's, but it shows that central scheduling without any cleverness comes close to the bound on a
+mixed zoo: Clockwork and Shepherd are slower here by their own rules (commitment, largest first),
+and Nexus, which owes each model a cycle of two batches, by partitioning.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks.harness.rows import Row
+from benchmarks.symphony.systems import SYSTEMS, System, goodput
+from benchmarks.zoos import ZooModel, load
+from ray_slo.core import Cluster
+from ray_slo.simulation import Workload
+
+GPUS = 64
+PAPER = {
+    ("1080Ti", "mixed"): 2.0,
+    ("1080Ti", "strong"): 3.5,
+    ("1080Ti", "weak"): 1.23,
+    ("A100", "mixed"): 2.0,
+    ("A100", "strong"): 5.7,
+    ("A100", "weak"): 1.10,
+}
+
+COMPARED: dict[str, System] = {
+    "deferred, consolidate": ("deferred", {"objective": "consolidate"}),
+    "deferred, as Algorithm 1": ("deferred", {"objective": "consolidate", "gathering": "prefix"}),
+    **SYSTEMS,
+    "eager": ("eager", {}),
+}
+
+
+def upper_bound(models: Sequence[ZooModel], gpus: int) -> float:
+    """Requests per second with equal rates that no scheduler can exceed."""
+    per_round = 0.0  # GPU seconds for one request of each
+    for m in models:
+        model = m.model()
+        profile = model.variants[0].profiles["default"]
+        batch = profile.max_batch_within(model.latency_slo_s + 1e-9)
+        per_round += profile.latency(batch) / batch
+    return gpus * len(models) / per_round
+
+
+def run(quick: bool, seed: int) -> list[Row]:
+    rows: list[Row] = []
+    for gpu in ("1080Ti",) if quick else ("1080Ti", "A100"):
+        zoo = list(load(f"symphony_{gpu.lower()}").values())
+        for setting, models in (
+            ("mixed", zoo),
+            ("strong", [m for m in zoo if m.batching_effect > 2]),
+            ("weak", [m for m in zoo if m.batching_effect < 2]),
+        ):
+            title = f"{gpu}, {setting}: {len(models)} models on {GPUS} GPUs"
+            cluster = Cluster.uniform([m.model() for m in models], GPUS)
+            bound = upper_bound(models, GPUS)
+            rates = {
+                name: goodput(
+                    system,
+                    cluster,
+                    Workload.poisson(bound),
+                    start_rate=bound / (6 if name.startswith("Nexus") else 1.6),
+                    growth=1.4,
+                    tolerance=0.05 if quick else 0.01,
+                    warmup_s=0.5 if quick else 1,
+                    duration_s=1.4 if quick else 1 + 1500 * len(models) / bound,
+                    seed=seed,
+                ).rate
+                for name, system in COMPARED.items()
+            }
+            best_peer = max(
+                rate for name, rate in rates.items() if name in SYSTEMS and name != "deferred"
+            )
+            for name, rate in rates.items():
+                paper = PAPER[gpu, setting] if name == "deferred" else None
+                rows += [
+                    Row(f"{title} · {name}", "goodput", "req/s", rate),
+                    Row(f"{title} · {name}", "over best peer", "×", rate / best_peer, paper),
+                ]
+            rows += [
+                Row(f"{title} · no more than", "goodput", "req/s", bound),
+                Row(f"{title} · no more than", "over best peer", "×", bound / best_peer),
+            ]
+    return rows
+
+
+def plot(rows: Sequence[Row], directory: Path) -> list[Path]:
+    """Grouped bars: a group per setting, a bar per system."""
+    from matplotlib.figure import Figure
+
+    groups: dict[str, dict[str, float]] = {}
+    for row in rows:
+        if row.metric == "goodput":
+            title, _, name = row.case.partition(" · ")
+            groups.setdefault(title, {})[name] = math.nan if row.ours is None else row.ours
+    names = list(next(iter(groups.values())))
+    figure = Figure(figsize=(10, 4.5), layout="constrained")
+    axes = figure.subplots()
+    width = 0.85 / len(names)
+    for i, name in enumerate(names):
+        at = [g + i * width for g in range(len(groups))]
+        axes.bar(at, [values[name] for values in groups.values()], width, label=name)
+    middle = [g + 0.425 - width / 2 for g in range(len(groups))]
+    axes.set_xticks(middle, [title.partition(":")[0] for title in groups])
+    axes.set_ylabel("goodput (req/s)")
+    axes.legend(fontsize="small", ncols=2)
+    path = directory / "goodput.png"
+    figure.savefig(path, dpi=120)
+    return [path]

@@ -1,0 +1,121 @@
+import contextlib
+import io
+import json
+import os
+import subprocess
+import sys
+import traceback
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+
+import pytest
+
+from benchmarks.__main__ import SKIPPED, main
+from benchmarks.harness.registry import PROGRAMS, is_live
+
+
+def test_lists_every_program(capsys):
+    main([])
+    listed = capsys.readouterr().out
+    assert all(name in listed for name in PROGRAMS)
+
+
+@pytest.mark.parametrize("args", [["fig99"], ["symphony-fig5", "--seed", "-1"]])
+def test_mistakes_end_with_code_2(args, capsys):
+    with pytest.raises(SystemExit) as exit:
+        main(args)
+    assert exit.value.code == 2
+    assert args[-1] in capsys.readouterr().err
+
+
+def shorten():
+    """In this process, searches for a goodput end as soon as they have it between two rates, and
+    runs are shorter than even `--quick` has them: what is printed is not looked at here.
+
+    To be called before a program is imported.
+    """
+    from ray_slo import simulation
+    from ray_slo.simulation import search, simulator
+
+    def simulate(policy, cluster, workload, *, duration_s=None, warmup_s=0.0, **kwargs):
+        if duration_s is None and warmup_s:
+            duration_s = workload.length_s
+        if duration_s is not None:
+            duration_s = warmup_s + 0.4 * (duration_s - warmup_s)
+        kwargs |= {"duration_s": duration_s, "warmup_s": warmup_s}
+        return simulator.simulate(policy, cluster, workload, **kwargs)
+
+    def goodput_search(*args, growth=2.0, tolerance=0.01, **kwargs):
+        return search.goodput_search(*args, growth=max(1.3, growth), tolerance=0.99, **kwargs)
+
+    search.simulate = simulation.simulate = simulate
+    simulation.goodput_search = goodput_search
+
+
+def front_door(args):
+    """Exit code, stdout and stderr of `python -m benchmarks ARGS`, in this process."""
+    out, err, code = io.StringIO(), io.StringIO(), 0
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            main(args)
+        except SystemExit as end:
+            code = end.code
+        except Exception:
+            code = 1
+            traceback.print_exc()
+    return code, out.getvalue(), err.getvalue()
+
+
+@pytest.fixture(scope="module")
+def runs(request, tmp_path_factory):
+    """Every program that a selected test asks for, a core each; by name, as they finish.
+
+    Processes take one program after the other: half a program's time would be its imports.
+    """
+    directory = tmp_path_factory.mktemp("plots")
+    asked = dict.fromkeys(
+        item.callspec.params["name"]
+        for item in request.session.items
+        if item.path == request.path and "runs" in getattr(item, "fixturenames", ())
+    )
+    spawn = get_context("spawn")
+    with ProcessPoolExecutor(os.cpu_count() or 1, spawn, initializer=shorten) as pool:
+        futures = {}
+        for name in asked:
+            plots = directory / name
+            plots.mkdir()
+            args = [name, "--quick", "--json", "-", "--plot", str(plots)]
+            futures[name] = pool.submit(front_door, args), plots
+        yield futures
+        pool.shutdown(cancel_futures=True)
+
+
+@pytest.mark.timeout(600)
+def test_from_a_shell():
+    command = [sys.executable, "-m", "benchmarks", "symphony-fig5", "--quick", "--json", "-"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["name"] == "symphony-fig5"
+
+
+# Live programs start a Ray of their own and load it for a minute: tests/live covers what they use.
+SIMULATED = [name for name in PROGRAMS if not is_live(name)]
+
+
+@pytest.mark.parametrize("name", SIMULATED)
+@pytest.mark.slow
+@pytest.mark.timeout(600)  # a busy machine may give them little of its time
+def test_every_program_runs_quickly_and_prints_its_rows(name, runs):
+    future, plots = runs[name]
+    code, out, err = future.result()
+    if code == SKIPPED:
+        pytest.skip(err.strip())
+    assert code == 0, err
+    body = json.loads(out)
+    assert set(body) == {"name", "source", "quick", "seed", "rows"}
+    assert (body["name"], body["quick"], body["seed"]) == (name, True, 0)
+    assert body["rows"]
+    for row in body["rows"]:
+        assert set(row) == {"case", "metric", "unit", "ours", "paper", "peers"}
+    assert any(plots.glob("*.png"))
+    assert all(part in err for part in body["rows"][0]["case"].split(" · "))

@@ -1,0 +1,165 @@
+"""The part of `live-soak` that needs no Ray: the rule, the verdict, the load, the arguments."""
+
+import asyncio
+from collections import Counter
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from benchmarks.live import soak as program
+from benchmarks.live.soak import RULES, Rule, Soak, draw, growth, kept, offer, parse
+from ray_slo.serve.watch.vitals import vitals
+
+AT = np.arange(0.0, 600.0, 5.0)
+MEMORY = RULES["memory, MB"]
+NOISE = np.random.default_rng(0).normal(0, 3.0, len(AT))
+
+
+@pytest.mark.parametrize(
+    ("mb", "flat"),
+    [
+        (150 + NOISE, True),
+        (150 + 40 * (1 - np.exp(-AT / 60)) + NOISE, True),  # a warm-up rise
+        (150 + np.where(AT > 100, 60, 0), True),  # a step of the warm-up
+        (150 + np.where(AT > 420, 60, 0) + NOISE, True),  # a hiccup: a step, and no more
+        (150 - 0.1 * AT, True),
+        (150 + 0.05 * AT + NOISE, False),  # 180 MB per hour
+        (150 + 15 * (AT // 60), False),  # the same, a step every minute
+        (150 + np.where(AT > 490, 60, 0), False),  # it cannot be said yet whether that was all
+    ],
+)
+def test_what_grows_is_told_from_noise_and_warm_up(mb, flat):
+    assert growth(AT, mb, MEMORY).flat is flat
+
+
+def test_growth_says_how_much_and_how_fast():
+    found = growth(AT, 100 + AT / 60, Rule(0.0, 1.0))
+    assert found.thirds == pytest.approx((101.625, 104.958, 108.292), abs=0.01)
+    assert found.lately == pytest.approx(1.667, abs=0.01)
+    assert found.per_hour == pytest.approx(60.0, abs=0.01)
+    assert found.allowed == 1.0 and not found.flat
+    with pytest.raises(ValueError, match="got 5"):
+        growth(range(5), range(5), MEMORY)
+
+
+def samples(leak=0.0, process="frontend 1"):
+    rows = [
+        (at, process, quantity, value)
+        for at in AT
+        for quantity, value in (
+            ("memory, MB", 150 + leak * at),
+            ("files", 80),
+            ("threads", 40),
+            ("tasks", 30),
+            ("blocks", 900_000),
+            ("pending", 20),
+        )
+    ]
+    return pd.DataFrame(rows, columns=["at_s", "process", "quantity", "value"])
+
+
+def soak(frame=None, *, counts=None, before=None, after=None):
+    idle = {"frontend 1": {"pid": 7, "tasks": 4, "blocks": 900_000, "pending": 0}}
+    counts = Counter(sent=100, answered=90, refused=10) if counts is None else Counter(counts)
+    frame = samples() if frame is None else frame
+    return Soak(60.0, 600.0, counts, frame, before or idle, after or idle)
+
+
+def holding(**held):
+    return {"frontend 1": {"pid": 7, "tasks": 4, "blocks": 900_000, "pending": 0, **held}}
+
+
+@pytest.mark.parametrize(
+    ("run", "complaint"),
+    [
+        (soak(samples(0.05)), "frontend 1: memory, MB grew from 164.9 to 174.9"),
+        (soak(after=holding(pending=2)), "frontend 1 still holds {'pending': 2}"),
+        (soak(after=holding(tasks=9)), "frontend 1 has 9 tasks after the load and had 4 before"),
+        (soak(after={"frontend 2": holding()["frontend 1"]}), "was not there all the time"),
+        (soak(counts={"answered": 9, "lost: ServerDisconnectedError": 1}), "not answered as"),
+        (soak(counts={"answered": 9, "error 500": 1}), "not answered as"),
+        (soak(counts={"refused": 9}), "nothing was answered"),
+    ],
+)
+def test_what_is_complained_of(run, complaint):
+    assert complaint in "; ".join(run.complaints)
+
+
+def test_a_flat_run_has_no_complaint_and_serve_is_not_judged():
+    assert soak().complaints == []
+    leaking = soak(samples(0.05, "Serve's proxy"))
+    assert leaking.complaints == []
+    flat = {row.metric: row.ours for row in leaking.rows() if row.case.startswith("memory")}
+    assert flat["flat"] is None and flat["per hour"] == pytest.approx(180.0, abs=0.1)
+
+
+def test_rows_say_what_became_of_the_requests_and_what_is_held():
+    made = {
+        (row.case.split(" · ")[-1], row.metric): row.ours
+        for row in soak(counts={"sent": 3, "answered": 1, "lost": 1, "lost: X": 1}).rows()
+    }
+    assert made["all", "sent"] == 3 and made["all", "lost"] == 2 and made["all", "errors"] == 0
+    assert made["frontend 1", "requests and batches held"] == 0
+    assert made["frontend 1", "flat"] == 1.0
+
+
+def test_the_load_is_open_loop_and_callers_leave():
+    async def send():
+        await asyncio.sleep(program.SLO_S / 2)
+        return "answered"
+
+    counts = asyncio.run(offer(send, 400.0, 0.5, 0.3, seed=0))
+    assert counts["sent"] == counts["answered"] + counts["cancelled"]
+    assert 150 < counts["sent"] < 250  # all of them long before the first answer
+    # Three in ten leave, half of them before the answer.
+    assert 0.05 < counts["cancelled"] / counts["sent"] < 0.3
+
+
+def test_what_never_ends_is_lost(monkeypatch):
+    monkeypatch.setattr(program, "LOST_AFTER_S", 0.05)
+
+    async def send():
+        await asyncio.sleep(60)
+
+    counts = asyncio.run(offer(send, 100.0, 0.1, 0.0, seed=0))
+    assert counts["lost"] == counts["sent"] > 0
+
+
+def test_vitals_and_what_is_kept():
+    async def look():
+        return vitals(queued=3, unsent=0)
+
+    found = asyncio.run(look())
+    assert found["tasks"] == 1 and found["blocks"] > 1000
+    assert kept({"scheduler": found, "worker 1": {"pid": 1, "batches": 0}}) == {
+        "scheduler": {"queued": 3}
+    }
+
+
+def test_draws(tmp_path):
+    path = draw(samples(), tmp_path / "soak.png")
+    assert path.stat().st_size > 10_000
+
+
+def test_arguments():
+    assert (parse([]).seconds, parse([]).every_s) == (600, 5)
+    assert (parse(["--hours", "8"]).seconds, parse(["--hours", "8"]).every_s) == (28_800, 10)
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["--minutes", "0"],
+        ["--hours", "nan"],
+        ["--minutes", "1", "--hours", "1"],
+        ["--every-s", "0"],
+        ["--every-s", "200"],
+        ["--seed", "-1"],
+    ],
+)
+def test_mistakes_in_arguments_end_with_code_2(args, capsys):
+    with pytest.raises(SystemExit) as exit:
+        parse(args)
+    assert exit.value.code == 2
+    assert args[0] in capsys.readouterr().err

@@ -1,0 +1,16 @@
+"""Sub-clusters, at the size that runs in seconds."""
+
+import numpy as np
+
+from benchmarks.symphony import fig16
+from ray_slo.planning import partition
+
+
+def test_the_planner_beats_the_random_solver_by_far():
+    rng = np.random.default_rng(5)
+    problem = fig16.instance(200, 5, rng)
+    plan = partition.plan(problem)
+    assert isinstance(plan, partition.Plan)
+    load, memory = fig16.random_solver(problem, rng, 0.2)
+    assert 10 * plan.load_imbalance < load
+    assert 10 * plan.memory_imbalance < memory

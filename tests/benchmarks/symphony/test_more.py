@@ -1,0 +1,110 @@
+"""What Figures 11 to 15 and `responsive-grid` are made of; the programs themselves run in
+`test_front_door`."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.own import responsive_grid
+from benchmarks.own.responsive_grid import POLICIES, STRONG, worst_bad
+from benchmarks.symphony.fig9 import upper_bound
+from benchmarks.symphony.fig11 import cluster, systems
+from benchmarks.symphony.fig15 import Autoscaled, least_gpus
+from benchmarks.zoos import ZooModel
+from ray_slo.core import Cluster
+from ray_slo.planning.autoscale import Limits
+from ray_slo.policies import make_policy
+from ray_slo.simulation import Report, Workload, simulate
+
+MODELS = [ZooModel("a", 1.0, 5.0, 30), ZooModel("b", 2.0, 6.0, 50)]
+
+
+def _run(rate: float, workers: int, *, follow: bool, until_s: float = 4.0):
+    host = Autoscaled(
+        make_policy("deferred", {"objective": "consolidate"}),
+        Limits(1, 16, periods_down=2),
+        workers,
+        every_s=0.5,
+        until_s=until_s,
+        follow=follow,
+    )
+    all_there = Cluster.uniform([m.model() for m in MODELS], 16)
+    report = simulate(host, all_there, Workload.poisson(rate), duration_s=until_s, seed=1)
+    return host.samples, report
+
+
+def _busy(report: Report) -> float:
+    """GPUs that were busy, on average."""
+    return sum(report.utilisation().values())
+
+
+@pytest.mark.parametrize("follow", [False, True])
+@pytest.mark.parametrize("rate", [500.0, 5000.0])
+def test_samples_agree_with_the_report(rate, follow):
+    samples, report = _run(rate, 8, follow=follow)
+    assert [s.at_s for s in samples] == [0.5 * i for i in range(1, 9)]
+    assert sum(s.busy for s in samples) / 8 == pytest.approx(_busy(report))
+    arrived = sum(s.arrived for s in samples)
+    assert arrived == report.count()
+    # What had not been answered at the last advice is at most an SLO's worth of requests.
+    assert 0 <= arrived - sum(s.good + s.bad for s in samples) < 3 * rate * 0.05
+    bad = sum(s.bad for s in samples) / arrived
+    assert bad == pytest.approx(report.bad_rate(), abs=0.01)
+
+
+def test_advice_that_is_not_followed_changes_nothing():
+    samples, report = _run(500.0, 8, follow=False)
+    assert {s.gpus for s in samples} == {8}
+    assert min(s.advice for s in samples) < 8
+    assert set(report.batches.worker) <= {str(w) for w in report.meta["workers"][:8]}
+
+
+def test_a_followed_advice_takes_idle_workers_away_and_adds_missing_ones():
+    fewer, report = _run(500.0, 12, follow=True)
+    assert [b.gpus for b in fewer[1:]] == [a.advice for a in fewer[:-1]]
+    assert fewer[-1].gpus < 6
+    started = report.batches[report.batches.started_s > fewer[-2].at_s]
+    assert started.worker.nunique() <= fewer[-1].gpus
+    more, _ = _run(4000.0, 2, follow=True)
+    assert more[0].bad > 0
+    assert more[-1].gpus > 6
+
+
+def test_the_least_gpus_are_those_of_the_upper_bound():
+    rate = upper_bound(MODELS, 4) / len(MODELS)
+    rates = {m.name: [rate, rate / 2] for m in MODELS}
+    assert least_gpus(MODELS, rates) == pytest.approx([4, 2])
+
+
+def test_nexus_plans_within_the_warm_up_and_the_others_are_as_ever():
+    compared = systems(0.8)
+    periods = {name: kwargs.get("period_s") for name, (_, kwargs) in compared.items()}
+    assert {name for name, p in periods.items() if p == 0.8} == {
+        "Nexus, 1 frontend",
+        "Nexus, 8 frontends",
+    }
+    for name, kwargs in compared.values():
+        make_policy(name, kwargs)  # takes its arguments
+
+
+def test_figure_11_has_one_slo_for_all():
+    made = cluster(35, gpus=3)
+    assert len(made.workers) == 3
+    assert {m.latency_slo_s for m in made.models.values()} == {0.035}
+    assert len(made.models) == 20
+
+
+def test_the_pool_with_a_strong_batching_effect_is_figure_6s():
+    (model, *others) = STRONG[0].models
+    assert len(others) == 9 and model.slo_ms == 46 == 2 * (8 * model.alpha_ms + model.beta_ms)
+
+
+def test_consolidate_serves_that_pool_where_eager_collapses(monkeypatch):
+    monkeypatch.setattr(responsive_grid, "SHARES", (0.6, 0.76))
+    rows = worst_bad(STRONG[0], quick=True, seed=0)
+    bad = {}
+    for row in rows:
+        bad.setdefault(row.case.rpartition(" · ")[2], []).append(row.ours)
+    assert set(bad) == set(POLICIES)
+    assert max(bad["consolidate"]) < 0.5
+    assert bad["eager"][0] < 0.5 and 20 < bad["eager"][1] <= 100
