@@ -79,7 +79,7 @@ def read_document(path: Path, example: str) -> dict[str, Any]:
     Raises:
         ValueError: it is none, or a config of `serve run`.
     """
-    from ray_slo.simulation.spec import read_yaml
+    from ray_slo.core.documents import read_yaml
 
     data = read_yaml(path)
     if "applications" in data:

@@ -163,8 +163,8 @@ def make_workload(
     """
     import numpy as np
 
+    from ray_slo.core.names import nearest
     from ray_slo.load.workload import Payloads, Workload
-    from ray_slo.policies.registry import nearest
     from ray_slo.simulation.workloads import Constant, Gamma, Poisson, Trace
 
     positive(rate=rate, duration_s=duration_s, shape=shape, interval_s=interval_s)

@@ -166,8 +166,8 @@ def _targets(name: str, kwargs: dict[str, Any], chosen: list[str] | None) -> dic
     """What to measure, by the name of the variant."""
     import sys
 
+    from ray_slo.core.names import import_attr
     from ray_slo.models.profiling import Target
-    from ray_slo.policies.registry import import_attr
 
     if "" not in sys.path:
         sys.path.insert(0, "")  # as in the measuring process
@@ -193,9 +193,9 @@ def _named(variant: str) -> dict[str, Any]:
 
 
 def _config_targets(path: Path, kwargs: dict[str, Any]) -> dict[str, Target]:
+    from ray_slo.core.documents import read_yaml
     from ray_slo.models.profiling import Target
     from ray_slo.serve.config.spec import parse_spec
-    from ray_slo.simulation.spec import read_yaml
 
     applications = read_yaml(path).get("applications")
     if not isinstance(applications, list) or not all(isinstance(a, dict) for a in applications):

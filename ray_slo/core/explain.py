@@ -8,8 +8,8 @@ from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
 
+from ray_slo.core.names import nearest
 from ray_slo.core.text import clipped, quoted
-from ray_slo.policies.registry import nearest
 
 T = TypeVar("T", bound=BaseModel)
 _KEY = 200  # characters of a field's place

@@ -20,8 +20,8 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from ray_slo.core.files import load_arrays
-from ray_slo.policies.registry import import_attr
+from ray_slo.core.documents import load_arrays
+from ray_slo.core.names import import_attr
 
 _FORMAT = "ray-slo/workload/1"
 

@@ -27,9 +27,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ray_slo.core.names import import_attr
 from ray_slo.core.profiles import LatencyProfile, doubling_sizes
 from ray_slo.models.sweep import Sweep
-from ray_slo.policies.registry import import_attr
 
 if TYPE_CHECKING:
     from ray_slo.models.preemption import PreemptionProfile

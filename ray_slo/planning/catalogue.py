@@ -15,8 +15,7 @@ from pathlib import Path
 
 from pydantic import ConfigDict, Field, NonNegativeFloat, PositiveFloat, ValidationError
 
-from ray_slo.core.files import load_yaml
-from ray_slo.core.strict import Strict
+from ray_slo.core.documents import Strict, load_yaml
 
 
 class InstanceType(Strict):

@@ -37,11 +37,11 @@ from ray_slo.core.cluster import Cluster, DispatchDelay, Variant
 from ray_slo.core.decisions import Action, Decision, Dispatch, Drop, DropReason
 from ray_slo.core.load import Kind as MonitorKind
 from ray_slo.core.load import LoadMonitor
+from ray_slo.core.names import import_attr
 from ray_slo.core.profiles import LatencyProfile
 from ray_slo.core.queues import DeadlineQueue
 from ray_slo.core.requests import BatchOutcome, Request, WorkerId
 from ray_slo.policies.batching import TOLERANCE_S, non_negative
-from ray_slo.policies.registry import import_attr
 
 if TYPE_CHECKING:
     from ray_slo.planning.ramsis import PolicySet, Problem, Table, VariantProfile

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
-from difflib import get_close_matches
-from importlib import import_module
+from collections.abc import Mapping
 from numbers import Integral, Real
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
+from ray_slo.core.names import import_attr, nearest
 from ray_slo.core.policy import Policy
 
 POLICIES: dict[str, str] = {
@@ -23,19 +22,6 @@ POLICIES: dict[str, str] = {
     "ramsis": "ray_slo.policies.ramsis:Ramsis",
     "timeout": "ray_slo.policies.timeout:Timeout",
 }
-
-
-def import_attr(path: str) -> Any:
-    """Import "module:attr".
-
-    Raises:
-        ValueError: the module or the attribute does not exist.
-    """
-    module, _, attr = path.partition(":")
-    try:
-        return getattr(import_module(module), attr)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ValueError(f"cannot import {path!r}: {error}") from error
 
 
 def make_policy(policy: str | Policy, kwargs: Mapping[str, Any] | None = None) -> Policy:
@@ -159,13 +145,6 @@ def name_of(policy: Policy) -> str:
     """The name under which a policy is registered, else "module:Class"."""
     path = f"{type(policy).__module__}:{type(policy).__name__}"
     return next((name for name, known in POLICIES.items() if known == path), path)
-
-
-def nearest(name: str, valid: Sequence[str]) -> str:
-    """ " (did you mean 'x'?)", or "" where nothing is alike."""
-    lower = {v.lower(): v for v in valid}
-    near = get_close_matches(name.lower(), lower, n=1)
-    return f" (did you mean {lower[near[0]]!r}?)" if near else ""
 
 
 def _hints(target: Any) -> dict[str, Any]:

@@ -24,10 +24,11 @@ from numpy.typing import NDArray
 
 from ray_slo.core.cluster import Cluster, Worker
 from ray_slo.core.decisions import Action, Decision, Dispatch, Drop, DropReason, Preempt
+from ray_slo.core.names import import_attr
 from ray_slo.core.policy import Policy
 from ray_slo.core.profiles import LatencyProfile
 from ray_slo.core.requests import BatchOutcome, BatchStatus, Request, WorkerId
-from ray_slo.policies.registry import POLICIES, import_attr, make_policy, refuse_sizes
+from ray_slo.policies.registry import POLICIES, make_policy, refuse_sizes
 from ray_slo.record.rows import Life, Logged
 from ray_slo.simulation.report import Report
 from ray_slo.simulation.simulator import _WORKER, _Batch, _Run, _Slot

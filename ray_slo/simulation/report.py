@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ray_slo.core.decisions import DropReason
-from ray_slo.core.files import load_arrays
+from ray_slo.core.documents import load_arrays
 from ray_slo.core.requests import BatchStatus
 
 if TYPE_CHECKING:

@@ -39,7 +39,7 @@ from pydantic import (
 )
 
 from ray_slo.core.cluster import Cluster, DispatchDelay, Model, Worker
-from ray_slo.core.strict import Strict
+from ray_slo.core.documents import ProfileSpec, Strict
 from ray_slo.planning import fluid, kairos, loki
 from ray_slo.planning.catalogue import CATALOGUE, InstanceType, load_catalogue
 from ray_slo.planning.result import Infeasible
@@ -48,7 +48,7 @@ from ray_slo.simulation.pipelines import simulate_pipeline
 from ray_slo.simulation.report import Report
 from ray_slo.simulation.search import goodput_search
 from ray_slo.simulation.simulator import simulate
-from ray_slo.simulation.spec import ClusterSpec, PolicySpec, ProfileSpec
+from ray_slo.simulation.spec import ClusterSpec, PolicySpec
 from ray_slo.simulation.workloads import Workload
 
 Named = tuple[str, Mapping[str, Any]]

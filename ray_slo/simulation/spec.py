@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import (
-    ConfigDict,
     Field,
     NonNegativeFloat,
     NonNegativeInt,
@@ -24,62 +23,17 @@ from pydantic import (
 )
 
 from ray_slo.core.cluster import Cluster, DispatchDelay, Model, Variant, Worker
-from ray_slo.core.files import load_yaml
+from ray_slo.core.documents import Frozen, ProfileSpec
 from ray_slo.core.policy import Policy
-from ray_slo.core.profiles import LatencyProfile, load_profiles
-from ray_slo.core.strict import Strict
 from ray_slo.policies.registry import make_policy, refuse_variants
 from ray_slo.simulation.report import Report
 from ray_slo.simulation.simulator import WorkerEvent, simulate
 from ray_slo.simulation.workloads import Workload
 
-MAX_BATCH = 100_000  # more is a slip of the pen, and would fill memory with a table
 MAX_WORKERS = 100_000
 
 
-class _Spec(Strict):
-    model_config = ConfigDict(frozen=True)
-
-
-class ProfileSpec(_Spec):
-    """ℓ(b) as α·b + β up to `max_batch_size`, as a table, or from a file of `ray-slo profile`.
-
-    Attributes:
-        alpha_ms, beta_ms: of α·b + β.
-        max_batch_size: of α·b + β.
-        latency_ms: ℓ(1), ℓ(2), …
-        file: relative to the document's folder; it is asked for the variant by its name.
-    """
-
-    alpha_ms: NonNegativeFloat | None = None
-    beta_ms: NonNegativeFloat = 0.0
-    max_batch_size: int = Field(128, ge=1, le=MAX_BATCH)
-    latency_ms: Annotated[list[PositiveFloat], Field(max_length=MAX_BATCH)] | None = None
-    file: Path | None = None
-
-    @model_validator(mode="after")
-    def _one_source(self) -> ProfileSpec:
-        if sum(v is not None for v in (self.alpha_ms, self.latency_ms, self.file)) != 1:
-            raise ValueError("give exactly one of alpha_ms (with beta_ms), latency_ms and file")
-        return self
-
-    def build(self, variant: str, base: Path) -> LatencyProfile:
-        """The profile; `file` is relative to `base` and is asked for `variant`."""
-        if self.file is not None:
-            profiles = load_profiles(base / self.file)
-            if variant not in profiles:
-                raise ValueError(
-                    f"{self.file}: no profile of {variant!r}; it has {', '.join(profiles)}"
-                )
-            return profiles[variant]
-        if self.latency_ms is not None:
-            return LatencyProfile([ms / 1e3 for ms in self.latency_ms])
-        return LatencyProfile.linear(
-            (self.alpha_ms or 0.0) / 1e3, self.beta_ms / 1e3, self.max_batch_size
-        )
-
-
-class VariantSpec(_Spec):
+class VariantSpec(Frozen):
     """A variant: one profile for all hardware, or one per hardware kind.
 
     Attributes:
@@ -106,7 +60,7 @@ class VariantSpec(_Spec):
         return Variant(name, built, self.accuracy)
 
 
-class ModelSpec(_Spec):
+class ModelSpec(Frozen):
     """A model: its SLO and its variants, or a profile where it is its own only variant.
 
     Attributes:
@@ -131,7 +85,7 @@ class ModelSpec(_Spec):
         return Model(name, self.latency_slo_ms / 1e3, built)
 
 
-class DelaySpec(_Spec):
+class DelaySpec(Frozen):
     """From a decision to the start of execution: control_ms + per_request_ms · batch size.
 
     Attributes:
@@ -149,7 +103,7 @@ class DelaySpec(_Spec):
 _Count = Annotated[int, Field(ge=1, le=MAX_WORKERS)]
 
 
-class ClusterSpec(_Spec):
+class ClusterSpec(Frozen):
     """Models and workers; a worker loads every variant that has a profile for its hardware.
 
     Attributes:
@@ -189,7 +143,7 @@ class ClusterSpec(_Spec):
         return Cluster.of(models, workers, self.delay.build())
 
 
-class PolicySpec(_Spec):
+class PolicySpec(Frozen):
     """Who decides.
 
     Attributes:
@@ -202,7 +156,7 @@ class PolicySpec(_Spec):
     kwargs: dict[str, Any] = Field(default_factory=dict)
 
 
-class WorkerEventSpec(_Spec):
+class WorkerEventSpec(Frozen):
     """A worker goes away or comes back.
 
     Attributes:
@@ -216,7 +170,7 @@ class WorkerEventSpec(_Spec):
     action: Literal["leave", "join"]
 
 
-class SimulationSpec(_Spec):
+class SimulationSpec(Frozen):
     """Everything that `simulate` takes. Defaults are those of `simulate`.
 
     Attributes:
@@ -275,16 +229,3 @@ class SimulationSpec(_Spec):
         """Simulate; profile files are relative to `base`."""
         cluster = self.cluster.build(Path(base))
         return simulate(self.make_policy(), cluster, self.workload, **self.options(cluster))
-
-
-def read_yaml(path: str | Path) -> dict[str, Any]:
-    """A YAML file that holds a mapping.
-
-    Raises:
-        FileNotFoundError: no such file.
-        ValueError: not YAML, or no mapping.
-    """
-    data = load_yaml(path)
-    if not isinstance(data, dict):
-        raise ValueError(f"{path}: must hold a mapping, got {type(data).__name__}")
-    return data

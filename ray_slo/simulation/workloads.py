@@ -31,7 +31,7 @@ from pydantic import (
 from scipy.special import ndtr, ndtri
 
 from ray_slo.core.cluster import Cluster
-from ray_slo.core.strict import Strict
+from ray_slo.core.documents import Strict
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from ray_slo.core.documents import read_yaml
 from ray_slo.simulation.sizing import PlanSpec, what_if
-from ray_slo.simulation.spec import read_yaml
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "planning-capacity.md").read_text(encoding="utf-8")

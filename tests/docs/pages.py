@@ -359,8 +359,8 @@ class Reader:
     @staticmethod
     def question(rest: list[str]) -> None:
         """A plan's spec and its changes."""
+        from ray_slo.core.documents import read_yaml as document
         from ray_slo.simulation.sizing import PlanSpec, what_if
-        from ray_slo.simulation.spec import read_yaml as document
 
         question = PlanSpec.model_validate(document(ROOT / rest[0])).build(ROOT / "configs")
         for option, change in itertools.pairwise(rest):

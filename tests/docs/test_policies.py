@@ -9,7 +9,8 @@ import yaml
 
 from benchmarks.harness.registry import PROGRAMS
 from ray_slo.core import DropReason
-from ray_slo.policies.registry import POLICIES, import_attr
+from ray_slo.core.names import import_attr
+from ray_slo.policies.registry import POLICIES
 from ray_slo.serve.config.spec import PlannerSpec
 from ray_slo.simulation.spec import SimulationSpec
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 
 from ray_slo.core import Policy
+from ray_slo.core.names import import_attr
 from ray_slo.policies import POLICIES, make_policy
 from ray_slo.policies.deferred import Deferred
 from ray_slo.policies.deferred_flex import DeferredFlex
-from ray_slo.policies.registry import import_attr, live_arguments
+from ray_slo.policies.registry import live_arguments
 from ray_slo.policies.timeout import Eager, Timeout
 
 

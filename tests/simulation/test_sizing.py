@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
+from ray_slo.core.documents import read_yaml
 from ray_slo.planning.catalogue import CATALOGUE
 from ray_slo.simulation import sizing
 from ray_slo.simulation.sizing import Figures, PlanSpec, size, what_if
-from ray_slo.simulation.spec import read_yaml
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 

@@ -4,9 +4,10 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
+from ray_slo.core.documents import read_yaml
 from ray_slo.core.profiles import LatencyProfile, save_profiles
 from ray_slo.policies.price import Price
-from ray_slo.simulation.spec import SimulationSpec, read_yaml
+from ray_slo.simulation.spec import SimulationSpec
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 SPEC = """

@@ -37,7 +37,7 @@ from scipy.stats import poisson
 
 from ray_slo.core.cluster import Cluster, Model, Variant, Worker
 from ray_slo.core.demand import Rate
-from ray_slo.core.strict import Strict
+from ray_slo.core.documents import Strict
 from ray_slo.planning import kairos
 from ray_slo.planning.brains.sizes import Sizes
 from ray_slo.planning.kairos import Configuration

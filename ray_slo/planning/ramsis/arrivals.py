@@ -15,10 +15,10 @@ from typing import Annotated, Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from pydantic import ConfigDict, Field, PositiveFloat, TypeAdapter, ValidationError
+from pydantic import Field, PositiveFloat, TypeAdapter, ValidationError
 from scipy.special import gammainc, gammaln, xlogy
 
-from ray_slo.core.strict import Strict
+from ray_slo.core.documents import Frozen
 
 Floats = NDArray[np.float64]
 
@@ -174,18 +174,14 @@ class Empirical(_FromAtLeast):
         return {"kind": "empirical", "arrivals": len(self._times), "hash": digest}
 
 
-class _Spec(Strict):
-    model_config = ConfigDict(frozen=True)
-
-
-class PoissonSpec(_Spec):
+class PoissonSpec(Frozen):
     kind: Literal["poisson"] = "poisson"
 
     def build(self, base: Path) -> Arrivals:
         return POISSON
 
 
-class GammaSpec(_Spec):
+class GammaSpec(Frozen):
     """Gamma-distributed gaps: shape 1 is Poisson, smaller is burstier."""
 
     kind: Literal["gamma"]
@@ -195,7 +191,7 @@ class GammaSpec(_Spec):
         return Gamma(self.shape)
 
 
-class EmpiricalSpec(_Spec):
+class EmpiricalSpec(Frozen):
     """Recorded arrival times in seconds, one a line; the rate is stretched as needed."""
 
     kind: Literal["empirical"]

@@ -15,9 +15,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import ConfigDict, Field, NonNegativeFloat, PositiveFloat, PositiveInt
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
-from ray_slo.core.strict import Strict
+from ray_slo.core.documents import Frozen, ProfileSpec
 from ray_slo.planning.ramsis.arrivals import ArrivalsSpec, PoissonSpec
 from ray_slo.planning.ramsis.problem import (
     Balancing,
@@ -27,21 +27,16 @@ from ray_slo.planning.ramsis.problem import (
     Objective,
     Problem,
 )
-from ray_slo.simulation.spec import ProfileSpec
 
 
-class _Spec(Strict):
-    model_config = ConfigDict(frozen=True)
-
-
-class VariantSpec(_Spec):
+class VariantSpec(Frozen):
     """A variant: accuracy in percent, and its latency profile."""
 
     accuracy: Annotated[float, Field(ge=0, le=100)]
     profile: ProfileSpec
 
 
-class LoadsSpec(_Spec):
+class LoadsSpec(Frozen):
     """Requests per second, whole pool: those named, or from low to high in steps of accuracy."""
 
     rates: list[PositiveFloat] = Field(default_factory=list)
@@ -50,7 +45,7 @@ class LoadsSpec(_Spec):
     step_accuracy: PositiveFloat = 1.0
 
 
-class SolveSpec(_Spec):
+class SolveSpec(Frozen):
     """A problem but for its rate, and the loads to solve it for; fields as in `Problem`."""
 
     latency_slo_ms: PositiveFloat

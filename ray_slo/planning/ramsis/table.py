@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ray_slo.core.files import load_arrays
+from ray_slo.core.documents import load_arrays
 
 FORMAT = "ray-slo/ramsis-tables/1"
 DROP = ""  # the variant that `lookup` names where requests are to be dropped

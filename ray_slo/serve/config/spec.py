@@ -27,14 +27,14 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 from ray_slo.core import LatencyProfile
+from ray_slo.core.documents import Strict
 from ray_slo.core.explain import explained, validated
-from ray_slo.core.strict import Strict
+from ray_slo.core.names import import_attr
 from ray_slo.core.text import quoted
 from ray_slo.planning import loki
 from ray_slo.planning.catalogue import CATALOGUE, InstanceType
 from ray_slo.policies.registry import (
     POLICIES,
-    import_attr,
     make_policy,
     name_of,
     refuse_sizes,

@@ -25,6 +25,7 @@ from ray import cloudpickle, serve
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 
+from ray_slo.core.quantile import Quantile
 from ray_slo.core.requests import Upstream
 from ray_slo.core.text import clipped, quoted
 from ray_slo.serve import grpc
@@ -72,7 +73,7 @@ from ray_slo.serve.proxy.gate import Door
 from ray_slo.serve.ray_private.http_head import arrival_here
 from ray_slo.serve.ray_private.replica_port import listen_on_node_only
 from ray_slo.serve.scheduler.channel import ActorChannel, Channel, EmbeddedChannel
-from ray_slo.serve.scheduler.scheduler import FEW_SAMPLES, Quantile
+from ray_slo.serve.scheduler.scheduler import FEW_SAMPLES
 from ray_slo.serve.suspects import ATTEMPT, ATTEMPT_HEADER, Marks, ended_itself
 from ray_slo.serve.user_code import Hook, HookThreads
 from ray_slo.serve.watch import tracing

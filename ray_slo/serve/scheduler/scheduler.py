@@ -17,8 +17,6 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import numpy as np
-
 from ray_slo.core import (
     Assigned,
     BatchOutcome,
@@ -36,7 +34,9 @@ from ray_slo.core import (
     Variant,
     Worker,
 )
-from ray_slo.policies.registry import import_attr, live_arguments, make_policy
+from ray_slo.core.names import import_attr
+from ray_slo.core.quantile import Quantile
+from ray_slo.policies.registry import live_arguments, make_policy
 from ray_slo.record.writer import open_log
 from ray_slo.serve.config.spec import AppSpec
 from ray_slo.serve.messages import (
@@ -102,38 +102,6 @@ class _WorkerState:
     preempt_delay_s: float
     assigned: Assigned | None
     node: str
-
-
-class Quantile:
-    """Quantile of the last `window` samples.
-
-    Args:
-        prior: so many samples of the default stand in for those that are still missing: what one
-            cold start took is not what is to be expected.
-    """
-
-    def __init__(self, q: float, window: int = 128, prior: int = 0) -> None:
-        self._q = q
-        self._samples: deque[float] = deque(maxlen=window)
-        self._prior = prior
-        self._value: float | None = None
-
-    def add(self, value: float) -> None:
-        self._samples.append(value)
-        self._value = None
-
-    def value(self, default: float) -> float:
-        """The quantile, or `default` while there is no sample."""
-        if self._value is None:
-            if not self._samples:
-                return default
-            missing = max(self._prior - len(self._samples), 0)
-            self._value = float(np.quantile([*self._samples, *[default] * missing], self._q))
-        return self._value
-
-    def forget(self) -> None:
-        self._samples.clear()
-        self._value = None
 
 
 class Scheduler:

@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ray_slo.cli import _describe
+from ray_slo.core.documents import read_yaml
 from ray_slo.core.profiles import LatencyProfile, load_profiles, save_profiles
 from ray_slo.load.workload import Workload as Recorded
 from ray_slo.planning.catalogue import load_catalogue
@@ -21,7 +22,7 @@ from ray_slo.planning.ramsis.table import PolicySet
 from ray_slo.serve.config.spec import parse_spec
 from ray_slo.simulation.report import Report
 from ray_slo.simulation.sizing import PlanSpec
-from ray_slo.simulation.spec import SimulationSpec, read_yaml
+from ray_slo.simulation.spec import SimulationSpec
 
 ROOT = Path(__file__).parents[3]
 REFUSED = (ValueError, OSError)  # the command line says these without a traceback

@@ -22,7 +22,7 @@ from ray_slo.core.requests import Upstream
 from ray_slo.serve.config.spec import parse_spec
 from ray_slo.serve.messages import BatchReport, Grant, Heartbeat, Refusal, Submit
 from ray_slo.serve.scheduler import scheduler as scheduler_module
-from ray_slo.serve.scheduler.scheduler import Quantile, Scheduler
+from ray_slo.serve.scheduler.scheduler import Scheduler
 from tests.serve import clock
 
 
@@ -452,25 +452,6 @@ async def test_real_policies_answer_everything(policy):
                 if isinstance(message, Grant):
                     scheduler.report(report(message, worker=message.worker))
         assert scheduler.status()["queued"] == {"m": 0}
-
-
-def test_quantile_of_a_window():
-    q = Quantile(0.5, window=3)
-    assert q.value(default=7.0) == 7.0
-    for sample in (100.0, 1.0, 2.0, 3.0):
-        q.add(sample)
-    assert q.value(default=7.0) == 2.0
-    q.forget()
-    assert q.value(default=7.0) == 7.0
-
-
-def test_a_single_sample_outweighs_no_prior():
-    q = Quantile(0.9, prior=20)
-    q.add(5.0)  # a cold start
-    assert q.value(default=0.01) == pytest.approx(0.01)
-    q.add(5.0)
-    q.add(5.0)
-    assert q.value(default=0.01) == pytest.approx(5.0)  # it is always like that
 
 
 @in_loop

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from ray_slo.core.files import load_arrays, load_yaml
+from ray_slo.core.documents import load_arrays, load_yaml
 
 
 def test_a_key_twice_is_refused(tmp_path):

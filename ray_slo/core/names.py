@@ -1,0 +1,28 @@
+"""Names that users write: of an object ("module:attr"), and one that is nearly right."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from difflib import get_close_matches
+from importlib import import_module
+from typing import Any
+
+
+def import_attr(path: str) -> Any:
+    """Import "module:attr".
+
+    Raises:
+        ValueError: the module or the attribute does not exist.
+    """
+    module, _, attr = path.partition(":")
+    try:
+        return getattr(import_module(module), attr)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ValueError(f"cannot import {path!r}: {error}") from error
+
+
+def nearest(name: str, valid: Sequence[str]) -> str:
+    """ " (did you mean 'x'?)", or "" where nothing is alike."""
+    lower = {v.lower(): v for v in valid}
+    near = get_close_matches(name.lower(), lower, n=1)
+    return f" (did you mean {lower[near[0]]!r}?)" if near else ""
