@@ -279,8 +279,9 @@ class _Worker(Protocol):
 
     id: str
 
-    async def load(self, model: str) -> None: ...
-    async def unload(self, models: set[str]) -> None: ...
+    async def load(self, variants: Iterable[str]) -> None: ...
+    async def unload(self, variants: Iterable[str]) -> None: ...
+    def check_slo(self) -> None: ...
     async def join(self, link: WorkerLink) -> None: ...
     def will_load(self, variants: int) -> None: ...
     @property
@@ -305,22 +306,25 @@ class Membership(Follower[Wanted]):
         self._group: str | None = None
         self._failed: dict[str, tuple[str, float]] = {}  # (why, when to try again)
         self._loaded: set[str] = set()
+        self._variants: dict[str, list[str]] = {model: [] for model in spec.models}
+        for key, ref in spec.variants().items():
+            self._variants[ref.model].append(key)
 
     def _says(self) -> WorkerSays:
         return WorkerSays(
             self._worker.id,
             self._home,
             self._group,
-            self._worker.announced,
+            frozenset(m for m, vs in self._variants.items() if self._worker.announced & set(vs)),
             {model: why for model, (why, _) in self._failed.items()},
             self._spec.fingerprint,
         )
 
     async def _first(self, wanted: Wanted) -> bool:
-        models = [ref.model for ref in self._spec.variants().values()]
-        self._worker.will_load(sum(model in wanted.models for model in models))
+        self._worker.will_load(sum(len(self._variants[model]) for model in wanted.models))
         for model in wanted.models:
-            await self._worker.load(model)
+            await self._worker.load(self._variants[model])
+            self._worker.check_slo()
             self._loaded.add(model)
         self._group = wanted.group
         await self._worker.join(self._link_to(wanted.group))
@@ -334,8 +338,10 @@ class Membership(Follower[Wanted]):
             if model in self._loaded or now < self._failed.get(model, ("", 0.0))[1]:
                 continue
             try:
-                await self._worker.load(model)
+                await self._worker.load(self._variants[model])
+                self._worker.check_slo()
             except Exception as error:
+                await self._worker.unload(self._variants[model])
                 logger.exception("could not load %s", model)
                 why = f"{type(error).__name__}: {error}"
                 self._failed[model] = (why, time.monotonic() + _RETRY_LOAD_S)
@@ -346,7 +352,7 @@ class Membership(Follower[Wanted]):
             self._group = wanted.group
             await self._worker.join(self._link_to(wanted.group))
         if extra := self._loaded - models:
-            await self._worker.unload(extra)
+            await self._worker.unload(v for model in extra for v in self._variants[model])
             self._loaded -= extra
 
     def _link_to(self, group: str) -> WorkerLink:

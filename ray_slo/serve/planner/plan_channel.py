@@ -138,9 +138,11 @@ class _Worker(Protocol):
     def assigned(self) -> Assigned | None: ...
     @property
     def profiles(self) -> dict[str, LatencyProfile]: ...
-    async def load_variant(self, key: str, known: LatencyProfile | None) -> None: ...
+    async def load(
+        self, variants: Iterable[str], known: Mapping[str, LatencyProfile] | None = None
+    ) -> None: ...
     async def assign(self, assigned: Assigned | None) -> None: ...
-    async def unload_variants(self, keys: Iterable[str]) -> None: ...
+    async def unload(self, variants: Iterable[str]) -> None: ...
     def check_slo(self) -> None: ...
     def will_load(self, variants: int) -> None: ...
 
@@ -216,22 +218,22 @@ class PlanFollower(Follower[Wanted]):
         extra = worker.offered - keep.keys()
         if missing and extra and not self._make_first:
             await worker.assign(None)
-            await worker.unload_variants(extra)
+            await worker.unload(extra)
         complete = True
         for variant in missing:
-            complete &= await self._load(variant, wanted.profiles.get(variant))
+            complete &= await self._load(variant, wanted.profiles)
         assigned = wanted.assigned
         possible = assigned is None or assigned.variant in worker.offered
         if possible and assigned != worker.assigned:
             await worker.assign(assigned)
         if complete and (extra := worker.offered - keep.keys()):
-            await worker.unload_variants(extra)
+            await worker.unload(extra)
 
-    async def _load(self, variant: str, known: LatencyProfile | None) -> bool:
+    async def _load(self, variant: str, known: Mapping[str, LatencyProfile]) -> bool:
         if time.monotonic() < self._retry_at.get(variant, 0.0):
             return False
         try:
-            await self._worker.load_variant(variant, known)
+            await self._worker.load([variant], known)
         except Exception as error:
             logger.exception("could not load %s", variant)
             why = f"{type(error).__name__}: {error}"

@@ -10,7 +10,7 @@ import inspect
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -68,6 +68,7 @@ class _Loaded:
         owner: name of the user's class, for messages.
         size: of an item, where the user's class says (`size(item)`): profiles are by the sum of
             sizes then, not by the number of items.
+        least_s: the least time that a batch takes, as far as is known; `says` how it is known.
     """
 
     ref: VariantRef
@@ -76,6 +77,8 @@ class _Loaded:
     owner: str
     size: Callable[[Any], int] | None = None
     profile: OnlineProfile = field(init=False)
+    least_s: float = 0.0
+    says: str = ""
 
     def load(self, items: list[Any]) -> int:
         """What a batch of these counts for in the profile."""
@@ -202,7 +205,8 @@ class Worker:
             await follower.begin()
         else:
             for name in spec.models:
-                await self.load(name)
+                await self.load(self._keys(name))
+                self.check_slo()
         self._link = WorkerLink(spec, app_key)
         try:
             await asyncio.wait_for(self._announce(), _FIRST_BEAT_S)
@@ -239,8 +243,8 @@ class Worker:
 
     @property
     def announced(self) -> frozenset[str]:
-        """Models that the group's scheduler knows this worker has."""
-        return frozenset(self._refs[key].model for key in self._announced)
+        """Variants that the scheduler knows this worker has."""
+        return self._announced
 
     @property
     def offered(self) -> frozenset[str]:
@@ -257,51 +261,31 @@ class Worker:
         """Of every variant that was ever loaded."""
         return {key: learned.profile for key, learned in self._learned.items()}
 
-    async def load(self, model: str) -> None:
-        """Load and measure a model, and offer it to the scheduler; others are served meanwhile.
+    async def load(
+        self, variants: Iterable[str], known: Mapping[str, LatencyProfile] | None = None
+    ) -> None:
+        """Load variants, and offer them to the scheduler. Others are served meanwhile.
+
+        Args:
+            known: profiles that others have learned. A variant that neither they nor this worker
+                know is measured.
 
         Raises:
-            Exception: whatever its constructor or a loader raised; nothing of it stays.
-            ConfigError: it cannot meet its SLO.
+            Exception: whatever a loader or a model's constructor raised. Then none of these
+                variants stays.
         """
-        keys = self._keys(model)
+        keys = [key for key in variants if key not in self._offered]
         try:
-            await self._build(model)
             for key in keys:
+                if (name := self._refs[key].model) not in self._models:
+                    await self._build(name)
                 await self._load_one(key)
-            await self._measure_variants(self._spec.models[model], keys)
+            for key in keys:
+                await self._set_profile(self._variants[key], (known or {}).get(key))
         except BaseException:
             self._forget(keys)
             raise
         self._offered.update(keys)
-        await self._announce()
-
-    async def load_variant(self, key: str, known: LatencyProfile | None) -> None:
-        """Load one variant, and offer it to the scheduler; others are served meanwhile.
-
-        Args:
-            known: its profile as far as others know; measured where it is None and this worker
-                does not know.
-
-        Raises:
-            Exception: whatever its loader or its model's constructor raised; nothing of it stays.
-        """
-        name = self._refs[key].model
-        model = self._spec.models[name]
-        try:
-            if name not in self._models:
-                await self._build(name)
-            loaded = await self._load_one(key)
-            if key not in self._learned:
-                prior = known
-                if prior is None:
-                    prior, _, _ = await self._first_profile(loaded, model)
-                self._learned[key] = OnlineProfile(prior, quantile=model.profile_quantile)
-            loaded.profile = self._learned[key]
-        except BaseException:
-            self._forget([key])
-            raise
-        self._offered.add(key)
         await self._announce()
 
     def check_slo(self) -> None:
@@ -311,14 +295,14 @@ class Worker:
             ConfigError: names the model and its fastest variant.
         """
         for name, model in self._spec.models.items():
-            if not set(keys := self._keys(name)) <= self._offered:
+            loaded = [self._variants[key] for key in self._keys(name) if key in self._offered]
+            if len(loaded) < len(self._keys(name)):
                 continue
-            times = {self._variants[key].profile.profile.latency(1): key for key in keys}
-            if times and min(times) > model.latency_slo_ms / 1e3:
+            fastest = min(loaded, key=lambda variant: variant.least_s)
+            if fastest.least_s > model.latency_slo_ms / 1e3:
                 raise ConfigError(
                     f"{self._slo_field(name)}: no batch can meet {model.latency_slo_ms:g} ms: "
-                    f"a batch of one of {times[min(times)]} took {min(times) * 1e3:.4g} ms on "
-                    f"{self._kind!r} workers"
+                    f"{fastest.says}"
                 )
 
     async def assign(self, assigned: Assigned | None) -> None:
@@ -326,13 +310,9 @@ class Worker:
         self._assigned = assigned
         await self._announce()
 
-    async def unload(self, models: set[str]) -> None:
-        """Take no more batches of these models, finish those that are here, and let them go."""
-        await self.unload_variants([key for model in models for key in self._keys(model)])
-
-    async def unload_variants(self, keys: Iterable[str]) -> None:
-        """Take no more batches of these variants, finish those that are here, and let them go."""
-        keys = set(keys)
+    async def unload(self, variants: Iterable[str]) -> None:
+        """Take no more batches of these variants, finish those that are here, and free them."""
+        keys = set(variants)
         self._offered -= keys
         await self._announce()
         while here := [b for b in self._batches.values() if b.variant in keys]:
@@ -458,23 +438,20 @@ class Worker:
             return nullcontext()
         return preemption_scope(PreemptionFlag()) if batch is None else batch.scope()
 
-    async def _measure_variants(self, model: ModelSpec, keys: list[str]) -> None:
-        """A first profile for every variant of a model; refuses an SLO that none can meet."""
-        fastest: dict[str, tuple[float, str]] = {}  # seconds of a batch of one, and who says so
-        for key in keys:
-            prior, least_s, says = await self._first_profile(self._variants[key], model)
-            fastest[key] = (least_s, says)
-            self._learned[key] = OnlineProfile(prior, quantile=model.profile_quantile)
-            self._variants[key].profile = self._learned[key]
-        too_slow = {k: f for k, f in fastest.items() if f[0] > model.latency_slo_ms / 1e3}
-        if len(too_slow) == len(keys):
-            name = self._variants[keys[0]].ref.model
-            raise ConfigError(
-                f"{self._slo_field(name)}: no batch can meet {model.latency_slo_ms:g} ms: "
-                f"{min(too_slow.values())[1]}"
-            )
-        for key, (_, says) in too_slow.items():
-            logger.warning("variant %s is too slow for its SLO to be used: %s", key, says)
+    async def _set_profile(self, loaded: _Loaded, known: LatencyProfile | None) -> None:
+        ref = loaded.ref
+        model = self._spec.models[ref.model]
+        key = next(key for key, other in self._refs.items() if other is ref)
+        if key not in self._learned:
+            if known is None:
+                known, loaded.least_s, loaded.says = await self._first_profile(loaded, model)
+            self._learned[key] = OnlineProfile(known, quantile=model.profile_quantile)
+        loaded.profile = self._learned[key]
+        if not loaded.says:
+            loaded.least_s = loaded.profile.profile.latency(1)
+            loaded.says = f"a batch of one of {key} takes {1e3 * loaded.least_s:.4g} ms"
+        if loaded.least_s > model.latency_slo_ms / 1e3:
+            logger.warning("variant %s is too slow for its SLO to be used: %s", key, loaded.says)
 
     async def _first_profile(
         self, loaded: _Loaded, model: ModelSpec

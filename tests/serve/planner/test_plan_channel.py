@@ -44,19 +44,20 @@ class Worker:
         self.offered, self.assigned, self.profiles = frozenset(), None, {}
         self.diary = []
 
-    async def load_variant(self, key, known):
+    async def load(self, variants, known):
+        (key,) = variants
         if key in self.broken:
             raise MemoryError(f"no room for {key}")
-        self.diary.append(f"load {key}" + (f" {known.table}" if known else ""))
+        self.diary.append(f"load {key}" + (f" {known[key].table}" if key in known else ""))
         self.offered |= {key}
 
     async def assign(self, assigned):
         self.diary.append(f"do {assigned.variant}" if assigned else "do nothing")
         self.assigned = assigned
 
-    async def unload_variants(self, keys):
-        self.diary += [f"unload {key}" for key in sorted(keys)]
-        self.offered -= set(keys)
+    async def unload(self, variants):
+        self.diary += [f"unload {key}" for key in sorted(variants)]
+        self.offered -= set(variants)
 
     def check_slo(self):
         self.diary.append("check")
