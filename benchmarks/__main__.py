@@ -16,9 +16,10 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.harness.data import MissingData
+from benchmarks.harness.plots import plot_bars
 from benchmarks.harness.registry import PROGRAMS
 from benchmarks.harness.results import save
-from benchmarks.harness.rows import plot_bars, tables
+from benchmarks.harness.rows import tables
 
 SKIPPED = 77
 """Exit code of a program whose data is not here, as test harnesses have it."""
@@ -39,8 +40,8 @@ def main(args: Sequence[str] | None = None) -> None:
     options, _ = parser.parse_known_args(args)
     if options.name is None:
         listing = Table("name", "source", "shows", box=box.SIMPLE_HEAD)
-        for name, (_, source, shows) in PROGRAMS.items():
-            listing.add_row(name, source, shows)
+        for program in PROGRAMS.values():
+            listing.add_row(program.name, program.source, program.shows)
         Console().print(listing)
         return
     if options.name == "page":
@@ -53,8 +54,8 @@ def main(args: Sequence[str] | None = None) -> None:
     if options.seed < 0:
         parser.error(f"--seed must be at least 0, got {options.seed}")
 
-    module_name, source, shows = PROGRAMS[options.name]
-    module = import_module(module_name)
+    program = PROGRAMS[options.name]
+    module = import_module(program.module)
     known = set(vars(options))
     if hasattr(module, "add_arguments"):  # of its own, for its `run`
         module.add_arguments(parser)
@@ -69,12 +70,12 @@ def main(args: Sequence[str] | None = None) -> None:
     console = Console(stderr=options.json == "-")  # stdout is for the JSON then
     if not console.is_terminal:
         console.width = 200
-    console.print(f"[bold]{options.name}[/bold] · {source} · {shows}")
+    console.print(f"[bold]{program.name}[/bold] · {program.source} · {program.shows}")
     for table in tables(rows):
         console.print(table)
     body = {
-        "name": options.name,
-        "source": source,
+        "name": program.name,
+        "source": program.source,
         "quick": options.quick,
         "seed": options.seed,
         "rows": [row.to_json() for row in rows],

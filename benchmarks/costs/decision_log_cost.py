@@ -1,4 +1,4 @@
-"""What the decision log costs a live scheduler.
+"""What writing the decision log costs per decision, on the event loop and in all.
 
 One scheduler on an event loop, without Ray: a Poisson stream of requests, and eight workers that
 answer after ℓ(b) = 1 ms · b + 5 ms. The same alternately without a log and with one. *Loop*: what
@@ -20,6 +20,7 @@ import numpy as np
 
 from benchmarks.harness.rows import Row
 
+SOURCE = "ray-slo"
 ALPHA_S, BETA_S = 0.001, 0.005
 WORKERS = 8
 SLO_MS = 100.0

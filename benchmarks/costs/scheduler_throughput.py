@@ -1,4 +1,4 @@
-"""How fast the scheduling core is: requests per second of CPU time that a policy can decide on.
+"""Requests per second of CPU time that the scheduling core alone decides on.
 
 No Ray, no network, no report: the smallest host there is (arrivals, ends of batches, `wake_at`)
 runs the policy once and writes down what it fed it. The same events are then fed to a fresh policy,
@@ -41,6 +41,7 @@ from ray_slo.core import (
 )
 from ray_slo.policies import make_policy
 
+SOURCE = "ray-slo"
 ALPHA_S, BETA_S, SLO_S = 1.053e-3, 5.072e-3, 0.025
 LOAD_PER_WORKER = 550.0  # requests per second: 75 % of the staggered bound
 BUNCH_S = 2e-4

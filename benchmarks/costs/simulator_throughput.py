@@ -1,4 +1,4 @@
-"""How fast the simulator is: requests per second of CPU time, policy included.
+"""Simulated requests per second of CPU time on one core, policy included.
 
 "host alone" is a policy that does nothing, so the rest is the policy's share. Times are of this
 machine as it is now: the best of a few runs.
@@ -14,6 +14,7 @@ from ray_slo.core import Cluster, Decision, LatencyProfile, Model, Variant
 from ray_slo.policies import make_policy
 from ray_slo.simulation import Workload, simulate
 
+SOURCE = "ray-slo"
 ALPHA_S, BETA_S, SLO_S = 1.053e-3, 5.072e-3, 0.025  # ResNet50, Symphony Table 2
 LOAD_PER_WORKER = 550.0  # requests per second: 75 % of the staggered bound
 

@@ -1,4 +1,4 @@
-"""What OpenTelemetry spans cost per request.
+"""What OpenTelemetry spans cost per request: off, not sampled, sampled.
 
 A frontend with its scheduler and a worker in one process, without Ray and Serve: so many requests
 at a time, each sent again when it is answered, and a model that does nothing. Spans go to an
@@ -22,6 +22,8 @@ from unittest import mock
 import numpy as np
 
 from benchmarks.harness.rows import Row
+
+SOURCE = "ray-slo"
 
 
 class Nothing:

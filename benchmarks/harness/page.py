@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness.asked import ASKED
-from benchmarks.harness.registry import PROGRAMS, is_live
+from benchmarks.harness.registry import PROGRAMS, Program
 from benchmarks.harness.results import FOLDER, load
 from benchmarks.harness.rows import number
 
@@ -40,27 +39,25 @@ def page(folder: Path = FOLDER) -> str:
     runs = {name: load(name, folder) for name in PROGRAMS}
     parts = [_HEAD, _asked(runs)]
     for system in SYSTEMS:
-        names = [name for name in PROGRAMS if _system(name) == system]
         parts.append(f"## {system}\n")
-        parts += [_program(name, runs[name]) for name in names]
+        parts += [_program(p, runs[p.name]) for p in PROGRAMS.values() if _system(p) == system]
     return "\n".join(parts)
 
 
-def _system(name: str) -> str:
-    if is_live(name):
+def _system(program: Program) -> str:
+    if program.live:
         return "Live"
-    source = PROGRAMS[name][1]
-    named = [s for s in SYSTEMS if name.startswith(s.lower()) or source.startswith(s)]
-    return named[0]
+    name, source = program.name, program.source
+    return next(s for s in SYSTEMS if name.startswith(s.lower()) or source.startswith(s))
 
 
 def _asked(runs: Mapping[str, dict[str, Any] | None]) -> str:
     """What was asked beside what came."""
     lines = []
-    for name, asks in ASKED.items():
+    for name, program in PROGRAMS.items():
         if (run := runs[name]) is None:
             continue
-        for ask in asks:
+        for ask in program.asked:
             if not (found := ask.rows(run["rows"])):
                 continue
             worst, what = found[0], "least" if ask.sign == "≥" else "most"
@@ -79,9 +76,9 @@ def _asked(runs: Mapping[str, dict[str, Any] | None]) -> str:
     return head + _table(["program", "figure", "asked", "measured", "met", "run"], lines, left=2)
 
 
-def _program(name: str, run: dict[str, Any] | None) -> str:
-    _, source, shows = PROGRAMS[name]
-    parts = [f"### {name}\n", f"{shows[0].upper()}{shows[1:]} ({source}).\n"]
+def _program(program: Program, run: dict[str, Any] | None) -> str:
+    name = program.name
+    parts = [f"### {name}\n", f"{program.shows} ({program.source}).\n"]
     if run is None:
         return "\n".join([*parts, f"`python -m benchmarks {name}`: no saved run.\n"])
     options = (" --quick" if run["quick"] else "") + (f" --seed {s}" if (s := run["seed"]) else "")

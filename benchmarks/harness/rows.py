@@ -1,12 +1,10 @@
-"""Rows of a benchmark, and what is made of them: JSON, tables, plots."""
+"""Rows of a benchmark, and what is made of them: JSON and tables."""
 
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
 from rich import box
@@ -70,31 +68,3 @@ def number(value: float | None) -> str:
     if value is None or math.isnan(value):
         return "–"
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
-
-
-def plot_bars(rows: Sequence[Row], directory: Path) -> list[Path]:
-    """One PNG per metric: a bar per case, the paper's and its peers' figures as marks."""
-    from matplotlib.figure import Figure
-
-    paths = []
-    for metric in dict.fromkeys(r.metric for r in rows):
-        chosen = [r for r in rows if r.metric == metric]
-        figure = Figure(figsize=(8, 1.2 + 0.35 * len(chosen)), layout="constrained")
-        axes = figure.subplots()
-        positions = range(len(chosen))
-        values = [math.nan if r.ours is None else r.ours for r in chosen]
-        axes.barh(positions, values, color="C0", alpha=0.7, label="ours")
-        marks: dict[str, list[tuple[float, int]]] = {}
-        for y, row in enumerate(chosen):
-            others = ({"paper": row.paper} if row.paper is not None else {}) | row.peers
-            for name, value in others.items():
-                marks.setdefault(name, []).append((value, y))
-        for i, (name, points) in enumerate(marks.items(), 1):
-            axes.plot(*zip(*points, strict=True), "D", color=f"C{i}", label=name)
-        axes.set_yticks(positions, [r.case for r in chosen])
-        axes.invert_yaxis()
-        axes.set_xlabel(f"{metric} ({chosen[0].unit})" if chosen[0].unit else metric)
-        axes.legend()
-        paths.append(directory / f"{re.sub(r'[^a-z0-9]+', '-', metric.lower()).strip('-')}.png")
-        figure.savefig(paths[-1], dpi=120)
-    return paths

@@ -1,8 +1,9 @@
-"""Beyond Kairos: accuracy tiers under a cost budget (`ray_slo.planning.tiers`), $2.5/h.
+"""Beyond Kairos: hardware and variants in one plan, beside hardware first.
 
-Three variants of each model, **made up**: the model of `zoos/kairos_ec2.csv`, and two that take
-half and a quarter of its time per item (the fixed part stays), at 99 and 97 % of its accuracy.
-Demand is in multiples of what the best pool for the full model may be planned for.
+Accuracy tiers under a cost budget of $2.5/h (`ray_slo.planning.tiers`). Three variants of each
+model, **made up**: the model of `zoos/kairos_ec2.csv`, and two that take half and a quarter of its
+time per item (the fixed part stays), at 99 and 97 % of its accuracy. Demand is in multiples of what
+the best pool for the full model may be planned for.
 
 * *hardware first*: the pool that `kairos` plans for the full model, and then the best variant for
   each of its instances (the same program, with the instances given);
@@ -28,6 +29,7 @@ from ray_slo.planning.catalogue import CATALOGUE
 from ray_slo.policies import make_policy
 from ray_slo.simulation import simulate
 
+SOURCE = "ray-slo"
 BATCHING: Policy = ("kairos", {"batch": True})
 TIERS = (("full", 1.0, 100.0), ("half", 0.5, 99.0), ("quarter", 0.25, 97.0))
 FACTORS = (0.6, 1.0, 1.3, 1.7, 2.2)

@@ -1,10 +1,10 @@
-"""Beyond Kairos: batching across requests inside the matching (`Kairos(batch=True)`).
+"""Beyond Kairos: batches across requests inside the matching.
 
-The paper serves one request at a time. A GPU spends much of its time on what a batch costs whatever
-its size, so waiting requests may join one that is sent. Pools: the homogeneous one, what the
-planner chooses (its bounds know nothing of batches), and the best of those with the highest bounds
-for each number of base instances. How much is gained depends on the fixed part of a GPU's latency,
-35 to 40 % of that of the largest request in our synthetic set.
+This is `Kairos(batch=True)`. The paper serves one request at a time. A GPU spends much of its time
+on what a batch costs whatever its size, so waiting requests may join one that is sent. Pools: the
+homogeneous one, what the planner chooses (its bounds know nothing of batches), and the best of
+those with the highest bounds for each number of base instances. How much is gained depends on the
+fixed part of a GPU's latency, 35 to 40 % of that of the largest request in our synthetic set.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from benchmarks.kairos.systems import (
 from ray_slo.planning import kairos
 from ray_slo.planning.catalogue import CATALOGUE
 
+SOURCE = "ray-slo"
 BATCHING: Policy = ("kairos", {"batch": True})
 
 

@@ -1,9 +1,9 @@
-"""Kairos Figure 1: mixed pools are not always better. RM2, $2.5/h, first come, first served.
+"""Mixed pools beside the best homogeneous one, under first come, first served.
 
-Pools are (g4dn.xlarge, c5n.2xlarge, r5n.large) as in the paper, which prints that (3, 1, 3) has
-15 % more throughput than the homogeneous pool (scaled up to the budget) and that the two others
-have less. (1, 4, 2) is over the budget. Beside it the same pools under Kairos' policy. Each is over
-the homogeneous pool under the same policy.
+Mixed pools are not always better. RM2, $2.5/h. Pools are (g4dn.xlarge, c5n.2xlarge, r5n.large) as
+in the paper, which prints that (3, 1, 3) has 15 % more throughput than the homogeneous pool (scaled
+up to the budget) and that the two others have less. (1, 4, 2) is over the budget. Beside it the
+same pools under Kairos' policy. Each is over the homogeneous pool under the same policy.
 
 First come, first served knows no sizes: an auxiliary instance is given requests that it is too slow
 for. What the figure shows is therefore a matter of two shares: *at risk* is the share of the
@@ -31,6 +31,7 @@ from benchmarks.kairos.systems import (
 )
 from ray_slo.planning.kairos import Configuration
 
+SOURCE = "Kairos Figure 1"
 POOLS: tuple[tuple[Configuration, float | None], ...] = (
     ({"g4dn.xlarge": 4}, None),
     ({"g4dn.xlarge": 3, "c5n.2xlarge": 1, "r5n.large": 3}, 1.15),

@@ -1,4 +1,4 @@
-"""Kairos Figure 11: Kairos+ beside other searches, all with Kairos' policy.
+"""Kairos+ beside random, genetic, annealing and Bayesian search.
 
 How many configurations are evaluated until the best one (within 0.5 %) is. The best is known from
 the search with certainty. Random searches: the median of several seeds. All skip
@@ -17,6 +17,8 @@ from benchmarks.kairos.systems import Case, space, throughput
 from benchmarks.peers.searches import SEARCHES, Space
 from ray_slo.planning import kairos
 from ray_slo.planning.kairos import Configuration
+
+SOURCE = "Kairos Figure 11"
 
 
 def run(quick: bool, seed: int) -> list[Row]:

@@ -1,9 +1,10 @@
-"""Kairos Figure 12: the sizes change from log-normal to Gaussian (RM2). Who reacts, how soon?
+"""The size distribution changes: throughput over the first 20 evaluations.
 
-Before the change all run what Kairos planned for log-normal sizes. *0*: the throughput of that pool
-after the change; *1*, *5*, …: of the best configuration after as many evaluations, over the
-homogeneous pool. Kairos evaluates none: its new configuration is there at 1. Ribbon and CLKWRK
-search with Bayesian optimisation, Kairos+ by its bounds.
+RM2's sizes change from log-normal to Gaussian. Before the change all run what Kairos planned for
+log-normal sizes. *0*: the throughput of that pool after the change; *1*, *5*, …: of the best
+configuration after as many evaluations, over the homogeneous pool. Kairos evaluates none: its new
+configuration is there at 1. Ribbon and CLKWRK search with Bayesian optimisation, Kairos+ by its
+bounds.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from benchmarks.peers.searches import Space, bayesian
 from ray_slo.planning import kairos
 from ray_slo.planning.kairos import Configuration
 
+SOURCE = "Kairos Figure 12"
 AT = (1, 5, 10, 20)
 
 

@@ -1,4 +1,4 @@
-"""Kairos Figure 13: the highest upper bounds, beside the throughput that is reached.
+"""Upper bounds beside the throughput reached, of the highest bounds.
 
 The paper: the best configuration is always among its top ten by Equation 15, and throughput follows
 the bounds. Rank correlation (Spearman) over the configurations tried: those with the highest
@@ -12,6 +12,8 @@ from scipy.stats import spearmanr
 from benchmarks.harness.rows import Row
 from benchmarks.kairos.systems import MODELS, Case, homogeneous, space, text, throughput
 from ray_slo.planning import kairos
+
+SOURCE = "Kairos Figure 13"
 
 
 def run(quick: bool, seed: int) -> list[Row]:

@@ -1,7 +1,7 @@
-"""Kairos Figure 14: Kairos' best configurations of RM2 under every query distribution.
+"""The same pools under every query distribution.
 
-Over ORACLE's best throughput (the dashed line of the paper), in percent. A good configuration is
-one only together with a policy that uses it.
+The pools are Kairos' best configurations of RM2. Over ORACLE's best throughput (the dashed line of
+the paper), in percent. A good configuration is one only together with a policy that uses it.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from benchmarks.kairos.systems import (
     throughput,
 )
 
+SOURCE = "Kairos Figure 14"
 POLICIES: dict[str, Policy] = {
     "Ribbon": RIBBON,
     "CLKWRK": CLKWRK,

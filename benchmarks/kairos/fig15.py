@@ -1,6 +1,7 @@
-"""Kairos Figure 15: (a) four times the budget, $10/h; (b) SLOs 20 % longer, at $2.5/h.
+"""Four times the budget; SLOs 20 % longer.
 
-Throughput of the chosen pool over the homogeneous one, scaled up to the budget.
+(a) $10/h; (b) $2.5/h. Throughput of the chosen pool over the homogeneous one, scaled up to the
+budget.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from benchmarks.harness.rows import Row
 from benchmarks.kairos.systems import MODELS, Case, homogeneous, text, throughput
 from ray_slo.planning import kairos
 
+SOURCE = "Kairos Figure 15"
 CASES: dict[str, dict[str, Any]] = {
     "$2.5/h": {},
     "$10/h": {"budget": 10.0},

@@ -1,8 +1,8 @@
-"""Kairos Figure 16: (a) Gaussian sizes; (b) latencies that vary by 5 %.
+"""Gaussian sizes; noisy latencies, learned online.
 
-The paper does not say which Gaussian. Ours has the mean of the log-normal sizes, 144, and a
-standard deviation of 72. *Mean 250*: with larger requests (250 ± 100), not even the upper bound of
-a mixed pool is much above the homogeneous one on our latencies.
+(b) Latencies vary by 5 %. The paper does not say which Gaussian. Ours has the mean of the
+log-normal sizes, 144, and a standard deviation of 72. *Mean 250*: with larger requests (250 ± 100),
+not even the upper bound of a mixed pool is much above the homogeneous one on our latencies.
 
 Throughput of the chosen pool over the homogeneous one, scaled up to the budget. *Learned*: the
 policy begins with a straight line through latencies that are 30 % too long, and learns from what
@@ -24,6 +24,7 @@ from benchmarks.kairos.systems import (
 from ray_slo.planning import kairos
 from ray_slo.simulation import Gaussian
 
+SOURCE = "Kairos Figure 16"
 LARGER = Gaussian(mean=250, std=100)
 
 

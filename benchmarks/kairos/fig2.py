@@ -1,8 +1,8 @@
-"""Kairos Figure 2: exploring configurations by simulated annealing, under Ribbon's distribution.
+"""Exploring configurations by simulated annealing: how many are worse than homogeneous.
 
-The paper leaves out what yields less than 20 requests/s and finds about 70 % of the rest worse than
-the homogeneous pool. We leave out what yields less than a third of it. All are served first come,
-first served, as in Figure 1, and nothing is pruned.
+The sizes have Ribbon's distribution. The paper leaves out what yields less than 20 requests/s and
+finds about 70 % of the rest worse than the homogeneous pool. We leave out what yields less than a
+third of it. All are served first come, first served, as in Figure 1, and nothing is pruned.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from benchmarks.harness.rows import Row
 from benchmarks.kairos.systems import RIBBON, Case, homogeneous, space, throughput
 from benchmarks.peers.searches import Space, annealing
 from ray_slo.planning.kairos import Configuration
+
+SOURCE = "Kairos Figure 2"
 
 
 def run(quick: bool, seed: int) -> list[Row]:

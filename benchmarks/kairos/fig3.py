@@ -1,6 +1,7 @@
-"""Kairos Figure 3: one pool, many throughputs. RM2 under every query distribution, and ORACLE.
+"""Four pools under every query distribution, and ORACLE.
 
-Over the homogeneous pool's throughput. DeepRecSys has its best threshold in each pool.
+The model is RM2. Over the homogeneous pool's throughput. DeepRecSys has its best threshold in each
+pool.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from benchmarks.kairos.systems import (
     text,
     throughput,
 )
+
+SOURCE = "Kairos Figure 3"
 
 
 def run(quick: bool, seed: int) -> list[Row]:

@@ -1,4 +1,4 @@
-"""Kairos Figure 9: every scheme at its best configuration, over the best homogeneous pool.
+"""Every scheme at its best configuration, and ORACLE.
 
 Peers get the best of all configurations to which the budget lets nothing be added (DeepRecSys its
 best threshold, too; Ribbon any configuration), Kairos what the planner picks unseen, Kairos+ what
@@ -27,6 +27,9 @@ from benchmarks.kairos.systems import (
     throughput,
 )
 from ray_slo.planning import kairos
+
+SOURCE = "Kairos Figure 9"
+ASKED = [("* · Kairos (*", "of ORACLE", "≥", 85)]
 
 
 def run(quick: bool, seed: int) -> list[Row]:

@@ -1,4 +1,4 @@
-"""Kairos §5.1, §6: how long a matching takes, in scipy alone and in the whole policy.
+"""Time of a matching, scipy alone and end to end in the policy.
 
 *Policy*: requests arrive all at once, the decision is made; everything from the call of
 `requests_arrived` to the returned actions. *scipy*: `linear_sum_assignment` on as large a matrix of
@@ -21,6 +21,11 @@ from benchmarks.kairos.systems import Case
 from ray_slo.core import Cluster, Request
 from ray_slo.policies.kairos import Kairos
 
+SOURCE = "Kairos §5.1, §6"
+ASKED = [
+    ("20 requests × 20 workers", "policy, pick=urgent", "≤", 0.1),
+    ("500 requests × 100 workers", "policy, pick=urgent", "≤", 5),
+]
 SHAPES = ((1, 10), (5, 10), (20, 20), (100, 100), (500, 100))
 PAPER = {(20, 20): 0.05}
 

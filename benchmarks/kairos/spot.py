@@ -1,7 +1,7 @@
-"""Beyond Kairos: spot instances, which cost less and may be taken away (`ray_slo.planning.spot`).
+"""Beyond Kairos: spot beside on-demand instances, with interruptions.
 
-Spot instances are taken to cost 35 % of the price on demand, and to be interrupted as often as a
-case says; another takes the place of one after 3 minutes. Under $2.5/h:
+Spot instances (`ray_slo.planning.spot`) are taken to cost 35 % of the price on demand, and to be
+interrupted as often as a case says; another takes the place of one after 3 minutes. Under $2.5/h:
 
 * *on demand*: what `kairos` plans without spot instances;
 * *spot*: what the planner rents, with interruptions in the bound and enough on demand for large
@@ -30,6 +30,7 @@ from ray_slo.planning.kairos import Configuration
 from ray_slo.policies import make_policy
 from ray_slo.simulation import WorkerEvent, simulate
 
+SOURCE = "ray-slo"
 PRICE, REPLACEMENT_S = 0.35, 180.0
 PER_HOUR = (0.1, 1.0, 5.0)
 REPLACEMENT_SLOS, STORM_SLOS = 30, 150

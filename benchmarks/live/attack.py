@@ -1,5 +1,4 @@
-"""Live on Ray Serve: what clients and models can do to a service on purpose, and what good clients
-see of it meanwhile.
+"""Live on Ray Serve: attacks of clients and models, and what good clients see beside them.
 
 An application of two workers that sleep 20 + 4·b ms, two frontends, SLO 400 ms, over HTTP on
 loopback, by Serve's own proxy and by HAProxy. Good clients send 20 requests/s at random times;
@@ -47,6 +46,15 @@ from benchmarks.harness.rows import Row
 from benchmarks.live.shipped import memory_mb
 from ray_slo.serve.proxy.haproxy import BINARY_ENV, COMMAND
 
+SOURCE = "ray-slo"
+ASKED = [
+    ("*, burst*", "answered in time", "≥", 162),  # 90 % of what the workers could do
+    ("*, burst*", "refused, p99", "≤", 1.4),
+    ("*burst*", "recovery", "≤", 1.0),
+    ("*, ?[!uR]*", "good in time", "≥", 99),  # beside all but the bursts
+    ("*, gRPC: ?[!u]*", "good in time", "≥", 99),
+    ("*", "memory", "≤", 1.5),
+]
 APP = "attacked"
 ALPHA_S, BETA_S = 0.004, 0.02  # of a batch
 WORKERS = 2

@@ -1,4 +1,4 @@
-"""Live on Ray Serve: what is broken on purpose under load, and what the callers see of it.
+"""Live on Ray Serve: faults under load, and what callers see: lost, duplicated, recovery.
 
 Poisson arrivals over HTTP at an application whose workers sleep, as a worker of an accelerator does
 while it computes; then, at a time drawn from the seed, a fault. A row each:
@@ -43,6 +43,7 @@ from benchmarks.live.cluster import OBJECT_STORE_BYTES, Raylets, raylets
 from ray_slo.models.profiling import THREAD_VARIABLES
 from ray_slo.serve.proxy.bounds import PROXY_CALLBACK, PROXY_CALLBACK_ENV
 
+SOURCE = "ray-slo"
 APP = "chaos"
 SLO_S = 1.0
 SCHEDULER = f"{APP}#sleeper"

@@ -1,10 +1,11 @@
-"""Live on Ray Serve: a model is moved between two serving groups, again and again, under load.
+"""Live on Ray Serve: a model moved between two serving groups under load.
 
-Two groups of one worker each and three networks that read digits; Poisson arrivals through a
-handle, on all three at once. After a while without moves, `digits-m` goes to the other group and
-back. A move lasts from the order until the old group's worker has unloaded the model (it is drained
-by then), with loading and measuring on the new group's worker while that serves. *Failed* is
-everything that is neither an answer nor a refusal or expiry with its reason.
+The model goes to and fro, again and again. Two groups of one worker each and three networks that
+read digits; Poisson arrivals through a handle, on all three at once. After a while without moves,
+`digits-m` goes to the other group and back. A move lasts from the order until the old group's
+worker has unloaded the model (it is drained by then), with loading and measuring on the new group's
+worker while that serves. *Failed* is everything that is neither an answer nor a refusal or expiry
+with its reason.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ import numpy as np
 from benchmarks.harness.rows import Row
 from ray_slo.simulation.workloads import Workload
 
+SOURCE = "ray-slo, SHEPHERD §4"
+ASKED = [("* · during moves", "failed", "≤", 0)]
 MODELS = ("digits-s", "digits-m", "digits-xs")
 MOVED = "digits-m"
 GROUPS = {"a": ["digits-s", "digits-m"], "b": ["digits-xs"]}

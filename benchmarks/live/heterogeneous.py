@@ -1,6 +1,6 @@
-"""Live on Ray Serve: a recommender on unlike workers, Kairos' matching and first come first served.
+"""Live on Ray Serve: queries of unlike sizes on unlike workers, Kairos, FCFS, a new budget.
 
-Queries are lists of 1 to 1000 items to rank (log-normal sizes, as in `kairos_systems`), Poisson
+Queries are lists of 1 to 1000 items to rank (log-normal sizes, as in `systems`), Poisson
 arrivals, JSON over HTTP, the same stream for both policies: `kairos`, and *FCFS*, which is Ribbon's
 (§7 of the paper: base instances first, sizes and latencies not looked at). *In time*: answered
 within the client's SLO, the server being told nine tenths of it.
@@ -37,6 +37,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from benchmarks.harness.plots import saved
 from benchmarks.harness.rows import Row
 from benchmarks.kairos import systems as kairos
 from deployments.recommender import Answer, Query, Recommender
@@ -47,6 +48,11 @@ from ray_slo.planning.catalogue import CATALOGUE
 from ray_slo.simulation import simulate
 from ray_slo.simulation.workloads import Workload
 
+SOURCE = "Kairos §8, live"
+ASKED = [
+    ("*, kairos", "large queries on the weak type", "≤", 0),
+    ("planner kairos*", "no answer", "≤", 0),
+]
 MODEL = "recommender"
 STRETCH = 16.0
 CASE = kairos.Case("WND")
@@ -405,6 +411,4 @@ def plot(rows: Sequence[Row], directory: Path) -> list[Path]:
         axes.set(xlabel="load, % of the pool's fluid bound", ylabel=label)
         axes.set_ylim(bottom=0)
     axes.legend()
-    path = directory / "live-heterogeneous.png"
-    figure.savefig(path, dpi=150)
-    return [path]
+    return [saved(figure, directory, "live-heterogeneous")]

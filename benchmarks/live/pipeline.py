@@ -1,4 +1,4 @@
-"""Live on Ray Serve: a pipeline under a demand that rises and falls, and Loki's plans follow it.
+"""Live on Ray Serve, real pages: demand goes up and down, workers and variants follow.
 
 Pages of known text, rendered and noisy, as PNGs through a handle, Poisson arrivals; detection, then
 recognition of every line found (`deployments.ocr`), with all variants. The demand rises from a
@@ -33,6 +33,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.harness.plots import saved
 from benchmarks.harness.rows import Row
 from deployments.ocr import Detect, Recognise
 from deployments.ocr.app import SIDES
@@ -42,6 +43,7 @@ from ray_slo.planning.result import Infeasible
 from ray_slo.simulation import simulate_pipeline
 from ray_slo.simulation.workloads import Times, Trace, Workload
 
+SOURCE = "Loki Figure 5"
 SLO_S = 2.5
 CLIENT_SHARE = 0.95  # of it, the server is told: the rest is the way from and to the client
 WORKERS = 4
@@ -447,9 +449,7 @@ def plot(rows: Sequence[Row], directory: Path) -> list[Path]:
             panel.legend(
                 loc="lower left", bbox_to_anchor=(0, 1), ncols=8, frameon=False, fontsize="small"
             )
-    path = directory / "live-pipeline.png"
-    figure.savefig(path, dpi=120)
-    return [path]
+    return [saved(figure, directory, "live-pipeline")]
 
 
 def _series(rows: Sequence[Row], title: str) -> dict[str, tuple[list[float], list[float]]]:

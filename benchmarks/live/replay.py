@@ -1,4 +1,4 @@
-"""Live on Ray Serve, recorded and replayed: does "what if" say what the other policy does live?
+"""Live on Ray Serve, recorded: the same decisions again, and what the other policy would do.
 
 The same Poisson stream over HTTP goes to `deferred` and to `eager`, each with a decision log: two
 workers whose batches take ℓ(b) = 200 ms + 24 ms · b (they sleep, as a worker of an accelerator does
@@ -27,6 +27,11 @@ import numpy as np
 from benchmarks.harness.rows import Row
 from ray_slo.simulation.report import Report
 
+SOURCE = "ray-slo"
+ASKED = [
+    ("the same policy on its own log*", "decided otherwise", "≤", 0),
+    ("deferred − eager · *", "off, log of *", "≤", 5),
+]
 ALPHA_S, BETA_S = 0.024, 0.2
 SLO_S = 0.9
 WORKERS = 2

@@ -1,4 +1,4 @@
-"""Every configuration in configs/ that `serve run` takes, tried as a new user would.
+"""Live on Ray Serve: every file of configs/ that serves: start, answers, refusals, memory.
 
 Each is started by `serve run` with made-up weights, on loopback, and given requests over HTTP: one
 first, until it is answered, 10 more to warm up, then 20 at the rate that the file's `ray-slo bench`
@@ -42,6 +42,13 @@ from ray_slo.load.drive import run_http
 from ray_slo.load.report import LoadResult
 from ray_slo.load.workload import Payloads, Workload, load_payloads
 
+NAME = "shipped"
+SOURCE = "ray-slo"
+ASKED = [
+    ("*", "elsewhere", "≤", 0),
+    ("*", "in time at its rate", "≥", 1),
+    ("traffic-loki, 0.3/s", "refused", "≤", 0),
+]
 FOLDER = Path(__file__).parents[2] / "configs"
 README = FOLDER / "README.md"
 REQUESTS = 20

@@ -1,4 +1,4 @@
-"""A soak: 110 % of what an application can serve for ten minutes or hours; does anything grow?
+"""Live on Ray Serve: ten minutes at 110 % of capacity with callers that leave; what grows.
 
 Two frontends, a scheduler actor with a decision log, and two workers whose batches take
 ℓ(b) = 150 ms + 20 ms · b (they sleep). What they can serve is measured first: answers in time per
@@ -42,6 +42,7 @@ import pandas as pd
 
 from benchmarks.harness.rows import Row, tables
 
+SOURCE = "ray-slo"
 ALPHA_S, BETA_S = 0.02, 0.15
 SLO_S = 0.9
 WORKERS, FRONTENDS = 2, 2

@@ -1,4 +1,4 @@
-"""Live on Ray Serve: real networks, real images, and the policy chooses the network per batch.
+"""Live on Ray Serve, real images: price, ramsis, every network alone, and as simulated.
 
 Digits of held-out writers with noise on top (so that the networks differ: without it the three
 largest read all but one in a hundred), as PNGs over HTTP, Poisson arrivals, two workers of one
@@ -32,6 +32,7 @@ from ray_slo.core import Cluster, DispatchDelay, LatencyProfile, Model, Variant
 from ray_slo.simulation import simulate
 from ray_slo.simulation.workloads import Times, Workload
 
+SOURCE = "ray-slo, RAMSIS §7"
 NETWORKS = ("digits-xs", "digits-s", "digits-m", "digits-xl")
 MODEL = "digits"
 NOISE = 3.0  # standard deviation of ink, of 16

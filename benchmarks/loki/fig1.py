@@ -1,4 +1,6 @@
-"""Loki Figure 1: what a plan does as demand grows, on two tasks, 20 servers and 250 ms.
+"""Accuracy and servers as demand grows: hardware scaling, accuracy scaling, shedding.
+
+Two tasks, 20 servers, 250 ms.
 
 *Hardware scaling*: more servers, the most accurate variants. *Accuracy scaling*: all servers, less
 accurate variants, first those that cost the pipeline least. *Share*: beyond, what cannot be served
@@ -15,6 +17,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from benchmarks.harness.plots import saved
 from benchmarks.harness.rows import Row
 from benchmarks.loki.data import traffic
 from benchmarks.loki.systems import HEADROOM, problem
@@ -22,6 +25,7 @@ from ray_slo.planning import loki
 from ray_slo.planning.result import Infeasible
 from ray_slo.simulation import Workload, simulate_pipeline
 
+SOURCE = "Loki §1, Figure 1"
 DROP, PAPER_GAIN = 13.0, 2.7
 POINTS = {"hardware": 4, "accuracy": 12, "share": 4}
 QUICK_POINTS = {"hardware": 2, "accuracy": 4, "share": 2}
@@ -125,6 +129,4 @@ def plot(rows: Sequence[Row], directory: Path) -> list[Path]:
         ax.set(ylabel=panel, xscale="log")
     axes[0].legend(fontsize="small")
     axes[-1].set_xlabel("demand (req/s); dotted: hardware and accuracy scaling end")
-    path = directory / "loki-fig1.png"
-    figure.savefig(path, dpi=120)
-    return [path]
+    return [saved(figure, directory, "loki-fig1")]

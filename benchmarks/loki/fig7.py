@@ -1,4 +1,4 @@
-"""Loki Figure 7: what becomes of late requests. The paper's four rules, and ours.
+"""What becomes of late requests: the paper's four rules, and ours.
 
 The day of `loki-fig5` (traffic analysis, 20 servers, 250 ms; every second point, with --quick five
 points of the peak), with Loki's plans throughout; only `drop` and `queues` of the policy `pipeline`
@@ -20,11 +20,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.harness.rows import Row, plot_bars
+from benchmarks.harness.plots import plot_bars
+from benchmarks.harness.rows import Row
 from benchmarks.loki.data import CARS, FACES, trace, traffic
 from benchmarks.loki.systems import Day, problem
 from ray_slo.simulation import PipelineReport
 
+SOURCE = "Loki §6.3, Figure 7"
 STEP_S, EVERY, QUICK = 4.0, 2, slice(195, 200)
 RULES = {
     "no early dropping": "none",

@@ -1,4 +1,4 @@
-"""How restless plans are at a few requests per second, and what it costs to keep them quiet.
+"""How often plans change at a few requests per second, by average and swap cost.
 
 The published two-task chain with all latencies 12 times as long, six workers and 3 s, so that
 hardware scaling ends at 5.2 req/s; demand swings from 2 to 7 req/s and back in ten minutes, 30 s
@@ -23,6 +23,7 @@ from ray_slo.core.profiles import LatencyProfile
 from ray_slo.planning import loki
 from ray_slo.simulation import Trace, Workload, simulate_pipeline
 
+SOURCE = "ray-slo, Loki §4.2"
 SLOWER, WORKERS, SLO_S, HEADROOM = 12.0, 6, 3.0, 0.95
 LOW, HIGH, POINTS, STEP_S = 2.0, 7.0, 20, 30.0
 TIMES = {"interval_s": 10.0, "solve_s": 0.1, "start_s": 8.0, "load_s": 1.0}

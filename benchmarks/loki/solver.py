@@ -1,4 +1,4 @@
-"""Loki §6.5: how long a plan and routing tables take; and where hardware and accuracy scaling end.
+"""Time of a plan and of routing tables; where hardware and accuracy scaling end.
 
 The published profiles of the traffic pipeline, 20 workers, 250 ms, no headroom. *Capacity* is the
 largest demand that a step can plan for: with the most accurate variants alone, at a mean end-to-end
@@ -35,6 +35,15 @@ from ray_slo.planning.milp import Backend
 from ray_slo.planning.result import Infeasible
 from ray_slo.planning.routing import most_accurate_first, workers_of
 
+SOURCE = "Loki §4, §6.5, Figure 1"
+ASKED = [
+    ("capacity* · two tasks", "hardware scaling", "≥", 207.9),
+    ("capacity* · two tasks", "at any accuracy", "≥", 2305),
+    ("capacity* · two tasks*", "gain", "≥", 2.5),
+    ("plan · two tasks, gurobi*", "median on the clock", "≤", 100),
+    ("plan · two tasks, highs*", "median on the clock", "≤", 100),
+    ("routing tables · two tasks*", "time", "≤", 0.15),
+]
 SERVERS, SLO_S = 20, 0.250
 DROP = 13.0
 PAPER_GAIN, PAPER_PLAN_MS, PAPER_TABLES_MS = 2.5, 500.0, 0.15

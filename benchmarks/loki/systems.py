@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from benchmarks.harness.plots import saved
 from benchmarks.harness.rows import Row
 from benchmarks.peers.inferline import inferline
 from benchmarks.peers.proteus import Proteus
@@ -236,6 +237,5 @@ def plot_days(rows: Sequence[Row], directory: Path) -> list[Path]:
         axes[1].legend(fontsize="small")
         axes[-1].set_xlabel("time (s)")
         figure.suptitle(name, fontsize="medium")
-        paths.append(directory / f"{name.replace(', ', '-').replace(' ', '-')}.png")
-        figure.savefig(paths[-1], dpi=120)
+        paths.append(saved(figure, directory, name))
     return paths

@@ -1,4 +1,4 @@
-"""What deferral buys, and what the objective and the gathering rule do to it.
+"""Objectives and gathering rules of `deferred` against eager and the staggered bound.
 
 One model on 8 workers, Poisson arrivals, no delays. *Goodput* is the largest rate at which at most
 1 % of the requests are bad; "paper" stands for what the paper measured, with real delays. *Load* in
@@ -25,6 +25,7 @@ from ray_slo.core import Cluster, LatencyProfile, Model, Variant
 from ray_slo.policies import make_policy
 from ray_slo.simulation import Report, Workload, simulate
 
+SOURCE = "Symphony §3.3, §5.3, Table 2"
 WORKERS = 8
 Kwargs = dict[str, Any]
 

@@ -1,4 +1,4 @@
-"""Is one drop-head target, chosen from the measured load, as good as the best fixed one?
+"""The drop-head target by load against the best fixed one, at the edge and in overload.
 
 `deferred` gives up heads that keep a batch below its target. A small fixed target is best at the
 edge of capacity and loses throughput in overload, a large one the other way round; the default
@@ -23,6 +23,7 @@ from ray_slo.core import Cluster
 from ray_slo.policies import make_policy
 from ray_slo.simulation import Workload, goodput_search, simulate
 
+SOURCE = "Symphony §3.3, ray-slo"
 TARGETS = (1, 2, 4, 6, 8, 12, 16)
 OVERLOADS = (1.5, 3.0)
 

@@ -1,9 +1,9 @@
-"""Where preemption pays: `deferred_flex` beside `deferred` and `flex` (not in the papers).
+"""Deferred batching with preemption where it gains, beside `deferred` and `flex`.
 
-Two models of SHEPHERD's Table 4 on 4 GPUs, no delays, without overheads of preemption. Load 1 would
-keep half of the GPUs busy with each model, in batches that take half its SLO. Goodput counts every
-request alike, so in overload all three but `deferred` gain it at the cost of the dearer model: its
-bad rate stands beside.
+The policy is `deferred_flex`. Two models of SHEPHERD's Table 4 on 4 GPUs, no delays, without
+overheads of preemption. Load 1 would keep half of the GPUs busy with each model, in batches that
+take half its SLO. Goodput counts every request alike, so in overload all three but `deferred` gain
+it at the cost of the dearer model: its bad rate stands beside.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from benchmarks.harness.rows import Row
 from ray_slo.core import Cluster, LatencyProfile, Model, Variant
 from ray_slo.simulation import Gamma, Poisson, Workload, simulate
 
+SOURCE = "ray-slo"
 GPUS = 4
 LOADS = (0.6, 0.9, 1.5)
 

@@ -1,4 +1,4 @@
-"""Does `responsive` keep `consolidate`'s goodput, and eager's latency below it?
+"""`responsive` against consolidate's goodput and eager's latency, over the grid.
 
 A sample over the dimensions of Symphony's Table 1 (the grid of `symphony-fig7`: model, how many
 share the workers, GPUs per model, SLO, burstiness as the shape of Gamma gaps), with one model on 8
@@ -29,6 +29,8 @@ from ray_slo.core import Cluster
 from ray_slo.policies import make_policy
 from ray_slo.simulation import Gamma, Report, Workload, simulate
 
+SOURCE = "Symphony Table 1"
+ASKED = [("responsive · *", "goodput over consolidate's", "≥", 0.99)]
 LOADS = (0.1, 0.3, 0.5, 0.7)
 SHARES = (0.60, 0.64, 0.68, 0.72, 0.76)
 """Loads of the second table, as shares of the bound."""

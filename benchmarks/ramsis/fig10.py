@@ -1,4 +1,4 @@
-"""RAMSIS Figure 10 (Appendix C): how finely slack is told apart.
+"""How finely slack is told apart.
 
 Tables that know the slack in 2, 10 or 100 steps (FLD) and by every latency that occurs (MD), on the
 image task: 60 workers, SLO 150 ms, constant load. The paper prints no figures beside its curves; it
@@ -7,9 +7,9 @@ says that more steps are better, with diminishing returns, and that 100 are as g
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
+from functools import partial
 
+from benchmarks.harness.plots import plot_series
 from benchmarks.harness.rows import Row
 from benchmarks.ramsis.systems import (
     IMAGE_WORKERS,
@@ -20,8 +20,8 @@ from benchmarks.ramsis.systems import (
     rows_of,
     under_load,
 )
-from benchmarks.symphony.systems import plot_series
 
+SOURCE = "RAMSIS Appendix C, Figure 10"
 SLO_MS = 150.0
 STEPS = {
     "FLD, D = 2": {"num_slacks": 2},
@@ -42,5 +42,4 @@ def run(quick: bool, seed: int) -> list[Row]:
     return rows_of(f"image, SLO {SLO_MS:g} ms, {IMAGE_WORKERS} workers", points, "{:g}/s")
 
 
-def plot(rows: Sequence[Row], directory: Path) -> list[Path]:
-    return plot_series(rows, directory, "load (requests/s)")
+plot = partial(plot_series, x_label="load (requests/s)")

@@ -1,4 +1,4 @@
-"""RAMSIS Figure 11 (Appendix D): all that waits in one batch, or any part of it.
+"""All that waits in one batch, or any part of it.
 
 Image task, 60 workers, SLO 150 ms, constant load; slack in 100 steps (20 when quick). The paper
 prints no figures beside its curves; it says that the difference is negligible.
@@ -6,9 +6,9 @@ prints no figures beside its curves; it says that the difference is negligible.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
+from functools import partial
 
+from benchmarks.harness.plots import plot_series
 from benchmarks.harness.rows import Row
 from benchmarks.ramsis.systems import (
     IMAGE_WORKERS,
@@ -19,8 +19,8 @@ from benchmarks.ramsis.systems import (
     rows_of,
     under_load,
 )
-from benchmarks.symphony.systems import plot_series
 
+SOURCE = "RAMSIS Appendix D, Figure 11"
 SLO_MS = 150.0
 
 
@@ -41,5 +41,4 @@ def run(quick: bool, seed: int) -> list[Row]:
     return rows_of(f"image, SLO {SLO_MS:g} ms, {IMAGE_WORKERS} workers", points, "{:g}/s")
 
 
-def plot(rows: Sequence[Row], directory: Path) -> list[Path]:
-    return plot_series(rows, directory, "load (requests/s)")
+plot = partial(plot_series, x_label="load (requests/s)")

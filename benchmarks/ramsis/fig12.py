@@ -1,4 +1,4 @@
-"""RAMSIS Figure 12 (Appendix E): 3 models instead of 9, for RAMSIS and Jellyfish+.
+"""3 models instead of 9, with Jellyfish+.
 
 The fastest, a middle one and a slow one (shufflenet_v2_x0_5, efficientnet_b2, efficientnet_v2_s).
 Image task, 60 workers, SLO 150 ms, constant load. The paper prints no figures beside its curves; it
@@ -7,9 +7,9 @@ says that RAMSIS always has the higher accuracy.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
+from functools import partial
 
+from benchmarks.harness.plots import plot_series
 from benchmarks.harness.rows import Row
 from benchmarks.ramsis.systems import (
     IMAGE_WORKERS,
@@ -25,8 +25,8 @@ from benchmarks.ramsis.systems import (
     rows_of,
     under_load,
 )
-from benchmarks.symphony.systems import plot_series
 
+SOURCE = "RAMSIS Appendix E, Figure 12"
 SLO_MS = 150.0
 FEW = ("shufflenet_v2_x0_5", "efficientnet_b2", "efficientnet_v2_s")
 
@@ -50,5 +50,4 @@ def run(quick: bool, seed: int) -> list[Row]:
     return rows_of(f"image, SLO {SLO_MS:g} ms, {IMAGE_WORKERS} workers", points, "{:g}/s")
 
 
-def plot(rows: Sequence[Row], directory: Path) -> list[Path]:
-    return plot_series(rows, directory, "load (requests/s)")
+plot = partial(plot_series, x_label="load (requests/s)")

@@ -1,4 +1,4 @@
-"""RAMSIS Figure 5, Table 3: accuracy against the number of workers, under the Twitter trace.
+"""Accuracy against workers under the Twitter trace, with Jellyfish+ and ModelSwitching.
 
 The published rates (1617 to 3905 requests/s), Poisson inside each interval. Nobody knows the load:
 every system takes a moving average over 500 ms; RAMSIS then uses the table for that load rounded up
@@ -17,8 +17,9 @@ accuracy, among the numbers of workers that were run.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+from functools import partial
 
+from benchmarks.harness.plots import plot_series
 from benchmarks.harness.rows import Row
 from benchmarks.ramsis.systems import (
     IMAGE_SLOS_MS,
@@ -39,10 +40,10 @@ from benchmarks.ramsis.systems import (
     text_task,
     twitter,
 )
-from benchmarks.symphony.systems import plot_series
 from ray_slo.core import Variant
 from ray_slo.simulation import Workload
 
+SOURCE = "RAMSIS §7.1, Figure 5, Table 3"
 WORKERS = tuple(range(20, 101, 10))
 LIMITS = tuple(range(100, 4001, 100))
 """Loads for which ModelSwitching is profiled, requests/s."""
@@ -157,5 +158,4 @@ def fewer(
     return rows
 
 
-def plot(rows: Sequence[Row], directory: Path) -> list[Path]:
-    return plot_series(rows, directory, "workers")
+plot = partial(plot_series, x_label="workers")

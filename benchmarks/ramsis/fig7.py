@@ -1,4 +1,4 @@
-"""RAMSIS Figure 7 (§7.3.1): what tables promise, and what comes of it.
+"""What tables promise, and what comes of it.
 
 Image task, SLO 150 ms, constant load, 40, 60 and 80 workers. *Expected*: what the solver says of
 its table (a lower bound of accuracy and an upper bound of violations, §5.1). *Simulated*: execution
@@ -10,10 +10,10 @@ curves.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
+from functools import partial
 
 from benchmarks.harness.data import published
+from benchmarks.harness.plots import plot_series
 from benchmarks.harness.rows import Row
 from benchmarks.ramsis.systems import (
     LOADS,
@@ -27,9 +27,9 @@ from benchmarks.ramsis.systems import (
     rows_of,
     shown,
 )
-from benchmarks.symphony.systems import plot_series
 from ray_slo.planning.ramsis import Problem, Table, solve
 
+SOURCE = "RAMSIS §7.3.1, Figure 7"
 SLO_S = 0.150
 EXPECTED, SIMULATED, VARYING = "expected", "simulated", "varying"
 
@@ -82,5 +82,4 @@ def run(quick: bool, seed: int) -> list[Row]:
     return rows
 
 
-def plot(rows: Sequence[Row], directory: Path) -> list[Path]:
-    return plot_series(rows, directory, "load (requests/s)")
+plot = partial(plot_series, x_label="load (requests/s)")

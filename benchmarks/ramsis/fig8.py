@@ -1,15 +1,16 @@
-"""RAMSIS Figure 8 (§7.3.2): 9 models against 60, with 100 workers under constant load.
+"""9 models against 60, with ModelSwitching.
 
-The 51 more are interpolated between neighbours on the front, every half percent of accuracy. With
-them ModelSwitching can pick a model that just suits the load; RAMSIS mixes models anyway, and gains
-next to nothing. Image task, SLO 150 ms; the paper prints no figures beside its curves.
+100 workers, constant load. The 51 more are interpolated between neighbours on the front, every half
+percent of accuracy. With them ModelSwitching can pick a model that just suits the load; RAMSIS
+mixes models anyway, and gains next to nothing. Image task, SLO 150 ms; the paper prints no figures
+beside its curves.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
+from functools import partial
 
+from benchmarks.harness.plots import plot_series
 from benchmarks.harness.rows import Row
 from benchmarks.ramsis.systems import (
     LOADS,
@@ -26,8 +27,8 @@ from benchmarks.ramsis.systems import (
     switching_limits,
     under_load,
 )
-from benchmarks.symphony.systems import plot_series
 
+SOURCE = "RAMSIS §7.3.2, Figure 8"
 WORKERS, SLO_MS = 100, 150.0
 
 
@@ -52,5 +53,4 @@ def run(quick: bool, seed: int) -> list[Row]:
     return rows_of(f"image, SLO {SLO_MS:g} ms, {WORKERS} workers", points, "{:g}/s")
 
 
-def plot(rows: Sequence[Row], directory: Path) -> list[Path]:
-    return plot_series(rows, directory, "load (requests/s)")
+plot = partial(plot_series, x_label="load (requests/s)")

@@ -1,4 +1,4 @@
-"""`price` beside RAMSIS and the fluid limit, under constant load and the Twitter trace.
+"""One shared queue with prices against per-worker queues with tables, and the fluid limit.
 
 RAMSIS' setting (§7.2): image task, 60 workers, SLO 150 ms; text task, 20 workers, 100 ms. Accuracy
 is the mean over requests answered in time, *late* the share that is not. The *fluid limit* is what
@@ -15,8 +15,9 @@ RAMSIS keeps its tables for Poisson arrivals.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
+from functools import partial
 
+from benchmarks.harness.plots import plot_series
 from benchmarks.harness.rows import Row
 from benchmarks.ramsis.systems import (
     HARDWARE,
@@ -36,10 +37,14 @@ from benchmarks.ramsis.systems import (
     text_task,
     twitter,
 )
-from benchmarks.symphony.systems import plot_series
 from ray_slo.core import Variant
 from ray_slo.planning import fluid
 
+SOURCE = "ray-slo, RAMSIS §7.2"
+ASKED = [
+    ("price over RAMSIS · *", "least gain", "≥", 0),
+    ("image, 60 workers, SLO 150 ms, Poisson · price", "accuracy at 3200/s", "≥", 71.0),
+]
 DROPS = "ramsis, drops"
 LOADS = tuple(range(400, 3601, 400))
 SHAPE = 0.3
@@ -128,5 +133,4 @@ def _trace(variants: Sequence[Variant], seed: int) -> list[Row]:
     return rows
 
 
-def plot(rows: Sequence[Row], directory: Path) -> list[Path]:
-    return plot_series(rows, directory, "load (requests/s)")
+plot = partial(plot_series, x_label="load (requests/s)")

@@ -1,4 +1,4 @@
-"""RAMSIS' setting (§7.2) where the world is not as profiled: `price`, and RAMSIS with a margin.
+"""Price and RAMSIS where latencies vary, profiles err or arrivals come in bursts.
 
 Image task, 60 workers, SLO 150 ms. The policies are told the published profiles; the workers
 differ from them:
@@ -19,9 +19,10 @@ does. What `price` has to learn first, in the first second or so, counts.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
+from functools import partial
 from typing import Any
 
+from benchmarks.harness.plots import plot_series
 from benchmarks.harness.rows import Row
 from benchmarks.ramsis.systems import (
     HARDWARE,
@@ -33,9 +34,9 @@ from benchmarks.ramsis.systems import (
     image_task,
     measure,
 )
-from benchmarks.symphony.systems import plot_series
 from ray_slo.core import Cluster, Variant
 
+SOURCE = "ray-slo, RAMSIS §7.2"
 LOADS = (800, 1600, 2800)
 MARGIN_MS = 15.0
 
@@ -93,5 +94,4 @@ def _scaled(variants: Sequence[Variant], factor: float) -> Cluster:
     return cluster(slower, 0.15, IMAGE_WORKERS)
 
 
-def plot(rows: Sequence[Row], directory: Path) -> list[Path]:
-    return plot_series(rows, directory, "load (requests/s)")
+plot = partial(plot_series, x_label="load (requests/s)")

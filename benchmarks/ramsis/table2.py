@@ -1,4 +1,4 @@
-"""RAMSIS Table 2: CPU seconds to solve one table, by discretisation, batching and models.
+"""CPU time to solve one table, by discretisation, batching and number of models.
 
 Image task, 60 workers, SLO 500 ms (batches of up to 29, as in the paper), 2000 requests/s, N = 32,
 solved until nothing improves any state by more than 1e-6 percent points. 60 models: synthetic ones
@@ -17,6 +17,7 @@ from benchmarks.ramsis.systems import HARDWARE, image_task, interpolated
 from ray_slo.planning.ramsis import Problem, solve
 from ray_slo.planning.ramsis.problem import Batching, Discretization
 
+SOURCE = "RAMSIS Table 2"
 SLO_S, WORKERS, RATE = 0.5, 60, 2000.0
 
 # (models, discretisation, D, batching): seconds in the paper; None: not within 24 hours

@@ -1,4 +1,4 @@
-"""SHEPHERD Figure 10: goodput against the number of workers, when a scheduler's speed is limited.
+"""Goodput against the number of workers, where schedulers have a speed.
 
 Emulated V100, SLO 250 ms, no delays. Every 12 workers bring a copy of the zoo, a population of
 46,000 streams of its own and 320 requests/s per worker, a load that they can serve. (In the paper
@@ -24,14 +24,14 @@ import math
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
+from functools import partial
 from typing import ClassVar
 
 import numpy as np
 
+from benchmarks.harness.plots import plot_series
 from benchmarks.harness.rows import Row
 from benchmarks.shepherd.systems import WORKLOADS, compared, systems, traces, zoo
-from benchmarks.symphony.systems import plot_series
 from benchmarks.zoos import ZooModel
 from ray_slo.core import (
     BatchOutcome,
@@ -47,6 +47,7 @@ from ray_slo.planning.herd import ModelStream, Plan, Problem, plan
 from ray_slo.policies import make_policy
 from ray_slo.simulation import Burst, Times, Workload, simulate
 
+SOURCE = "SHEPHERD §7.1, Figure 10"
 GROUP = 12
 PER_WORKER = 320.0  # requests per second
 PER_SCHEDULER = 50_000.0
@@ -250,5 +251,4 @@ def run(quick: bool, seed: int) -> list[Row]:
     return rows
 
 
-def plot(rows: Sequence[Row], directory: Path) -> list[Path]:
-    return plot_series(rows, directory, "workers (emulated)")
+plot = partial(plot_series, x_label="workers (emulated)")

@@ -1,4 +1,4 @@
-"""SHEPHERD §7.2, Figure 11: what large batches first, preemption and groups are worth.
+"""Large batches first and preemption on two streams; HERD's limit of a group.
 
 (a) One GPU. Stream A: ResNet18, bursts of 1024 requests at 5, 125, 245, … ms. Stream B: ResNet269,
 a request every millisecond from 0 on, each of which takes 79 ms alone. Profiles of Table 4, SLO 250
@@ -21,7 +21,7 @@ long run ours differ:
 * no preemption: SHEPHERD-NP;
 * with overheads: execution 5 % slower for its exit points, and 4 ms (5 % of ResNet269's 79) from a
   preemption to the free GPU, as the paper's upper bounds (§7.3);
-* clockwork: as in `shepherd_systems`, in powers of two up to the paper's 128; with all batch sizes;
+* clockwork: as in `systems`, in powers of two up to the paper's 128; with all batch sizes;
   and with its published distance of 5 ms from deadlines, which together with 10 ms ahead leaves no
   time to plan B at 90 ms: it starts on an idle GPU only;
 * deferred, deferred_flex: not in the paper.
@@ -45,6 +45,7 @@ from ray_slo.core import Cluster, LatencyProfile, Model, Policy, Variant
 from ray_slo.policies import make_policy
 from ray_slo.simulation import Report, Times, Workload, simulate
 
+SOURCE = "SHEPHERD §7.2, Figure 11"
 TABLE_4_MS = {"RN18": (0.22, 3.74), "RS269": (4.37, 74.20)}
 PERIOD_S, BURST = 0.120, 1024
 OVERHEAD, PREEMPT_DELAY_MS = 0.05, 4.0

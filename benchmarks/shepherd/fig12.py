@@ -1,4 +1,4 @@
-"""SHEPHERD §7.3, Figure 12: preemption delay and slowdown over the number of exit points, here.
+"""Preemption delay and slowdown over the number of exit points, torch on this CPU.
 
 Networks in plain torch with random weights on one CPU thread. *Delay*: from a flag that another
 thread sets at a random time of the batch until the batch's thread is free; *slowdown*: median of
@@ -22,6 +22,7 @@ from pathlib import Path
 
 import torch
 
+from benchmarks.harness.plots import saved
 from benchmarks.harness.rows import Row
 from benchmarks.shepherd.networks import resnet
 from benchmarks.zoos import load
@@ -33,6 +34,11 @@ from ray_slo.models.preemption import (
     profile_preemption,
 )
 
+SOURCE = "SHEPHERD §6, §7.3, Figure 12"
+ASKED = [
+    ("chosen · ResNet50, batch 8", "delay p95", "≤", 5),
+    ("chosen · ResNet50, batch 8", "slowdown", "≤", 5),
+]
 LIMIT = 0.05
 
 
@@ -117,6 +123,4 @@ def plot(rows: list[Row], directory: Path) -> list[Path]:
         axes.set_yscale("symlog", linthresh=10)
         axes.set(title=title, xlabel="exit points", ylabel="% of the batch's time")
         axes.legend(fontsize=7, frameon=False)
-    path = directory / "preemption-overheads.png"
-    figure.savefig(path, dpi=120)
-    return [path]
+    return [saved(figure, directory, "preemption-overheads")]

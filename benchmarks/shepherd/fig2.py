@@ -1,4 +1,4 @@
-"""SHEPHERD Figures 2 and 5: streams are unpredictable, groups of streams are not.
+"""Variation of the requests in a window, of streams and of groups of streams.
 
 Coefficient of variation (standard deviation / mean) of the requests in a window of τ minutes,
 averaged over streams (groups of 1: Figure 2) or over groups of randomly chosen streams (Figure 5).
@@ -28,8 +28,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.harness.plots import saved
 from benchmarks.harness.rows import Row
 
+SOURCE = "SHEPHERD §2.2, §3.1, Figures 2 and 5"
 GROUP_SIZES = (1, 10, 100, 1000)
 WINDOWS_MIN = (1, 4, 15, 60, 240)
 CHUNK = 1000  # streams at once
@@ -111,6 +113,4 @@ def plot(rows: Sequence[Row], directory: Path) -> list[Path]:
         axes.set_xlabel("window τ (minutes)")
         axes.set_ylabel("coefficient of variation")
         axes.legend()
-    path = directory / "variation.png"
-    figure.savefig(path, dpi=120)
-    return [path]
+    return [saved(figure, directory, "variation")]

@@ -1,6 +1,6 @@
-"""SHEPHERD Figure 7: goodput and busy GPUs against the offered load.
+"""Goodput and busy GPUs against the offered load, with Clockwork and Nexus.
 
-12 V100, SLO 250 ms, no delays; models, workloads and systems as in `shepherd_systems`. The higher
+12 V100, SLO 250 ms, no delays; models, workloads and systems as in `systems`. The higher
 the load, the shorter the run. The paper prints no figures beside its curves but says: near 3,000/s
 all systems meet most deadlines; at 144,000/s SHEPHERD has 4.6 (stable) and 5.2 (bursty) times the
 goodput of Clockwork, and up to 7.1 and 18.1 times that of Nexus; SHEPHERD and Clockwork keep over
@@ -14,9 +14,9 @@ it is busier than the paper's.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
+from functools import partial
 
+from benchmarks.harness.plots import plot_series
 from benchmarks.harness.rows import Row
 from benchmarks.shepherd.systems import (
     OVERHEADS,
@@ -28,8 +28,8 @@ from benchmarks.shepherd.systems import (
     traces,
     zoo,
 )
-from benchmarks.symphony.systems import plot_series
 
+SOURCE = "SHEPHERD §7.1, Figure 7"
 PAPER = {
     ("MAF-stable", "Clockwork"): 4.6,
     ("MAF-stable", "Nexus, as planned"): 7.1,
@@ -93,5 +93,4 @@ def run(quick: bool, seed: int) -> list[Row]:
     return rows
 
 
-def plot(rows: Sequence[Row], directory: Path) -> list[Path]:
-    return plot_series(rows, directory, "offered load (req/s)", log=True)
+plot = partial(plot_series, x_label="offered load (req/s)", log=True)

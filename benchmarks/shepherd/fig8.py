@@ -1,7 +1,7 @@
-"""SHEPHERD Figure 8: latency distributions at low and at high load.
+"""Latency distributions at low and at high load, with Clockwork and Nexus.
 
 12 V100, SLO 250 ms, no delays, 3,000 and 144,000 requests per second; models, workloads and systems
-as in `shepherd_systems`. Latency is from arrival to the end of the batch, over the requests that a
+as in `systems`. Latency is from arrival to the end of the batch, over the requests that a
 system answered: what it refused is not in the distribution, and "answered" says how much is left.
 Rows are the 1st, 5th, 10th … 95th, 99th and 100th percentile, which the plot draws as a CDF.
 The paper draws MAF-stable and says that MAF-bursty shows the same.
@@ -27,9 +27,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.harness.plots import saved
 from benchmarks.harness.rows import Row
 from benchmarks.shepherd.systems import SLO_MS, WORKERS, WORKLOADS, run_system, traces, zoo
 
+SOURCE = "SHEPHERD §7.1, Figure 8"
 LOADS = (3_000, 144_000)
 PERCENTILES = (1, *range(5, 100, 5), 99, 100)
 COMPARED = ("SHEPHERD", "SHEPHERD, prefix", "Clockwork", "Nexus, as planned", "deferred")
@@ -113,6 +115,5 @@ def plot(rows: Sequence[Row], directory: Path) -> list[Path]:
             axes.set_ylabel("requests answered (%)")
             axes.set_xlim(left=0)
             axes.legend(fontsize="small")
-        paths.append(directory / f"latency-{workload.lower()}.png")
-        figure.savefig(paths[-1], dpi=120)
+        paths.append(saved(figure, directory, f"latency {workload}"))
     return paths

@@ -1,6 +1,6 @@
-"""SHEPHERD Figure 9: goodput against the SLO, at about 3,000 requests per second.
+"""Goodput against the SLO, with Clockwork and Nexus.
 
-12 V100, no delays; models, workloads and systems as in `shepherd_systems`. One request alone takes
+12 V100, no delays; models, workloads and systems as in `systems`. One request alone takes
 from 4 ms (ResNet18) to 79 ms (ResNeSt269), so tight SLOs rule models out: "can be met" is what is
 left of the offered load. The paper prints no figures beside its curves but says: with 500 ms all
 have high goodput; from there to 50 ms Clockwork loses less than Nexus; under tight SLOs SHEPHERD
@@ -12,9 +12,9 @@ schedule on those that it planned, so it loses more than ours.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
+from functools import partial
 
+from benchmarks.harness.plots import plot_series
 from benchmarks.harness.rows import Row
 from benchmarks.shepherd.systems import (
     WORKERS,
@@ -25,8 +25,8 @@ from benchmarks.shepherd.systems import (
     traces,
     zoo,
 )
-from benchmarks.symphony.systems import plot_series
 
+SOURCE = "SHEPHERD §7.1, Figure 9"
 RATE = 3_000
 SLOS_MS = (20, 30, 50, 75, 100, 150, 250, 500)
 PAPER_UP_TO = {"Clockwork": 1.3, "Nexus, as planned": 38.0}
@@ -68,5 +68,4 @@ def run(quick: bool, seed: int) -> list[Row]:
     return rows
 
 
-def plot(rows: Sequence[Row], directory: Path) -> list[Path]:
-    return plot_series(rows, directory, "SLO (ms)")
+plot = partial(plot_series, x_label="SLO (ms)")

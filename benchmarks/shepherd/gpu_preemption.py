@@ -1,6 +1,6 @@
-"""SHEPHERD on a real GPU: Table 4, Figure 12 and the two streams of §7.2. Needs CUDA.
+"""Profiles, exit points and FLEX on a real GPU (skipped where there is none).
 
-Where torch has no CUDA device nothing is measured, and the one row says so.
+Needs CUDA. Where torch has no CUDA device nothing is measured, and the one row says so.
 
 * Table 4: α and β of ℓ(b) = α·b + β (median, float32, TF32 as torch has it by default), and the
   number of exit points chosen, for the networks of torchvision with random weights. Without
@@ -28,6 +28,8 @@ from ray_slo.models.preemption import Preemptible, PreemptionProfile, profile_pr
 from ray_slo.models.profiling import doubling_sizes, profile_callable, to_profile
 from ray_slo.policies import make_policy
 
+NAME = "gpu-preemption"
+SOURCE = "SHEPHERD Table 4, Figure 12, §7.2"
 DEPTHS_OF_TABLE_4 = (18, 34, 50, 101, 152)
 OTHERS = {  # names in the paper: in torchvision, and the side of its pictures
     "DenseNet121": ("densenet121", 224),

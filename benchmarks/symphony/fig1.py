@@ -1,20 +1,22 @@
-"""Symphony Figure 1: batch sizes that requests run in, at each system's goodput of Table 2.
+"""Batch sizes of every system at its goodput.
 
 Percentiles over requests. The paper gives medians. One model on 8 GPUs, Poisson, no delays.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
+from functools import partial
 
 import numpy as np
 
+from benchmarks.harness.plots import plot_series
 from benchmarks.harness.rows import Row
 from benchmarks.own.deferred_objectives import INCEPTION, RESNET, WORKERS
-from benchmarks.symphony.systems import SYSTEMS, goodput, plot_series
+from benchmarks.symphony.systems import SYSTEMS, goodput
 from benchmarks.symphony.table2 import PAPER_BATCH
 from ray_slo.simulation import Workload
+
+SOURCE = "Symphony Figure 1"
 
 
 def run(quick: bool, seed: int) -> list[Row]:
@@ -45,5 +47,4 @@ def run(quick: bool, seed: int) -> list[Row]:
     return rows
 
 
-def plot(rows: Sequence[Row], directory: Path) -> list[Path]:
-    return plot_series(rows, directory, "percentile of requests")
+plot = partial(plot_series, x_label="percentile of requests")

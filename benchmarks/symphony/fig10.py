@@ -1,10 +1,10 @@
-"""Symphony Figure 10: the fewest A100 GPUs that serve 15,000 requests per second.
+"""GPUs needed for 15,000 requests per second, every system.
 
-One ResNet50 with SLO 25 ms, and the mixed zoo of Table 4 at equal rates; Poisson, no delays. A
-number of GPUs suffices when no model has more than 1 % of bad requests. The paper's claims: with
-one model Symphony needs 2 to 6 GPUs fewer than Shepherd and Nexus and less than half of
-Clockwork's; mixed, Nexus and Shepherd need 166 % and 90 % more and Clockwork cannot deliver. A
-dash: more than 512 do not suffice. The last line is what no scheduler can go below (see
+The GPUs are A100. One ResNet50 with SLO 25 ms, and the mixed zoo of Table 4 at equal rates;
+Poisson, no delays. A number of GPUs suffices when no model has more than 1 % of bad requests. The
+paper's claims: with one model Symphony needs 2 to 6 GPUs fewer than Shepherd and Nexus and less
+than half of Clockwork's; mixed, Nexus and Shepherd need 166 % and 90 % more and Clockwork cannot
+deliver. A dash: more than 512 do not suffice. The last line is what no scheduler can go below (see
 `symphony-fig9`).
 """
 
@@ -20,6 +20,7 @@ from benchmarks.zoos import ZooModel, load
 from ray_slo.core import Cluster
 from ray_slo.simulation import Workload
 
+SOURCE = "Symphony Figure 10"
 RATE, MOST = 15_000, 512
 PAPER_MORE = {"Nexus, 1 frontend": 166.0, "Shepherd": 90.0}  # per cent, mixed
 

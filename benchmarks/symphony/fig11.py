@@ -1,4 +1,4 @@
-"""Symphony Figure 11: goodput against the SLO, for even and skewed popularity, calm and bursty.
+"""Goodput over SLO, popularity and burstiness, every system.
 
 20 models with the ResNet50 profile of Table 2 on 32 GPUs, all with the same SLO; equally popular or
 Zipf 0.9; Poisson or Gamma gaps of shape 0.05; no delays. Goodput is the largest total rate at which
@@ -14,16 +14,17 @@ and leaves out Nexus with 8 frontends.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
+from functools import partial
 
+from benchmarks.harness.plots import plot_series
 from benchmarks.harness.rows import Row
 from benchmarks.own.deferred_objectives import RESNET, staggered_bound
-from benchmarks.symphony.systems import SYSTEMS, System, goodput, plot_series
+from benchmarks.symphony.systems import SYSTEMS, System, goodput
 from ray_slo.core import Cluster, Model, Variant
 from ray_slo.simulation import Gamma, Poisson, Workload
 from ray_slo.simulation.workloads import Zipf
 
+SOURCE = "Symphony Figure 11"
 GPUS, MODELS = 32, 20
 
 SETUPS = {
@@ -102,5 +103,4 @@ def run(quick: bool, seed: int) -> list[Row]:
     return sorted(rows, key=lambda row: row.case.startswith("deferred over"))
 
 
-def plot(rows: Sequence[Row], directory: Path) -> list[Path]:
-    return plot_series(rows, directory, "SLO (ms)")
+plot = partial(plot_series, x_label="SLO (ms)")

@@ -1,25 +1,27 @@
-"""Symphony Figure 12: queueing delay, from arrival to the start of the batch, of every system.
+"""Queueing delay of every system at its goodput.
 
-One model on 8 GPUs, Poisson, no delays, each system at its goodput of Table 2. Percentiles over
-the answered requests, p100 the longest. The paper's text: "2x to 3x shorter than Nexus and
-Clockwork", Shepherd's "comparable", and Nexus's longest "around half the latency SLO". *Analysis*
-is the longest wait of §5.3 with constant gaps: ℓ(b)/N when staggered, ℓ(b) without coordination.
+The delay is from arrival to the start of the batch. One model on 8 GPUs, Poisson, no delays, each
+system at its goodput of Table 2. Percentiles over the answered requests, p100 the longest. The
+paper's text: "2x to 3x shorter than Nexus and Clockwork", Shepherd's "comparable", and Nexus's
+longest "around half the latency SLO". *Analysis* is the longest wait of §5.3 with constant gaps:
+ℓ(b)/N when staggered, ℓ(b) without coordination.
 
 A short wait is what is left of the SLO after a large batch, so it says little alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
+from functools import partial
 
 import numpy as np
 
+from benchmarks.harness.plots import plot_series
 from benchmarks.harness.rows import Row
 from benchmarks.own.deferred_objectives import INCEPTION, RESNET, WORKERS, staggered_bound
-from benchmarks.symphony.systems import SYSTEMS, System, goodput, plot_series
+from benchmarks.symphony.systems import SYSTEMS, System, goodput
 from ray_slo.simulation import Workload
 
+SOURCE = "Symphony Figure 12"
 PERCENTILES = (5, 25, 50, 75, 95, 99, 100)
 
 COMPARED: dict[str, System] = {
@@ -77,5 +79,4 @@ def run(quick: bool, seed: int) -> list[Row]:
     return rows
 
 
-def plot(rows: Sequence[Row], directory: Path) -> list[Path]:
-    return plot_series(rows, directory, "percentile of requests")
+plot = partial(plot_series, x_label="percentile of requests")

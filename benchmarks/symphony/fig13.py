@@ -1,4 +1,4 @@
-"""Symphony Figure 13 (right): goodput against the number of GPUs.
+"""Goodput against the number of GPUs.
 
 20 equally popular ResNet50 (the profile of Table 2), SLO 100 ms, Poisson, no delays. The paper's
 Symphony grows linearly; its Clockwork does not, because of locks in its controller, which a
@@ -11,15 +11,16 @@ behind Algorithm 1.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
+from functools import partial
 
+from benchmarks.harness.plots import plot_series
 from benchmarks.harness.rows import Row
 from benchmarks.own.deferred_objectives import RESNET, staggered_bound
 from benchmarks.symphony.fig11 import MODELS, cluster
-from benchmarks.symphony.systems import SYSTEMS, System, goodput, plot_series
+from benchmarks.symphony.systems import SYSTEMS, System, goodput
 from ray_slo.simulation import Workload
 
+SOURCE = "Symphony Figure 13 (right)"
 SLO_MS = 100
 COMPARED: dict[str, System] = {
     **{name: SYSTEMS[name] for name in ("deferred", "Clockwork", "Nexus, 1 frontend")},
@@ -62,5 +63,4 @@ def run(quick: bool, seed: int) -> list[Row]:
     return rows
 
 
-def plot(rows: Sequence[Row], directory: Path) -> list[Path]:
-    return plot_series(rows, directory, "GPUs")
+plot = partial(plot_series, x_label="GPUs")

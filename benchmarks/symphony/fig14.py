@@ -1,4 +1,4 @@
-"""Symphony Figure 14: goodput against the latency of the network.
+"""Goodput against the latency of the network and its tail.
 
 20 equally popular models on 32 GPUs, Poisson, SLOs of 20, 25, 50 and 100 ms. The paper says
 "similar batching profiles" and names none: here all have the ResNet50 profile of Table 2. Its
@@ -39,14 +39,16 @@ from statistics import NormalDist
 
 import numpy as np
 
+from benchmarks.harness.plots import plot_series, saved
 from benchmarks.harness.rows import Row
 from benchmarks.own.deferred_objectives import RESNET
 from benchmarks.symphony.fig11 import GPUS, cluster
-from benchmarks.symphony.systems import System, plot_series, search
+from benchmarks.symphony.systems import System, search
 from ray_slo.core import Cluster, DispatchDelay
 from ray_slo.policies import make_policy
 from ray_slo.simulation import Workload
 
+SOURCE = "Symphony §5.6, Appendix B, Figure 14"
 SLOS_MS = (20, 25, 50, 100)
 TCP_MEDIAN_MS, TCP_TAIL = 3.034, 12  # the tail is the 99.99th percentile over the median
 NETWORKS: dict[str, tuple[float, ...]] = {
@@ -249,7 +251,6 @@ def plot(rows: Sequence[Row], directory: Path) -> list[Path]:
         axes.set_ylabel("goodput (req/s)")
         axes.set_ylim(bottom=0)
     figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=3)
-    path = directory / "goodput-over-latency.png"
-    figure.savefig(path, dpi=120)
+    path = saved(figure, directory, "goodput over latency")
     tails = [row for row in rows if row.case.startswith("(b)")]
     return [path, *plot_series(tails, directory, "percentile of the latency planned with")]

@@ -1,4 +1,4 @@
-"""Symphony Figure 15: a large cluster under a changing workload, and the advice to scale it.
+"""A changing workload: busy GPUs, advice to scale, bad requests.
 
 24 models of the 1080Ti zoo with their own SLOs on 512 GPUs (48 with `--quick`), Poisson arrivals
 at rates that rise and fall (the paper's come from 150 hours of videos that are not published).
@@ -29,6 +29,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from benchmarks.harness.plots import saved
 from benchmarks.harness.rows import Row
 from benchmarks.zoos import ZooModel, load
 from ray_slo.core import BatchOutcome, Cluster, Decision, Dispatch, Drop, Policy, Request, WorkerId
@@ -38,6 +39,7 @@ from ray_slo.policies import make_policy
 from ray_slo.simulation import Workload, simulate
 from ray_slo.simulation.workloads import changing_rates
 
+SOURCE = "Symphony §3.5, §5.7, Figure 15"
 GPUS, QUICK_GPUS, MODELS, CALM = 512, 48, 24, 0.6
 PERIOD_S, ADVICE_S = 2.0, 0.5
 TOLERANCE_S = 1e-6
@@ -270,6 +272,5 @@ def plot(rows: Sequence[Row], directory: Path) -> list[Path]:
                 axes.legend(fontsize="small")
         axes.set_xlabel("time (s)")
         figure.suptitle(title, fontsize="medium")
-        paths.append(directory / f"{title.replace(', ', '-').replace(' ', '-')}.png")
-        figure.savefig(paths[-1], dpi=120)
+        paths.append(saved(figure, directory, title))
     return paths

@@ -1,4 +1,4 @@
-"""Symphony Figure 16: how even the sub-clusters are, against the random solver of Appendix A.2.
+"""How even sub-clusters are in rate and memory, against the random solver.
 
 800 models over 20 sub-clusters (and 400 over 4, the size named in Appendix A.1): variants of
 networks drawn at random, rates exponential, seeds as configurations. The random solver deals models
@@ -20,9 +20,11 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.harness.plots import saved
 from benchmarks.harness.rows import Row
 from ray_slo.planning import partition
 
+SOURCE = "Symphony §4.4, Appendix A, Figure 16"
 # MB of weights: "Size" in the table of https://keras.io/api/applications/
 ZOO_MB = {
     "Xception": 88, "VGG16": 528, "VGG19": 549, "ResNet50": 98, "ResNet101": 171, "ResNet152": 232,
@@ -143,6 +145,4 @@ def plot(rows: Sequence[Row], directory: Path) -> list[Path]:
         axes.invert_yaxis()
         axes.set_xscale("log")
         axes.set_xlabel(f"{kind} imbalance (%): median, largest")
-    path = directory / "imbalance.png"
-    figure.savefig(path, dpi=120)
-    return [path]
+    return [saved(figure, directory, "imbalance")]

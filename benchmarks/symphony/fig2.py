@@ -1,4 +1,4 @@
-"""Symphony Figure 2: goodput and busy GPUs against the offered load.
+"""Goodput and busy GPUs against the offered load, every system.
 
 10 models with the ResNet50 profile of Table 2, SLO 100 ms, 24 GPUs, Poisson, no delays (the paper
 says "10 ResNet models" without their profiles). What to see: the goodput of a good system stays on
@@ -10,15 +10,16 @@ GPUs on latency. In the paper, at 3,000/s, the other three already keep all GPUs
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
+from functools import partial
 
+from benchmarks.harness.plots import plot_series
 from benchmarks.harness.rows import Row
 from benchmarks.own.deferred_objectives import RESNET, staggered_bound
-from benchmarks.symphony.systems import SYSTEMS, System, plot_series, run_at
+from benchmarks.symphony.systems import SYSTEMS, System, run_at
 from ray_slo.core import Cluster, Model, Variant
 from ray_slo.simulation import Workload
 
+SOURCE = "Symphony Figure 2"
 GPUS, MODELS, SLO_S = 24, 10, 0.1
 
 COMPARED: dict[str, System] = {
@@ -65,5 +66,4 @@ def run(quick: bool, seed: int) -> list[Row]:
     return rows
 
 
-def plot(rows: Sequence[Row], directory: Path) -> list[Path]:
-    return plot_series(rows, directory, "offered load (req/s)")
+plot = partial(plot_series, x_label="offered load (req/s)")

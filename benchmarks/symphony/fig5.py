@@ -1,9 +1,9 @@
-"""Symphony §3.3: 3 GPUs, ℓ(b) = b + 5, SLO 12, R_i arrives at 0.75 · (i − 1).
+"""The worked example: staggered execution, and three missing requests.
 
-Figure 4: deferred scheduling falls into a staggered pattern by itself. Figure 5: R13, R14 and R15
-are missing. Scheduling eagerly from R16 on (as the paper does it: what ran before was deferred),
-batches shrink until requests are dropped; deferral lets GPUs wait a little and is back in step.
-Times are in the paper's units.
+3 GPUs, ℓ(b) = b + 5, SLO 12, R_i arrives at 0.75 · (i − 1). Figure 4: deferred scheduling falls
+into a staggered pattern by itself. Figure 5: R13, R14 and R15 are missing. Scheduling eagerly from
+R16 on (as the paper does it: what ran before was deferred), batches shrink until requests are
+dropped; deferral lets GPUs wait a little and is back in step. Times are in the paper's units.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
+from benchmarks.harness.plots import saved
 from benchmarks.harness.rows import Row
 from ray_slo.core import (
     BatchOutcome,
@@ -29,6 +30,7 @@ from ray_slo.core import (
 from ray_slo.policies import make_policy
 from ray_slo.simulation import Report, Times, Workload, simulate
 
+SOURCE = "Symphony §3.3, Figures 4 and 5"
 GAP, MISSING, SWITCH_AT = 0.75, (13, 14, 15), 0.75 * 15  # R16 arrives at 11.25
 CLUSTER = Cluster.uniform(
     [Model("m", 12.0, (Variant("m", {"default": LatencyProfile.linear(1, 5)}),))], 3
@@ -160,6 +162,4 @@ def plot(rows: Sequence[Row], directory: Path) -> list[Path]:
         axes.invert_yaxis()
         axes.set_title(case, loc="left", fontsize="medium")
     panels[-1].set_xlabel("time (number: batch size; red: below 4)")
-    path = directory / "timeline.png"
-    figure.savefig(path, dpi=120)
-    return [path]
+    return [saved(figure, directory, "timeline")]

@@ -1,4 +1,4 @@
-"""Symphony Figure 6: deferred beside eager over the batching effect, and beside timeouts.
+"""Deferred beside eager over the batching effect, and beside timeouts.
 
 (a) 10 models with ℓ(b) = b + β ms, SLO 2·ℓ(8), 32 GPUs: eager's goodput as a share of deferred's.
 The paper: nearly equal at β = 1 ms, falling as the batching effect grows.
@@ -14,12 +14,13 @@ Poisson arrivals, no delays.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Callable
+from functools import partial
 
+from benchmarks.harness.plots import plot_series
 from benchmarks.harness.rows import Row
 from benchmarks.own.deferred_objectives import RESNET, staggered_bound
-from benchmarks.symphony.systems import plot_series, search
+from benchmarks.symphony.systems import search
 from benchmarks.zoos import load
 from ray_slo.core import Cluster, LatencyProfile, Model, Policy, Variant
 from ray_slo.policies import make_policy
@@ -27,6 +28,7 @@ from ray_slo.policies.batching import Lane
 from ray_slo.policies.timeout import Timeout
 from ray_slo.simulation import Workload
 
+SOURCE = "Symphony Figure 6"
 ALGORITHM_1 = {"objective": "consolidate", "gathering": "prefix"}
 
 
@@ -109,5 +111,4 @@ def _goodput(make: Callable[[], Policy], cluster: Cluster, quick: bool, seed: in
     ).rate
 
 
-def plot(rows: Sequence[Row], directory: Path) -> list[Path]:
-    return plot_series(rows, directory, "(a) β in ms, α = 1 ms; (b) timeout in % of the SLO")
+plot = partial(plot_series, x_label="(a) β in ms, α = 1 ms; (b) timeout in % of the SLO")

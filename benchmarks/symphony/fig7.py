@@ -1,4 +1,4 @@
-"""Symphony Figure 7: deferred over eager on the synthetic workloads of Table 1.
+"""Deferred over eager on a sample of the synthetic workloads.
 
 The grid: a model of the 1080Ti zoo (8 to 64 copies), GPUs per model, SLO and burstiness (the shape
 of Gamma gaps), where the SLO leaves room for a batch of one twice; and the mixed zoo (35 models,
@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from benchmarks.harness.plots import saved
 from benchmarks.harness.rows import Row
 from benchmarks.symphony.fig9 import upper_bound
 from benchmarks.symphony.systems import search
@@ -30,6 +31,7 @@ from ray_slo.core import Cluster
 from ray_slo.policies import make_policy
 from ray_slo.simulation import Gamma, Workload
 
+SOURCE = "Symphony §3.4, Table 1, Figure 7"
 MODELS = ("DenseNet121", "InceptionV3", "ResNet50V2", "VGG16", "Xception", "BERT")
 COUNTS = (8, 16, 24, 32, 48, 64)
 RATIOS = (1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0)
@@ -164,9 +166,7 @@ def plot(rows: Sequence[Row], directory: Path) -> list[Path]:
     axes.set_xlabel("goodput over eager's")
     axes.set_ylabel("share of cases")
     axes.legend()
-    path = directory / "relative-goodput.png"
-    figure.savefig(path, dpi=120)
-    return [path]
+    return [saved(figure, directory, "relative-goodput")]
 
 
 def main() -> None:

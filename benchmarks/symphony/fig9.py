@@ -1,4 +1,4 @@
-"""Symphony Figure 9: goodput of every system on the model zoos, 64 emulated GPUs.
+"""The model zoos on 64 emulated GPUs, every system.
 
 *Mixed* is every model of Table 3 (1080Ti) or Table 4 (A100), *strong* those with β/α > 2, *weak*
 those below. Equal rates, Poisson, no delays; goodput is the largest total rate at which no model
@@ -19,12 +19,15 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
+from benchmarks.harness.plots import saved
 from benchmarks.harness.rows import Row
 from benchmarks.symphony.systems import SYSTEMS, System, goodput
 from benchmarks.zoos import ZooModel, load
 from ray_slo.core import Cluster
 from ray_slo.simulation import Workload
 
+SOURCE = "Symphony Figure 9"
+ASKED = [("1080Ti, mixed* · deferred", "over best peer", "≥", 2.0)]
 GPUS = 64
 PAPER = {
     ("1080Ti", "mixed"): 2.0,
@@ -116,6 +119,4 @@ def plot(rows: Sequence[Row], directory: Path) -> list[Path]:
     axes.set_xticks(middle, [title.partition(":")[0] for title in groups])
     axes.set_ylabel("goodput (req/s)")
     axes.legend(fontsize="small", ncols=2)
-    path = directory / "goodput.png"
-    figure.savefig(path, dpi=120)
-    return [path]
+    return [saved(figure, directory, "goodput")]

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
-from benchmarks.harness.rows import Row
 from ray_slo.core import Cluster, Policy
 from ray_slo.policies import make_policy
 from ray_slo.simulation import GoodputResult, Report, Workload, goodput_search, simulate
@@ -113,43 +110,3 @@ def run_at(
         warmup_s=warmup_s,
         seed=seed,
     )
-
-
-def plot_series(
-    rows: Sequence[Row], directory: Path, x_label: str, *, log: bool = False
-) -> list[Path]:
-    """Rows with the metric "WHAT at X": a PNG per title (before " · ") and WHAT, a line per case.
-
-    The paper's figures stand as diamonds in the colour of the line.
-    """
-    from matplotlib.figure import Figure
-
-    panels: dict[tuple[str, str], dict[str, list[tuple[float, Row]]]] = {}
-    for row in rows:
-        what, at, x = row.metric.partition(" at ")
-        number = re.search(r"[\d.]+", x)
-        if at and number and row.ours is not None:
-            title, _, label = row.case.rpartition(" · ")
-            lines = panels.setdefault((title, what), {})
-            lines.setdefault(label, []).append((float(number.group()), row))
-    paths = []
-    for (title, what), lines in panels.items():
-        figure = Figure(figsize=(7, 4.2), layout="constrained")
-        axes = figure.subplots()
-        unit = ""
-        for i, (label, points) in enumerate(lines.items()):
-            axes.plot([x for x, _ in points], [r.ours for _, r in points], "o-", ms=3, label=label)
-            paper = [(x, r.paper) for x, r in points if r.paper is not None]
-            if paper:
-                axes.plot(*zip(*paper, strict=True), "D", color=f"C{i}", label=f"{label}, paper")
-            unit = points[0][1].unit
-        axes.set_xlabel(x_label)
-        if log:
-            axes.set_xscale("log")
-        axes.set_ylabel(f"{what} ({unit})" if unit else what)
-        axes.set_title(title, loc="left", fontsize="medium")
-        axes.legend(fontsize="small")
-        name = re.sub(r"[^a-z0-9]+", "-", f"{title} {what}".lower()).strip("-")
-        paths.append(directory / f"{name}.png")
-        figure.savefig(paths[-1], dpi=120)
-    return paths

@@ -1,4 +1,4 @@
-"""Symphony Table 2: one model on 8 GPUs, goodput of every system; and what overload does to them.
+"""One model on 8 GPUs: goodput and batch sizes of every system, and overload.
 
 Poisson arrivals, no delays, a system's default configuration throughout. *Goodput*: the largest
 rate at which at most 1 % of the requests are bad; *batch*: the median over requests at that rate
@@ -17,6 +17,12 @@ from benchmarks.own.deferred_objectives import INCEPTION, RESNET, WORKERS, Case,
 from benchmarks.symphony.systems import SYSTEMS, System, goodput, run_at
 from ray_slo.simulation import Workload
 
+SOURCE = "Symphony Table 2, Figure 1"
+ASKED = [
+    ("ResNet50* · deferred", "goodput", "≥", 5450),
+    ("InceptionResNetV2* · deferred", "goodput", "≥", 965),
+    ("* · deferred", "of bound at *", "≥", 97),
+]
 PAPER_BATCH = {
     RESNET.name: {"deferred": 14, "Clockwork": 1, "Nexus, 1 frontend": 6, "Shepherd": 9},
     INCEPTION.name: {"deferred": 8, "Clockwork": 1, "Nexus, 1 frontend": 2, "Shepherd": 4},

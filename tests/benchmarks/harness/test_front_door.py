@@ -11,7 +11,7 @@ from multiprocessing import get_context
 import pytest
 
 from benchmarks.__main__ import SKIPPED, main
-from benchmarks.harness.registry import PROGRAMS, is_live
+from benchmarks.harness.registry import PROGRAMS
 
 
 def test_lists_every_program(capsys):
@@ -99,7 +99,7 @@ def test_from_a_shell():
 
 
 # Live programs start a Ray of their own and load it for a minute: tests/live covers what they use.
-SIMULATED = [name for name in PROGRAMS if not is_live(name)]
+SIMULATED = [name for name, program in PROGRAMS.items() if not program.live]
 
 
 @pytest.mark.parametrize("name", SIMULATED)

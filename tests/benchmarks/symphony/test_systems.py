@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from benchmarks.harness.plots import plot_series
 from benchmarks.harness.rows import Row
 from benchmarks.symphony.fig6 import SloTimeout
 from benchmarks.symphony.fig7 import MIXED, grid
 from benchmarks.symphony.fig9 import upper_bound
 from benchmarks.symphony.fig10 import _fewest
-from benchmarks.symphony.systems import SYSTEMS, goodput, plot_series
+from benchmarks.symphony.systems import SYSTEMS, goodput
 from benchmarks.zoos import ZooModel
 from ray_slo.core import Cluster, LatencyProfile, Model, Request, Variant
 from ray_slo.simulation import Workload
