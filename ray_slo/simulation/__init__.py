@@ -7,13 +7,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ray_slo.simulation.engine import PolicyError as PolicyError
+    from ray_slo.simulation.engine import WorkerEvent as WorkerEvent
     from ray_slo.simulation.pipeline_report import PipelineReport as PipelineReport
     from ray_slo.simulation.pipelines import simulate_pipeline as simulate_pipeline
     from ray_slo.simulation.report import Report as Report
     from ray_slo.simulation.search import GoodputResult as GoodputResult
     from ray_slo.simulation.search import goodput_search as goodput_search
-    from ray_slo.simulation.simulator import PolicyError as PolicyError
-    from ray_slo.simulation.simulator import WorkerEvent as WorkerEvent
     from ray_slo.simulation.simulator import simulate as simulate
     from ray_slo.simulation.workloads import Burst as Burst
     from ray_slo.simulation.workloads import Constant as Constant
@@ -40,13 +40,13 @@ _LAZY = {
     "Mmpp": "ray_slo.simulation.workloads",
     "PipelineReport": "ray_slo.simulation.pipeline_report",
     "Poisson": "ray_slo.simulation.workloads",
-    "PolicyError": "ray_slo.simulation.simulator",
+    "PolicyError": "ray_slo.simulation.engine",
     "Population": "ray_slo.simulation.workloads",
     "Report": "ray_slo.simulation.report",
     "SloShare": "ray_slo.simulation.workloads",
     "Times": "ray_slo.simulation.workloads",
     "Trace": "ray_slo.simulation.workloads",
-    "WorkerEvent": "ray_slo.simulation.simulator",
+    "WorkerEvent": "ray_slo.simulation.engine",
     "Workload": "ray_slo.simulation.workloads",
     "Zipf": "ray_slo.simulation.workloads",
     "changing_rates": "ray_slo.simulation.workloads",

@@ -38,12 +38,9 @@ from ray_slo.planning.placement import place
 from ray_slo.policies.registry import make_policy
 from ray_slo.record.plans import Outline, PlanLines, Planned
 from ray_slo.record.rows import Lines, Recording, Start
+from ray_slo.simulation.engine import Batch, Event, PolicyError, Run, Slot, noise_factors
 from ray_slo.simulation.pipeline_report import PipelineReport
-from ray_slo.simulation.simulator import _WORKER, PolicyError, _Batch, _noise, _Run, _Slot
 from ray_slo.simulation.workloads import Requests, Workload
-
-# What happens first at one instant, after the host's own events.
-_MADE, _CANCEL, _READY, _TICK, _APPLY, _CLUSTER = range(_WORKER + 1, _WORKER + 7)
 
 Items = Literal["poisson", "geometric", "fixed"]
 _HARDWARE = "default"
@@ -176,7 +173,7 @@ def simulate_pipeline(
         timing,
         clients,
         initial_demand,
-        _noise(latency_noise, noise_rng),
+        noise_factors(latency_noise, noise_rng),
         _samplers(problem, real, items, items_rng),
     )
     run.loop()
@@ -405,7 +402,7 @@ class _Host:
     empties: bool = False  # loads when its batches are over
 
 
-class _PipelineRun(_Run):
+class _PipelineRun(Run):
     def __init__(
         self,
         policy: Policy,
@@ -487,33 +484,16 @@ class _PipelineRun(_Run):
 
     # -- requests make requests --------------------------------------------------------------
 
-    def _event(self, priority: int, what: Any, batch: Any) -> None:
-        if priority <= _WORKER:
-            super()._event(priority, what, batch)
-        elif priority == _MADE:
-            self._arrive(what)
-        elif priority == _CANCEL:
-            self._cancel()
-        elif priority == _READY:
-            self._ready(what, batch)
-        elif priority == _TICK:
-            self._tick()
-        elif priority == _APPLY:
-            self._apply(what, batch)
-        elif not self.told:
-            self.told = True
-            self._tell_cluster()
-
-    def _end(self, slot: _Slot, status: BatchStatus) -> None:
+    def end(self, slot: Slot, status: BatchStatus) -> None:
         batch = slot.current
         assert batch is not None
-        super()._end(slot, status)
+        super().end(slot, status)
         if status is BatchStatus.FINISHED:
             self._make(slot.worker.id, batch)
         if slot.current is None:
             self._emptied(slot.worker.id)
 
-    def _make(self, worker: WorkerId, batch: _Batch) -> None:
+    def _make(self, worker: WorkerId, batch: Batch) -> None:
         requests, variant = batch.dispatch.requests, batch.dispatch.variant
         made = [(child, draw(len(requests))) for child, draw in self.samplers[variant]]
         if made:
@@ -553,7 +533,7 @@ class _PipelineRun(_Run):
                     del self.live[frame]
                     self.ended[frame] = self.now
         if born:
-            self._push(at, _MADE, born, None)
+            self.at(at, Event.MADE, self._arrive, born)
 
     def _longer(self, path: int, variant: str) -> int:
         found = self.longer.get((path, variant))
@@ -571,8 +551,8 @@ class _PipelineRun(_Run):
             self.planning.arrived[task] += number
         self.policy.requests_arrived(self.now, arrived)
 
-    def _drop(self, drop: Drop) -> None:
-        super()._drop(drop)
+    def drop(self, drop: Drop) -> None:
+        super().drop(drop)
         for r in drop.requests:
             frame = self.frame_of[r.id]
             self.live.get(frame, {}).pop(r.id, None)
@@ -580,7 +560,7 @@ class _PipelineRun(_Run):
                 self.dead[frame] = 1
                 self.ended[frame] = self.now
                 if not self.dying:  # after all that the policy has decided now
-                    self._push(self.now, _CANCEL, None, None)
+                    self.at(self.now, Event.CANCEL, self._cancel)
                 self.dying.append(frame)
 
     def _cancel(self) -> None:
@@ -597,7 +577,7 @@ class _PipelineRun(_Run):
             self.due = self.now + self.timing.interval_s
         at = min(self.due, self.now + self.timing.check_s)
         if at <= self.end_of_plans:
-            self._push(at, _TICK, None, None)
+            self.at(at, Event.LOOK, self._tick)
 
     def _there(self) -> list[WorkerId]:
         """Workers that serve, or could at once."""
@@ -630,7 +610,7 @@ class _PipelineRun(_Run):
                     variant = host.target.variant
                     current[variant] = current.get(variant, 0) + 1
             plans = planning.plan(now, why, demand, current, there)
-            self._push(now + self.timing.solve_s, _APPLY, plans, planning.rows[-1])
+            self.at(now + self.timing.solve_s, Event.APPLY, self._apply, plans, planning.rows[-1])
         self._next_tick()
 
     def _apply(self, plans: Plans | None, row: dict[str, Any]) -> None:
@@ -688,18 +668,16 @@ class _PipelineRun(_Run):
                 self._emptied(worker)
 
     def _load(self, worker: WorkerId, host: _Host) -> None:
-        self._push(
-            max(self.now, host.up_at) + self.timing.load_s, _READY, worker, (host, host.token)
-        )
+        ready_at = max(self.now, host.up_at) + self.timing.load_s
+        self.at(ready_at, Event.READY, self._ready, worker, host, host.token)
 
-    def _ready(self, worker: WorkerId, of: tuple[_Host, int]) -> None:
-        host, token = of
+    def _ready(self, worker: WorkerId, host: _Host, token: int) -> None:
         if host.token != token or host.target is None:
             return
         host.has, host.loading = host.target.variant, None
         if (slot := self.slots.get(worker)) is None:
             off = Worker(worker, _HARDWARE, frozenset())
-            slot = self.slots[worker] = _Slot(off, self.index_of[worker])
+            slot = self.slots[worker] = Slot(off, self.index_of[worker])
         self._show(slot, frozenset({host.has}), host.target)
 
     def _retire(self, worker: WorkerId, host: _Host) -> None:
@@ -727,7 +705,7 @@ class _PipelineRun(_Run):
         self._count()
 
     def _show(
-        self, slot: _Slot, loaded: frozenset[str] = frozenset(), assigned: Assigned | None = None
+        self, slot: Slot, loaded: frozenset[str] = frozenset(), assigned: Assigned | None = None
     ) -> None:
         shown = Worker(slot.worker.id, _HARDWARE, loaded, assigned)
         if shown != slot.worker:
@@ -738,19 +716,23 @@ class _PipelineRun(_Run):
         """The policy is told once, when all that happens at this instant has."""
         if self.told:
             self.told = False
-            self._push(self.now, _CLUSTER, None, None)
+            self.at(self.now, Event.CLUSTER, self._tell_cluster)
+
+    def _tell_cluster(self) -> None:
+        self.told = True
+        self.become(self.present())
 
     def _count(self) -> None:
         on = sum(host.up_at < math.inf for host in self.hosts.values())
         if on != self.used[-1][1]:
             self.used.append((self.now, on))
 
-    def _dispatch(self, d: Dispatch) -> None:
+    def dispatch(self, d: Dispatch) -> None:
         for r in d.requests:
             frame = self.frame_of[r.id]
             if self.dead[frame] and frame not in self.dying:
                 raise PolicyError(f"batch {d.batch_id} has request {r.id}, which was cancelled")
-        super()._dispatch(d)
+        super().dispatch(d)
 
     # -- results -----------------------------------------------------------------------------
 

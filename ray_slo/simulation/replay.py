@@ -30,11 +30,9 @@ from ray_slo.core.profiles import LatencyProfile
 from ray_slo.core.requests import BatchOutcome, BatchStatus, Request, WorkerId
 from ray_slo.policies.registry import POLICIES, make_policy, refuse_sizes
 from ray_slo.record.rows import Life, Logged
+from ray_slo.simulation.engine import Batch, Event, Run, Slot
 from ray_slo.simulation.report import Report
-from ray_slo.simulation.simulator import _WORKER, _Batch, _Run, _Slot
 from ray_slo.simulation.workloads import Requests
-
-_CLUSTER, _CANCEL = _WORKER + 20, _WORKER + 21  # after the host's own events of one instant
 
 _LEAST_SPREAD = 0.01  # of how long equal batches take
 
@@ -541,7 +539,7 @@ def what_if(
     return report
 
 
-class _Replay(_Run):
+class _Replay(Run):
     """The simulator, with the recorded cluster and times instead of constant ones."""
 
     def __init__(
@@ -570,76 +568,51 @@ class _Replay(_Run):
         for slot in self.slots.values():
             slot.index = self.index_of[slot.worker.id]
         for at, cluster in clusters[1:]:
-            self._push(at, _CLUSTER, cluster, None)
+            self.at(at, Event.CLUSTER, self._recorded, cluster)
         self.waiting: dict[int, Request] = {}
-        for at, number in t.cancels:
-            index = index_of.get(t.first_of.get(number, -1))
-            if index is not None:
-                self._push(at - t.zero, _CANCEL, index, None)
-        self._arrived = policy.requests_arrived
+        cancels = [(at - t.zero, index_of.get(t.first_of.get(n, -1))) for at, n in t.cancels]
+        if known := [(at, index) for at, index in cancels if index is not None]:
+            self.policy = cast(Policy, _Watched(policy, self.waiting))
+            for at, index in known:
+                self.at(at, Event.WITHDRAW, self._withdraw, index)
 
-    def loop(self) -> None:
-        if any(True for _, p, *_ in self.heap if p == _CANCEL):
-            self.policy = cast(Policy, _Watched(self.policy, self.waiting))
-        super().loop()
+    def _withdraw(self, index: int) -> None:
+        request = self.waiting.pop(index, None)
+        if request is not None:
+            self.policy.requests_cancelled(self.now, [request])
 
-    def _event(self, priority: int, what: Any, batch: Any) -> None:
-        if priority == _CLUSTER:
-            self._become(what)
-        elif priority == _CANCEL:
-            request = self.waiting.pop(what, None)
-            if request is not None:
-                self.policy.requests_cancelled(self.now, [request])
-        else:
-            super()._event(priority, what, batch)
-
-    def _become(self, cluster: Cluster) -> None:
+    def _recorded(self, cluster: Cluster) -> None:
         """The policy is told this cluster; what left takes its batches along."""
-        lost: list[Request] = []
-        for worker in [w for w in self.slots if w not in cluster.workers]:
-            slot = self.slots.pop(worker)
-            for batch in (slot.current, slot.ahead):
-                if batch is not None:
-                    self.b_status[batch.index] = list(BatchStatus).index(BatchStatus.LOST)
-                    self.b_finish[batch.index] = self.now
-                    self.b_start[batch.index] = min(batch.start, self.now)
-                    lost.extend(batch.dispatch.requests)
-            slot.current = slot.ahead = None
+        left = [self.slots.pop(w) for w in list(self.slots) if w not in cluster.workers]
+        lost = self.lose(*left)
         for w in cluster.workers.values():
             if w.id in self.slots:
                 self.slots[w.id].worker = w
             else:
-                self.slots[w.id] = _Slot(w, self.index_of[w.id])
-        self.cluster = cluster
-        self.policy.cluster_changed(self.now, cluster)
-        if lost:
-            lost.sort(key=lambda r: (r.arrival, r.id))
-            self.policy.requests_arrived(self.now, lost)
+                self.slots[w.id] = Slot(w, self.index_of[w.id])
+        self.become(cluster, lost)
 
-    def _dispatch(self, d: Dispatch) -> None:
-        super()._dispatch(d)
+    def dispatch(self, d: Dispatch) -> None:
+        super().dispatch(d)
         for r in d.requests:
             self.waiting.pop(r.id, None)
 
-    def _drop(self, drop: Drop) -> None:
-        super()._drop(drop)
+    def drop(self, drop: Drop) -> None:
+        super().drop(drop)
         for r in drop.requests:
             self.waiting.pop(r.id, None)
 
-    def _start(self, slot: _Slot, batch: _Batch) -> None:
+    def start(self, slot: Slot, batch: Batch) -> None:
         key = (batch.dispatch.variant, slot.worker.hardware)
         # What the policy believes is what there is where no such batch ever ran.
         believed = self.cluster.variants[key[0]].profiles[key[1]]
         profile = self.times.profiles.get(key, believed)
         dispatched = self.b_dispatched[batch.index]
         ready = dispatched + self.times.dispatch(dispatched, self.cluster.delay(batch.items))
-        start = batch.start = max(ready, self.now)
+        start = max(ready, self.now)
         deviation = self.times.deviations.get(key, Nearest(()))(start, 1.0)
-        finish = start + profile.latency(min(batch.items, profile.max_batch_size)) * deviation
-        batch.finish = finish
-        self.b_start[batch.index] = start
-        self.b_finish[batch.index] = finish
-        self._push(finish, 0, slot, batch)
+        time = profile.latency(min(batch.items, profile.max_batch_size)) * deviation
+        self.run(slot, batch, start, start + time)
 
 
 class _Watched:

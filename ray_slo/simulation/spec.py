@@ -26,8 +26,9 @@ from ray_slo.core.cluster import Cluster, DispatchDelay, Model, Variant, Worker
 from ray_slo.core.documents import Frozen, ProfileSpec
 from ray_slo.core.policy import Policy
 from ray_slo.policies.registry import make_policy, refuse_variants
+from ray_slo.simulation.engine import WorkerEvent
 from ray_slo.simulation.report import Report
-from ray_slo.simulation.simulator import WorkerEvent, simulate
+from ray_slo.simulation.simulator import simulate
 from ray_slo.simulation.workloads import Workload
 
 MAX_WORKERS = 100_000

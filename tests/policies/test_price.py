@@ -7,8 +7,7 @@ from ray_slo.core.cluster import Worker
 from ray_slo.planning import fluid
 from ray_slo.policies import make_policy
 from ray_slo.policies.price import Price, _Demand, _Precision
-from ray_slo.simulation import Workload, simulate
-from ray_slo.simulation.simulator import WorkerEvent
+from ray_slo.simulation import WorkerEvent, Workload, simulate
 from ray_slo.simulation.workloads import Gamma
 from tests.policies.harness import Host
 

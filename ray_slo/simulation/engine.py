@@ -1,0 +1,457 @@
+"""The discrete-event host of a policy: `Run`, of which pipelines and replays are kinds.
+
+Events are ordered by (time, `Event`, sequence), so a run is a function of its arguments. At one
+instant everything that happens is fed first (ends of batches, workers that leave or join, then
+arrivals); then the policy decides once. Arrivals are a sorted stream beside the heap and batches
+are columns, so the cost per request is little more than the policy's own.
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+from enum import IntEnum
+from heapq import heappop, heappush
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ray_slo.core.cluster import Cluster, Worker
+from ray_slo.core.decisions import Dispatch, Drop, DropReason, Preempt
+from ray_slo.core.policy import Policy
+from ray_slo.core.requests import BatchOutcome, BatchStatus, Request, WorkerId
+from ray_slo.simulation.report import Report
+from ray_slo.simulation.workloads import Requests
+
+_STATUS = {status: i for i, status in enumerate(BatchStatus)}
+_REASON = {reason: i for i, reason in enumerate(DropReason)}
+_CHUNK = 8192
+
+
+class Event(IntEnum):
+    """What happens, in the order of one instant."""
+
+    END = 0  # of a batch
+    HEARD = 1  # the policy hears of an end
+    PREEMPT = 2
+    WORKER = 3  # leaves or joins
+    MADE = 4  # requests that requests of a pipeline made
+    CANCEL = 5
+    READY = 6  # a worker has loaded its variant
+    LOOK = 7  # at demand, by the planner
+    APPLY = 8  # a plan
+    CLUSTER = 9  # the policy is told of the cluster
+    WITHDRAW = 10  # a recorded client
+
+
+class PolicyError(RuntimeError):
+    """The policy broke the contract of `ray_slo.core.policy`."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerEvent:
+    """A worker leaves (its batches are lost and their requests arrive again) or joins.
+
+    Attributes:
+        at_s: seconds from the start.
+        worker: a worker of the cluster, by id, or a new `Worker`. One whose first event is a
+            join is not there at the start.
+    """
+
+    at_s: float
+    worker: WorkerId | Worker
+    action: Literal["leave", "join"]
+
+    def __post_init__(self) -> None:
+        if self.action not in ("leave", "join"):
+            raise ValueError(f"action must be 'leave' or 'join', got {self.action!r}")
+        if not self.at_s >= 0:
+            raise ValueError(f"at_s must be at least 0, got {self.at_s}")
+
+    @property
+    def id(self) -> WorkerId:
+        return self.worker.id if isinstance(self.worker, Worker) else self.worker
+
+
+class Batch:
+    """A dispatch on its worker."""
+
+    __slots__ = ("dispatch", "finish", "index", "items", "ready", "start")
+
+    def __init__(self, index: int, dispatch: Dispatch, items: int, ready: float) -> None:
+        self.index = index
+        self.dispatch = dispatch
+        self.items = items  # in its requests together
+        self.ready = ready  # when the worker has every payload
+        self.start = self.finish = math.inf
+
+
+class Slot:
+    """A worker: the batch that it runs (or waits for) and the one sent ahead."""
+
+    __slots__ = ("ahead", "current", "index", "worker")
+
+    def __init__(self, worker: Worker, index: int) -> None:
+        self.worker = worker
+        self.index = index
+        self.current: Batch | None = None
+        self.ahead: Batch | None = None
+
+
+def noise_factors(sigma: float, rng: np.random.Generator) -> Iterator[float] | None:
+    """Factors on the execution time, one per batch in order of start; None for exactly 1."""
+    if sigma == 0:
+        return None
+
+    def draw() -> Iterator[float]:
+        while True:
+            yield from np.exp(sigma * rng.standard_normal(_CHUNK)).tolist()
+
+    return draw()
+
+
+class Run:
+    """One policy, its workers and requests, from the first event until nothing is left.
+
+    Kinds of runs put further events on the heap (`at`), and override what becomes of batches:
+    `dispatch`, `start`, `end`, `drop`.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        cluster: Cluster,
+        truth: Cluster,
+        requests: Requests,
+        noise: Iterator[float] | None,
+        report_delay_s: float,
+        preempt_delay_s: float,
+        events: list[WorkerEvent],
+        absent: Collection[WorkerId] = (),
+    ) -> None:
+        self.policy = policy
+        self.truth = truth
+        self.requests = requests
+        self.noise = noise
+        self.report_delay_s = report_delay_s
+        self.preempt_delay_s = preempt_delay_s
+        self.now = 0.0
+        self.heap: list[tuple[float, Event, int, Callable[..., None], tuple[Any, ...]]] = []
+        self.sequence = 0
+        # Every worker that is ever there, by id; `slots` holds those that are there now.
+        self.workers: dict[WorkerId, Worker] = dict(cluster.workers)
+        absent = set(absent)
+        seen: set[WorkerId] = set()
+        for event in events:
+            if isinstance(event.worker, Worker):
+                self.workers.setdefault(event.id, event.worker)
+            elif event.id not in self.workers:
+                raise ValueError(
+                    f"worker_events names {event.id!r}, which is no worker; the cluster has "
+                    f"{', '.join(self.workers)}"
+                )
+            if event.action == "join" and event.id not in seen:
+                absent.add(event.id)
+            seen.add(event.id)
+            change = self._join if event.action == "join" else self._leave
+            self.at(event.at_s, Event.WORKER, change, event.id)
+        self.index_of = {w: i for i, w in enumerate(self.workers)}
+        self.cluster = cluster
+        self.slots = {
+            w.id: Slot(w, self.index_of[w.id])
+            for w in cluster.workers.values()
+            if w.id not in absent
+        }
+        self.variant_of = {v: i for i, v in enumerate(truth.variants)}
+        self.become(self.present())
+        # Columns of batches, and the requests of all batches one after the other.
+        self.b_worker, self.b_variant, self.b_size, self.b_status = (array("q") for _ in range(4))
+        self.b_dispatched, self.b_pred_start, self.b_pred_finish = (array("d") for _ in range(3))
+        self.b_start, self.b_finish = array("d"), array("d")
+        self.b_requests = array("q")
+        # Columns of drops, likewise.
+        self.d_request, self.d_reason, self.d_time = array("q"), array("q"), array("d")
+
+    # -- events ------------------------------------------------------------------------------
+
+    def at(self, time: float, event: Event, call: Callable[..., None], *args: Any) -> None:
+        """Have `call(*args)` happen at a time."""
+        self.sequence += 1
+        heappush(self.heap, (time, event, self.sequence, call, args))
+
+    def loop(self) -> None:
+        """Feed events in order, ask the policy after each instant, until nothing is left."""
+        heap, policy = self.heap, self.policy
+        arrived, decide = policy.requests_arrived, policy.decide
+        stream = self._requests()
+        upcoming = next(stream, None)
+        arrival = upcoming.arrival if upcoming else math.inf
+        stalls = 0
+        wake = 0.0  # a first look at the cluster
+        while True:
+            top = heap[0][0] if heap else math.inf
+            now = min(arrival, top, wake)
+            if now == math.inf:
+                return
+            if now < self.now:  # asked to be woken in the past
+                now = self.now
+            stalls = stalls + 1 if now == self.now else 0
+            if stalls > 1000:
+                raise PolicyError(
+                    f"{type(policy).__name__}.decide asks for wake_at = {wake} at {now} for ever"
+                )
+            self.now = now
+            while heap and heap[0][0] <= now:
+                _, _, _, call, args = heappop(heap)
+                call(*args)
+            if arrival <= now:
+                bunch = []
+                while upcoming is not None and arrival <= now:
+                    bunch.append(upcoming)
+                    upcoming = next(stream, None)
+                    arrival = upcoming.arrival if upcoming else math.inf
+                arrived(now, bunch)
+            decision = decide(now)
+            for action in decision.actions:
+                if type(action) is Dispatch:
+                    self.dispatch(action)
+                elif type(action) is Drop:
+                    self.drop(action)
+                elif type(action) is Preempt:
+                    self._preempt(action)
+                else:
+                    raise PolicyError(f"{action!r} is no action")
+            wake = decision.wake_at
+
+    def _requests(self) -> Iterator[Request]:
+        requests, names = self.requests, self.requests.models
+        size = requests.size
+        for start in range(0, len(requests), _CHUNK):
+            piece = slice(start, start + _CHUNK)
+            rows = zip(
+                requests.model[piece].tolist(),
+                requests.arrival[piece].tolist(),
+                requests.deadline[piece].tolist(),
+                strict=True,
+            )
+            if size is None:
+                for id, (model, arrival, deadline) in enumerate(rows, start):
+                    yield Request(id, names[model], arrival, deadline)
+            else:
+                sized = zip(rows, size[piece].tolist(), strict=True)
+                for id, ((model, arrival, deadline), items) in enumerate(sized, start):
+                    yield Request(id, names[model], arrival, deadline, items)
+
+    def _ends(self, slot: Slot, batch: Batch, status: BatchStatus) -> None:
+        if slot.current is batch:  # else it was preempted or lost
+            self.end(slot, status)
+
+    def end(self, slot: Slot, status: BatchStatus) -> None:
+        """A worker's batch ends; the one sent ahead starts."""
+        batch = slot.current
+        assert batch is not None
+        if status is BatchStatus.PREEMPTED:
+            self.b_finish[batch.index] = batch.finish = self.now
+            self.b_start[batch.index] = batch.start = min(batch.start, self.now)
+        self.b_status[batch.index] = _STATUS[status]
+        slot.current, slot.ahead = slot.ahead, None
+        if slot.current is not None:
+            self.start(slot, slot.current)
+        if self.report_delay_s:
+            heard_at = self.now + self.report_delay_s
+            self.at(heard_at, Event.HEARD, self._tell, slot, batch, status)
+        else:
+            self._tell(slot, batch, status)
+
+    def _tell(self, slot: Slot, batch: Batch, status: BatchStatus) -> None:
+        d = batch.dispatch
+        worker = slot.worker.id
+        if self.slots.get(worker) is slot:  # else the policy knows that it is gone
+            outcome = BatchOutcome(d.batch_id, d.requests, batch.start, batch.finish, status)
+            self.policy.batch_finished(self.now, worker, outcome)
+        if status is not BatchStatus.FINISHED:
+            self.policy.requests_arrived(self.now, d.requests)
+
+    def _leave(self, worker: WorkerId) -> None:
+        slot = self.slots.pop(worker, None)
+        if slot is None:
+            raise ValueError(f"worker_events: {worker!r} leaves at {self.now} but is not there")
+        self.become(self.present(), self.lose(slot))
+
+    def lose(self, *slots: Slot) -> list[Request]:
+        """The batches of workers that left are lost; their requests, which arrive again."""
+        lost: list[Request] = []
+        for slot in slots:
+            for batch in (slot.current, slot.ahead):
+                if batch is not None:
+                    self.b_status[batch.index] = _STATUS[BatchStatus.LOST]
+                    self.b_finish[batch.index] = self.now
+                    self.b_start[batch.index] = min(batch.start, self.now)
+                    lost.extend(batch.dispatch.requests)
+            slot.current = slot.ahead = None
+        lost.sort(key=lambda r: (r.arrival, r.id))
+        return lost
+
+    def _join(self, worker: WorkerId) -> None:
+        if worker in self.slots:
+            raise ValueError(f"worker_events: {worker!r} joins at {self.now} but is there already")
+        self.slots[worker] = Slot(self.workers[worker], self.index_of[worker])
+        self.become(self.present())
+
+    def present(self) -> Cluster:
+        """The cluster with the workers that are there, in the order of `workers`."""
+        present = {w: self.slots[w].worker for w in self.workers if w in self.slots}
+        return replace(self.cluster, workers=present)
+
+    def become(self, cluster: Cluster, lost: Sequence[Request] = ()) -> None:
+        """Tell the policy of a cluster, and of requests that arrive again."""
+        self.cluster = cluster
+        self.policy.cluster_changed(self.now, cluster)
+        if lost:
+            self.policy.requests_arrived(self.now, lost)
+
+    # -- actions -----------------------------------------------------------------------------
+
+    def dispatch(self, d: Dispatch) -> None:
+        """A batch goes to a worker. Raises PolicyError where that cannot be."""
+        slot = self.slots.get(d.worker)
+        size = len(d.requests)
+        if slot is None:
+            raise PolicyError(f"batch {d.batch_id} goes to {d.worker!r}, which is not there")
+        if d.variant not in slot.worker.loaded:
+            raise PolicyError(
+                f"batch {d.batch_id}: {d.worker!r} has not loaded {d.variant!r}; "
+                f"it has {', '.join(sorted(slot.worker.loaded))}"
+            )
+        items = size if self.requests.size is None else sum([r.size for r in d.requests])
+        profile = self.truth.variants[d.variant].profiles[slot.worker.hardware]
+        if not 1 <= items <= profile.max_batch_size:
+            raise PolicyError(
+                f"batch {d.batch_id} has {size} requests of {items} items; {d.variant!r} takes "
+                f"1 to {profile.max_batch_size}"
+            )
+        index = len(self.b_size)
+        batch = Batch(index, d, items, self.now + self.truth.delay(size))
+        self.b_worker.append(slot.index)
+        self.b_variant.append(self.variant_of[d.variant])
+        self.b_size.append(size)
+        self.b_status.append(-1)
+        self.b_dispatched.append(self.now)
+        self.b_pred_start.append(d.start_at)
+        self.b_pred_finish.append(d.finish_at)
+        self.b_start.append(math.nan)
+        self.b_finish.append(math.nan)
+        self.b_requests.extend([r.id for r in d.requests])
+        if slot.current is None:
+            slot.current = batch
+            self.start(slot, batch)
+        elif slot.ahead is None:
+            slot.ahead = batch
+        else:
+            raise PolicyError(
+                f"batch {d.batch_id} goes to {d.worker!r} at {self.now}, which runs a batch and "
+                "has one sent ahead"
+            )
+
+    def start(self, slot: Slot, batch: Batch) -> None:
+        """A worker turns to a batch: how long it will run."""
+        d = batch.dispatch
+        profile = self.truth.variants[d.variant].profiles[slot.worker.hardware]
+        time = profile.latency(batch.items)
+        if self.noise is not None:
+            time *= next(self.noise)
+        start = batch.ready if batch.ready > self.now else self.now
+        self.run(slot, batch, start, start + time)
+
+    def run(self, slot: Slot, batch: Batch, start: float, finish: float) -> None:
+        """A batch runs, unless it is stopped."""
+        batch.start = self.b_start[batch.index] = start
+        batch.finish = self.b_finish[batch.index] = finish
+        self.at(finish, Event.END, self._ends, slot, batch, BatchStatus.FINISHED)
+
+    def drop(self, drop: Drop) -> None:
+        """The policy gives requests up."""
+        count = len(drop.requests)
+        self.d_request.extend([r.id for r in drop.requests])
+        self.d_reason.extend([_REASON[drop.reason]] * count)
+        self.d_time.extend([self.now] * count)
+
+    def _preempt(self, preempt: Preempt) -> None:
+        slot = self.slots.get(preempt.worker)
+        if slot is None:
+            raise PolicyError(f"{preempt.worker!r} is to be preempted but is not there")
+        if slot.current is not None:  # else the end of its batch has not been heard of yet
+            stops_at, stop = self.now + self.preempt_delay_s, BatchStatus.PREEMPTED
+            self.at(stops_at, Event.PREEMPT, self._ends, slot, slot.current, stop)
+
+    # -- results -----------------------------------------------------------------------------
+
+    def report(self, meta: dict[str, Any]) -> Report:
+        """The columns as a `Report`. Raises PolicyError if a request was answered twice."""
+        n = len(self.requests)
+        return Report(
+            {
+                **meta,
+                "policy": type(self.policy).__name__,
+                "models": list(self.requests.models),
+                "slo_s": {m.name: m.latency_slo_s for m in self.cluster.models.values()},
+                **self.names(),
+            },
+            {
+                "model": self.requests.model,
+                "size": np.ones(n, np.int64) if self.requests.size is None else self.requests.size,
+                "arrival_s": self.requests.arrival,
+                "deadline_s": self.requests.deadline,
+                **self.answers(n),
+            },
+            self.batches(),
+        )
+
+    def names(self) -> dict[str, Any]:
+        """What the codes in the columns of batches mean."""
+        return {
+            "variants": list(self.variant_of),
+            "accuracy": {v.name: v.accuracy for v in self.truth.variants.values()},
+            "workers": list(self.workers),
+        }
+
+    def answers(self, n: int) -> dict[str, NDArray[Any]]:
+        """Columns of `n` requests: their batch, or why and when they were dropped.
+
+        Raises:
+            PolicyError: a request was answered twice.
+        """
+        sizes = np.array(self.b_size, dtype=np.int64)
+        ids = np.array(self.b_requests, dtype=np.int64)
+        batch = np.repeat(np.arange(len(sizes)), sizes)
+        finished = np.array(self.b_status, dtype=np.int64) == _STATUS[BatchStatus.FINISHED]
+        served = finished[batch]
+        dropped = np.array(self.d_request, dtype=np.int64)
+        answers = np.bincount(np.concatenate([ids[served], dropped]), minlength=n)
+        if answers.max(initial=0) > 1:
+            raise PolicyError(f"request {int(answers.argmax())} was answered twice")
+        last_batch = np.full(n, -1)
+        last_batch[ids] = batch  # the last of several tries stands
+        reason = np.full(n, -1)
+        reason[dropped] = np.array(self.d_reason, dtype=np.int64)
+        dropped_at = np.full(n, np.nan)
+        dropped_at[dropped] = np.array(self.d_time)
+        last_batch[reason >= 0] = -1
+        return {"batch": last_batch, "drop_reason": reason, "dropped_s": dropped_at}
+
+    def batches(self) -> dict[str, NDArray[Any]]:
+        """Columns of batches, as `Report` has them."""
+        return {
+            "worker": np.array(self.b_worker, dtype=np.int64),
+            "variant": np.array(self.b_variant, dtype=np.int64),
+            "size": np.array(self.b_size, dtype=np.int64),
+            "status": np.array(self.b_status, dtype=np.int64),
+            "dispatched_s": np.array(self.b_dispatched),
+            "predicted_start_s": np.array(self.b_pred_start),
+            "predicted_finish_s": np.array(self.b_pred_finish),
+            "started_s": np.array(self.b_start),
+            "finished_s": np.array(self.b_finish),
+        }
