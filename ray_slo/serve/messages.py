@@ -90,21 +90,6 @@ class Stop(NamedTuple):
 Message = Grant | Refusal | Stop
 
 
-class Plans(NamedTuple):
-    """Planner → frontend: how often it has planned since it started as `epoch`.
-
-    Attributes:
-        planned: a plan was made, were it only to leave all as it is.
-        failed: none was found, or finding it failed.
-        took_s: for the last plan.
-    """
-
-    epoch: str = ""
-    planned: int = 0
-    failed: int = 0
-    took_s: float | None = None
-
-
 @dataclass(slots=True)
 class Piece:
     """Frontend → worker: one frontend's share of a batch, with payloads.

@@ -35,18 +35,14 @@ from pydantic import (
 )
 from scipy.stats import poisson
 
-from ray_slo.core.cluster import Cluster, Model, Variant, Worker
 from ray_slo.core.demand import Rate
 from ray_slo.core.documents import Strict
 from ray_slo.planning import kairos
+from ray_slo.planning.brains.brain import FIRST, Brain, Counts, NotYet, Seen, Verdict, Wanted
 from ray_slo.planning.brains.sizes import Sizes
+from ray_slo.planning.catalogue import InstanceType
 from ray_slo.planning.kairos import Configuration
 from ray_slo.planning.result import Infeasible
-from ray_slo.policies.registry import make_policy
-from ray_slo.serve.config.spec import AppSpec
-from ray_slo.serve.planner.actor import FIRST, Counts, NotYet, Seen, Verdict, Wanted
-from ray_slo.simulation import goodput_search
-from ray_slo.simulation.workloads import Measured, Workload
 
 _LEAST_SIZES = 20  # seen before they are planned with
 _MOST_CONFIGURATIONS = 200_000
@@ -116,6 +112,40 @@ def arguments(kwargs: Mapping[str, Any]) -> Arguments:
         raise ValueError("\n".join(lines)) from None
 
 
+# Requests per second that a configuration sustains: of a problem, a configuration, the bound on it,
+# and the number of requests to try it with.
+Sustained = Callable[[kairos.Problem, Configuration, float, int], float]
+
+
+@dataclass(frozen=True)
+class KairosSetting:
+    """What the brain is told of an application.
+
+    Attributes:
+        model: its name.
+        variants: what every worker has loaded.
+        slo_s: the model's, less what the way back takes.
+        types: instance type by kind of worker.
+        limits: workers of each kind, at most.
+        kwargs: `Arguments`.
+        rate: requests per second expected until there is a measured rate.
+        demand: how the demand is anticipated (`ray_slo.core.demand`).
+        min_gain: see the module.
+        sustained: for `kairos_plus`: simulates the policy. A function of a module.
+    """
+
+    model: str
+    variants: tuple[str, ...]
+    slo_s: float
+    types: Mapping[str, InstanceType]
+    limits: Mapping[str, int]
+    kwargs: Mapping[str, Any]
+    rate: float = 1.0
+    demand: Literal["ewma", "peak", "holt"] = "ewma"
+    min_gain: float = 0.1
+    sustained: Sustained | None = None
+
+
 @dataclass(frozen=True)
 class Job:
     """What is to be decided.
@@ -123,26 +153,22 @@ class Job:
     Attributes:
         problem: types, profiles, SLO, recent sizes and the budget.
         args: the planner's.
-        simulate: `kairos_plus`.
         rate: requests per second to serve, with headroom; None: as many as possible.
         planned_rate: the same without headroom, as measured.
         limits: workers of each type, at most.
         current: those that are rented now.
         min_gain: see the module.
-        policy: name and arguments, for the simulation.
-        model: its name.
+        sustained: of the setting.
     """
 
     problem: kairos.Problem
     args: Arguments
-    simulate: bool
     rate: float | None
     planned_rate: float
     limits: Mapping[str, int]
     current: Configuration
     min_gain: float
-    policy: tuple[Any, Mapping[str, Any]]
-    model: str
+    sustained: Sustained | None = None
 
 
 class Solved(NamedTuple):
@@ -222,7 +248,7 @@ def _most(
     job: Job, names: list[str], counts: NDArray[np.int64], bounds: NDArray[np.float64]
 ) -> tuple[int, str, float, int]:
     """The configuration of the highest throughput: index, why, share of the bound, simulations."""
-    if job.simulate:
+    if job.sustained is not None:
         found = kairos.search(
             job.problem,
             lambda configuration: _throughput(job, names, counts, bounds, configuration),
@@ -259,26 +285,8 @@ def _throughput(
     at = _index(counts, [configuration.get(n, 0) for n in names])
     if at is None or bounds[at] <= 0:
         return 0.0
-    problem, most = job.problem, float(bounds[at])
-    model = Model(job.model, problem.latency_slo_s, (Variant(job.model, dict(problem.profiles)),))
-    workers = [
-        Worker(f"{name}-{i}", name, frozenset({job.model}))
-        for name in names
-        for i in range(configuration.get(name, 0))
-    ]
-    duration_s = job.args.requests / most
-    found = goodput_search(
-        lambda: make_policy(*job.policy),
-        Cluster.of([model], workers),
-        Workload.poisson(1.0, sizes=Measured(values=np.asarray(problem.sizes).tolist())),
-        duration_s=duration_s,
-        warmup_s=0.05 * duration_s,
-        start_rate=0.8 * most,
-        growth=1.2,
-        tolerance=0.03,
-        max_probes=25,
-    )
-    return found.rate
+    assert job.sustained is not None
+    return job.sustained(job.problem, configuration, float(bounds[at]), job.args.requests)
 
 
 def _best_effort(job: Job) -> Solved:
@@ -311,15 +319,14 @@ def _text(counts: Configuration) -> str:
     return " + ".join(f"{c} {n}" for n, c in counts.items() if c)
 
 
-class KairosBrain:
-    """See `plan_actor.Brain`."""
+class KairosBrain(Brain):
+    """Plans how many workers of each instance type there are (see the module)."""
 
-    def __init__(self, spec: AppSpec) -> None:
-        assert spec.planner is not None
+    def __init__(self, setting: KairosSetting) -> None:
         self._tuned: dict[str, Any] = {}
         self._limits: dict[str, int] = {}
-        self.configure(spec)
-        self._rate = Rate(spec.planner.demand)
+        self.configure(setting)
+        self._rate = Rate(setting.demand)
         self._sizes = Sizes()
         self._job: Job | None = None
         self._solved: Solved | None = None
@@ -328,43 +335,34 @@ class KairosBrain:
     def solve(self) -> Callable[[Job], Solved]:
         return solve
 
-    def configure(self, spec: AppSpec) -> None:
-        assert spec.planner is not None
-        self._spec, self._planner = spec, spec.planner
-        self._args = arguments({**spec.planner.kwargs, **self._tuned})
-        ((self._model, model),) = spec.models.items()
-        self._slo_s = max(model.latency_slo_ms - spec.response_margin_ms, 1.0) / 1e3
-        self._types = {
-            kind: worker.instance_type.model_copy(update={"name": kind})
-            for kind, worker in spec.workers.items()
-            if worker.instance_type is not None
-        }
+    def configure(self, setting: KairosSetting) -> None:
+        self._setting = setting
+        self._args = arguments({**setting.kwargs, **self._tuned})
 
     def tune(self, kwargs: Mapping[str, Any]) -> bool:
-        """Other arguments from now on; whether that is news."""
         if dict(kwargs) == self._tuned:
             return False
-        self._args = arguments({**self._planner.kwargs, **kwargs})
+        self._args = arguments({**self._setting.kwargs, **kwargs})
         self._tuned = dict(kwargs)
         return True
 
     # -- what is heard ---------------------------------------------------------------------
 
     def counted(self, now: float, over_s: float, counts: Counts) -> None:
-        self._rate.counted(now, over_s, counts.requests)
+        self._rate.counted(now, over_s, counts.total)
         self._sizes.counted(counts.sizes)
 
     def rate(self, now: float) -> float:
         """Requests per second to plan for, on average."""
         if not self._rate.seen:
-            return self._planner.rates.get(self._model, 1.0)
+            return self._setting.rate
         return self._rate.value(now)
 
     # -- problem and plan ------------------------------------------------------------------
 
     def problem(self, now: float, seen: Seen) -> Job:
         known = {k: p for (_, k), p in seen.profiles.items()}
-        profiles = {k: known[k] for k in self._types if k in known}  # in their order
+        profiles = {k: known[k] for k in self._setting.types if k in known}  # in their order
         new = {says.kind for says in seen.workers.values()} - profiles.keys()
         if self._solved is None and (new or not profiles):
             raise NotYet(f"{', '.join(sorted(new)) or 'no worker'} not measured yet")
@@ -378,23 +376,21 @@ class KairosBrain:
         rate = self.rate(now)
         return Job(
             kairos.Problem(
-                [self._types[k] for k in profiles],
+                [self._setting.types[k] for k in profiles],
                 profiles,
-                self._slo_s,
+                self._setting.slo_s,
                 _thinned(sizes),
                 self._args.budget_per_hour,
                 self._args.xi,
                 base,
             ),
             self._args,
-            self._planner.name == "kairos_plus",
             self._with_headroom(rate) if self._args.follow_load else None,
             rate,
             {k: self._limit(k) for k in profiles},
             self._rented(seen),
-            self._planner.min_gain,
-            (self._spec.policy.name, self._spec.policy.kwargs),
-            self._model,
+            self._setting.min_gain,
+            self._setting.sustained,
         )
 
     def _with_headroom(self, rate: float) -> float:
@@ -403,16 +399,15 @@ class KairosBrain:
         return max(rate, most)
 
     def _limit(self, kind: str) -> int:
-        paid = self._args.budget_per_hour / self._types[kind].price_per_hour
-        bounds = self._spec.replica_bounds(kind)
-        assert bounds is not None
-        return min(math.floor(paid + 1e-9), self._limits.get(kind, bounds[1]))
+        paid = self._args.budget_per_hour / self._setting.types[kind].price_per_hour
+        most = self._limits.get(kind, self._setting.limits[kind])
+        return min(math.floor(paid + 1e-9), most)
 
     def _rented(self, seen: Seen) -> Configuration:
         if self._solved is not None:
             return dict(self._solved.counts)
         kinds = [says.kind for says in seen.workers.values()]
-        return {k: kinds.count(k) for k in self._types if k in kinds}
+        return {k: kinds.count(k) for k in self._setting.types if k in kinds}
 
     def due(self, now: float, seen: Seen) -> str:
         if self._job is None:
@@ -421,7 +416,8 @@ class KairosBrain:
             return "arguments changed"
         if any(self._limit(k) != most for k, most in self._job.limits.items()):
             return "limits changed"
-        if {k for _, k in seen.profiles if k in self._types} != self._job.problem.profiles.keys():
+        known = {k for _, k in seen.profiles if k in self._setting.types}
+        if known != self._job.problem.profiles.keys():
             return "kinds of workers changed"
         if self._sizes.differ():
             return "sizes changed"
@@ -447,8 +443,8 @@ class KairosBrain:
             return None
         return self._solved.counts.get(kind, 0)
 
-    def wanted(self, seen: Seen, hopeless: bool) -> dict[str, Wanted]:
-        return dict.fromkeys(seen.workers, Wanted(None, tuple(self._spec.variants())))
+    def wanted(self, now: float, seen: Seen, hopeless: bool) -> dict[str, Wanted]:
+        return dict.fromkeys(seen.workers, Wanted(None, self._setting.variants))
 
     def inputs(self, now: float) -> dict[str, Any]:
         answer: dict[str, Any] = {

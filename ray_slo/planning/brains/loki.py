@@ -20,24 +20,55 @@ that can be served is planned (`planning.best_effort`).
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from itertools import zip_longest
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from ray_slo.core import LatencyProfile
 from ray_slo.core.cluster import Assigned
 from ray_slo.core.demand import Factors, Rate
-from ray_slo.core.profiles import load_profiles
 from ray_slo.planning import best_effort, loki
+from ray_slo.planning.brains.brain import (
+    FIRST,
+    Brain,
+    Counts,
+    NotYet,
+    Seen,
+    Verdict,
+    Wanted,
+    WorkerSays,
+)
 from ray_slo.planning.meanwhile import Plans, best, plan_both
 from ray_slo.planning.placement import place
 from ray_slo.planning.result import Infeasible
-from ray_slo.serve.config.spec import AppSpec
-from ray_slo.serve.planner.actor import FIRST, Counts, NotYet, Seen, Verdict, Wanted, WorkerSays
 
-_DEFAULTS = {"headroom_quantile": 0.95, "swap_cost": 0.1}
-_UNKNOWN = LatencyProfile([1.0])
 _LEAST_FACTOR = 0.05  # a task that gets nothing for hours is still there
+
+
+@dataclass(frozen=True)
+class LokiSetting:
+    """What the brain is told of an application.
+
+    Attributes:
+        problem: all that is not measured. Its demand is the rate expected until there is a measured
+            one, its factors are those expected; its profiles do not matter.
+        kind: of the workers.
+        first_workers: how many there are at first.
+        scales: Serve starts and stops workers as planned, the youngest first.
+        interval_s: between plans, seconds.
+        demand: how the demand is anticipated (`ray_slo.core.demand`).
+        make_before_break: a worker loads its next variant before it lets go of the last one.
+        profiles: of variants, as files say.
+    """
+
+    problem: loki.Problem
+    kind: str
+    first_workers: int = 1
+    scales: bool = False
+    interval_s: float = 10.0
+    demand: Literal["ewma", "peak", "holt"] = "ewma"
+    make_before_break: bool = True
+    profiles: Mapping[str, LatencyProfile] = field(default_factory=dict)
 
 
 class Job(NamedTuple):
@@ -54,45 +85,36 @@ def solve(job: Job) -> Plans:
     return plan_both(job.problem, job.present, job.last, best_effort.plan)
 
 
-class LokiBrain:
-    """See `plan_actor.Brain`."""
+class LokiBrain(Brain):
+    """Plans a pipeline whose workers are alike (see the module)."""
 
-    def __init__(self, spec: AppSpec) -> None:
-        assert spec.pipeline is not None
-        assert spec.planner is not None
-        self.configure(spec)
-        self._rate = Rate(spec.planner.demand, spec.planner.interval_s)
-        prior: dict[Hashable, Mapping[str, float]] = dict(spec.pipeline.factors.items())
+    def __init__(self, setting: LokiSetting) -> None:
+        self.configure(setting)
+        self._rate = Rate(setting.demand, setting.interval_s)
+        prior: dict[Hashable, Mapping[str, float]] = {
+            v.name: v.factors for task in setting.problem.tasks for v in task.variants
+        }
         self._factors = Factors(prior)
         self._job: Job | None = None
         self._solved: Plans | None = None
         self._told: dict[str, str] = {}  # variant by worker, also while it loads
         self._measures: dict[str, tuple[str, ...]] = {}  # variants by worker, before a plan
-        self._files = _from_files(spec)
 
     @property
     def solve(self) -> Callable[[Job], Plans]:
         return solve
 
-    def configure(self, spec: AppSpec) -> None:
-        assert spec.pipeline is not None
-        assert spec.planner is not None
-        self._spec, self._pipeline, self._planner = spec, spec.pipeline, spec.planner
-        self._kind, worker = next(iter(spec.workers.items()))
-        self._most = worker.most_replicas
-        self._first_workers = worker.num_replicas
-        self._scales = worker.scales
-        self._task_of = {key: ref.model for key, ref in spec.variants().items()}
-
-    def tune(self, kwargs: Mapping[str, Any]) -> bool:
-        if kwargs:
-            raise ValueError("the arguments of 'loki' cannot be changed while it runs")
-        return False
+    def configure(self, setting: LokiSetting) -> None:
+        self._setting = setting
+        self._most = setting.problem.workers
+        tasks = setting.problem.tasks
+        self._tasks = frozenset(task.name for task in tasks)
+        self._task_of = {v.name: task.name for task in tasks for v in task.variants}
 
     # -- what is heard ---------------------------------------------------------------------
 
     def counted(self, now: float, over_s: float, counts: Counts) -> None:
-        self._rate.counted(now, over_s, counts.requests)
+        self._rate.counted(now, over_s, counts.total)
         for variant, requests in counts.finished.items():
             if variant in self._task_of:
                 self._factors.observe(variant, requests, counts.made.get(variant, {}))
@@ -100,17 +122,19 @@ class LokiBrain:
     def rate(self, now: float) -> float:
         """The demand to plan for, requests per second on average."""
         if not self._rate.seen:
-            return self._planner.rates.get(self._pipeline.root, 1.0)
+            return self._setting.problem.demand
         return self._rate.value(now)
 
     def _profiles(self, seen: Seen) -> dict[str, LatencyProfile]:
         """Of variants that can be used, without sizes that nobody has tried."""
-        known = {**self._files, **{v: p for (v, k), p in seen.profiles.items() if k == self._kind}}
+        kind = self._setting.kind
+        measured = {v: p for (v, k), p in seen.profiles.items() if k == kind}
+        known = {**self._setting.profiles, **measured}
         usable = [v for v in self._task_of if v in known and not self._avoids(seen, v)]
         return {v: known[v].measured for v in usable}
 
     def _avoids(self, seen: Seen, variant: str) -> bool:
-        return (variant, self._kind) in seen.avoided
+        return (variant, self._setting.kind) in seen.avoided
 
     def _unknown(self, seen: Seen) -> list[str]:
         """Variants that somebody has to measure."""
@@ -126,34 +150,34 @@ class LokiBrain:
         if self._solved is None and not running and (unknown := self._unknown(seen)):
             raise NotYet(f"{', '.join(unknown)} not measured yet")
         profiles = self._profiles(seen)
-        factors = {
-            v: {c: max(f, _LEAST_FACTOR) for c, f in self._factors.of(v).items()}
-            for v in self._task_of
-        }
-        tasks = tuple(
-            replace(task, variants=tuple(v for v in task.variants if v.name in profiles))
-            for task in self._pipeline.loki_tasks(lambda v: profiles.get(v, _UNKNOWN), factors)
-        )
+        tasks = tuple(self._measured(task, profiles) for task in self._setting.problem.tasks)
         if lost := [task.name for task in tasks if not task.variants]:
             raise ValueError(f"no variant of {', '.join(lost)} can be loaded; the last plan holds")
-        slo_ms = self._pipeline.latency_slo_ms - self._spec.response_margin_ms
         current: dict[tuple[str, str], int] = {}
         for says in seen.workers.values():
-            if says.assigned is not None and says.assigned.variant in self._task_of:
+            if says.assigned is not None and says.assigned.variant in profiles:
                 key = self._task_of[says.assigned.variant], says.assigned.variant
                 current[key] = current.get(key, 0) + 1
-        problem = loki.Problem(
-            tasks,
-            self.rate(now),
-            self._most,
-            max(slo_ms, 1.0) / 1e3,
-            path_accuracies=self._pipeline.measured_paths,
-            current={k: n for k, n in current.items() if k[1] in profiles},
-            **{**_DEFAULTS, **self._planner.kwargs},
+        problem = replace(
+            self._setting.problem,
+            tasks=tasks,
+            demand=self.rate(now),
+            workers=self._most,
+            current=current,
         )
         present = min(len(seen.serving), self._most)
         last = best(self._solved.now) if self._solved is not None else None
         return Job(problem, present, last, frozenset(profiles))
+
+    def _measured(self, task: loki.Task, profiles: Mapping[str, LatencyProfile]) -> loki.Task:
+        """The task with what was measured, without variants that cannot be used."""
+        variants = []
+        for v in task.variants:
+            if v.name in profiles:
+                learned = self._factors.of(v.name) or v.factors
+                factors = {c: max(f, _LEAST_FACTOR) for c, f in learned.items()}
+                variants.append(replace(v, profile=profiles[v.name], factors=factors))
+        return replace(task, variants=tuple(variants))
 
     def due(self, now: float, seen: Seen) -> str:
         if self._job is None or self._solved is None:
@@ -175,16 +199,16 @@ class LokiBrain:
     # -- what is told ----------------------------------------------------------------------
 
     def limit(self, kind: str, most: int) -> None:
-        if kind == self._kind:
+        if kind == self._setting.kind:
             self._most = most
 
     def target(self, kind: str) -> int | None:
-        if self._solved is None or kind != self._kind:
+        if self._solved is None or kind != self._setting.kind:
             return None
         whole = self._solved.whole
         return self._most if isinstance(whole, Infeasible) else whole.workers
 
-    def wanted(self, seen: Seen, hopeless: bool) -> dict[str, Wanted]:
+    def wanted(self, now: float, seen: Seen, hopeless: bool) -> dict[str, Wanted]:
         unknown = self._unknown(seen)
         if self._solved is None:
             if hopeless:
@@ -194,7 +218,7 @@ class LokiBrain:
             return self._to_measure(seen, unknown)
         plan, serving = best(self._solved.now), seen.serving
         staying = serving
-        if self._scales:  # Serve takes the youngest away, so the others must do
+        if self._setting.scales:  # Serve takes the youngest away, so the others must do
             staying = dict(list(serving.items())[: max(plan.workers, 1)])
         placed = self._placed(plan, staying)
         if placed is None:
@@ -205,7 +229,7 @@ class LokiBrain:
         for worker, says in serving.items():
             if (assigned := placed.get(worker)) is not None:
                 answer[worker] = self._step(worker, assigned, serving, placed)
-            elif settled or not self._planner.make_before_break:
+            elif settled or not self._setting.make_before_break:
                 # It keeps what it has till it is needed, or Serve takes it away.
                 answer[worker] = Wanted(None, tuple(sorted(says.loaded)))
             else:  # others are not ready to do without it
@@ -238,7 +262,7 @@ class LokiBrain:
             if says.assigned is not None:  # by a planner that is no more
                 continue
             if worker not in shares and not says.loaded:
-                others = max(self._first_workers, len(seen.workers)) - len(shares)
+                others = max(self._setting.first_workers, len(seen.workers)) - len(shares)
                 count = -(-len(free) // max(others, 1))
                 shares[worker], free = tuple(free[:count]), free[count:]
             elif (mine := set(shares.get(worker, ()))) <= says.loaded and free:
@@ -273,7 +297,7 @@ class LokiBrain:
         now, whole = best(self._solved.now), best(self._solved.whole)
         plan = now if now.shared else whole
         variants = tuple(dict.fromkeys(a.variant for a in plan.assignments))
-        if {self._task_of[v] for v in variants} != set(self._pipeline.tasks):
+        if {self._task_of[v] for v in variants} != self._tasks:
             return self._all(seen)
         if plan.shared:
             return Wanted(None, variants)
@@ -291,7 +315,7 @@ class LokiBrain:
         current = dict(sorted(current.items(), key=lambda item: item[1] is None))
         placed = place(plan, current)
         served = {self._task_of[assigned.variant] for assigned in placed.values()}
-        return placed if served == set(self._pipeline.tasks) else None
+        return placed if served == self._tasks else None
 
     def _current(self, says: WorkerSays, used: set[str]) -> str | None:
         """What it does or was told to do, else something of use that it has."""
@@ -312,7 +336,7 @@ class LokiBrain:
         variant loaded beside, until another one has what it takes to serve that task."""
         says = workers[worker]
         now = says.assigned
-        if now is None or now.variant not in says.loaded or not self._planner.make_before_break:
+        if now is None or now.variant not in says.loaded or not self._setting.make_before_break:
             return Wanted(assigned, (assigned.variant,))
         task = self._task_of[now.variant]
         if self._task_of[assigned.variant] == task:
@@ -340,22 +364,3 @@ class LokiBrain:
             "shed_share": plan.shed_share,
             "assignments": [a.to_json() for a in plan.assignments],
         }
-
-
-def _from_files(spec: AppSpec) -> dict[str, LatencyProfile]:
-    """Profiles of variants as files say, where they are given and can be read from here."""
-    found = {}
-    for key, ref in spec.variants().items():
-        model = spec.models[ref.model]
-        own = ref.spec.profile if ref.spec is not None else None
-        if (file := own or model.profile) is None:
-            continue
-        try:
-            known = load_profiles(file)
-        except (OSError, ValueError):  # a worker will say what is wrong with it
-            continue
-        alone = list(known.values()) if len(known) == 1 and (own or ref.spec is None) else []
-        names = [known[n] for n in (ref.name, f"{ref.model}/{ref.name}") if n in known]
-        if profiles := names + alone:
-            found[key] = profiles[0].truncated(model.max_batch_size)
-    return found

@@ -19,19 +19,31 @@ import logging
 import math
 import time
 import uuid
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any, NamedTuple, Protocol
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from ray_slo.core import LatencyProfile
-from ray_slo.core.cluster import Assigned
 from ray_slo.core.profiles import median_profile
+from ray_slo.planning.brains.brain import (
+    FIRST,
+    RESTARTED,
+    Counts,
+    FrontendHears,
+    FrontendSays,
+    Key,
+    NotYet,
+    Plans,
+    Seen,
+    Verdict,
+    Wanted,
+    WorkerSays,
+)
 from ray_slo.record.plans import Outline
 from ray_slo.serve.config.spec import AppSpec
 from ray_slo.serve.errors import ConfigError
-from ray_slo.serve.messages import Plans
 from ray_slo.serve.planner import app_actor
 from ray_slo.serve.planner.app_actor import AppActor
+from ray_slo.serve.planner.registry import make_brain, setting
 from ray_slo.serve.ray_private.actors import find_actor, get_or_create, in_task
 
 logger = logging.getLogger(__name__)
@@ -43,209 +55,6 @@ _GAP_S = 1.0  # between plans, however much changes
 _RETRY_S = 10.0  # after planning failed
 _REMIND_S = 20.0  # between profiles for frontends
 _AVOID_S = 60.0  # a variant that could not be loaded
-
-FIRST = "first plan"
-
-Key = tuple[str, str]  # (variant, kind of worker)
-
-
-class WorkerSays(NamedTuple):
-    """Worker → planner.
-
-    Attributes:
-        loaded: variants that it offers to the scheduler.
-        assigned: what it does; None where it does whatever comes.
-        profiles: of every variant that it ever measured or was told of: so nothing is lost with the
-            actor.
-        errors: variants that it could not load, why, and the number of the failure.
-        version: fingerprint of its specification.
-        ready: Serve may send it requests; before, it loads what it is to begin with.
-        age_s: since it started.
-    """
-
-    worker: str
-    kind: str
-    loaded: frozenset[str] = frozenset()
-    assigned: Assigned | None = None
-    profiles: Mapping[str, LatencyProfile] = {}
-    errors: Mapping[str, tuple[str, float]] = {}
-    version: str = ""
-    ready: bool = True
-    age_s: float = 0.0
-
-
-class Wanted(NamedTuple):
-    """What a worker should do: have exactly these variants loaded, and serve `assigned`.
-
-    Attributes:
-        profiles: of those in `keep`, where known, to start from.
-    """
-
-    assigned: Assigned | None
-    keep: tuple[str, ...]
-    profiles: Mapping[str, LatencyProfile] = {}
-
-
-class Counts(NamedTuple):
-    """What a frontend counted since it started.
-
-    Attributes:
-        requests: by clients.
-        finished: requests answered, by variant.
-        made: requests made of them, by variant and child task.
-        sizes: requests by clients, by their size.
-    """
-
-    requests: int = 0
-    finished: Mapping[str, int] = {}
-    made: Mapping[str, Mapping[str, int]] = {}
-    sizes: Mapping[int, int] = {}
-
-    def since(self, before: Counts) -> Counts:
-        """What was counted after `before`."""
-        return Counts(
-            max(self.requests - before.requests, 0),
-            _more(self.finished, before.finished),
-            {v: _more(made, before.made.get(v, {})) for v, made in self.made.items()},
-            _more(self.sizes, before.sizes),
-        )
-
-
-def _more(now: Mapping[Any, int], before: Mapping[Any, int]) -> dict[Any, int]:
-    return {k: n - before.get(k, 0) for k, n in now.items() if n > before.get(k, 0)}
-
-
-class FrontendSays(NamedTuple):
-    """Frontend → planner.
-
-    Attributes:
-        tuned: arguments of the planner that were changed while it runs.
-        profiles: what it last heard, for an actor that is new: there may be no worker any more of
-            a kind that was measured.
-        clock: of its scheduler's decision log, and what it shows, where they are one process.
-    """
-
-    client: str
-    counts: Counts
-    version: str
-    tuned: Mapping[str, Any] = {}
-    profiles: Mapping[Key, LatencyProfile] = {}
-    clock: tuple[str, float] | None = None
-
-
-class FrontendHears(NamedTuple):
-    """Planner → frontend.
-
-    Attributes:
-        plan_age_s: None before there is a plan.
-        replicas: workers wanted (None: as many as there are) and running, by kind.
-        profiles: for a successor, once in a while.
-        shortfall: what the plan cannot do, and why; None where it does all.
-    """
-
-    plan_age_s: float | None
-    replicas: Mapping[str, tuple[int | None, int]] = {}
-    profiles: Mapping[Key, LatencyProfile] | None = None
-    plans: Plans = Plans()
-    shortfall: str | None = None
-
-
-@dataclass(frozen=True)
-class Seen:
-    """What a brain decides by.
-
-    Attributes:
-        workers: those that are there, as they last said, the oldest first.
-        profiles: by variant and kind: the median of what workers that have it loaded measured, else
-            what was last known.
-        avoided: could not be loaded lately.
-    """
-
-    workers: Mapping[str, WorkerSays]
-    profiles: Mapping[Key, LatencyProfile] = field(default_factory=dict)
-    avoided: frozenset[Key] = frozenset()
-
-    @property
-    def serving(self) -> Mapping[str, WorkerSays]:
-        """Workers that are ready; before there is one, all."""
-        return {w: says for w, says in self.workers.items() if says.ready} or self.workers
-
-
-class Verdict(NamedTuple):
-    """What became of a problem. `shortfall`: what the plan leaves out, None if nothing."""
-
-    why: str
-    shortfall: str | None = None
-
-
-class NotYet(Exception):
-    """There is nothing to plan with yet."""
-
-
-class Brain(Protocol):
-    """Decides for one application. Pure: no ray, no clock. `solve` runs elsewhere."""
-
-    @property
-    def solve(self) -> Callable[[Any], Any]:
-        """The planner: problem to answer. A function of a module."""
-
-    def configure(self, spec: AppSpec) -> None:
-        """Take over a specification of the same fingerprint."""
-
-    def tune(self, kwargs: Mapping[str, Any]) -> bool:
-        """Go by these arguments on top of the specification's; whether that is news.
-
-        Raises:
-            ValueError: they are none.
-        """
-
-    def counted(self, now: float, over_s: float, counts: Counts) -> None:
-        """What one frontend counted since it last said, in its share `over_s` of the time."""
-
-    def problem(self, now: float, seen: Seen) -> Any:
-        """What is to be solved.
-
-        Raises:
-            NotYet: too little is known.
-            ValueError: there is no such plan, and why.
-        """
-
-    def due(self, now: float, seen: Seen) -> str:
-        """What changed so that the plan does not fit any more; "" where nothing did."""
-
-    def adopt(self, problem: Any, answer: Any) -> Verdict:
-        """Go by this answer of `solve` from now on."""
-
-    def wanted(self, seen: Seen, hopeless: bool) -> Mapping[str, Wanted]:
-        """What workers should do; those left out go on.
-
-        Args:
-            hopeless: there is no plan, and the last attempt to make one failed.
-        """
-
-    def target(self, kind: str) -> int | None:
-        """Workers of a kind; None: as many as there are."""
-
-    def limit(self, kind: str, most: int) -> None:
-        """Serve starts no more of a kind."""
-
-    def inputs(self, now: float) -> dict[str, Any]:
-        """What it would plan for, for people: `demand` in requests per second, and the rest."""
-
-    def outcome(self) -> dict[str, Any]:
-        """The plan that it goes by, for people; nothing before there is one."""
-
-
-def make_brain(spec: AppSpec) -> Brain:
-    """The brain of the planner that the application names."""
-    assert spec.planner is not None
-    if spec.planner.is_loki:
-        from ray_slo.planning.brains.loki import LokiBrain
-
-        return LokiBrain(spec)
-    from ray_slo.planning.brains.kairos import KairosBrain
-
-    return KairosBrain(spec)
 
 
 @dataclass
@@ -289,7 +98,7 @@ class PlanActor(AppActor):
 
     def _go_on(self, spec: AppSpec) -> None:
         super()._go_on(spec)
-        self._brain.configure(spec)
+        self._brain.configure(setting(spec))
 
     # -- asked by workers, frontends and Serve ---------------------------------------------
 
@@ -321,8 +130,9 @@ class PlanActor(AppActor):
         self._start()
         now = time.monotonic()
         if says.version == self._spec.fingerprint:
-            if says.clock is not None and self._log is not None:
-                self._log.clocks.heard(*says.clock, now)
+            if self._log is not None:
+                for clock, reading in says.clocks.items():
+                    self._log.clocks.heard(clock, reading, now)
             before = self._frontends.get(says.client)
             if before is not None:  # what was counted before we knew it, we cannot place in time
                 over_s = max(now - before.seen_at, 1e-3) / len(self._frontends)
@@ -395,9 +205,9 @@ class PlanActor(AppActor):
             answer = await in_task(self._brain.solve, problem)
         except Exception as error:
             raise ConfigError(f"planning failed: {type(error).__name__}: {error}") from None
-        trial = copy.deepcopy(self._brain, {id(self._spec): self._spec})
-        why, shortfall = trial.adopt(problem, answer)
-        wanted, replicas = trial.wanted(seen, False), self._replicas()
+        trial = copy.deepcopy(self._brain)
+        why, shortfall, _ = trial.adopt(problem, answer)
+        wanted, replicas = trial.wanted(began, seen, False), self._replicas()
         workers = {}
         for name, says in seen.workers.items():
             new = wanted[name].assigned if name in wanted else says.assigned
@@ -525,7 +335,7 @@ class PlanActor(AppActor):
         hopeless = self._planned_at is None and self._error is not None
         wanted = {
             worker: w._replace(profiles=self._known(self._workers[worker].says.kind, w.keep))
-            for worker, w in self._brain.wanted(self._seen(), hopeless).items()
+            for worker, w in self._brain.wanted(time.monotonic(), self._seen(), hopeless).items()
         }
         news = {w: v[:2] for w, v in wanted.items()} != {w: v[:2] for w, v in self._wanted.items()}
         self._wanted = wanted
@@ -549,7 +359,7 @@ class PlanActor(AppActor):
             return ""  # what runs is better than a plan for a demand that nobody has seen
         if self._tried_at is None:
             running = any(w.says.assigned for w in self._workers.values())
-            return "planner restarted" if running else FIRST
+            return RESTARTED if running else FIRST
         since_s = now - self._tried_at
         period = "period" if since_s >= planner.interval_s else ""
         if self._failed:
@@ -595,7 +405,7 @@ class PlanActor(AppActor):
             return
         if verdict.why != self._why:
             logger.info("plan: %s", verdict.why)
-        self._why, self._error = verdict
+        self._why, self._error = verdict.why, verdict.shortfall
         self._failed = False
         self._planned_at = time.monotonic()
         self._took_s = self._planned_at - began

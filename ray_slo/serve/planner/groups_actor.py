@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from ray_slo.core import LatencyProfile
 from ray_slo.core.profiles import load_profiles
+from ray_slo.planning.brains.brain import FIRST, Plans
 from ray_slo.planning.brains.groups import (
     Demand,
     Layout,
@@ -36,9 +37,7 @@ from ray_slo.planning.brains.groups import (
 from ray_slo.record.plans import Outline
 from ray_slo.serve.config.spec import AppSpec
 from ray_slo.serve.errors import ConfigError, UnknownModel
-from ray_slo.serve.messages import Plans
 from ray_slo.serve.planner import app_actor
-from ray_slo.serve.planner.actor import FIRST
 from ray_slo.serve.planner.app_actor import AppActor
 from ray_slo.serve.ray_private.actors import find_actor, get_or_create, in_task
 

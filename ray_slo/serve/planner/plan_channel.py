@@ -15,17 +15,17 @@ from typing import Any, Protocol
 
 from ray_slo.core import LatencyProfile
 from ray_slo.core.cluster import Assigned
-from ray_slo.record.writer import clock_id
-from ray_slo.serve.config.spec import AppSpec
-from ray_slo.serve.planner.actor import (
+from ray_slo.planning.brains.brain import (
     Counts,
     FrontendHears,
     FrontendSays,
     Key,
     Wanted,
     WorkerSays,
-    get_or_create_plan,
 )
+from ray_slo.record.writer import clock_id
+from ray_slo.serve.config.spec import AppSpec
+from ray_slo.serve.planner.actor import get_or_create_plan
 from ray_slo.serve.planner.app_actor import AGAIN_S, AppActorLink, Follower, status_of
 from ray_slo.serve.watch.metrics import PlanMetrics
 
@@ -98,10 +98,10 @@ class PlanReporter:
 
     def _says(self) -> FrontendSays:
         made = {variant: dict(counts) for variant, counts in self._made.items()}
-        counts = Counts(self._requests, dict(self._finished), made, dict(self._sizes))
+        counts = Counts({"": self._requests}, dict(self._finished), made, dict(self._sizes))
         profiles = self._profiles if self._remind else {}
         known = self._client, counts, self._spec.fingerprint, self._tuned, profiles
-        return FrontendSays(*known, (clock_id(), time.monotonic()) if self._has_log else None)
+        return FrontendSays(*known, {clock_id(): time.monotonic()} if self._has_log else {})
 
     async def _report(self) -> None:
         while True:

@@ -13,9 +13,9 @@ from typing import Any
 
 from ray.serve import metrics
 
+from ray_slo.planning.brains.brain import Plans
 from ray_slo.serve.config.spec import VariantRef
 from ray_slo.serve.frontend.answer import Answer
-from ray_slo.serve.messages import Plans
 
 _MS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 30_000)
 _SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)

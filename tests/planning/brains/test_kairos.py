@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 
 from ray_slo.core import LatencyProfile
-from ray_slo.planning.brains.kairos import KairosBrain, arguments
+from ray_slo.planning.brains.brain import Counts, NotYet, Seen, WorkerSays
+from ray_slo.planning.brains.kairos import arguments
 from ray_slo.serve.config.spec import parse_spec
-from ray_slo.serve.planner.actor import Counts, NotYet, Seen, WorkerSays
+from ray_slo.serve.planner.registry import make_brain
 
 # Only "big" answers 100 items within the SLO of 1 s; "small" costs a quarter, and is half as fast
 # for one item.
@@ -55,7 +56,7 @@ def counted(brain, sizes, rate, start=0.0, seconds=10):
     for i in range(2 * seconds):
         drawn = rng.choice(values, size=rate // 2, p=share).tolist()
         counts = {int(s): drawn.count(s) for s in set(drawn)}
-        brain.counted(start + 0.5 * (i + 1), 0.5, Counts(len(drawn), sizes=counts))
+        brain.counted(start + 0.5 * (i + 1), 0.5, Counts({"rank": len(drawn)}, sizes=counts))
 
 
 def planned(brain, now=0.0, seen=BOTH):
@@ -72,18 +73,18 @@ def cost(brain):
 
 
 def test_nothing_is_decided_before_latencies_and_sizes_are_known():
-    brain = KairosBrain(spec_of())
+    brain = make_brain(spec_of())
     with pytest.raises(NotYet, match="no requests"):
         brain.problem(0.0, BOTH)
     with pytest.raises(NotYet, match="small not measured yet"):
         says = BOTH.workers
-        KairosBrain(spec_of(sizes={1: 1})).problem(0.0, Seen(says, seen_of(big=1).profiles))
+        make_brain(spec_of(sizes={1: 1})).problem(0.0, Seen(says, seen_of(big=1).profiles))
     assert brain.target("big") is None
-    assert brain.wanted(BOTH, False)["big0"] == (None, ("rank",), {})
+    assert brain.wanted(0.0, BOTH, False)["big0"] == (None, ("rank",), {}, None)
 
 
 def test_the_rate_decides_how_much_of_the_budget_is_spent():
-    brain = KairosBrain(spec_of())
+    brain = make_brain(spec_of())
     counted(brain, SMALL_ONES, rate=10)
     assert planned(brain, 10.0).shortfall is None
     cheap = cost(brain)
@@ -99,7 +100,7 @@ def test_the_rate_decides_how_much_of_the_budget_is_spent():
 
 
 def test_without_following_the_load_all_of_the_budget_is_spent():
-    brain = KairosBrain(spec_of(follow_load=False, sizes=SMALL_ONES))
+    brain = make_brain(spec_of(follow_load=False, sizes=SMALL_ONES))
     assert planned(brain).shortfall is None
     assert cost(brain) == pytest.approx(3.0)
     counted(brain, SMALL_ONES, rate=400)
@@ -107,7 +108,7 @@ def test_without_following_the_load_all_of_the_budget_is_spent():
 
 
 def test_a_changed_budget_is_news_and_is_kept():
-    brain = KairosBrain(spec_of(follow_load=False, sizes=SMALL_ONES))
+    brain = make_brain(spec_of(follow_load=False, sizes=SMALL_ONES))
     planned(brain)
     before = targets(brain)
     assert not brain.due(0.0, BOTH)
@@ -124,7 +125,7 @@ def test_a_changed_budget_is_news_and_is_kept():
 
 
 def test_a_change_of_the_sizes_is_detected_and_changes_what_is_rented():
-    brain = KairosBrain(spec_of(follow_load=False))
+    brain = make_brain(spec_of(follow_load=False))
     counted(brain, SMALL_ONES, rate=40)
     planned(brain, 10.0)
     small = targets(brain)
@@ -140,7 +141,7 @@ def test_a_change_of_the_sizes_is_detected_and_changes_what_is_rented():
 
 
 def test_what_runs_is_kept_while_nothing_is_much_better():
-    brain = KairosBrain(spec_of(min_gain=0.3))
+    brain = make_brain(spec_of(min_gain=0.3))
     counted(brain, SMALL_ONES, rate=20)
     planned(brain, 10.0)
     before = targets(brain)
@@ -150,20 +151,20 @@ def test_what_runs_is_kept_while_nothing_is_much_better():
 
 
 def test_limits_hold():
-    brain = KairosBrain(spec_of(most=2, follow_load=False, sizes=SMALL_ONES))
+    brain = make_brain(spec_of(most=2, follow_load=False, sizes=SMALL_ONES))
     planned(brain)
     assert targets(brain) == {"big": 2, "small": 2}
 
 
 def test_a_budget_that_serves_nobody_in_time_is_said():
-    brain = KairosBrain(spec_of(budget_per_hour=0.6, sizes=SMALL_ONES))
+    brain = make_brain(spec_of(budget_per_hour=0.6, sizes=SMALL_ONES))
     verdict = planned(brain)
     assert "the budget is 0.6" in verdict.shortfall
     assert targets(brain) == {"big": 0, "small": 2}
 
 
 def test_a_type_that_nobody_has_measured_is_left_alone():
-    brain = KairosBrain(spec_of(sizes=SMALL_ONES))
+    brain = make_brain(spec_of(sizes=SMALL_ONES))
     planned(brain, seen=seen_of(big=1))
     assert brain.target("small") is None
     assert brain.target("big") >= 1
@@ -172,7 +173,7 @@ def test_a_type_that_nobody_has_measured_is_left_alone():
 
 def test_kairos_plus_simulates_what_it_chooses_from():
     kwargs = {"sizes": {1: 0.9, 20: 0.1}, "requests": 150, "max_evaluations": 3}
-    brain = KairosBrain(spec_of("kairos_plus", budget_per_hour=1.5, follow_load=False, **kwargs))
+    brain = make_brain(spec_of("kairos_plus", budget_per_hour=1.5, follow_load=False, **kwargs))
     verdict = planned(brain)
     assert "in the simulator, the most of" in verdict.why
     status = brain.outcome()

@@ -9,11 +9,12 @@ import pytest
 from ray_slo.core import LatencyProfile
 from ray_slo.core.cluster import Assigned
 from ray_slo.errors import ConfigError
+from ray_slo.planning.brains.brain import Counts, FrontendSays, WorkerSays
 from ray_slo.record.plans import read
 from ray_slo.serve.config.spec import parse_spec
 from ray_slo.serve.planner import actor as plan_actor
 from ray_slo.serve.planner import app_actor
-from ray_slo.serve.planner.actor import Counts, FrontendSays, PlanActor, WorkerSays
+from ray_slo.serve.planner.actor import PlanActor
 from tests.serve import clock
 
 SOLVES_S = 0.01
@@ -61,7 +62,7 @@ class Cluster:
         return WorkerSays(name, "default", version=self.spec.fingerprint, **says)
 
     async def round(self, actor):
-        says = FrontendSays("f", Counts(self.requests), self.spec.fingerprint)
+        says = FrontendSays("f", Counts({"": self.requests}), self.spec.fingerprint)
         await actor.frontend(says)
         for name, says in self.workers.items():
             token, wanted = await actor.worker(says, self.had.get(name))
@@ -155,7 +156,9 @@ def test_a_change_of_demand_is_planned_for_before_the_interval_is_over():
         spec = spec_of()
         cluster = Cluster(spec, "a", "b")
         with actor_of(spec) as actor:
-            actor._brain.counted(time.monotonic() - 30, 0.1, Counts(1))  # it has listened a while
+            actor._brain.counted(
+                time.monotonic() - 30, 0.1, Counts({"": 1})
+            )  # it has listened a while
             await cluster.settle(actor)
             cluster.requests = 40
             status = await cluster.until(actor, lambda status: status["targets"]["default"] == 3)
@@ -365,12 +368,12 @@ def test_a_newer_release_starts_afresh_and_older_workers_go_on():
 
 
 def test_only_what_is_new_is_counted():
-    before = Counts(10, {"v": 4}, {"v": {"child": 8}}, {3: 10})
-    now = Counts(15, {"v": 5, "w": 1}, {"v": {"child": 10}, "w": {"child": 1}}, {3: 12, 4: 3})
+    before = Counts({"": 10}, {"v": 4}, {"v": {"child": 8}}, {3: 10})
+    now = Counts({"": 15}, {"v": 5, "w": 1}, {"v": {"child": 10}, "w": {"child": 1}}, {3: 12, 4: 3})
     assert now.since(before) == Counts(
-        5, {"v": 1, "w": 1}, {"v": {"child": 2}, "w": {"child": 1}}, {3: 2, 4: 3}
+        {"": 5}, {"v": 1, "w": 1}, {"v": {"child": 2}, "w": {"child": 1}}, {3: 2, 4: 3}
     )
-    assert before.since(now).requests == 0  # a frontend that started anew
+    assert before.since(now).requests == {}  # a frontend that started anew
 
 
 def test_what_was_planned_and_why_is_logged(monkeypatch, tmp_path):
@@ -378,14 +381,14 @@ def test_what_was_planned_and_why_is_logged(monkeypatch, tmp_path):
         spec = spec_of(decision_log={"dir": str(tmp_path), "flush_s": 0.05})
         cluster = Cluster(spec, "a", "b")
         with actor_of(spec) as actor:
-            actor._brain.counted(time.monotonic() - 30, 0.1, Counts(1))
+            actor._brain.counted(time.monotonic() - 30, 0.1, Counts({"": 1}))
             await cluster.settle(actor)
             cluster.requests = 40
             await cluster.until(actor, lambda status: status["targets"]["default"] > 2)
             with monkeypatch.context() as broken:
                 break_solver(broken)
                 await actor.replan()
-            says = FrontendSays("f", Counts(40), spec.fingerprint, clock=("elsewhere", 1e6))
+            says = FrontendSays("f", Counts({"": 40}), spec.fingerprint, clocks={"elsewhere": 1e6})
             await actor.frontend(says)
             await actor.replan()
             actor._log.close(20.0)

@@ -8,10 +8,9 @@ import pytest
 from ray_slo.core import LatencyProfile
 from ray_slo.core.cluster import Assigned
 from ray_slo.errors import ConfigError
+from ray_slo.planning.brains.brain import Counts, FrontendHears, FrontendSays, Plans, Wanted
 from ray_slo.serve.config.spec import parse_spec
-from ray_slo.serve.messages import Plans
 from ray_slo.serve.planner import plan_channel
-from ray_slo.serve.planner.actor import Counts, FrontendHears, FrontendSays, Wanted
 from ray_slo.serve.planner.app_actor import AppActorLink
 from ray_slo.serve.planner.plan_channel import PlanFollower, PlanReporter
 from tests.serve import clock
@@ -181,14 +180,14 @@ def test_a_frontend_counts_and_reminds_a_new_actor(monkeypatch):
         reporter.close()
 
     clock.run(scenario())
-    counts = Counts(2, {"det": 1, "large": 1}, {"det": {"name": 3}}, {1: 1, 7: 1})
+    counts = Counts({"": 2}, {"det": 1, "large": 1}, {"det": {"name": 3}}, {1: 1, 7: 1})
     assert planned[:2] == [Plans("e", 2), Plans()]
     assert heard[0] == FrontendSays("f", counts, "", {"budget_per_hour": 2}, {})
     assert [says.profiles for says in heard[:4]] == [{}, {}, {("v", "k"): [0.1]}, {}]
 
 
 def test_a_budget_is_checked_before_it_is_told():
-    from ray_slo.planning.brains.kairos import KairosBrain
+    from ray_slo.serve.planner.registry import make_brain
 
     spec = parse_spec(
         {
@@ -198,7 +197,7 @@ def test_a_budget_is_checked_before_it_is_told():
         }
     )
     with pytest.raises(ValueError, match="unknown key"):
-        KairosBrain(spec).tune({"money": 3})
+        make_brain(spec).tune({"money": 3})
     with pytest.raises(ConfigError, match="user_config of a frontend"):
         from ray_slo.serve.frontend.frontend import Frontend
 

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from ray_slo.serve.messages import Plans
+from ray_slo.planning.brains.brain import Plans
 from ray_slo.serve.watch import metrics
 
 
