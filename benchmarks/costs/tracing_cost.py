@@ -88,11 +88,11 @@ async def _app(traced: bool) -> AsyncIterator[Any]:
     """A frontend that reaches its worker by a plain call."""
     from ray_slo.serve.config.spec import parse_spec
     from ray_slo.serve.frontend import frontend
-    from ray_slo.serve.worker import worker
+    from ray_slo.serve.worker import batches, worker
 
     model = {"callable": Nothing, "latency_slo_ms": 60_000, "max_batch_size": 32}
     spec = parse_spec({"models": {"m": model}, "policy": "eager", "name": "m"})
-    link = SimpleNamespace(report=lambda report: True, heartbeat=lambda beat: asyncio.sleep(0))
+    link = SimpleNamespace(report=lambda report: report, heartbeat=lambda beat: asyncio.sleep(0))
     with contextlib.ExitStack() as stack:
         stack.enter_context(_tracing(traced))
         for module, name in ((frontend, "m"), (worker, "m-worker")):
@@ -100,7 +100,7 @@ async def _app(traced: bool) -> AsyncIterator[Any]:
             serve = SimpleNamespace(get_replica_context=lambda context=context: context)
             stack.enter_context(mock.patch.object(module, "serve", serve))
         stack.enter_context(mock.patch.object(frontend, "FrontendMetrics", _Silent))
-        stack.enter_context(mock.patch.object(worker, "WorkerMetrics", _Silent))
+        stack.enter_context(mock.patch.object(batches, "WorkerMetrics", _Silent))
         stack.enter_context(mock.patch.object(worker, "WorkerLink", lambda *args: link))
         one: Any = worker.Worker.__new__(worker.Worker)
         await one.__init__(spec, "default", "m")

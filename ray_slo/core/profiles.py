@@ -19,9 +19,11 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
+
+T = TypeVar("T")
 
 _FORMAT = "ray-slo/latency-profile/1"
 _LARGEST = 100_000  # batch of a profile; its table is kept in memory
@@ -433,3 +435,16 @@ def load_profiles(path: str | Path) -> dict[str, LatencyProfile]:
         except ValueError as error:
             raise ValueError(f"{path}: profiles.{name}: {error}") from None
     return found
+
+
+def profile_of(known: Mapping[str, T], variant: str, model: str, *, alone: bool = True) -> T | None:
+    """What a profile file says of a variant: under its name or "model/name", else its only entry.
+
+    Args:
+        known: the file's entries by name.
+        alone: the file is for one network, so that its only entry counts whatever its name.
+    """
+    for name in (variant, f"{model}/{variant}"):
+        if name in known:
+            return known[name]
+    return next(iter(known.values())) if alone and len(known) == 1 else None

@@ -21,6 +21,7 @@ from typing import Any
 from ray import cloudpickle
 
 from ray_slo.models.checkpoint import Preempted
+from ray_slo.serve.errors import BatchResultError
 from ray_slo.serve.suspects import Marks
 
 _STUCK_S = 60.0  # a call that has run for so long is taken for one that never ends
@@ -119,6 +120,22 @@ def _heard(task: asyncio.Task[Any]) -> None:
     """asyncio complains of errors that nobody asks for."""
     if not task.cancelled():
         task.exception()
+
+
+def check_results(results: Any, expected: int, method: str, model: str) -> None:
+    """Raises BatchResultError unless a batch method returned one result per item, in order."""
+    try:
+        unordered = isinstance(results, str | bytes | dict | set | frozenset)
+        count = -1 if unordered else len(results)
+    except TypeError:
+        count = -1
+    if count != expected:
+        got = f"{count} results" if count >= 0 else f"a {type(results).__name__}"
+        raise BatchResultError(
+            f"{method} was given {expected} items and returned {got}; "
+            "it must return a list with one result per item",
+            model=model,
+        )
 
 
 class HookThreads:

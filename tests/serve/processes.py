@@ -21,6 +21,7 @@ from ray_slo.serve.frontend.frontend import Frontend
 from ray_slo.serve.scheduler import actor as scheduler_actor
 from ray_slo.serve.scheduler import channel
 from ray_slo.serve.scheduler.actor import SchedulerActor
+from ray_slo.serve.worker import batches
 from ray_slo.serve.worker import worker as worker_module
 from ray_slo.serve.worker.worker import Worker
 from tests.serve import clock
@@ -370,7 +371,7 @@ def in_place_of_ray():
             (frontend_module, "FrontendMetrics", _Silent),
             (frontend_module, "worker_states", lambda *_: {}),
             (worker_module, "serve", _Serve()),
-            (worker_module, "WorkerMetrics", _Silent),
+            (batches, "WorkerMetrics", _Silent),
             (channel, "serve", _Serve()),
             (channel, "get_or_create_scheduler", _scheduler),
             (channel, "find_actor", _scheduler),

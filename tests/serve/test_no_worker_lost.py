@@ -160,7 +160,7 @@ class Sequence:
         if scheduler is None:
             return [*unwell, "no scheduler"]
         unwell += scheduler._in_flight.values()
-        unwell += [b for w in world.living_workers() if w.is_ready for b in w.target._batches]
+        unwell += [b for w in world.living_workers() if w.is_ready for b in w.target.batches.ids]
         unwell += ["a call is on its way"] * (world.delayed > 0)
         return unwell + [
             p for p in map(world.at, world.worker_places) if p.name not in scheduler._workers
@@ -173,7 +173,7 @@ class Sequence:
         ran = Counter()
         for place in world.worker_places:
             process = world.at(place)
-            loaded = process.target._variants["probe"]
+            loaded = process.target.models.loaded["probe"]
 
             async def call(items, process=process):
                 ran[process.place] += 1

@@ -25,7 +25,7 @@ import math
 import threading
 import time
 import weakref
-from collections.abc import AsyncIterator, Callable, Sized
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from dataclasses import dataclass, field
@@ -45,13 +45,12 @@ from ray_slo.core import (
     Request,
     Variant,
 )
-from ray_slo.core.profiles import load_profiles
+from ray_slo.core.profiles import load_profiles, profile_of
 from ray_slo.policies.registry import make_policy
 from ray_slo.serve import deadlines as request_context
 from ray_slo.serve import user_code
 from ray_slo.serve.errors import (
     BadInput,
-    BatchResultError,
     ConfigError,
     Expired,
     RefusedEarly,
@@ -373,7 +372,7 @@ class _Batcher:
                     )
                 else:
                     results = await self._run_in_thread(args, kwargs)
-            self._check(results, len(calls))
+            user_code.check_results(results, len(calls), self._name, self._name)
         except asyncio.CancelledError:
             self._answer_all(calls, RuntimeError(f"{self._name}: the batch was cancelled"))
             raise
@@ -404,7 +403,7 @@ class _Batcher:
         error: Exception | None = None
         try:
             async for results in steps:
-                self._check(results, len(calls))
+                user_code.check_results(results, len(calls), self._name, self._name)
                 for call, queue, result in zip(calls, queues, results, strict=True):
                     if call.ended:
                         continue
@@ -426,19 +425,6 @@ class _Batcher:
                 if not call.ended:
                     queue.put_nowait(_End(error))
             await steps.aclose()
-
-    def _check(self, results: Any, expected: int) -> None:
-        if not isinstance(results, Sized) or isinstance(results, str | bytes | dict | set):
-            raise BatchResultError(
-                f"{self._name} returned {type(results).__name__} for a batch of {expected}; "
-                "a batch method returns a list with one result per item",
-                model=self._name,
-            )
-        if len(results) != expected:
-            raise BatchResultError(
-                f"{self._name} returned {len(results)} results for a batch of {expected}",
-                model=self._name,
-            )
 
     @staticmethod
     def _answer_all(calls: list[_Call], error: BaseException) -> None:
@@ -737,11 +723,9 @@ def _load(profile: LatencyProfile | str | Path | None, name: str) -> LatencyProf
         profiles = load_profiles(profile)
     except (OSError, ValueError) as error:
         raise ConfigError(f"profile: {error}") from error
-    if len(profiles) == 1:
-        return next(iter(profiles.values()))
-    if name not in profiles:
+    if (found := profile_of(profiles, name, name)) is None:
         raise ConfigError(f"profile {profile} has no {name!r}; it has {', '.join(profiles)}")
-    return profiles[name]
+    return found
 
 
 def _positive_ms(value: Any, error: type[SLOError], **context: Any) -> float:

@@ -1049,7 +1049,7 @@ class Frontend:
                 self._fail(pending, error)
             return
         self._overhead.add(max(self._clock() - sent_at - result.held_s, 0.0))
-        if result.report is not None and not result.preempted:
+        if result.report is not None and result.results is not None:
             predicted_s = grant.finish_in_s - (self._clock() - sent_at)
             self._metrics.predicted(self._variant(grant), -predicted_s * 1e3)
         self._channel.report(result.report)

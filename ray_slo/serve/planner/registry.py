@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from ray_slo.core import LatencyProfile
 from ray_slo.core.policy import Policy
-from ray_slo.core.profiles import load_profiles
+from ray_slo.core.profiles import load_profiles, profile_of
 from ray_slo.planning import loki
 from ray_slo.planning.brains.brain import Brain
 from ray_slo.planning.brains.kairos import KairosBrain, KairosSetting, Sustained
@@ -101,8 +101,7 @@ def profiles_of_files(spec: AppSpec) -> dict[str, LatencyProfile]:
             known = load_profiles(file)
         except (OSError, ValueError):  # a worker will say what is wrong with it
             continue
-        alone = list(known.values()) if len(known) == 1 and (own or ref.spec is None) else []
-        names = [known[n] for n in (ref.name, f"{ref.model}/{ref.name}") if n in known]
-        if profiles := names + alone:
-            found[key] = profiles[0].truncated(model.max_batch_size)
+        alone = own is not None or ref.spec is None
+        if (profile := profile_of(known, ref.name, ref.model, alone=alone)) is not None:
+            found[key] = profile.truncated(model.max_batch_size)
     return found

@@ -21,6 +21,7 @@ import time
 from collections.abc import Hashable
 from typing import Any
 
+from ray_slo.core.recent import Recent
 from ray_slo.serve.deadlines import (
     LATENCY_HEADER,
     MAX_LATENCY_MS,
@@ -70,7 +71,7 @@ class Places:
 
     def __init__(self, wait_s: float | None = None) -> None:
         self._wait_s = frontend_wait_s() if wait_s is None else wait_s
-        self._slo_s: dict[Hashable, float | None] = {}
+        self._slo_s: Recent[Hashable, float | None] = Recent(_PLACES_KEPT)
 
     def __contains__(self, place: Hashable) -> bool:
         return place in self._slo_s
@@ -83,8 +84,6 @@ class Places:
         """
         known = self._slo_s.get(place)
         self._slo_s[place] = known if slo_s is None else slo_s
-        if len(self._slo_s) > _PLACES_KEPT:
-            del self._slo_s[next(iter(self._slo_s))]
 
     def slo_s(self, place: Hashable) -> float | None:
         """Of the model, where it is known."""

@@ -254,11 +254,13 @@ class WorkerLink:
             self._is_sure = False  # reports go there still: it may have been slow only
             raise
 
-    def report(self, report: BatchReport) -> bool:
-        """Report a batch; True if it is to ride on the result instead."""
-        if not self._embedded and self._target is not None:
+    def report(self, report: BatchReport) -> BatchReport | None:
+        """Report that a batch is over; returns the report where it is to ride on the result."""
+        if self._embedded:
+            return report
+        if self._target is not None:
             self._target.report.remote(report)
-        return self._embedded
+        return None
 
 
 async def _result(response: Any) -> Any:

@@ -337,7 +337,7 @@ class TestFailures:
 
         answers = clock.run(main())
         assert all(isinstance(a, BatchResultError) for a in answers)
-        assert "for a batch of 2" in str(answers[0])
+        assert "was given 2 items" in str(answers[0])
 
     @pytest.mark.parametrize("sync", [False, True])
     def test_stop_iteration_does_not_hang(self, sync):

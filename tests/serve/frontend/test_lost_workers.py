@@ -39,7 +39,7 @@ async def asked(front, worker, item, slo_ms):
     task = asyncio.create_task(front(item, latency_slo_ms=slo_ms))
     while not task.done():
         await asyncio.sleep(0.02)
-        await front.slo_heartbeat(worker._heartbeat())
+        await front.slo_heartbeat(await worker.introduce())
     return task.result()
 
 

@@ -25,6 +25,7 @@ from ray_slo.errors import (
 from ray_slo.serve.config.spec import parse_spec
 from ray_slo.serve.frontend import frontend as frontend_module
 from ray_slo.serve.frontend.frontend import Frontend
+from ray_slo.serve.worker import batches
 from ray_slo.serve.worker import worker as worker_module
 from ray_slo.serve.worker.worker import Worker
 from tests.serve.scheduler.test_scheduler import in_loop
@@ -107,7 +108,7 @@ class Handle:
         return await self.workers[worker].execute(piece, worker)
 
     async def _introduce(self):
-        return next(iter(self.workers.values()))._heartbeat()
+        return await next(iter(self.workers.values())).introduce()
 
 
 @pytest.fixture
@@ -120,8 +121,8 @@ def running(monkeypatch):
 
     module_of(frontend_module, "p", "front")
     monkeypatch.setattr(frontend_module, "FrontendMetrics", Silent)
-    monkeypatch.setattr(worker_module, "WorkerMetrics", Silent)
-    link = SimpleNamespace(report=lambda report: True, heartbeat=lambda beat: asyncio.sleep(0))
+    monkeypatch.setattr(batches, "WorkerMetrics", Silent)
+    link = SimpleNamespace(report=lambda report: report, heartbeat=lambda beat: asyncio.sleep(0))
     monkeypatch.setattr(worker_module, "WorkerLink", lambda *args: link)
     Spell.ran = []
     Spell.gate.clear()
@@ -236,7 +237,7 @@ async def test_an_error_of_the_root(running):
 async def test_who_leaves_withdraws_all(running):
     async with running(spec()) as (front, handle):
         asked = asyncio.create_task(front("held " * 12))
-        await until(lambda: all(w._running_since for w in handle.workers.values()))
+        await until(lambda: all(w.batches.is_running for w in handle.workers.values()))
         asked.cancel()
         with pytest.raises(asyncio.CancelledError):
             await asked

@@ -13,6 +13,7 @@ from ray_slo.serve.app.decorator import build_app_from_spec
 from ray_slo.serve.config.spec import parse_spec
 from ray_slo.serve.frontend import frontend as frontend_module
 from ray_slo.serve.frontend.frontend import Frontend
+from ray_slo.serve.worker import batches
 from ray_slo.serve.worker import worker as worker_module
 from ray_slo.serve.worker.worker import Worker
 from tests.serve.scheduler.test_scheduler import in_loop
@@ -84,8 +85,8 @@ def running(monkeypatch):
         fake = SimpleNamespace(get_replica_context=lambda context=context: context)
         monkeypatch.setattr(module, "serve", fake)
     monkeypatch.setattr(frontend_module, "FrontendMetrics", Silent)
-    monkeypatch.setattr(worker_module, "WorkerMetrics", Silent)
-    link = SimpleNamespace(report=lambda report: True, heartbeat=lambda beat: asyncio.sleep(0))
+    monkeypatch.setattr(batches, "WorkerMetrics", Silent)
+    link = SimpleNamespace(report=lambda report: report, heartbeat=lambda beat: asyncio.sleep(0))
     monkeypatch.setattr(worker_module, "WorkerLink", lambda *args: link)
 
     async def run(scenario, user_class=Rank):
@@ -123,7 +124,7 @@ async def test_a_worker_measures_one_item_of_each_size(running, user_class):
 @in_loop
 async def test_requests_carry_their_sizes_and_profiles_learn_by_them(running):
     async def scenario(front, worker):
-        profile = worker._learned["m"]
+        profile = worker.models.loaded["m"].profile
         answers = await asyncio.gather(*(front([0] * size) for size in (3, 1, 12)))
         assert answers == [3, 1, 12]
         assert sorted(front._channel._scheduler._host.policy.sizes) == [1, 3, 12]

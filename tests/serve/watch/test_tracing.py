@@ -134,7 +134,7 @@ async def test_a_batch_is_linked_to_all_of_its_requests_and_they_to_it(app, trac
                 return await front((i, 1))
 
         first = asyncio.create_task(front(("first", 20), latency_slo_ms=60_000))
-        await until(lambda: worker._running_since)
+        await until(lambda: worker.batches.is_running)
         assert await asyncio.gather(*map(ask, range(4))) == [0, 1, 2, 3]
         await first
     requests, batch = traces.spans("slo.request"), traces.one("slo.batch")
@@ -157,7 +157,7 @@ async def test_a_preempted_request_says_so(app, traces):  # noqa: F811
                 return await front(item)
 
         long = asyncio.create_task(ask(("long", 100)))
-        await until(lambda: worker._running_since)
+        await until(lambda: worker.batches.is_running)
         assert [await ask(("short", 1)), await long] == ["short", "long"]
     request = traces.spans("slo.request")[-1]
     assert events(request) == ["submitted", "granted", "requeued", "submitted", "granted"]
@@ -218,7 +218,7 @@ async def test_what_waits_too_long_ends_its_queue_span(app, traces):  # noqa: F8
                 await front(("short", 1), latency_slo_ms=30)
 
         long = asyncio.create_task(front(("long", 60), latency_slo_ms=10_000))
-        await until(lambda: worker._running_since)
+        await until(lambda: worker.batches.is_running)
         await ask()
         await long
     queue = traces.one("slo.queue")
@@ -248,13 +248,13 @@ async def test_a_worker_that_is_lost_and_a_caller_who_leaves(app, traces):  # no
         asked = asyncio.create_task(ask(("a", 1)))
         while not asked.done():
             await asyncio.sleep(0.02)  # it is left alone for a while
-            await front.slo_heartbeat(worker._heartbeat())
+            await front.slo_heartbeat(await worker.introduce())
         assert asked.result() == "a"
         leaver = asyncio.create_task(ask(("b", 20)))
-        await until(lambda: worker._running_since)
+        await until(lambda: worker.batches.is_running)
         leaver.cancel()
         await asyncio.wait([leaver])
-        await until(lambda: not worker._batches)
+        await until(lambda: not worker.batches.ids)
     lost, left = traces.spans("slo.request")
     assert events(lost) == ["submitted", "granted", "requeued", "submitted", "granted"]
     assert lost.events[2].attributes == {"slo.reason": "worker_lost"}

@@ -32,6 +32,7 @@ from ray_slo.serve.frontend import frontend as frontend_module
 from ray_slo.serve.frontend.frontend import Frontend
 from ray_slo.serve.messages import BatchReport, Grant, Heartbeat, Stop, Submit
 from ray_slo.serve.scheduler.scheduler import Scheduler
+from ray_slo.serve.worker import batches
 from ray_slo.serve.worker import worker as worker_module
 from ray_slo.serve.worker.worker import Worker
 from tests.serve.scheduler.test_scheduler import Box, in_loop, settle
@@ -175,8 +176,8 @@ def app(monkeypatch):
         fake = SimpleNamespace(get_replica_context=lambda context=context: context)
         monkeypatch.setattr(module, "serve", fake)
     monkeypatch.setattr(frontend_module, "FrontendMetrics", Silent)
-    monkeypatch.setattr(worker_module, "WorkerMetrics", Silent)
-    link = SimpleNamespace(report=lambda report: True, heartbeat=lambda beat: asyncio.sleep(0))
+    monkeypatch.setattr(batches, "WorkerMetrics", Silent)
+    link = SimpleNamespace(report=lambda report: report, heartbeat=lambda beat: asyncio.sleep(0))
     monkeypatch.setattr(worker_module, "WorkerLink", lambda *args: link)
     finished.clear()
 
@@ -223,7 +224,7 @@ async def until(condition):
 async def test_a_batch_is_stopped_and_its_requests_come_back(app, user_class):
     async with app(user_class) as (front, worker):
         long = asyncio.create_task(front(("long", 100), response_metadata=True))
-        await until(lambda: worker._running_since)
+        await until(lambda: worker.batches.is_running)
         short = await front(("short", 1), response_metadata=True)
         assert (short.result, short.deadline_met) == ("short", True)
         assert finished == {"short": 1}  # while "long" was not yet at its end
@@ -236,7 +237,9 @@ async def test_a_batch_is_stopped_and_its_requests_come_back(app, user_class):
         assert (record["gain"], record["outcome"], record["worker"]) == (1, "preempted", "w0")
         assert 0 < record["delay_ms"] == pytest.approx(status["preempt_delay_ms"])
         assert status["counts"]["preempted"] == 1
-        ((_, ref, outcome, delay_s),) = [m for m in worker._metrics.seen if m[0] == "preemption"]
+        ((_, ref, outcome, delay_s),) = [
+            m for m in worker.batches._metrics.seen if m[0] == "preemption"
+        ]
         assert (ref.name, outcome) == ("m", "preempted")
         assert delay_s == pytest.approx(STEP_S / 2)  # it was asked for in the middle of a step
 
@@ -245,7 +248,7 @@ async def test_a_batch_is_stopped_and_its_requests_come_back(app, user_class):
 async def test_what_can_no_longer_be_served_is_refused_and_why(app):
     async with app() as (front, worker):
         long = asyncio.create_task(front(("long", 40), latency_slo_ms=60))
-        await until(lambda: worker._running_since)
+        await until(lambda: worker.batches.is_running)
         await asyncio.sleep(0.05)  # of its 60 ms
         assert await front(("short", 5)) == "short"
         with pytest.raises(RefusedEarly, match="it was stopped while it ran") as refused:
@@ -260,24 +263,24 @@ async def test_a_preemption_that_overtakes_its_batch_stops_it_before_it_starts(a
         first = asyncio.create_task(front(("first", 1), response_metadata=True))
         await until(lambda: policy_of(front).running)
         second = asyncio.create_task(front(("second", 1)))
-        await until(lambda: worker._stops)  # no payload has arrived yet
+        await until(lambda: worker.batches._stops)  # no payload has arrived yet
         assert await second == "second"
         assert (await first).result == "first"
         assert finished == {"first": 1, "second": 1}
         assert (await counts(front))["preempted"] == 1
-        assert not worker._stops
+        assert not worker.batches._stops
 
 
 @in_loop
 async def test_a_preemption_that_comes_too_late_changes_nothing(app):
     async with app(wire={"preempt": 0.05}) as (front, worker):
         first = asyncio.create_task(front(("first", 5)))
-        await until(lambda: worker._running_since)
+        await until(lambda: worker.batches.is_running)
         assert await front(("second", 1)) == "second"
         assert await first == "first"
         await asyncio.sleep(0.06)
         assert finished == {"first": 1, "second": 1}
-        assert not worker._stops
+        assert not worker.batches._stops
         (record,) = (await front.slo_status())["preemptions"]
         assert record["outcome"] == "finished"
         assert (await counts(front))["preempted"] == 0
@@ -290,7 +293,7 @@ async def test_a_batch_that_ignores_the_flag_is_waited_for_and_said_once(app, ca
         for i in range(2):
             Deaf.end.clear()
             long = asyncio.create_task(front((f"long{i}", 1)))
-            await until(lambda: worker._running_since)
+            await until(lambda: worker.batches.is_running)
             short = asyncio.create_task(front((f"short{i}", 1)))
             await until(lambda n=i + 1: len(policy.failed) == n)
             assert not finished[f"long{i}"]
@@ -322,7 +325,7 @@ async def test_preemptions_at_random_lose_and_duplicate_nothing(app, seed):
         outcomes = {p["outcome"] for p in (await front.slo_status())["preemptions"]}
         assert outcomes == {"preempted", "finished"}
         assert not front._pending
-        assert not worker._batches
+        assert not worker.batches.ids
         now = await counts(front)
         assert now["submitted"] == now["granted"] > 60
 
@@ -342,7 +345,7 @@ async def test_a_burst_that_cannot_wait_preempts(app, policy, tmp_path):
     }
     async with app(policy=policy, models=models) as (front, worker):
         long = asyncio.create_task(front(("long", steps), model="slow"))
-        await until(lambda: worker._running_since)
+        await until(lambda: worker.batches.is_running)
         await asyncio.sleep(0.05)
         burst = [front((i, 5), model="quick") for i in range(10)]
         assert await asyncio.gather(*burst) == list(range(10))
@@ -357,7 +360,7 @@ async def test_a_burst_that_cannot_wait_preempts(app, policy, tmp_path):
 async def test_a_caller_that_left_is_not_brought_back(app):
     async with app() as (front, worker):
         long = asyncio.create_task(front(("long", 100)))
-        await until(lambda: worker._running_since)
+        await until(lambda: worker.batches.is_running)
         long.cancel()
         assert await front(("short", 1)) == "short"
         await asyncio.sleep(0.02)
@@ -369,7 +372,7 @@ async def test_a_caller_that_left_is_not_brought_back(app):
 async def test_preempted_while_the_items_are_run_one_by_one(app):
     async with app(Fussy, isolate_errors=True) as (front, worker):
         both = [asyncio.create_task(front(item)) for item in (("poison", 1), ("good", 50))]
-        await until(lambda: worker._running_since)
+        await until(lambda: worker.batches.is_running)
         await asyncio.sleep(0.01)  # it has failed as a whole
         assert await front(("short", 1)) == "short"
         with pytest.raises(ValueError, match="poison"):
@@ -426,7 +429,7 @@ def test_exit_points_are_put_into_the_only_network(app, how, tmp_path):
                 )
             finished.clear()
             long = asyncio.create_task(front(7.0))
-            await until(lambda: worker._running_since)
+            await until(lambda: worker.batches.is_running)
             await asyncio.sleep(0.01)
             assert await front(1.0) == 41.0
             assert await long == 47.0

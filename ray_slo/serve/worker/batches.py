@@ -1,0 +1,304 @@
+"""Batches on one worker: their pieces are received, and one batch runs after the other."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+from ray_slo.core import BatchStatus
+from ray_slo.core.recent import Recent
+from ray_slo.models.checkpoint import Preempted, PreemptionFlag, preemption_scope
+from ray_slo.serve import user_code
+from ray_slo.serve.messages import BatchReport, Piece, PieceResult
+from ray_slo.serve.watch import tracing
+from ray_slo.serve.watch.metrics import WorkerMetrics
+from ray_slo.serve.worker.models import Loaded, Models
+
+logger = logging.getLogger(__name__)
+
+# A batch that runs longer than this, and than 20 × its profile, makes the replica unhealthy.
+_HUNG_S = 60.0
+_KEPT = 64  # batches that are over, and preemptions of batches that have not come
+
+
+@dataclass
+class _Batch:
+    """Pieces of one batch, gathered until all are there."""
+
+    id: str
+    variant: str
+    num_pieces: int
+    received_at: float
+    pieces: dict[int, list[Any]] = field(default_factory=dict)
+    waiters: dict[int, asyncio.Future[PieceResult]] = field(default_factory=dict)
+    closed: bool = False  # it runs, or ran: a piece that comes now is too late
+    stop_asked_at: float | None = None
+    flag: PreemptionFlag | None = None  # of the call of the user's method that runs, or ran
+    measured: list[tuple[int, float]] = field(default_factory=list)
+    traces: list[str] = field(default_factory=list)  # of its requests
+    caller: Any = None  # of the first that is traced
+    trace: tracing.BatchTrace = tracing.BATCH_NOT_TRACED
+
+    def scope(self) -> AbstractContextManager[None]:
+        """For a call of the user's method: it is stopped if the batch is, even before it starts."""
+        self.flag = PreemptionFlag()
+        if self.stop_asked_at is not None:
+            self.flag.set()
+        return preemption_scope(self.flag)
+
+    def stop(self, now: float) -> None:
+        if self.stop_asked_at is None:
+            self.stop_asked_at = now
+            if self.flag is not None:
+                self.flag.set()
+
+
+class Batches:
+    """Runs batches one at a time, with the next ones already received.
+
+    Args:
+        worker: the worker's id.
+        report: told that a batch is over; returns the report where it is to ride on the result.
+        isolate_errors: run the items of a batch that failed one by one.
+    """
+
+    def __init__(
+        self,
+        worker: str,
+        models: Models,
+        report: Callable[[BatchReport], BatchReport | None],
+        *,
+        isolate_errors: bool,
+    ) -> None:
+        self._worker = worker
+        self._models = models
+        self._report = report
+        self._isolate_errors = isolate_errors
+        self._loop = asyncio.get_running_loop()
+        self._here: dict[str, _Batch] = {}
+        self._over: Recent[str, None] = Recent(_KEPT)  # for pieces that come too late
+        self._stops: Recent[str, float] = Recent(_KEPT)  # when batches were preempted, before come
+        self._to_run: asyncio.Queue[_Batch] = asyncio.Queue()
+        self._running: tuple[float, float] | None = None  # (since, expected seconds)
+        self._metrics = WorkerMetrics()
+
+    @property
+    def ids(self) -> list[str]:
+        """Of the batches that are here, running or waiting."""
+        return list(self._here)
+
+    @property
+    def waiting(self) -> int:
+        return self._to_run.qsize()
+
+    @property
+    def is_running(self) -> bool:
+        return self._running is not None
+
+    def check_hung(self) -> None:
+        """Raises RuntimeError where a batch has been running for far too long."""
+        if self._running is not None:
+            since, expected_s = self._running
+            ran_s = time.monotonic() - since
+            if ran_s > max(_HUNG_S, 20 * expected_s if math.isfinite(expected_s) else 0.0):
+                raise RuntimeError(f"a batch has been running for {ran_s:.0f} s")
+
+    async def finish(self, variants: Iterable[str]) -> None:
+        """Wait until no batch of these variants is here."""
+        keys = set(variants)
+        while here := [b for b in self._here.values() if b.variant in keys]:
+            await asyncio.wait([waiter for batch in here for waiter in batch.waiters.values()])
+
+    async def execute(self, piece: Piece) -> PieceResult:
+        """Run one piece of a batch, together with its other pieces."""
+        batch = self._here.get(piece.batch_id)
+        if batch is None:
+            if piece.batch_id in self._over:
+                return _not_run()
+            if piece.variant not in self._models.loaded:  # unloaded while the batch was on its way
+                return _not_run(self._report_lost(piece.batch_id, piece.variant))
+            batch = self._begin(piece)
+        if batch.closed:
+            return _not_run()
+        waiter: asyncio.Future[PieceResult] = self._loop.create_future()
+        if piece.traces:
+            batch.caller = batch.caller or tracing.caller()
+            batch.traces += piece.traces
+        batch.pieces[piece.piece] = piece.items
+        batch.waiters[piece.piece] = waiter
+        if len(batch.pieces) == batch.num_pieces or batch.stop_asked_at is not None:
+            self._close(batch)
+        return await waiter
+
+    def _begin(self, piece: Piece) -> _Batch:
+        batch = _Batch(piece.batch_id, piece.variant, piece.num_pieces, time.monotonic())
+        self._here[batch.id] = batch
+        if batch.id in self._stops:
+            batch.stop(self._stops.pop(batch.id))
+        if piece.num_pieces > 1:
+            self._loop.call_later(max(piece.start_by_s, 0.0), self._close, batch)
+        return batch
+
+    def preempt(self, batch_id: str) -> None:
+        """Stop a batch at its next exit point, or before it starts.
+
+        Nothing happens to one that is over, or past its last exit point: it has its results.
+        """
+        now = time.monotonic()
+        batch = self._here.get(batch_id)
+        if batch is not None:
+            batch.stop(now)
+            self._close(batch)  # wait no longer for other pieces
+        elif batch_id not in self._over:  # it overtook the payloads
+            self._stops[batch_id] = now
+
+    def _close(self, batch: _Batch) -> None:
+        if not batch.closed:
+            batch.closed = True
+            self._to_run.put_nowait(batch)
+
+    def _report_lost(self, batch_id: str, variant: str) -> BatchReport | None:
+        lost = BatchStatus.LOST
+        return self._report(BatchReport(batch_id, self._worker, variant, lost, 0, 0.0, 0.0))
+
+    # -- running ---------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Run what comes, for ever."""
+        while True:
+            batch = await self._to_run.get()
+            try:
+                await self._run(batch)
+            except asyncio.CancelledError:
+                raise
+            except BaseException as error:  # never let one batch end the worker
+                logger.exception("batch %s failed inside the worker", batch.id)
+                self._report_lost(batch.id, batch.variant)
+                for waiter in batch.waiters.values():
+                    if not waiter.done():
+                        waiter.set_exception(user_code.as_exception(error))
+            finally:
+                self._running = None
+                self._here.pop(batch.id, None)
+                self._over[batch.id] = None
+
+    async def _run(self, batch: _Batch) -> None:
+        loaded = self._models.loaded[batch.variant]
+        items = [item for i in sorted(batch.pieces) for item in batch.pieces[i]]
+        start = time.monotonic()
+        load, profile = loaded.load(items), loaded.profile
+        in_range = 1 <= load <= profile.prior.max_batch_size
+        expected_s = profile.profile.latency(load) if in_range else 0.0
+        self._running = (start, expected_s)
+        if batch.traces:
+            batch.trace = tracing.batch(
+                batch.traces,
+                batch.caller,
+                id=batch.id,
+                worker=self._worker,
+                model=loaded.ref.model,
+                variant=loaded.ref.name,
+                size=len(items),
+                predicted_s=expected_s,
+                waited_s=start - batch.received_at,
+            )
+        results: list[tuple[bool, Any]] = []
+        try:
+            status, results = await self._results(batch, loaded, items)
+        except Preempted:
+            status = BatchStatus.PREEMPTED
+        end = time.monotonic()
+        self._running = None
+        batch.trace.ended(status, end - start)
+        for run_load, seconds in batch.measured:
+            profile.observe(run_load, seconds)
+        if status is not BatchStatus.PREEMPTED:
+            self._metrics.batch(loaded.ref, len(items), end - start)
+        if batch.stop_asked_at is not None:
+            self._metrics.preemption(loaded.ref, status.value, end - batch.stop_asked_at)
+        report = BatchReport(
+            batch_id=batch.id,
+            worker=self._worker,
+            variant=batch.variant,
+            status=status,
+            batch_size=len(items),
+            held_s=end - batch.received_at,
+            exec_s=end - start,
+            measured=batch.measured,
+        )
+        self._answer(batch, start - batch.received_at, report, results)
+
+    def _answer(
+        self, batch: _Batch, wait_s: float, report: BatchReport, results: list[tuple[bool, Any]]
+    ) -> None:
+        """Report that a batch is over, and hand its results out by piece."""
+        riding = self._report(report)
+        preempted = report.status is BatchStatus.PREEMPTED
+        first = 0
+        for i in sorted(batch.pieces):
+            last = first + len(batch.pieces[i])
+            answer = PieceResult(
+                None if preempted else results[first:last],
+                batch_size=report.batch_size,
+                wait_s=wait_s,
+                exec_s=report.exec_s,
+                held_s=time.monotonic() - batch.received_at,
+                report=riding,
+                preempted=preempted,
+                trace=batch.trace.context,
+            )
+            first = last
+            if not batch.waiters[i].done():
+                batch.waiters[i].set_result(answer)
+
+    async def _results(
+        self, batch: _Batch, loaded: Loaded, items: list[Any]
+    ) -> tuple[BatchStatus, list[tuple[bool, Any]]]:
+        """How the batch ended, and (True, result) or (False, error) per item.
+
+        Raises:
+            Preempted: it was stopped.
+        """
+        if not items:
+            return BatchStatus.FINISHED, []
+        try:
+            results = await self._call(batch, loaded, items)
+            return BatchStatus.FINISHED, [(True, result) for result in results]
+        except Exception as error:
+            if self._isolate_errors and len(items) > 1:
+                one_by_one = [await self._alone(batch, loaded, item) for item in items]
+                return BatchStatus.FAILED, one_by_one
+            return BatchStatus.FAILED, [(False, user_code.sendable(error))] * len(items)
+
+    async def _alone(self, batch: _Batch, loaded: Loaded, item: Any) -> tuple[bool, Any]:
+        try:
+            return True, (await self._call(batch, loaded, [item]))[0]
+        except Exception as error:
+            return False, user_code.sendable(error)
+
+    async def _call(self, batch: _Batch, loaded: Loaded, items: list[Any]) -> list[Any]:
+        scope = batch.scope() if self._models.preempts else nullcontext()
+        start = time.perf_counter()
+        try:
+            results = await self._models.run(loaded, items, batch.trace.around(scope))
+        except Preempted as stopped:
+            if stopped.flag is not batch.flag:
+                raise RuntimeError("Preempted came out of a scope of the batch method") from stopped
+            raise
+        seconds = time.perf_counter() - start
+        method = f"{loaded.owner}.__call__"
+        user_code.check_results(results, len(items), method, loaded.ref.model)
+        if 1 <= (load := loaded.load(items)) <= loaded.profile.prior.max_batch_size:
+            batch.measured.append((load, max(seconds, 1e-7)))
+        return list(results)
+
+
+def _not_run(report: BatchReport | None = None) -> PieceResult:
+    """For a piece that came too late: its requests should be submitted again."""
+    return PieceResult(None, 0, 0.0, 0.0, 0.0, report=report)

@@ -1,0 +1,350 @@
+"""The user's models on one worker: built, loaded, measured and freed here, by variant."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+import logging
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+from ray_slo.core import LatencyProfile, OnlineProfile
+from ray_slo.core.profiles import doubling_sizes, load_profiles, profile_of
+from ray_slo.models.checkpoint import PreemptionFlag, preemption_scope
+from ray_slo.models.preemption import Preemptible, load_preemption, module_of
+from ray_slo.models.profiling import to_profile
+from ray_slo.models.sweep import Sweep
+from ray_slo.serve import user_code
+from ray_slo.serve.config.spec import AppSpec, ModelSpec, VariantRef, VariantSpec
+from ray_slo.serve.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+
+_ROUNDS = 20  # of measurements of a variant, where there is time for them
+_BETWEEN = 0.1  # share of the tightest SLO for which measuring may hold up the models in service
+
+
+@dataclass
+class Loaded:
+    """A variant that is ready to run.
+
+    Attributes:
+        call: the user's batch method; with variants, bound to this variant's network.
+        owner: name of the user's class, for messages.
+        size: of an item, where the user's class defines `size(item)`. Profiles then go by the sum
+            of sizes instead of the number of items.
+        least_s: the shortest time of a batch that is known; `says` tells how it is known.
+    """
+
+    key: str
+    ref: VariantRef
+    call: Callable[[list[Any]], Any]
+    is_async: bool
+    owner: str
+    size: Callable[[Any], int] | None = None
+    profile: OnlineProfile = field(init=False)
+    least_s: float = 0.0
+    says: str = ""
+
+    def load(self, items: list[Any]) -> int:
+        """What a batch of these items counts for in the profile."""
+        if self.size is None:
+            return len(items)
+        return user_code.call(lambda: sum(map(self.size, items)))  # type: ignore[arg-type]
+
+
+class Models:
+    """Every model that the worker has, or may have.
+
+    The user's objects are built and called on one thread of their own, off the event loop.
+
+    Args:
+        doing: called with what is being done ("building", "loading" or "measuring"), to what, and
+            which one that is.
+
+    Attributes:
+        loaded: variants that are ready to run.
+        offered: those of them that schedulers may use.
+        preempts: whether batches may be stopped.
+        preempt_delay_s: the longest that a preemption profile expects.
+    """
+
+    def __init__(self, spec: AppSpec, kind: str, doing: Callable[[str, str, int], None]) -> None:
+        self.loaded: dict[str, Loaded] = {}
+        self.offered: set[str] = set()
+        self.preempt_delay_s = 0.0
+        self.preempts = spec.policy.preempts
+        self._spec = spec
+        self._kind = kind
+        self._doing = doing
+        self._refs = spec.variants()
+        self._instances: dict[str, Any] = {}  # the user's objects, by model
+        self._user_configs = {name: model.user_config for name, model in spec.models.items()}
+        self._configured: dict[str, Any] = {}  # the user_config in force, by model
+        self._learned: dict[str, OnlineProfile] = {}  # of variants that were unloaded, too
+        self._loop = asyncio.get_running_loop()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="ray-slo-worker")
+        self._builder = self._thread
+        self._in_service = False
+
+    def begin_service(self) -> None:
+        """From now on batches run, and models are built on another thread beside them."""
+        self._in_service = True
+        self._builder = ThreadPoolExecutor(1, thread_name_prefix="ray-slo-builder")
+
+    def close(self) -> None:
+        for thread in (self._thread, self._builder):
+            thread.shutdown(wait=False)
+
+    @property
+    def profiles(self) -> dict[str, LatencyProfile]:
+        """Of every variant that was ever loaded."""
+        return {key: learned.profile for key, learned in self._learned.items()}
+
+    def variants_of(self, model: str) -> list[str]:
+        return [key for key, ref in self._refs.items() if ref.model == model]
+
+    async def load(self, variants: Iterable[str], known: Mapping[str, LatencyProfile]) -> None:
+        """Load variants and offer them.
+
+        Raises:
+            Exception: whatever a loader or a model's constructor raised. Then none of these
+                variants stays.
+        """
+        keys = [key for key in variants if key not in self.offered]
+        try:
+            for key in keys:
+                if (name := self._refs[key].model) not in self._instances:
+                    await self._build(name)
+                await self._load_one(key)
+            for key in keys:
+                await self._set_profile(self.loaded[key], known.get(key))
+        except BaseException:
+            self.forget(keys)
+            raise
+        self.offered.update(keys)
+
+    def forget(self, keys: Iterable[str]) -> None:
+        """Free variants, and models that have none left."""
+        for key in keys:
+            self.offered.discard(key)
+            self.loaded.pop(key, None)
+            name = self._refs[key].model
+            if not any(other in self.loaded for other in self.variants_of(name)):
+                self._instances.pop(name, None)
+                self._configured.pop(name, None)
+
+    async def run(
+        self, loaded: Loaded, items: list[Any], scope: AbstractContextManager[None]
+    ) -> Any:
+        """Call the user's method: on the event loop if it is async, else on the worker's thread.
+
+        Raises:
+            Exception: what it raised (`user_code.as_exception`).
+            Preempted: its batch was stopped.
+        """
+        if loaded.is_async:
+            return await user_code.call_async(loaded.call, items, scope=scope)
+        call = functools.partial(user_code.call, loaded.call, items, scope=scope)
+        return await self._loop.run_in_executor(self._thread, call)
+
+    def check_slo(self) -> None:
+        """Refuse an SLO that no variant of a model can meet, where all of them are offered.
+
+        Raises:
+            ConfigError: names the model and its fastest variant.
+        """
+        for name, model in self._spec.models.items():
+            keys = self.variants_of(name)
+            if not self.offered.issuperset(keys):
+                continue
+            fastest = min((self.loaded[key] for key in keys), key=lambda loaded: loaded.least_s)
+            if fastest.least_s > model.latency_slo_ms / 1e3:
+                field = f"{self._field(name)}.latency_slo_ms"
+                if self._spec.pipeline is not None:
+                    field = f"pipeline.latency_slo_ms, in task {name}"
+                raise ConfigError(
+                    f"{field}: no batch can meet {model.latency_slo_ms:g} ms: {fastest.says}"
+                )
+
+    async def reconfigure(self, user_config: dict[str, Any]) -> None:
+        """`user_config` maps a model's name to its own configuration.
+
+        Raises:
+            ConfigError: there is no such model, or it has no `reconfigure`.
+        """
+        for name, config in user_config.items():
+            if name not in self._spec.models:
+                raise ConfigError(
+                    f"user_config names model {name!r}; the models are "
+                    f"{', '.join(sorted(self._spec.models))}"
+                )
+            self._user_configs[name] = config
+            if name not in self._instances:  # of another group
+                continue
+            if name not in self._configured or self._configured[name] != config:
+                await self._reconfigure_one(name, config)
+
+    # -- building --------------------------------------------------------------------------
+
+    def _field(self, model: str) -> str:
+        """Where the configuration speaks of a model."""
+        return f"{'models' if self._spec.pipeline is None else 'pipeline.tasks'}.{model}"
+
+    async def _build(self, name: str) -> None:
+        """Make a model's instance."""
+        self._doing("building", name, len(self.loaded) + 1)
+        model = self._spec.models[name]
+        cls = user_code.call(model.load)
+        instance = await self._loop.run_in_executor(
+            self._builder, user_code.call, lambda: cls(*model.args, **model.kwargs)
+        )
+        self._instances[name] = instance
+        if (config := self._user_configs[name]) is not None:
+            await self._reconfigure_one(name, config)
+
+    async def _reconfigure_one(self, name: str, config: Any) -> None:
+        instance = self._instances[name]
+        method: Callable[[Any], Any] | None = getattr(instance, "reconfigure", None)
+        if method is None:
+            raise ConfigError(
+                f"{self._field(name)}.user_config is set, but {type(instance).__name__} "
+                "has no reconfigure(user_config)"
+            )
+        if inspect.iscoroutinefunction(method):
+            await user_code.call_async(method, config)
+        else:
+            await self._loop.run_in_executor(self._thread, user_code.call, method, config)
+        self._configured[name] = config
+
+    async def _load_one(self, key: str) -> None:
+        """Load a variant of a model that was built; its profile comes later."""
+        self._doing("loading", key, len(self.loaded) + 1)
+        ref = self._refs[key]
+        instance = self._instances[ref.model]
+        network, call = instance, instance
+        if ref.spec is not None:
+            network = await self._load_network(ref, ref.spec)
+            call = functools.partial(instance, network)
+        if self.preempts:
+            await self._add_exit_points(ref, network)
+        cls = type(instance)
+        is_async = inspect.iscoroutinefunction(cls.__call__)
+        size = getattr(cls, "size", None)
+        self.loaded[key] = Loaded(key, ref, call, is_async, cls.__name__, size)
+
+    async def _load_network(self, ref: VariantRef, spec: VariantSpec) -> Any:
+        try:
+            load = user_code.call(spec.loader)
+            return await self._loop.run_in_executor(
+                self._builder, user_code.call, lambda: load(*spec.args, **spec.kwargs)
+            )
+        except Exception as error:
+            raise ConfigError(
+                f"{self._field(ref.model)}.variants.{ref.name}: load failed: "
+                f"{type(error).__name__}: {error}"
+            ) from error
+
+    async def _add_exit_points(self, ref: VariantRef, network: Any) -> None:
+        """Where the configuration wants them, or the file with the profile names them."""
+        file, alone = self._profile_file(ref)
+        found = load_preemption(file) if file is not None else {}
+        known = profile_of(found, ref.name, ref.model, alone=alone)
+        asked = self._spec.models[ref.model].exit_points
+        points = known.exit_points if asked is None and known is not None else asked
+        if not points:
+            return
+        try:
+            module = module_of(network)
+            await self._loop.run_in_executor(self._builder, Preemptible, module, points)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"{self._field(ref.model)}.exit_points: {error}") from error
+        if known is not None:
+            chosen = [p.delay_p95_s for p in known.points if p.exit_points == known.chosen]
+            self.preempt_delay_s = max(self.preempt_delay_s, *chosen)
+
+    # -- profiles --------------------------------------------------------------------------
+
+    def _profile_file(self, ref: VariantRef) -> tuple[str | None, bool]:
+        """The file with a variant's profile, and whether it is of that variant alone."""
+        own = ref.spec.profile if ref.spec is not None else None
+        return own or self._spec.models[ref.model].profile, own is not None or ref.spec is None
+
+    async def _set_profile(self, loaded: Loaded, known: LatencyProfile | None) -> None:
+        """Give a variant what was learned of it here, else elsewhere, else a first profile."""
+        key = loaded.key
+        model = self._spec.models[loaded.ref.model]
+        if key not in self._learned:
+            if known is None:
+                known = await self._first_profile(loaded, model)
+            self._learned[key] = OnlineProfile(known, quantile=model.profile_quantile)
+        loaded.profile = self._learned[key]
+        if not loaded.says:
+            loaded.least_s = loaded.profile.profile.latency(1)
+            loaded.says = f"a batch of one of {key} takes {1e3 * loaded.least_s:.4g} ms"
+        if loaded.least_s > model.latency_slo_ms / 1e3:
+            logger.warning("variant %s is too slow for its SLO to be used: %s", key, loaded.says)
+
+    async def _first_profile(self, loaded: Loaded, model: ModelSpec) -> LatencyProfile:
+        """From a file, else measured here, else a guess that a few batches will mend."""
+        ref, limit = loaded.ref, model.max_batch_size
+        slo_s = model.latency_slo_ms / 1e3
+        one = "a batch of one" + (f" of {ref.name}" if ref.spec is not None else "")
+        example_input = getattr(type(self._instances[ref.model]), "example_input", None)
+        file, alone = self._profile_file(ref)
+        if file is not None:
+            known = load_profiles(file)
+            found = profile_of(known, ref.name, ref.model, alone=alone)
+            if found is None:
+                owner = f".variants.{ref.name}" if ref.spec is not None and alone else ""
+                raise ConfigError(
+                    f"{self._field(ref.model)}{owner}.profile: {file} has no profile of "
+                    f"{ref.name!r}; it has {', '.join(sorted(known))}"
+                )
+            found = found.measured.truncated(limit)
+            points = {b: found.latency(b) for b in range(1, found.max_batch_size + 1)}
+            prior = LatencyProfile.from_points(points, limit)
+            loaded.least_s = prior.latency(1)
+            loaded.says = f"{file} says {prior.latency(1) * 1e3:.4g} ms for {one}"
+            return prior
+        if example_input is not None and self._spec.profile_seconds > 0:
+            measured = await self._measure(loaded, example_input, limit, slo_s)
+            loaded.least_s = min(min(times) for times in measured.values())
+            least_ms = 1e3 * loaded.least_s
+            loaded.says = f"{one} took {least_ms:.4g} ms at best on {self._kind!r} workers"
+            return to_profile(measured, quantile=model.profile_quantile, max_batch_size=limit)
+        return LatencyProfile.linear(slo_s / 100, slo_s / 20, limit, measured_to=0)
+
+    async def _measure(
+        self, loaded: Loaded, example_input: Callable[..., Any], limit: int, slo_s: float
+    ) -> dict[int, list[float]]:
+        """Seconds by batch size. While models are in service, one call at a time between their
+        batches, and none longer than a small share of their SLOs, except for a batch of one."""
+        call_s = math.inf
+        if self._in_service:
+            served = {self._refs[key].model for key in self.offered}
+            slos_ms = [self._spec.models[model].latency_slo_ms for model in served]
+            call_s = _BETWEEN * min(slos_ms, default=math.inf) / 1e3
+        self._doing("measuring", loaded.ref.name, len(self._learned) + 1)
+        sweep = Sweep(
+            doubling_sizes(limit),
+            budget_s=self._spec.profile_seconds,
+            bound_s=slo_s,
+            call_s=call_s,
+            repeats=_ROUNDS,
+        )
+        example = user_code.call(example_input)
+        while (size := sweep.size) is not None:
+            sized = loaded.size is not None
+            items = [user_code.call(example_input, size)] if sized else [example] * size
+            scope = preemption_scope(PreemptionFlag()) if self.preempts else nullcontext()
+            start = time.perf_counter()
+            await self.run(loaded, items, scope)
+            sweep.took(time.perf_counter() - start)
+        return sweep.samples

@@ -1,0 +1,81 @@
+"""A worker tells all frontends what it does while it starts, and why it failed if it does."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any
+
+from ray_slo.core.text import clipped
+from ray_slo.serve.errors import MAX_MESSAGE
+from ray_slo.serve.frontend.startup import SERVING, Progress
+
+logger = logging.getLogger(__name__)
+
+_REPEAT_S = 1.0  # for frontends that have come since
+_LAST_WORDS_S = 0.5  # for frontends to hear why it failed
+
+
+class Starting:
+    """`async with Starting(…) as starting`: tells of the start until the block ends, and then that
+    the worker serves, or what was raised.
+
+    Args:
+        frontends: makes a handle to all frontends.
+        variants: how many the worker begins with, as far as it knows.
+    """
+
+    def __init__(self, worker: str, kind: str, frontends: Callable[[], Any], variants: int) -> None:
+        self._worker, self._kind = worker, kind
+        self._frontends = frontends
+        self._variants = variants
+        self._progress = Progress(worker, kind)
+        self._news = asyncio.Event()
+
+    def will_load(self, variants: int) -> None:
+        """The worker begins with this many variants."""
+        self._variants = variants
+
+    def doing(self, doing: str, what: str, number: int) -> None:
+        of = max(self._variants, number)
+        self._progress = Progress(self._worker, self._kind, doing, what, number, of)
+        self._news.set()
+
+    async def __aenter__(self) -> Starting:
+        self._telling = asyncio.create_task(self._tell_on())
+        return self
+
+    async def __aexit__(
+        self,
+        _type: type[BaseException] | None,
+        error: BaseException | None,
+        _traceback: TracebackType | None,
+    ) -> None:
+        if isinstance(error, Exception):
+            said = clipped(f"{type(error).__name__}: {error}", MAX_MESSAGE)
+            self._progress = self._progress._replace(failed=said)
+            self._news.set()
+            await asyncio.sleep(_LAST_WORDS_S)
+        self._telling.cancel()
+        if error is None:
+            # Told before Serve calls the application running, so that no frontend refuses its
+            # first request.
+            self._progress = Progress(self._worker, self._kind, SERVING)
+            await self._tell()
+
+    async def _tell_on(self) -> None:
+        while True:
+            self._news.clear()
+            await self._tell()
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._news.wait(), _REPEAT_S)
+
+    async def _tell(self) -> None:
+        try:
+            responses = self._frontends().broadcast("slo_progress", self._progress)
+            await responses.results_async(timeout_s=2.0, return_exceptions=True)
+        except Exception as error:  # none is there yet
+            logger.debug("nobody to tell of %s: %r", self._progress, error)
