@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ray_slo.core.decisions import DropReason
-from ray_slo.core.requests import BatchStatus
-from ray_slo.simulation.report import _EPSILON_S, Array, Bools, _named
+from ray_slo.simulation.frames import EPSILON_S, Array, Bools, Frames, frame, named
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -30,7 +29,7 @@ OUTCOMES = ("ok", "late", "dropped", "pending")
 TASK_OUTCOMES = ("served", "dropped", "cancelled", "pending")
 
 
-class PipelineReport:
+class PipelineReport(Frames):
     """Frames, requests of tasks, batches and plans of one run.
 
     Figures are over the frames that arrive in [begin_s, end_s), by default in the whole run, and
@@ -57,11 +56,11 @@ class PipelineReport:
         plans: Sequence[Mapping[str, Any]],
         used: Sequence[tuple[float, int]],
     ) -> None:
-        self.meta = dict(meta)
-        self._f, self._r, self._b = dict(frames), dict(requests), dict(batches)
+        super().__init__(meta, requests, batches)
+        self._f = dict(frames)
         self._plans, self._used = list(plans), list(used)
         n = len(self._f["arrival_s"])
-        met = self._f["end_s"] <= self._f["deadline_s"] + _EPSILON_S
+        met = self._f["end_s"] <= self._f["deadline_s"] + EPSILON_S
         dropped, answered = self._f["dropped"], ~np.isnan(self._f["end_s"])
         self._outcome = np.select([dropped, met, answered], [2, 0, 1], 3)
         counts = np.bincount(leaves["frame"], minlength=n)
@@ -77,8 +76,6 @@ class PipelineReport:
         """A row per frame: arrival_s, deadline_s, outcome, end_s (answered or dropped), latency_s,
         accuracy (percent; NaN where it was not served), leaves, dropped_at (the first task that
         dropped one of its requests) and drop_reason."""
-        import pandas as pd
-
         n = len(self._outcome)
         r = self._r
         task, reason = np.full(n, -1), np.full(n, -1)
@@ -86,71 +83,38 @@ class PipelineReport:
         drops = drops[np.argsort(r["dropped_s"][drops], kind="stable")][::-1]  # the first wins
         task[r["frame"][drops]] = r["task"][drops]
         reason[r["frame"][drops]] = r["drop_reason"][drops]
-        frame: pd.DataFrame = pd.DataFrame(
+        return frame(
             {
                 "arrival_s": self._f["arrival_s"],
                 "deadline_s": self._f["deadline_s"],
-                "outcome": _named(self._outcome, OUTCOMES),
+                "outcome": named(self._outcome, OUTCOMES),
                 "end_s": self._f["end_s"],
                 "latency_s": self._f["end_s"] - self._f["arrival_s"],
                 "accuracy": self._accuracy,
                 "leaves": self._leaves,
-                "dropped_at": _named(task, self.meta["tasks"]),
-                "drop_reason": _named(reason, [d.value for d in DropReason]),
+                "dropped_at": named(task, self.meta["tasks"]),
+                "drop_reason": named(reason, [d.value for d in DropReason]),
             }
         )
-        return frame
 
     @cached_property
     def task_requests(self) -> pd.DataFrame:
         """A row per request of a task, those of clients first: frame, task, parent, arrival_s (at
         the task), outcome (served, dropped, cancelled, pending), drop_reason, dropped_s, batch,
         worker, variant, started_s, finished_s."""
-        import pandas as pd
-
-        r, b = self._r, self._b
-        done = list(BatchStatus).index(BatchStatus.FINISHED)
-        served = r["batch"] >= 0
-        served[served] = b["status"][r["batch"][served]] == done
-        batch = np.where(served, r["batch"], -1)
-
-        def of_batch(column: str) -> Array:
-            fill = np.nan if column.endswith("_s") else -1
-            return np.asarray(np.append(b[column], fill)[batch])
-
-        outcome = np.select(
-            [served, r["drop_reason"] >= 0, self._f["dropped"][r["frame"]]], [0, 1, 2], 3
-        )
-        frame: pd.DataFrame = pd.DataFrame(
+        r = self._r
+        cancelled = self._f["dropped"][r["frame"]]
+        outcome = np.select([self.served, r["drop_reason"] >= 0, cancelled], [0, 1, 2], 3)
+        return frame(
             {
                 "frame": r["frame"],
-                "task": _named(r["task"], self.meta["tasks"]),
+                "task": named(r["task"], self.meta["tasks"]),
                 "parent": r["parent"],
                 "arrival_s": r["arrival_s"],
-                "outcome": _named(outcome, TASK_OUTCOMES),
-                "drop_reason": _named(r["drop_reason"], [d.value for d in DropReason]),
-                "dropped_s": r["dropped_s"],
-                "batch": batch,
-                "worker": _named(of_batch("worker"), self.meta["workers"]),
-                "variant": _named(of_batch("variant"), self.meta["variants"]),
-                "started_s": of_batch("started_s"),
-                "finished_s": of_batch("finished_s"),
+                "outcome": named(outcome, TASK_OUTCOMES),
+                **self.fates(),
             }
         )
-        return frame
-
-    @cached_property
-    def batches(self) -> pd.DataFrame:
-        """A row per dispatched batch, as `Report.batches`."""
-        import pandas as pd
-
-        named = {
-            "worker": _named(self._b["worker"], self.meta["workers"]),
-            "variant": _named(self._b["variant"], self.meta["variants"]),
-            "status": _named(self._b["status"], [s.value for s in BatchStatus]),
-        }
-        frame: pd.DataFrame = pd.DataFrame({**self._b, **named})
-        return frame
 
     @cached_property
     def plans(self) -> pd.DataFrame:
@@ -158,22 +122,16 @@ class PipelineReport:
         change, workers), demand (measured), planned_demand (with headroom), step, feasible,
         workers (as many as there should be), accuracy, shed_share, swaps, variants (workers by
         variant; as the ones before of the plan for those that are there), explanation, error."""
-        import pandas as pd
-
         columns = (
             *("asked_s", "applied_s", "why", "demand", "planned_demand", "step", "feasible"),
             *("workers", "accuracy", "shed_share", "swaps", "variants", "explanation", "error"),
         )
-        frame: pd.DataFrame = pd.DataFrame(self._plans, columns=pd.Index(columns))
-        return frame
+        return frame(self._plans, columns)
 
     @cached_property
     def workers(self) -> pd.DataFrame:
         """time_s, workers: how many are on from then on, those that start or end included."""
-        import pandas as pd
-
-        frame: pd.DataFrame = pd.DataFrame(self._used, columns=pd.Index(("time_s", "workers")))
-        return frame
+        return frame(self._used, ("time_s", "workers"))
 
     # -- figures -------------------------------------------------------------------------------
 
@@ -217,8 +175,6 @@ class PipelineReport:
     def windows(self, window_s: float) -> pd.DataFrame:
         """A row per window of the run: begin_s, demand (arrivals per second), violation_ratio,
         accuracy, workers (mean), busy (mean)."""
-        import pandas as pd
-
         if not window_s > 0:
             raise ValueError(f"window_s must be positive, got {window_s}")
         duration = float(self.meta["duration_s"])
@@ -235,8 +191,7 @@ class PipelineReport:
                     "busy": self.busy(begin, end),
                 }
             )
-        frame: pd.DataFrame = pd.DataFrame(rows)
-        return frame
+        return frame(rows)
 
     def summary(self) -> dict[str, Any]:
         """Figures of the whole run, JSON-able."""

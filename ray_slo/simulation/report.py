@@ -9,31 +9,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from ray_slo.core.decisions import DropReason
 from ray_slo.core.documents import load_arrays
-from ray_slo.core.requests import BatchStatus
+from ray_slo.simulation.frames import EPSILON_S, FINISHED, Array, Bools, Frames, frame, named
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
     from rich.table import Table
 
-Array = NDArray[Any]
-Bools = NDArray[np.bool_]
-
 OUTCOMES = ("good", "late", "dropped", "pending")
 _GOOD, _LATE, _DROPPED, _PENDING = range(4)
 _FORMAT = "ray-slo/report/1"
 _PERCENTILES = (50, 95, 99)
 _GANTT_BATCHES = 400
-# A finish that the policy put on the deadline counts as met in spite of rounding (policies allow
-# 0.5 µs).
-_EPSILON_S = 1e-6
 
 
-class Report:
+class Report(Frames):
     """Requests and batches of one run.
 
     Figures count the requests that arrive in the measured window [warmup_s, duration_s) and what
@@ -54,21 +46,11 @@ class Report:
         requests: Mapping[str, Array],
         batches: Mapping[str, Array],
     ) -> None:
-        self.meta = dict(meta)
-        self._r = dict(requests)
-        self._b = dict(batches)
-        done = list(BatchStatus).index(BatchStatus.FINISHED)
-        batch = self._r["batch"]
-        if len(self._b["size"]):
-            self._served = (batch >= 0) & (self._b["status"][batch] == done)
-            self._started = np.where(self._served, self._b["started_s"][batch], np.nan)
-            self._finished = np.where(self._served, self._b["finished_s"][batch], np.nan)
-        else:
-            self._served = np.zeros(len(batch), dtype=bool)
-            self._started = self._finished = np.full(len(batch), np.nan)
-        met = self._finished <= self._r["deadline_s"] + _EPSILON_S
+        super().__init__(meta, requests, batches)
+        self._started, self._finished = self.of_batch("started_s"), self.of_batch("finished_s")
+        met = self._finished <= self._r["deadline_s"] + EPSILON_S
         self._outcome = np.select(
-            [met, self._served, self._r["drop_reason"] >= 0], [_GOOD, _LATE, _DROPPED], _PENDING
+            [met, self.served, self._r["drop_reason"] >= 0], [_GOOD, _LATE, _DROPPED], _PENDING
         )
         self._in: Bools = self._r["arrival_s"] >= self.meta["warmup_s"]
 
@@ -79,50 +61,21 @@ class Report:
         """One row per request: model, size, arrival_s, deadline_s, outcome, drop_reason, batch,
         worker, variant, started_s, finished_s, queueing_s, latency_s, slack_s, measured. Seconds;
         missing values are NaN (batch: −1)."""
-        import pandas as pd
-
-        r, b = self._r, self._b
-        batch = np.where(self._served, r["batch"], -1)
-
-        def of_batch(column: str) -> Array:
-            values = np.append(b[column], -1)  # index −1 is "no batch"
-            return np.asarray(values[batch])
-
-        frame: pd.DataFrame = pd.DataFrame(
+        r = self._r
+        return frame(
             {
-                "model": _named(r["model"], self.meta["models"]),
+                "model": named(r["model"], self.meta["models"]),
                 "size": r.get("size", 1),  # files of older versions have none
                 "arrival_s": r["arrival_s"],
                 "deadline_s": r["deadline_s"],
-                "outcome": _named(self._outcome, OUTCOMES),
-                "drop_reason": _named(r["drop_reason"], [d.value for d in DropReason]),
-                "dropped_s": r["dropped_s"],
-                "batch": batch,
-                "worker": _named(of_batch("worker"), self.meta["workers"]),
-                "variant": _named(of_batch("variant"), self.meta["variants"]),
-                "started_s": self._started,
-                "finished_s": self._finished,
+                "outcome": named(self._outcome, OUTCOMES),
+                **self.fates(),
                 "queueing_s": self._started - r["arrival_s"],
                 "latency_s": self._finished - r["arrival_s"],
                 "slack_s": r["deadline_s"] - self._finished,
                 "measured": self._in,
             }
         )
-        return frame
-
-    @cached_property
-    def batches(self) -> pd.DataFrame:
-        """One row per dispatched batch: worker, variant, size, status, dispatched_s and predicted
-        beside actual start and finish (seconds)."""
-        import pandas as pd
-
-        named = {
-            "worker": _named(self._b["worker"], self.meta["workers"]),
-            "variant": _named(self._b["variant"], self.meta["variants"]),
-            "status": _named(self._b["status"], [s.value for s in BatchStatus]),
-        }
-        frame: pd.DataFrame = pd.DataFrame({**self._b, **named})
-        return frame
 
     # -- figures -------------------------------------------------------------------------------
 
@@ -167,7 +120,7 @@ class Report:
 
     def latencies_s(self, model: str | None = None) -> Array:
         """Arrival to finish of every answered (good or late) measured request."""
-        chosen = self._select(model) & self._served
+        chosen = self._select(model) & self.served
         return np.asarray((self._finished - self._r["arrival_s"])[chosen])
 
     def latency_s(self, percentile: float, model: str | None = None) -> float:
@@ -176,14 +129,14 @@ class Report:
 
     def queueing_s(self, model: str | None = None) -> Array:
         """Arrival to start of execution of every answered measured request."""
-        chosen = self._select(model) & self._served
+        chosen = self._select(model) & self.served
         return np.asarray((self._started - self._r["arrival_s"])[chosen])
 
     @cached_property
     def batch_sizes(self) -> Array:
         """Sizes of the finished batches that started in the measured window."""
         b = self._b
-        done = b["status"] == list(BatchStatus).index(BatchStatus.FINISHED)
+        done = b["status"] == FINISHED
         start = b["started_s"]
         inside = (start >= self.meta["warmup_s"]) & (start < self.meta["duration_s"])
         return np.asarray(b["size"][done & inside])
@@ -191,7 +144,7 @@ class Report:
     @property
     def median_batch_per_request(self) -> float:
         """Median over answered requests of the size of the batch that each was in."""
-        served = self._in & self._served
+        served = self._in & self.served
         return _percentile(self._b["size"][self._r["batch"][served]], 50)
 
     def utilisation(self) -> dict[str, float]:
@@ -426,13 +379,6 @@ class Report:
             f"Report({self.meta['policy']}: {self.count()} requests, "
             f"goodput {self.goodput:.4g}/s, bad {self.bad_rate():.2%})"
         )
-
-
-def _named(codes: Array, names: Any) -> pd.Categorical:
-    import pandas as pd
-
-    named: pd.Categorical = pd.Categorical.from_codes(codes.tolist(), pd.Index(list(names)))
-    return named
 
 
 def _percentile(values: Array, percentile: float) -> float:
