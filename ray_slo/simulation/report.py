@@ -187,9 +187,9 @@ class Report(Frames):
                 "late": self.count("late", model),
                 "dropped": self.count("dropped", model),
                 "pending": self.count("pending", model),
-                **{f"latency_p{p}_ms": _ms(self.latency_s(p, model)) for p in _PERCENTILES},
-                "queueing_p50_ms": _ms(_percentile(queueing, 50)),
-                "queueing_p99_ms": _ms(_percentile(queueing, 99)),
+                **{f"latency_p{p}_ms": in_ms(self.latency_s(p, model)) for p in _PERCENTILES},
+                "queueing_p50_ms": in_ms(_percentile(queueing, 50)),
+                "queueing_p99_ms": in_ms(_percentile(queueing, 99)),
             }
 
         sizes = self.batch_sizes
@@ -385,7 +385,8 @@ def _percentile(values: Array, percentile: float) -> float:
     return float(np.percentile(values, percentile)) if len(values) else float("nan")
 
 
-def _ms(seconds: float) -> float | None:
+def in_ms(seconds: float) -> float | None:
+    """Milliseconds; None where seconds are NaN."""
     return None if np.isnan(seconds) else seconds * 1e3
 
 

@@ -9,8 +9,8 @@ from pydantic import ValidationError
 
 from ray_slo.core.documents import read_yaml
 from ray_slo.planning.catalogue import CATALOGUE
-from ray_slo.simulation import sizing
 from ray_slo.simulation.sizing import Figures, PlanSpec, size, what_if
+from ray_slo.simulation.sizing.search import Search, predicted
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 
@@ -62,7 +62,7 @@ POOL = {
 
 def bad(ask, policy, counts):
     """The worst over the seeds."""
-    return max(sizing._run(ask, policy, counts, seed).bad_rate for seed in ask.seeds)
+    return max(predicted(ask, policy, counts, seed).bad_rate for seed in ask.seeds)
 
 
 # -- the search --------------------------------------------------------------------------------
@@ -76,15 +76,15 @@ def test_the_search_finds_the_smallest_that_passes_with_every_seed(guess):
         def run(n, seed, least=least):
             return Figures(0.0 if n >= least[seed] else 0.5, 0.01, 1.0)
 
-        search = sizing._Search(question(), run)
+        search = Search(question(), run)
         assert search.smallest(guess, 40) == first + second
         assert len(search.probes) == len(search._known)
         assert sum(1 for n, _ in search.probes) < 20
-        assert sizing._Search(question(), run).smallest(guess, first) == (None if second else first)
+        assert Search(question(), run).smallest(guess, first) == (None if second else first)
 
 
 def test_the_search_ends_where_nothing_passes():
-    search = sizing._Search(question(), lambda n, seed: None)
+    search = Search(question(), lambda n, seed: None)
     assert search.smallest(5, 50) is None
     assert [n for n, _ in search.probes] == [5, 6, 8, 12, 20, 36, 50]
 

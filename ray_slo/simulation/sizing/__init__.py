@@ -1,0 +1,25 @@
+"""How many workers, of which kinds, with which variants a load takes: `size(question)`."""
+
+from ray_slo.simulation.sizing.document import (
+    PipelineSpec,
+    PlanSpec,
+    PoolSpec,
+    StageSpec,
+    StageVariantSpec,
+)
+from ray_slo.simulation.sizing.question import Answer, Figures, Question
+from ray_slo.simulation.sizing.search import size
+from ray_slo.simulation.sizing.what_if import what_if
+
+__all__ = [
+    "Answer",
+    "Figures",
+    "PipelineSpec",
+    "PlanSpec",
+    "PoolSpec",
+    "Question",
+    "StageSpec",
+    "StageVariantSpec",
+    "size",
+    "what_if",
+]
