@@ -1,0 +1,27 @@
+"""Decision logs, replayed: the same policy step by step, or any in the simulator ("what if")."""
+
+from ray_slo.simulation.replay.compare import (
+    Difference,
+    Replayed,
+    policy_arguments,
+    policy_of,
+    replay,
+)
+from ray_slo.simulation.replay.simulated import Nearest, Truth, fit, truth_of, what_if
+from ray_slo.simulation.replay.tapes import Tape, recorded, tape
+
+__all__ = [
+    "Difference",
+    "Nearest",
+    "Replayed",
+    "Tape",
+    "Truth",
+    "fit",
+    "policy_arguments",
+    "policy_of",
+    "recorded",
+    "replay",
+    "tape",
+    "truth_of",
+    "what_if",
+]

@@ -1,0 +1,167 @@
+"""A recorded policy, replayed step by step.
+
+`replay` feeds a policy exactly what the recorded one was fed, at the recorded times, and compares
+every decision; a policy is a pure state machine, so they must be the same to the last bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ray_slo.core.decisions import Action, Decision, Dispatch, Drop
+from ray_slo.core.names import import_attr
+from ray_slo.core.policy import Policy
+from ray_slo.policies.registry import POLICIES, make_policy
+from ray_slo.record.rows import Life
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Where a replay first decided otherwise.
+
+    Attributes:
+        round: number of the decision in its life, from 0.
+        at: seconds in the recorded clock.
+        recorded, replayed: what was decided, in words; None where the other decided more.
+    """
+
+    round: int
+    at: float
+    recorded: str
+    replayed: str
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """What came of a replay.
+
+    Attributes:
+        rounds, actions: decisions compared, and what they held.
+        difference: None: all were the same.
+        error: what the recorded policy raised in the end, and the replayed one too.
+    """
+
+    rounds: int
+    actions: int
+    difference: Difference | None
+    error: str = ""
+
+    @property
+    def identical(self) -> bool:
+        return self.difference is None
+
+
+def replay(life: Life, make: Callable[[], Policy] | None = None) -> Replayed:
+    """Feed the recorded events to a policy and compare decisions, until the first difference.
+
+    Args:
+        make: makes the policy; default: what the log says.
+
+    Raises:
+        ValueError: the log does not hold the beginning, lost rows, or does not say which policy.
+    """
+    if not life.begins:
+        raise ValueError(
+            f"{life.scheduler}: the beginning is gone (max_mb was reached), so what the policy "
+            "knew is not known; only `--policy` (what if) can be asked of it"
+        )
+    if life.lost:
+        raise ValueError(
+            f"{life.scheduler}: {sum(n for n in life.lost if n > 0)} rows were not kept and "
+            f"{life.lost.count(-1)} files are missing, so what the policy knew is not known; only "
+            "`--policy` (what if) can be asked of it"
+        )
+    policy = make() if make else policy_of(life)
+    rounds = actions = 0
+    for r in life.rounds():
+        error, decided = "", Decision()
+        try:
+            for name, args in r.events:
+                if name == "tables_solved" and None in args[1]:
+                    raise _NotHeld(f"{life.scheduler}: the policy was given tables of its own kind")
+                getattr(policy, name)(*args)
+            decided = policy.decide(r.now)
+        except _NotHeld:
+            raise
+        except Exception as raised:  # as the recorded one may have
+            error = f"{type(raised).__name__}: {raised}"
+        difference = _difference(rounds, r.now, r.decision, r.error, decided, error)
+        if difference is not None:
+            return Replayed(rounds, actions, difference)
+        if r.decision is None:
+            return Replayed(rounds, actions, None, r.error)
+        rounds += 1
+        actions += len(decided.actions)
+    return Replayed(rounds, actions, None)
+
+
+class _NotHeld(ValueError):
+    """An event that a log cannot hold."""
+
+
+def policy_of(life: Life) -> Policy:
+    """A new policy like the recorded one.
+
+    Raises:
+        ValueError: the log does not say which it was.
+    """
+    name, kwargs = policy_arguments(life)
+    return make_policy(name, kwargs)
+
+
+def policy_arguments(life: Life) -> tuple[str, Mapping[str, Any]]:
+    """(name, kwargs) of the recorded policy. Raises ValueError where they are not known."""
+    start = life.start
+    if start is None or start.policy is None:
+        raise ValueError(
+            f"{life.scheduler}: the policy was a ready-made object, which a log cannot hold; "
+            "only `--policy` (what if) can be asked of it"
+        )
+    if start.kwargs is None:
+        raise ValueError(
+            f"{life.scheduler}: arguments of policy {start.policy!r} are nothing that a log can "
+            "hold; only `--policy` (what if) can be asked of it"
+        )
+    if start.policy not in POLICIES and not _is_policy_class(import_attr(start.policy)):
+        raise ValueError(f"{life.scheduler}: {start.policy!r} is no class of a policy")
+    return start.policy, start.kwargs
+
+
+def _is_policy_class(target: Any) -> bool:
+    """Whether it may be called: a log may come from anywhere, and so may the name in it."""
+    methods = ("requests_arrived", "requests_cancelled", "batch_finished", "cluster_changed")
+    return isinstance(target, type) and all(hasattr(target, m) for m in (*methods, "decide"))
+
+
+def _difference(
+    number: int, at: float, was: Decision | None, was_error: str, now: Decision, error: str
+) -> Difference | None:
+    if was is None or error:
+        recorded = f"raised {was_error}" if was is None else "raised nothing"
+        replayed = f"raised {error}" if error else "raised nothing"
+        same = was is None and bool(error) and was_error == error
+        return None if same else Difference(number, at, recorded, replayed)
+    for i in range(max(len(was.actions), len(now.actions))):
+        then_, now_ = (_in_words(d.actions[i : i + 1]) for d in (was, now))
+        if then_ != now_:
+            return Difference(number, at, then_, now_)
+    if was.wake_at != now.wake_at:
+        return Difference(number, at, f"wake at {was.wake_at!r}", f"wake at {now.wake_at!r}")
+    return None
+
+
+def _in_words(actions: Sequence[Action]) -> str:
+    """An action with all that counts, times to the last bit."""
+    if not actions:
+        return "nothing"
+    a = actions[0]
+    if isinstance(a, Dispatch):
+        return (
+            f"dispatch batch {a.batch_id} of {a.variant} to {a.worker}: requests "
+            f"{[r.id for r in a.requests]}, from {a.start_at!r} to {a.finish_at!r}"
+        )
+    if isinstance(a, Drop):
+        return f"drop {[r.id for r in a.requests]}: {a.reason.value}, finish {a.finish_at!r}"
+    return f"preempt {a.worker}: {a.reason}, for {a.variant}, gain {float(a.gain)!r}"

@@ -1,0 +1,243 @@
+"""What a decision log says that happened, and a `Report` of it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ray_slo.core.cluster import Cluster, Model, Worker
+from ray_slo.core.decisions import Dispatch, Drop, DropReason, Preempt
+from ray_slo.core.requests import BatchOutcome, BatchStatus, Request, WorkerId
+from ray_slo.record.rows import Life, Logged
+from ray_slo.simulation.report import Report
+from ray_slo.simulation.workloads import Requests
+
+
+@dataclass
+class Tape:
+    """A life as columns: what the simulator needs of it, and what happened.
+
+    Attributes:
+        zero: the log's clock at the report's time 0; all other times here count from it.
+        clusters: (time, cluster), as the policy was told.
+        requests: by id, those that arrived; one that was submitted again counts once.
+        first_of: id of the first try, by the id of each.
+        batches: dispatched, by id, in order.
+        cancels: (time, id).
+    """
+
+    zero: float
+    end: float
+    clusters: list[tuple[float, Cluster]]
+    requests: dict[int, Request]
+    first_of: dict[int, int]
+    batches: dict[int, TapeBatch]
+    drops: dict[int, tuple[float, DropReason]]
+    cancels: list[tuple[float, int]]
+    preempts: list[tuple[float, Preempt]]
+    errors: list[tuple[float, str]]
+
+
+@dataclass
+class TapeBatch:
+    dispatch: Dispatch
+    at: float
+    cluster: Cluster
+    idle: bool  # its worker had nothing to do
+    outcome: BatchOutcome | None = None
+    heard_at: float = math.nan
+    lost_at: float = math.nan  # when its worker left
+
+    @property
+    def ran(self) -> BatchOutcome | None:
+        """Its outcome, if it ran to the end."""
+        done = self.outcome is not None and self.outcome.status is BatchStatus.FINISHED
+        return self.outcome if done else None
+
+
+def tape(life: Life) -> Tape:
+    """Read a life once.
+
+    Raises:
+        ValueError: it holds no request.
+    """
+    made = Tape(math.nan, -math.inf, [], {}, {}, {}, {}, [], [], [])
+    origins: dict[tuple[str, int], int] = {}
+    held: dict[WorkerId, int] = {}
+    running: dict[int, TapeBatch] = {}
+    for r in life.rounds():
+        for name, args in r.events:
+            if name == "cluster_changed":
+                made.clusters.append(args)
+                for b in running.values():
+                    if b.dispatch.worker not in args[1].workers:
+                        b.lost_at = args[0]
+                running = {n: b for n, b in running.items() if math.isnan(b.lost_at)}
+                held = {w: n for w, n in held.items() if w in args[1].workers}
+            elif name == "requests_arrived":
+                for request in args[1]:
+                    origin = request.origin if isinstance(request, Logged) else None
+                    first = request.id if origin is None else origins.setdefault(origin, request.id)
+                    made.first_of[request.id] = first
+                    made.requests.setdefault(first, request)
+            elif name == "requests_cancelled":
+                made.cancels += [(args[0], q.id) for q in args[1]]
+            elif name == "batch_finished":
+                now, worker, outcome = args
+                held[worker] = max(held.get(worker, 0) - 1, 0)
+                if (ended := running.pop(outcome.batch_id, None)) is not None:
+                    ended.outcome, ended.heard_at = outcome, now
+        if r.decision is None:
+            made.errors.append((r.now, r.error))
+            continue
+        for action in r.decision.actions:
+            if isinstance(action, Dispatch):
+                idle = not held.get(action.worker)
+                held[action.worker] = held.get(action.worker, 0) + 1
+                batch = TapeBatch(action, r.now, made.clusters[-1][1], idle)
+                made.batches[action.batch_id] = running[action.batch_id] = batch
+            elif isinstance(action, Drop):
+                for q in action.requests:
+                    made.drops[q.id] = (r.now, action.reason)
+            else:
+                made.preempts.append((r.now, action))
+        made.end = r.now
+    if not made.requests:
+        raise ValueError(f"{life.scheduler}: no request arrived in this log")
+    made.zero = next(iter(made.requests.values())).arrival
+    return made
+
+
+def all_models(clusters: Sequence[tuple[float, Cluster]]) -> dict[str, Model]:
+    """Models of all clusters, by name; the last one of a name."""
+    return {m.name: m for _, c in clusters for m in c.models.values()}
+
+
+def all_workers(clusters: Sequence[tuple[float, Cluster]]) -> dict[WorkerId, Worker]:
+    """Workers that were ever there, by id."""
+    return {w.id: w for _, c in clusters for w in c.workers.values()}
+
+
+def columns(t: Tape) -> tuple[Requests, dict[int, int]]:
+    """Requests in order of arrival, and the index of each by id."""
+    models = list(all_models(t.clusters))
+    ordered = sorted(t.requests.values(), key=lambda r: (r.arrival, r.id))
+    ordered = [r for r in ordered if r.model in models]
+    number = {m: i for i, m in enumerate(models)}
+    return Requests(
+        models,
+        np.array([number[r.model] for r in ordered], dtype=np.int64),
+        np.array([r.arrival - t.zero for r in ordered]),
+        np.array([r.deadline - t.zero for r in ordered]),
+        np.array([r.size for r in ordered], dtype=np.int64),
+    ), {r.id: i for i, r in enumerate(ordered)}
+
+
+def recorded(life: Life | Tape, warmup_s: float = 0.0) -> Report:
+    """What happened, as a `Report`; time 0 is the first arrival.
+
+    A request that was tried again (its worker died, its batch was preempted) counts once.
+
+    Raises:
+        ValueError: no request arrived.
+    """
+    t = life if isinstance(life, Tape) else tape(life)
+    requests, index_of = columns(t)
+    models, workers = all_models(t.clusters), all_workers(t.clusters)
+    variants = {v.name: v for m in models.values() for v in m.variants}
+    n, end = len(requests), duration_s(t, requests)
+    return Report(
+        {
+            "duration_s": end,
+            "warmup_s": checked_warmup_s(warmup_s, end),
+            "seed": None,
+            "policy": "recorded",
+            "models": list(requests.models),
+            "slo_s": {m.name: m.latency_slo_s for m in models.values()},
+            "variants": list(variants),
+            "accuracy": {v.name: v.accuracy for v in variants.values()},
+            "workers": list(workers),
+            "delay_s": t.clusters[-1][1].delay.control_s,
+        },
+        {
+            "model": requests.model,
+            "size": np.ones(n, np.int64) if requests.size is None else requests.size,
+            "arrival_s": requests.arrival,
+            "deadline_s": requests.deadline,
+            **_answers(t, index_of),
+        },
+        _batches(t, list(workers), list(variants)),
+    )
+
+
+_BATCHES = (
+    *("worker", "variant", "size", "status", "dispatched_s"),
+    *("predicted_start_s", "predicted_finish_s", "started_s", "finished_s", "price"),
+)
+
+
+def _batches(t: Tape, workers: list[str], variants: list[str]) -> dict[str, NDArray[Any]]:
+    """Columns of batches, as `Report` has them, with their price."""
+    worker_of = {w: i for i, w in enumerate(workers)}
+    variant_of = {v: i for i, v in enumerate(variants)}
+    statuses = list(BatchStatus)
+    rows = []
+    for b in t.batches.values():
+        d, o = b.dispatch, b.outcome
+        # Of a batch that nobody heard of again: until its worker left, or the log ends.
+        gone = t.end if math.isnan(b.lost_at) else b.lost_at
+        rows.append(
+            (
+                worker_of[d.worker],
+                variant_of[d.variant],
+                len(d.requests),
+                statuses.index(o.status if o else BatchStatus.LOST),
+                b.at - t.zero,
+                d.start_at - t.zero,
+                d.finish_at - t.zero,
+                (o.started_at if o else min(d.start_at, gone)) - t.zero,
+                (o.finished_at if o else gone) - t.zero,
+                math.nan if d.price is None else d.price,
+            )
+        )
+    made = list(zip(*rows, strict=True)) or [()] * len(_BATCHES)
+    return {
+        name: np.array(column, dtype=np.int64 if i < 4 else float)
+        for i, (name, column) in enumerate(zip(_BATCHES, made, strict=True))
+    }
+
+
+def _answers(t: Tape, index_of: Mapping[int, int]) -> dict[str, NDArray[Any]]:
+    """Columns of requests: their batch, or why and when they were dropped."""
+    n = len(index_of)
+    batch_of, reason, dropped = np.full(n, -1), np.full(n, -1), np.full(n, np.nan)
+    reasons = list(DropReason)
+    for i, b in enumerate(t.batches.values()):
+        for q in b.dispatch.requests:
+            if (at := index_of.get(t.first_of.get(q.id, -1))) is not None:
+                batch_of[at] = i
+    for number, (when, why) in t.drops.items():
+        if (at := index_of.get(t.first_of.get(number, -1))) is not None:
+            batch_of[at], reason[at], dropped[at] = -1, reasons.index(why), when - t.zero
+    return {"batch": batch_of, "drop_reason": reason, "dropped_s": dropped}
+
+
+def duration_s(t: Tape, requests: Requests) -> float:
+    """How long requests arrived; of a single one, as long as the log goes on."""
+    last = float(requests.arrival[-1])
+    return last + 1e-9 if last > 0 else max(t.end - t.zero, 1e-3)
+
+
+def checked_warmup_s(warmup_s: float, end: float) -> float:
+    """`warmup_s`. Raises ValueError unless it ends before the requests do."""
+    if not 0 <= warmup_s < end:
+        raise ValueError(
+            f"warmup_s must be at least 0 and less than the {end:.3g} s that requests arrived in, "
+            f"got {warmup_s:g}"
+        )
+    return warmup_s
