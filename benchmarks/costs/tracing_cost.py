@@ -87,7 +87,7 @@ async def _serve(how: str, at_a_time: int, count: int) -> tuple[float, float]:
 async def _app(traced: bool) -> AsyncIterator[Any]:
     """A frontend that reaches its worker by a plain call."""
     from ray_slo.serve.config.spec import parse_spec
-    from ray_slo.serve.frontend import frontend
+    from ray_slo.serve.frontend.frontend import Frontend, Surroundings
     from ray_slo.serve.worker import batches, worker
 
     model = {"callable": Nothing, "latency_slo_ms": 60_000, "max_batch_size": 32}
@@ -95,11 +95,9 @@ async def _app(traced: bool) -> AsyncIterator[Any]:
     link = SimpleNamespace(report=lambda report: report, heartbeat=lambda beat: asyncio.sleep(0))
     with contextlib.ExitStack() as stack:
         stack.enter_context(_tracing(traced))
-        for module, name in ((frontend, "m"), (worker, "m-worker")):
-            context = SimpleNamespace(app_name="app", deployment=name, replica_tag="w")
-            serve = SimpleNamespace(get_replica_context=lambda context=context: context)
-            stack.enter_context(mock.patch.object(module, "serve", serve))
-        stack.enter_context(mock.patch.object(frontend, "FrontendMetrics", _Silent))
+        context = SimpleNamespace(app_name="app", deployment="m-worker", replica_tag="w")
+        serve = SimpleNamespace(get_replica_context=lambda: context)
+        stack.enter_context(mock.patch.object(worker, "serve", serve))
         stack.enter_context(mock.patch.object(batches, "WorkerMetrics", _Silent))
         stack.enter_context(mock.patch.object(worker, "WorkerLink", lambda *args: link))
         one: Any = worker.Worker.__new__(worker.Worker)
@@ -109,8 +107,10 @@ async def _app(traced: bool) -> AsyncIterator[Any]:
             execute=SimpleNamespace(remote=one.execute),
             introduce=SimpleNamespace(remote=one.introduce),
         )
-        front: Any = frontend.Frontend.__new__(frontend.Frontend)
-        await front.__init__(spec, {"default": handle})
+        metrics: Any = _Silent()
+        around = Surroundings("app", "m", "front", metrics, states=lambda *_: {})
+        front: Any = Frontend.__new__(Frontend)
+        await front.__init__(spec, {"default": handle}, around)
         try:
             yield front
         finally:

@@ -16,8 +16,7 @@ from unittest import mock
 import ray
 
 from ray_slo.serve.errors import WorkerLost
-from ray_slo.serve.frontend import frontend as frontend_module
-from ray_slo.serve.frontend.frontend import Frontend
+from ray_slo.serve.frontend.frontend import Frontend, Surroundings
 from ray_slo.serve.scheduler import actor as scheduler_actor
 from ray_slo.serve.scheduler import channel
 from ray_slo.serve.scheduler.actor import SchedulerActor
@@ -220,7 +219,8 @@ class World:
         elif process.place in self.frontends:
             target = Frontend.__new__(Frontend)
             workers = {"default": Handle(self, self._any_worker)}
-            await target.__init__(self.spec, workers)
+            around = Surroundings("app", "m", process.name, _Silent(), states=lambda *_: {})
+            await target.__init__(self.spec, workers, around)
             process.target = target
         else:
             self.workers[process.name] = process
@@ -367,9 +367,6 @@ def _scheduler(*_):
 def in_place_of_ray():
     with contextlib.ExitStack() as stack:
         for module, name, value in (
-            (frontend_module, "serve", _Serve()),
-            (frontend_module, "FrontendMetrics", _Silent),
-            (frontend_module, "worker_states", lambda *_: {}),
             (worker_module, "serve", _Serve()),
             (batches, "WorkerMetrics", _Silent),
             (channel, "serve", _Serve()),

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from ray_slo.serve.config.spec import VariantRef
 from ray_slo.serve.frontend.tree import Node, Visit
 
 
@@ -87,6 +88,23 @@ class Answer:
         if self.stages:
             headers["x-slo-stages"] = ", ".join(map(str, self.stages))
         return headers
+
+
+def answer_of(
+    result: Any, variant: VariantRef, visit: Visit, latency_s: float, slo_s: float
+) -> Answer:
+    """The answer of a request that one model, or one task of a pipeline, served."""
+    return Answer(
+        result=result,
+        model=variant.model,
+        variant=variant.name,
+        accuracy=variant.accuracy,
+        batch_size=visit.batch_size,
+        queue_ms=visit.queue_s * 1e3,
+        exec_ms=visit.exec_s * 1e3,
+        latency_ms=latency_s * 1e3,
+        latency_slo_ms=slo_s * 1e3,
+    )
 
 
 def joined_answer(

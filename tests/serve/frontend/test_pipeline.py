@@ -4,6 +4,7 @@ is of its own: see `clock`."""
 
 import asyncio
 import contextlib
+import json
 import random
 import threading
 import time
@@ -22,14 +23,14 @@ from ray_slo.errors import (
     UnknownModel,
     WorkerLost,
 )
+from ray_slo.policies.timeout import Eager
 from ray_slo.serve.config.spec import parse_spec
-from ray_slo.serve.frontend import frontend as frontend_module
 from ray_slo.serve.frontend.frontend import Frontend
 from ray_slo.serve.worker import batches
 from ray_slo.serve.worker import worker as worker_module
 from ray_slo.serve.worker.worker import Worker
 from tests.serve.scheduler.test_scheduler import in_loop
-from tests.serve.worker.test_preemption import Silent, until
+from tests.serve.worker.test_preemption import Silent, surroundings, until
 
 STEP_S = 0.005
 
@@ -96,7 +97,7 @@ class Handle:
     deployment_name = "p-worker"
 
     def __init__(self, workers):
-        self.workers, self.dying = workers, []
+        self.workers, self.dying, self.metrics = workers, [], Silent()
         self.execute = SimpleNamespace(remote=self._execute)
         self.introduce = SimpleNamespace(remote=self._introduce)
 
@@ -115,12 +116,11 @@ class Handle:
 def running(monkeypatch):
     """`async with running(spec) as (frontend, handle)`; two workers."""
 
-    def module_of(module, deployment, name):
-        context = SimpleNamespace(app_name="app", deployment=deployment, replica_tag=name)
-        monkeypatch.setattr(module, "serve", SimpleNamespace(get_replica_context=lambda: context))
+    def is_worker(name):
+        context = SimpleNamespace(app_name="app", deployment="p-worker", replica_tag=name)
+        fake = SimpleNamespace(get_replica_context=lambda: context)
+        monkeypatch.setattr(worker_module, "serve", fake)
 
-    module_of(frontend_module, "p", "front")
-    monkeypatch.setattr(frontend_module, "FrontendMetrics", Silent)
     monkeypatch.setattr(batches, "WorkerMetrics", Silent)
     link = SimpleNamespace(report=lambda report: report, heartbeat=lambda beat: asyncio.sleep(0))
     monkeypatch.setattr(worker_module, "WorkerLink", lambda *args: link)
@@ -128,15 +128,17 @@ def running(monkeypatch):
     Spell.gate.clear()
 
     @contextlib.asynccontextmanager
-    async def run(spec):
+    async def run(spec, **around):
         workers = {}
         for name in ("w0", "w1"):
-            module_of(worker_module, "p-worker", name)
+            is_worker(name)
             workers[name] = Worker.__new__(Worker)
             await workers[name].__init__(spec, "default", "p")
         front = Frontend.__new__(Frontend)
         handle = Handle(workers)
-        await front.__init__(spec, {"default": handle})
+        await front.__init__(
+            spec, {"default": handle}, surroundings("p", metrics=handle.metrics, **around)
+        )
         link.heartbeat = front.slo_heartbeat
         for worker in workers.values():
             await worker._send_heartbeat()
@@ -151,16 +153,22 @@ def running(monkeypatch):
     return run
 
 
-def outcomes(front):
+def outcomes(handle):
     """(model, outcome, reason) of what was not answered, and the models that were."""
-    seen = front._metrics.seen
+    seen = handle.metrics.seen
     unanswered = [said[1:] for said in seen if said[0] == "unanswered"]
     return unanswered, [said[1].model for said in seen if said[0] == "answered"]
 
 
+async def nothing_is_left(front):
+    status = await front.slo_status()
+    assert (status["pending"], status["process"]["owned"]) == (0, 0)
+    assert not any(status["queued"].values())
+
+
 @in_loop
 async def test_items_come_back_joined(running):
-    async with running(spec()) as (front, _):
+    async with running(spec()) as (front, handle):
         answer = await front("to be or not", response_metadata=True)
         assert answer.result == {"f": ["to", "be", "or", "not"]}
         assert (answer.model, answer.variant, answer.latency_slo_ms) == ("p", "f/s", 5000)
@@ -172,27 +180,32 @@ async def test_items_come_back_joined(running):
         assert answer.stages[1].batch_size > 1
         assert answer.exec_ms == pytest.approx(2e3 * STEP_S)
         assert answer.latency_ms == pytest.approx(answer.exec_ms + answer.queue_ms)
-        assert outcomes(front) == ([], ["find", *["spell"] * 4, "p"])
+        assert outcomes(handle) == ([], ["find", *["spell"] * 4, "p"])
         assert await front("", model="p") == {"f": []}
         bare = await front("", response_metadata=True)
         assert (bare.variant, bare.accuracy) == ("f", pytest.approx(90))
 
 
 @in_loop
-async def test_requests_tell_the_scheduler_where_they_come_from(running, monkeypatch):
-    async with running(spec()) as (front, _):
-        sent = []
-        submit = front._channel.submit
-        monkeypatch.setattr(front._channel, "submit", lambda s: (sent.append(s), submit(s)))
+async def test_requests_tell_the_scheduler_where_they_come_from(running):
+    came = []
+
+    class Noting(Eager):
+        def requests_arrived(self, now, requests):
+            came.extend(requests)
+            super().requests_arrived(now, requests)
+
+    async with running(spec(policy=Noting)) as (front, _):
         await front("a b")
-        root, *items = sent
+        root, *items = came
         assert (root.model, root.upstream) == ("find", None)
         assert [item.model for item in items] == ["spell", "spell"]
         for item in items:
             assert item.upstream.worker in ("w0", "w1")
             assert item.upstream.variant == "f"
             assert item.upstream.spent_s == pytest.approx(STEP_S)
-            assert item.budget_s == pytest.approx(root.budget_s - item.upstream.spent_s)
+            assert item.deadline == pytest.approx(root.deadline)
+            assert item.arrival == pytest.approx(root.arrival + item.upstream.spent_s)
 
 
 @in_loop
@@ -200,19 +213,19 @@ async def test_only_the_pipeline_is_asked_for(running):
     async with running(spec()) as (front, _):
         with pytest.raises(UnknownModel, match="model 'spell' is unknown; choose one of p"):
             await front("a", model="spell")
-        described = front._describe()
+        described = json.loads((await front.Describe(None)).json)
         assert described["pipeline"]["parents"] == {"find": None, "spell": "find"}
         assert set(described["models"]) == {"find", "spell"}
 
 
 @in_loop
 async def test_an_error_of_a_branch_is_the_answer_and_the_others_end(running):
-    async with running(spec()) as (front, _):
+    async with running(spec()) as (front, handle):
         with pytest.raises(ValueError, match="poison") as error:
             await front("poison" + " held" * 7)
         assert error.value.__notes__ == ["in task 'spell'"]
-        assert not front._pending
-        unanswered, _ = outcomes(front)
+        await nothing_is_left(front)
+        unanswered, _ = outcomes(handle)
         assert ("p", "failed", "user_error") in unanswered
         assert ("spell", "failed", "user_error") in unanswered
         assert ("spell", "cancelled", "cancelled") in unanswered
@@ -241,8 +254,7 @@ async def test_who_leaves_withdraws_all(running):
         asked.cancel()
         with pytest.raises(asyncio.CancelledError):
             await asked
-        assert not front._pending
-        assert front._num_owned == 0
+        await nothing_is_left(front)
         Spell.gate.set()
         assert await front("x") == {"f": ["x"]}
         assert Spell.ran == [*["held"] * 8, "x"]  # a batch of each worker's, and no more
@@ -250,7 +262,7 @@ async def test_who_leaves_withdraws_all(running):
 
 @in_loop
 async def test_the_deadline_is_end_to_end(running):
-    async with running(spec(slo_ms=600)) as (front, _):
+    async with running(spec(slo_ms=600)) as (front, handle):
         for _ in range(2):  # how long it takes is learned
             await front("slow", latency_slo_ms=5000)
         ran = len(Spell.ran)
@@ -262,7 +274,7 @@ async def test_the_deadline_is_end_to_end(running):
         assert error.value.predicted_finish_ms > 600
         assert "(in task 'spell')" in str(error.value)
         assert len(Spell.ran) == ran
-        unanswered, _ = outcomes(front)
+        unanswered, _ = outcomes(handle)
         assert [said[:2] for said in unanswered] == [("spell", "refused"), ("p", "refused")]
 
 
@@ -271,7 +283,7 @@ async def test_no_time_left_for_the_next_task_is_said(running):
     async with running(spec(slo_ms=9000)) as (front, _):
         await front("a")
         with pytest.raises(RefusedEarly) as error:
-            await front("a", latency_slo_ms=1e3 * STEP_S + front._spec.response_margin_ms)
+            await front("a", latency_slo_ms=1e3 * STEP_S + spec().response_margin_ms)
         assert error.value.latency_slo_ms < 50
 
 
@@ -294,12 +306,14 @@ async def test_too_many_deaths_are_said_with_the_task(running):
 
 @in_loop
 async def test_what_was_made_is_counted_for_the_planner(running):
-    async with running(spec()) as (front, _):
-        said = []
-        front._tree._made = lambda variant, made: said.append((variant, made))
+    demand = Silent()
+    async with running(spec(), demand=demand) as (front, _):
         await front("a b")
         await front("")
-        assert said == [("f", {"spell": 2}), ("s", {}), ("s", {}), ("f", {"spell": 0})]
+    said = [seen for seen in demand.seen if seen[0] == "finished"]
+    finished = [("f", {"spell": 2}), ("s", {}), ("s", {}), ("f", {"spell": 0})]
+    assert said == [("finished", *one) for one in finished]
+    assert [seen for seen in demand.seen if seen not in said] == [("arrived", 1, 1)] * 2
 
 
 @in_loop
@@ -335,10 +349,8 @@ async def test_whatever_happens_everybody_hears_once_and_nothing_is_left(running
                 assert got == {"f": words}
             elif not isinstance(got, RefusedEarly | Expired) and got != "cancelled":
                 assert str(got).strip("'") in ("poison", "fail")
-        assert not front._pending
-        assert front._num_owned == 0
-        assert not front._channel._scheduler._queued
-        unanswered, answered = outcomes(front)
+        await nothing_is_left(front)
+        unanswered, answered = outcomes(handle)
         ended = [said for said in unanswered if said[0] == "p"] + [m for m in answered if m == "p"]
         assert len(ended) == 200
         kinds = {outcome for model, outcome, _ in unanswered if model == "p"}

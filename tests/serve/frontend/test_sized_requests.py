@@ -11,13 +11,12 @@ from ray_slo.core import Decision, Dispatch
 from ray_slo.errors import BadInput
 from ray_slo.serve.app.decorator import build_app_from_spec
 from ray_slo.serve.config.spec import parse_spec
-from ray_slo.serve.frontend import frontend as frontend_module
 from ray_slo.serve.frontend.frontend import Frontend
 from ray_slo.serve.worker import batches
 from ray_slo.serve.worker import worker as worker_module
 from ray_slo.serve.worker.worker import Worker
 from tests.serve.scheduler.test_scheduler import in_loop
-from tests.serve.worker.test_preemption import Silent, Wire
+from tests.serve.worker.test_preemption import Silent, Wire, surroundings
 
 LARGEST = 16
 
@@ -69,6 +68,7 @@ class OneByOne:
         self.busy = False
 
     def cluster_changed(self, now, cluster):
+        OneByOne.newest = self
         self.worker = next(iter(cluster.workers), None)
 
     def decide(self, now):
@@ -80,11 +80,9 @@ class OneByOne:
 
 @pytest.fixture
 def running(monkeypatch):
-    for module, deployment in ((frontend_module, "m"), (worker_module, "m-worker")):
-        context = SimpleNamespace(app_name="app", deployment=deployment, replica_tag="w0")
-        fake = SimpleNamespace(get_replica_context=lambda context=context: context)
-        monkeypatch.setattr(module, "serve", fake)
-    monkeypatch.setattr(frontend_module, "FrontendMetrics", Silent)
+    context = SimpleNamespace(app_name="app", deployment="m-worker", replica_tag="w0")
+    fake = SimpleNamespace(get_replica_context=lambda: context)
+    monkeypatch.setattr(worker_module, "serve", fake)
     monkeypatch.setattr(batches, "WorkerMetrics", Silent)
     link = SimpleNamespace(report=lambda report: report, heartbeat=lambda beat: asyncio.sleep(0))
     monkeypatch.setattr(worker_module, "WorkerLink", lambda *args: link)
@@ -98,7 +96,7 @@ def running(monkeypatch):
         worker = Worker.__new__(Worker)
         await worker.__init__(spec, "default", "m")
         front = Frontend.__new__(Frontend)
-        await front.__init__(spec, {"default": Wire(worker)})
+        await front.__init__(spec, {"default": Wire(worker)}, surroundings("m"))
         try:
             await scenario(front, worker)
         finally:
@@ -127,7 +125,7 @@ async def test_requests_carry_their_sizes_and_profiles_learn_by_them(running):
         profile = worker.models.loaded["m"].profile
         answers = await asyncio.gather(*(front([0] * size) for size in (3, 1, 12)))
         assert answers == [3, 1, 12]
-        assert sorted(front._channel._scheduler._host.policy.sizes) == [1, 3, 12]
+        assert sorted(OneByOne.newest.sizes) == [1, 3, 12]
         octaves = {octave for octave, seen in profile._durations.items() if seen}
         assert octaves == {0, 2, 4}  # sizes 1, 3–4 and 9–16
 
@@ -144,7 +142,7 @@ async def test_what_is_too_large_or_has_no_size_is_bad_input(running):
             await front([])
         with pytest.raises(BadInput, match="the item has no size: 'str' object has no attribute"):
             await front("no list")
-        assert front._channel._scheduler._host.policy.sizes == []
+        assert OneByOne.newest.sizes == []
 
     await running(scenario)
 

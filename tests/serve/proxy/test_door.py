@@ -3,7 +3,6 @@
 import asyncio
 import json
 import time
-from types import SimpleNamespace
 
 import pytest
 from starlette.requests import Request
@@ -15,7 +14,7 @@ from ray_slo.serve.proxy.door import ProxyDoor, has_door_before
 from ray_slo.serve.proxy.haproxy import BINARY_ENV, COMMAND
 from tests.serve import clock
 from tests.serve.scheduler.test_scheduler import in_loop
-from tests.serve.worker.test_preemption import Steps, app  # noqa: F401
+from tests.serve.worker.test_preemption import Silent, Steps, app  # noqa: F401
 
 HA_PROXY = "RAY_SERVE_ENABLE_HA_PROXY"
 
@@ -62,16 +61,15 @@ def http(refused):
     [(True, "7", 7), (False, "7", 0), (True, "-7", 0), (True, "7.5", 0), (True, "9" * 8, 0)],
 )
 async def test_what_was_refused_there_is_demand(app, is_there, said, count):  # noqa: F811
-    planned = []
-    async with app(policy="eager") as (front, _):
-        front._has_door_before = is_there
-        front._plan = SimpleNamespace(arrived=lambda count=1: planned.append(count))
+    demand, metrics = Silent(), Silent()
+    around = {"has_door_before": is_there, "demand": demand, "metrics": metrics}
+    async with app(policy="eager", around=around) as (front, _):
         response = await front(http(said))
         assert (response.status_code, json.loads(response.body)) == (200, "a")
-        front._plan = None
-    refused = [seen for seen in front._metrics.seen if seen[0] == "unanswered"]
+    refused = [seen for seen in metrics.seen if seen[0] == "unanswered"]
     assert refused == ([("unanswered", "m", "refused", "door", count)] if count else [])
-    assert planned == ([count] if count else []) + [1]
+    came = [seen for seen in demand.seen if seen[0] == "arrived"]
+    assert came == ([("arrived", 1, count)] if count else []) + [("arrived", 1, 1)]
 
 
 @in_loop
@@ -88,11 +86,12 @@ async def test_grpc_says_it_likewise(app):  # noqa: F811
         def set_trailing_metadata(self, metadata):
             self.trailing = self.trailing + metadata  # only a list will do, as with Serve
 
-    async with app(policy="eager") as (front, _):
-        front._has_door_before, context = True, Context()
+    context, metrics = Context(), Silent()
+    around = {"has_door_before": True, "metrics": metrics}
+    async with app(policy="eager", around=around) as (front, _):
         reply = await front.Infer(InferRequest(json='["a", 1]'), context)
         assert json.loads(reply.json) == "a"
-        assert ("unanswered", "m", "refused", "door", 3) in front._metrics.seen
+        assert ("unanswered", "m", "refused", "door", 3) in metrics.seen
         ((name, said),) = context.trailing
         assert (name, said.split(";")[1]) == ("x-slo-capacity", "30000")
 

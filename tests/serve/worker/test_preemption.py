@@ -28,8 +28,7 @@ from ray_slo.errors import RefusedEarly
 from ray_slo.models.checkpoint import PreemptionFlag, preemption_scope
 from ray_slo.serve.config.spec import parse_spec
 from ray_slo.serve.errors import ConfigError
-from ray_slo.serve.frontend import frontend as frontend_module
-from ray_slo.serve.frontend.frontend import Frontend
+from ray_slo.serve.frontend.frontend import Frontend, Surroundings
 from ray_slo.serve.messages import BatchReport, Grant, Heartbeat, Stop, Submit
 from ray_slo.serve.scheduler.scheduler import Scheduler
 from ray_slo.serve.worker import batches
@@ -116,6 +115,7 @@ class Impatient:
         self.failed.append(batch_id)
 
     def cluster_changed(self, now, cluster):
+        Impatient.newest = self
         self.worker = next(iter(cluster.workers), None)
 
     def is_better(self, running):
@@ -167,22 +167,27 @@ class Silent:
         return lambda *args: self.seen.append((name, *args))
 
 
+def surroundings(name, **others):
+    """A frontend's, without Ray."""
+    known = {"metrics": Silent(), "states": lambda app, kinds: {}, **others}
+    return Surroundings("app", name, "front", **known)
+
+
 @pytest.fixture
 def app(monkeypatch):
     """`async with app(user_class, policy, …) as (frontend, worker)`."""
-    names = {"frontend": "m", "worker": "m-worker"}
-    for module, part in ((frontend_module, "frontend"), (worker_module, "worker")):
-        context = SimpleNamespace(app_name="app", deployment=names[part], replica_tag="w0")
-        fake = SimpleNamespace(get_replica_context=lambda context=context: context)
-        monkeypatch.setattr(module, "serve", fake)
-    monkeypatch.setattr(frontend_module, "FrontendMetrics", Silent)
+    context = SimpleNamespace(app_name="app", deployment="m-worker", replica_tag="w0")
+    fake = SimpleNamespace(get_replica_context=lambda: context)
+    monkeypatch.setattr(worker_module, "serve", fake)
     monkeypatch.setattr(batches, "WorkerMetrics", Silent)
     link = SimpleNamespace(report=lambda report: report, heartbeat=lambda beat: asyncio.sleep(0))
     monkeypatch.setattr(worker_module, "WorkerLink", lambda *args: link)
     finished.clear()
 
     @contextlib.asynccontextmanager
-    async def running(user_class=Steps, policy=None, wire=None, model=None, models=None, **options):
+    async def running(
+        user_class=Steps, policy=None, wire=None, model=None, models=None, around=None, **options
+    ):
         one = {"m": {"callable": user_class, "latency_slo_ms": 30_000, **(model or {})}}
         spec = parse_spec(
             {
@@ -195,7 +200,8 @@ def app(monkeypatch):
         worker = Worker.__new__(Worker)
         await worker.__init__(spec, "default", "m")
         front = Frontend.__new__(Frontend)
-        await front.__init__(spec, {"default": Wire(worker, **(wire or {}))})
+        wire = Wire(worker, **(wire or {}))
+        await front.__init__(spec, {"default": wire}, surroundings("m", **(around or {})))
         try:
             yield front, worker
         finally:
@@ -206,8 +212,9 @@ def app(monkeypatch):
     return running
 
 
-def policy_of(frontend):
-    return frontend._channel._scheduler._host.policy
+def the_policy():
+    """The one that a scheduler has."""
+    return Impatient.newest
 
 
 async def counts(frontend):
@@ -261,7 +268,7 @@ async def test_what_can_no_longer_be_served_is_refused_and_why(app):
 async def test_a_preemption_that_overtakes_its_batch_stops_it_before_it_starts(app):
     async with app(wire={"execute": 0.03}) as (front, worker):
         first = asyncio.create_task(front(("first", 1), response_metadata=True))
-        await until(lambda: policy_of(front).running)
+        await until(lambda: the_policy().running)
         second = asyncio.create_task(front(("second", 1)))
         await until(lambda: worker.batches._stops)  # no payload has arrived yet
         assert await second == "second"
@@ -289,7 +296,7 @@ async def test_a_preemption_that_comes_too_late_changes_nothing(app):
 @in_loop
 async def test_a_batch_that_ignores_the_flag_is_waited_for_and_said_once(app, caplog):
     async with app(Deaf) as (front, worker):
-        policy = policy_of(front)
+        policy = the_policy()
         for i in range(2):
             Deaf.end.clear()
             long = asyncio.create_task(front((f"long{i}", 1)))
@@ -324,7 +331,7 @@ async def test_preemptions_at_random_lose_and_duplicate_nothing(app, seed):
         assert finished == dict.fromkeys(range(60), 1)
         outcomes = {p["outcome"] for p in (await front.slo_status())["preemptions"]}
         assert outcomes == {"preempted", "finished"}
-        assert not front._pending
+        assert (await front.slo_status())["pending"] == 0
         assert not worker.batches.ids
         now = await counts(front)
         assert now["submitted"] == now["granted"] > 60

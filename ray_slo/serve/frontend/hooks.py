@@ -1,0 +1,129 @@
+"""The users' own code that a frontend runs: `preprocess`, `size`, `postprocess` and `join`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from ray_slo.core.text import clipped
+from ray_slo.serve.config.spec import AppSpec
+from ray_slo.serve.errors import MAX_MESSAGE, BadInput, Expired, SLOError
+from ray_slo.serve.frontend.ledger import GRACE_S, Asked
+from ray_slo.serve.suspects import Marks
+from ray_slo.serve.user_code import Hook, HookThreads
+
+_THREADS = 32
+_LEAVING_S = 0.1  # for what was cancelled to end
+_REFUSALS = (ValueError, TypeError, LookupError, ArithmeticError)  # of an item
+
+
+class Hooks:
+    """Calls users' code for a request, and waits no longer for it than for a worker."""
+
+    def __init__(self, spec: AppSpec, clock: Callable[[], float]) -> None:
+        self._spec = spec
+        self._clock = clock
+        self._marks = Marks()
+        self._threads = HookThreads(_THREADS, self._marks)
+        classes = {name: model.load() for name, model in spec.models.items()}
+
+        def found(method: str) -> dict[str, Hook]:
+            return {
+                name: self._threads.hook(getattr(cls, method))
+                for name, cls in classes.items()
+                if hasattr(cls, method)
+            }
+
+        self.preprocess = found("preprocess")
+        self.postprocess = found("postprocess")
+        self.sizes = found("size")
+        self.joins: dict[str, Hook] = {}
+        if spec.pipeline is not None:
+            self.joins = {name: self._threads.hook(join) for name, join in spec.joins().items()}
+
+    def check(self) -> None:
+        """Raises RuntimeError where too many calls seem never to end."""
+        self._threads.check()
+
+    def close(self) -> None:
+        self._marks.close()
+
+    async def preprocessed(self, model: str, asked: Asked, item: Any, *, is_own: bool) -> Any:
+        """What `preprocess` makes of an item.
+
+        Args:
+            is_own: the client's own item: what `preprocess` refuses is the client's mistake.
+
+        Raises:
+            BadInput: it refused the client's item.
+            Expired: it took too long.
+            Exception: whatever it raised.
+        """
+        if model not in self.preprocess:
+            return item
+        try:
+            return await self.in_time(asked, self.preprocess[model](item))
+        except SLOError:
+            raise
+        except _REFUSALS as error:
+            if not is_own:
+                raise
+            said = f"preprocess refused the item: {clipped(str(error), MAX_MESSAGE)}"
+            raise BadInput(said, field="item", model=model) from error
+
+    async def size(self, model: str, asked: Asked, item: Any) -> int:
+        """The size of a preprocessed item; 1 where items have none.
+
+        Raises:
+            BadInput: it has none, or one that no batch can hold.
+            Expired: it took too long.
+        """
+        if model not in self.sizes:
+            return 1
+        try:
+            size = int(await self.in_time(asked, self.sizes[model](item)))
+        except (ValueError, TypeError, LookupError, AttributeError) as error:
+            said = f"the item has no size: {clipped(str(error), MAX_MESSAGE)}"
+            raise BadInput(said, field="item", model=model) from error
+        limit = self._spec.models[model].max_batch_size
+        if not 1 <= size <= limit:
+            said = f"the item's size is {size}; 1 to {limit} can be served (max_batch_size)"
+            raise BadInput(said, field="item", model=model)
+        return size
+
+    async def postprocessed(self, model: str, asked: Asked, value: Any) -> Any:
+        """What `postprocess` makes of a result.
+
+        Raises:
+            Expired: it took too long.
+            Exception: whatever it raised.
+        """
+        if model not in self.postprocess:
+            return value
+        return await self.in_time(asked, self.postprocess[model](value))
+
+    async def in_time(
+        self, asked: Asked, hook: Coroutine[Any, Any, Any], grace_s: float = GRACE_S
+    ) -> Any:
+        """What a hook returns.
+
+        Raises:
+            Expired: it has not ended `grace_s` after the deadline.
+            Exception: whatever it raised.
+        """
+        task = asyncio.get_running_loop().create_task(hook)
+        try:
+            await asyncio.wait([task], timeout=asked.deadline + grace_s - self._clock())
+            if task.done():
+                return task.result()
+        finally:
+            if not task.done():
+                task.cancel()
+                await asyncio.wait([task], timeout=_LEAVING_S)
+        raise Expired(
+            f"no answer {grace_s:g} s after the deadline; the request was in the application's own "
+            "code at the frontend (preprocess, size, postprocess or join)",
+            model=asked.model,
+            latency_slo_ms=asked.slo_s * 1e3,
+        )

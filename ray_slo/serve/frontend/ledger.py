@@ -1,0 +1,501 @@
+"""The requests for which a frontend owes somebody an answer.
+
+The ledger submits them to the scheduler, sends the payloads of a granted batch to its worker, and
+takes down how that went. A request leaves the ledger once: with a result, with a typed error, or
+because its caller left. Pure asyncio, no Ray: everything outside is an injected call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import enum
+import logging
+import math
+from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from ray_slo.core.quantile import Quantile
+from ray_slo.core.requests import Upstream
+from ray_slo.serve.errors import BadInput, Expired, RefusedEarly, WorkerLost
+from ray_slo.serve.frontend.tree import Visit
+from ray_slo.serve.messages import BatchReport, Grant, Message, PieceResult, Refusal, Stop, Submit
+from ray_slo.serve.scheduler.scheduler import FEW_SAMPLES
+from ray_slo.serve.watch.tracing import NOT_TRACED, RequestTrace
+
+if TYPE_CHECKING:
+    from ray_slo.serve.config.spec import VariantRef
+
+logger = logging.getLogger(__name__)
+
+# A caller hears something at most a second after its deadline: it waits this long here, and the
+# rest of the second is for the way.
+GRACE_S = 0.75
+_SPARE = 2  # workers that must be up before requests of a worker that ended itself are sent again
+_START_S = 2.0  # a worker takes longer than this to start
+_AGAIN_S = 0.2  # between looks whether they are up
+_WAY_BACK = 0.25  # share of an SLO that is kept for the way back, at most
+_WHY = {
+    "would_miss": "it would have finished too late",
+    "shed": "the system is overloaded, and serving it would have delayed others",
+    "no_worker": "no worker has its model loaded",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a client asked for. Times in seconds of the frontend's clock."""
+
+    model: str
+    arrival: float
+    slo_s: float
+    traceparent: str | None = None
+
+    @property
+    def deadline(self) -> float:
+        return self.arrival + self.slo_s
+
+
+@dataclass(slots=True, eq=False)
+class Entry:
+    """A request that is not answered yet: the client's, or one of a task of a pipeline.
+
+    Attributes:
+        model: the scheduler's and the workers' name for it: the task, in a pipeline.
+        entered: when it came to the task; what the client asked for came at `asked.arrival`.
+        grant: of the batch that it is in; None while it waits for one.
+    """
+
+    id: int
+    model: str
+    asked: Asked
+    item: Any
+    entered: float
+    upstream: Upstream | None = None
+    trace: RequestTrace = NOT_TRACED
+    size: int = 1
+    grant: Grant | None = None
+    sent_at: float = math.nan
+    retries: int = 0
+    preemptions: int = 0
+    future: asyncio.Future[tuple[Any, PieceResult]] = field(
+        default_factory=lambda: asyncio.get_running_loop().create_future()
+    )
+
+    @property
+    def context(self) -> dict[str, Any]:
+        """What errors say of it."""
+        task = self.model if self.model != self.asked.model else None
+        slo_ms = self.asked.slo_s * 1e3
+        return {"model": self.asked.model, "task": task, "latency_slo_ms": slo_ms}
+
+    @property
+    def stopped(self) -> str:
+        """What errors say of its preemptions."""
+        times = "" if self.preemptions == 1 else f" {self.preemptions} times"
+        text = f"; it was stopped{times} while it ran, for a larger batch"
+        return text if self.preemptions else ""
+
+
+class WorkerGone(Exception):
+    """A worker, or its node, ended while it had a call.
+
+    Args:
+        own_end: what the worker wrote when it ended itself; empty where it wrote nothing.
+    """
+
+    def __init__(self, said: str, own_end: str = "") -> None:
+        super().__init__(f"it ended itself: {own_end}" if own_end else said)
+        self.own_end = own_end
+
+
+class Up(NamedTuple):
+    """Workers that can serve a model now, and the largest number of them so far."""
+
+    workers: Collection[str]
+    most: int
+
+
+class Scheduler(Protocol):
+    """What the ledger tells the scheduler. Nothing here blocks."""
+
+    def submit(self, request: Submit) -> None: ...
+    def cancel(self, request_id: int) -> None: ...
+    def worker_lost(self, worker: str) -> None: ...
+    def batch_withdrawn(self, batch_id: str) -> None: ...
+    def report(self, report: BatchReport | None) -> None: ...
+
+
+class Workers(Protocol):
+    """What the ledger asks of workers."""
+
+    async def execute(self, grant: Grant, share: Sequence[Entry]) -> PieceResult:
+        """Send a frontend's share of a batch, and wait for its results.
+
+        Raises:
+            WorkerLost: it was not sent, as there is no such worker.
+            WorkerGone: the worker ended meanwhile.
+            Exception: an item, or a result, cannot be pickled.
+        """
+
+    def can_take(self, item: Any) -> bool:
+        """Whether an item can be sent at all."""
+
+    async def preempt(self, stop: Stop) -> None: ...
+
+    async def up(self, model: str) -> Up:
+        """Ask the scheduler.
+
+        Raises:
+            Exception: it does not answer.
+        """
+
+
+class Metrics(Protocol):
+    def predicted(self, variant: VariantRef, error_ms: float) -> None: ...
+
+
+class Outcome(enum.Enum):
+    """How sending a share of a batch ended."""
+
+    UNWANTED = "nobody waits for the batch any more"
+    NOT_SENT = "the router knows no such worker"
+    LOST = "the worker ended"
+    ENDED_ITSELF = "the worker ended itself, and a request may be why"
+    UNPICKLABLE = "an item could not be sent, and is refused"
+    FAILED = "the results cannot be sent, most likely"
+    LATE = "the batch had to start without the share"
+    PREEMPTED = "the batch was stopped"
+    DONE = "results came"
+
+
+class Consequence(NamedTuple):
+    """What follows from an outcome.
+
+    Attributes:
+        worker_lost: tell the scheduler that the worker is gone.
+        withdrawn: tell the scheduler that nobody has the batch any more.
+        costs_retry: count one of `retries`, and fail those that have none left.
+        again: submit the requests again, and why; empty: do not.
+        when_safe: not before other workers are up.
+        send_rest: send what still waits, once more.
+    """
+
+    worker_lost: bool = False
+    withdrawn: bool = False
+    costs_retry: bool = False
+    again: str = ""
+    when_safe: bool = False
+    send_rest: bool = False
+
+
+_LOST = Consequence(worker_lost=True, costs_retry=True, again="worker_lost")
+CONSEQUENCES = {
+    Outcome.UNWANTED: Consequence(withdrawn=True),
+    Outcome.NOT_SENT: Consequence(worker_lost=True, again="worker_not_there"),
+    Outcome.LOST: _LOST,
+    Outcome.ENDED_ITSELF: _LOST._replace(when_safe=True),
+    Outcome.UNPICKLABLE: Consequence(send_rest=True),
+    Outcome.FAILED: Consequence(withdrawn=True),
+    Outcome.LATE: Consequence(again="came_too_late"),
+    Outcome.PREEMPTED: Consequence(again="preempted"),
+    Outcome.DONE: Consequence(),
+}
+
+
+class Ledger:
+    """Requests from their submission to their end.
+
+    Args:
+        retries: workers that may end with a request before it fails.
+        margin_s: kept of every budget, beside the way back that is measured.
+        variant: by its key, and the model that it is of.
+        policy: what traces call it.
+        clock: `time.monotonic`, as a rule.
+        spawn: runs a coroutine on its own.
+        shortfall: what the plan cannot have served, and why.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        workers: Workers,
+        metrics: Metrics,
+        *,
+        retries: int,
+        margin_s: float,
+        variant: Callable[[str, str], VariantRef],
+        policy: str,
+        clock: Callable[[], float],
+        spawn: Callable[[Coroutine[Any, Any, None]], Any],
+        shortfall: Callable[[], str | None] = lambda: None,
+    ) -> None:
+        self._scheduler = scheduler
+        self._workers = workers
+        self._metrics = metrics
+        self._retries = retries
+        self._margin_s = margin_s
+        self._variant = variant
+        self._policy = policy
+        self._clock = clock
+        self._spawn = spawn
+        self._shortfall = shortfall
+        self._entries: dict[int, Entry] = {}
+        self._overhead = Quantile(0.95, prior=FEW_SAMPLES)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    @property
+    def overhead_s(self) -> float:
+        """Of a call to a worker, there and back, beside the batch: its 95th percentile."""
+        return self._overhead.value(default=0.0)
+
+    async def serve(self, entry: Entry) -> tuple[Any, Visit]:
+        """What a worker makes of a request, and how that went.
+
+        Raises:
+            RefusedEarly, Expired, WorkerLost, BadInput: there is no result.
+            Exception: what the user's method raised.
+        """
+        self._entries[entry.id] = entry
+        left_s = entry.asked.deadline + GRACE_S - self._clock()
+        guard = asyncio.get_running_loop().call_later(left_s, self._give_up, entry)
+        try:
+            self._submit(entry)
+            value, result = await entry.future
+        except asyncio.CancelledError:
+            self._scheduler.cancel(entry.id)
+            raise
+        finally:
+            guard.cancel()
+            del self._entries[entry.id]
+        assert entry.grant is not None
+        now = self._clock()
+        return value, Visit(
+            worker=entry.grant.worker,
+            variant=entry.grant.variant,
+            batch_size=result.batch_size,
+            queue_s=max(entry.sent_at - entry.entered + result.wait_s, 0.0),
+            exec_s=result.exec_s,
+            spent_s=now - entry.entered,
+            done_at=now,
+        )
+
+    def give_way(self, deadline: float, said: str) -> bool:
+        """Refuse the waiting request with the latest deadline, if that is later than this one.
+
+        Args:
+            said: what its caller hears.
+        """
+        waiting = (e for e in self._entries.values() if e.grant is None and not e.future.done())
+        last = max(waiting, key=lambda e: e.asked.deadline, default=None)
+        if last is None or last.asked.deadline <= deadline:
+            return False
+        self._scheduler.cancel(last.id)
+        said = f"{said}, and this one has the latest deadline"
+        _fail(last, RefusedEarly(said, reason="queue_full", **last.context))
+        return True
+
+    # -- to the scheduler ------------------------------------------------------------------
+
+    def resubmit(self, request_ids: Iterable[int] | None = None) -> None:
+        """Tell a scheduler that is new of these requests, as far as they wait; default: of all."""
+        for request_id in list(self._entries) if request_ids is None else request_ids:
+            entry = self._entries.get(request_id)
+            if entry is not None and entry.grant is None and not entry.future.done():
+                self._submit(entry)
+
+    def _submit(self, entry: Entry) -> None:
+        """(Again) to the scheduler, with what is left of the budget less the way back."""
+        asked, now = entry.asked, self._clock()
+        # At most a share of the SLO: who refuses everything never learns that it is quicker now.
+        margin_s = self._margin_s + min(0.5 * self.overhead_s, _WAY_BACK * asked.slo_s)
+        budget_s = asked.deadline - margin_s - now
+        if budget_s <= 0:
+            gone_s = now - asked.arrival
+            why = (
+                f"no time is left for the work: of {asked.slo_s * 1e3:.4g} ms, {gone_s * 1e3:.4g} "
+                f"ms are over, and {margin_s * 1e3:.4g} ms are kept for the way back"
+            )
+            _refuse(entry, why, None, (gone_s + margin_s) * 1e3)
+            return
+        entry.grant = None
+        entry.trace.submitted(entry.id, budget_s)
+        waiting = entry.trace.waiting
+        self._scheduler.submit(
+            Submit(entry.id, entry.model, budget_s, entry.size, entry.upstream, waiting)
+        )
+
+    def _give_up(self, entry: Entry) -> None:
+        self._scheduler.cancel(entry.id)
+        where = f"on worker {entry.grant.worker}" if entry.grant else "in the queue"
+        said = f"no answer {GRACE_S:g} s after the deadline; the request was {where}"
+        _fail(entry, Expired(said, **entry.context))
+
+    # -- what the scheduler says -----------------------------------------------------------
+
+    def heard(self, messages: Iterable[Message]) -> None:
+        """From the scheduler."""
+        for message in messages:
+            if isinstance(message, Grant):
+                self._spawn(self.send(message))
+            elif isinstance(message, Stop):
+                self._spawn(self._workers.preempt(message))
+            else:
+                self._refused(message)
+
+    def _refused(self, refusal: Refusal) -> None:
+        now = self._clock()
+        for request_id in refusal.request_ids:
+            entry = self._entries.get(request_id)
+            if entry is None:
+                continue
+            if refusal.reason == "expired":
+                slo_ms = entry.asked.slo_s * 1e3
+                said = f"waited until its deadline of {slo_ms:.4g} ms was out of reach"
+                _fail(entry, Expired(said, **entry.context))
+                continue
+            why = f"refused early: {_WHY.get(refusal.reason, refusal.reason)}"
+            if shortfall := self._shortfall():
+                why += f"; the plan falls short: {shortfall}"
+            finish_ms = (now + refusal.finish_in_s - entry.asked.arrival) * 1e3
+            _refuse(entry, why, refusal.reason, finish_ms)
+
+    # -- to a worker -----------------------------------------------------------------------
+
+    async def send(self, grant: Grant) -> None:
+        """Send our share of a batch, and do what follows from how that ended."""
+        found = [self._entries.get(i) for i in grant.request_ids]
+        share = [e for e in found if e is not None and not e.future.done()]
+        outcome, said = await self._call(grant, share)
+        then = CONSEQUENCES[outcome]
+        if then.worker_lost:
+            self._scheduler.worker_lost(grant.worker)
+        if then.withdrawn:
+            self._scheduler.batch_withdrawn(grant.batch_id)
+        if then.costs_retry:
+            self._count_retry(share, grant.worker)
+        if isinstance(said, PieceResult):
+            self._take_down(grant, share, said)
+        elif outcome is Outcome.FAILED:
+            for entry in share:
+                _fail(entry, said)
+        if then.send_rest:
+            await self.send(grant)
+        if then.when_safe:
+            await self._submit_when_safe(share, grant.worker, then.again)
+        elif then.again:
+            self._submit_again(share, then.again)
+
+    async def _call(
+        self, grant: Grant, share: list[Entry]
+    ) -> tuple[Outcome, PieceResult | Exception]:
+        if not share and grant.num_pieces == 1:
+            return Outcome.UNWANTED, LookupError(grant.batch_id)
+        # An empty share is sent, too: the other frontends' pieces wait for it.
+        sent_at = self._clock()
+        for entry in share:
+            entry.grant, entry.sent_at = grant, sent_at
+            entry.trace.granted(grant, self._policy)
+        try:
+            result = await self._workers.execute(grant, share)
+        except WorkerLost as error:
+            logger.warning("%s", error)
+            return Outcome.NOT_SENT, error
+        except WorkerGone as error:
+            logger.warning("worker %s is lost: %s", grant.worker, error)
+            return Outcome.ENDED_ITSELF if error.own_end else Outcome.LOST, error
+        except Exception as error:
+            any_refused = self._refuse_unpicklable(share)
+            return Outcome.UNPICKLABLE if any_refused else Outcome.FAILED, error
+        took_s = self._clock() - sent_at
+        self._overhead.add(max(took_s - result.held_s, 0.0))
+        if result.results is None:
+            return Outcome.PREEMPTED if result.preempted else Outcome.LATE, result
+        if grant.piece == 0 and result.batch_size:  # once per batch, which had something to do
+            variant = self._variant(grant.variant, grant.model)
+            self._metrics.predicted(variant, (took_s - grant.finish_in_s) * 1e3)
+        return Outcome.DONE, result
+
+    def _take_down(self, grant: Grant, share: list[Entry], result: PieceResult) -> None:
+        """The results of a share, or that there are none."""
+        self._scheduler.report(result.report)
+        for entry in share:
+            entry.trace.ran(result.trace)
+            entry.preemptions += result.preempted
+        if result.results is None:
+            return
+        for entry, (ok, value) in zip(share, result.results, strict=True):
+            if ok and not entry.future.done():
+                entry.future.set_result((value, result))
+            elif not ok:
+                _fail(entry, value)
+
+    # -- again -----------------------------------------------------------------------------
+
+    def _submit_again(self, share: list[Entry], why: str) -> None:
+        for entry in share:
+            if not entry.future.done():
+                entry.trace.requeued(why)
+                self._submit(entry)
+
+    async def _submit_when_safe(self, share: list[Entry], lost: str, why: str) -> None:
+        """Again, once two workers are up: the worker that was lost ended itself, one of these
+        requests may be why, and it must not end the last one. Where there has never been more
+        than one, once that is back."""
+        gone = {lost}
+        while share := [e for e in share if not e.future.done()]:
+            is_safe = False
+            with contextlib.suppress(Exception):  # the scheduler restarts
+                up = await self._workers.up(share[0].model)
+                is_safe = len(set(up.workers) - gone) >= min(_SPARE, up.most)
+            if is_safe:
+                self._submit_again(share, why)
+                return
+            for entry in share:
+                if entry.asked.deadline - self._clock() < _START_S:
+                    said = (
+                        f"worker {lost} ended itself while it worked on the request, which may be "
+                        f"why; it is tried again where {_SPARE} workers are up"
+                    )
+                    _fail(entry, WorkerLost(said, worker=lost, **entry.context))
+            await asyncio.sleep(_AGAIN_S)
+            gone = set()  # by now the scheduler knows; who is there again is there
+
+    def _count_retry(self, share: list[Entry], worker: str) -> None:
+        """One more worker ended with them; for some it was the last."""
+        for entry in share:
+            entry.retries += 1
+            if entry.retries > self._retries:
+                before = f", and so were {entry.retries - 1} before" * (entry.retries > 1)
+                said = f"worker {worker} was lost with the request{before}"
+                _fail(entry, WorkerLost(said, worker=worker, **entry.context))
+
+    def _refuse_unpicklable(self, share: list[Entry]) -> bool:
+        """Whether there was an item that cannot be sent to a worker."""
+        poison = [e for e in share if not self._workers.can_take(e.item)]
+        for entry in poison:
+            said = (
+                f"an item of type {type(entry.item).__name__} cannot be sent to a worker: it "
+                "cannot be pickled"
+            )
+            _fail(entry, BadInput(said, field="item", **entry.context))
+        return bool(poison)
+
+
+def _fail(entry: Entry, error: BaseException) -> None:
+    if not entry.future.done():
+        entry.future.set_exception(error)
+
+
+def _refuse(entry: Entry, why: str, reason: str | None, finish_ms: float) -> None:
+    """Args:
+    finish_ms: when it was predicted to finish, milliseconds after its arrival.
+    """
+    reason = "preempted" if entry.preemptions else reason
+    error = RefusedEarly(
+        why + entry.stopped, reason=reason, predicted_finish_ms=finish_ms, **entry.context
+    )
+    _fail(entry, error)

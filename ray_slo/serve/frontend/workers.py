@@ -1,0 +1,237 @@
+"""A frontend's workers: how it calls one of them, and what they can serve."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any
+
+import ray
+from ray import cloudpickle
+
+from ray_slo.serve.config.spec import AppSpec, worker_deployment
+from ray_slo.serve.errors import ConfigError, NotReady
+from ray_slo.serve.frontend.ledger import Entry, Up, WorkerGone
+from ray_slo.serve.frontend.startup import Deployment, Startup
+from ray_slo.serve.messages import Capacity, Grant, Heartbeat, Piece, PieceResult, Stop
+from ray_slo.serve.scheduler.channel import Channel
+from ray_slo.serve.watch import tracing
+
+logger = logging.getLogger(__name__)
+
+_MEET_S = 5.0  # for workers to introduce themselves again
+_FIRST_S = 2.0  # the same at the start; without an answer, none is up
+_LOOK_S = 0.3  # between looks at what workers can serve, until that is all
+_LEAST_LOOK_S = 0.05  # the same, when a request waits for the next one
+_FRESH_S = 1.0  # that it waits, at most
+# What a call to a worker raises when the worker is gone, or its node with the result.
+_GONE = (
+    ray.exceptions.RayActorError,
+    ray.exceptions.WorkerCrashedError,
+    ray.exceptions.NodeDiedError,
+    ray.exceptions.ObjectLostError,
+)
+States = Callable[[str, Mapping[str, str]], dict[str, Deployment]]
+
+
+def check_names(frontend: str, name: str, handles: Mapping[str, Any]) -> None:
+    """Check that the frontend and its workers find each other. When an application holds several
+    deployments of one name, Serve numbers them, and a worker finds its frontend by that number.
+
+    Args:
+        frontend: the name of its deployment, as numbered.
+        name: as written.
+
+    Raises:
+        ConfigError: the workers have another number.
+    """
+    suffix = frontend.removeprefix(name)
+    for kind, handle in handles.items():
+        if handle.deployment_name != worker_deployment(name, kind) + suffix:
+            raise ConfigError(
+                f"name: frontend {frontend!r} and its workers {handle.deployment_name!r} do not "
+                f"match, because another deployment of the application is named {name!r}, too; "
+                "give one of them another name"
+            )
+
+
+class Workers:
+    """The workers' deployments, by kind.
+
+    Args:
+        ended_itself: what a worker wrote when it ended itself; empty where it wrote nothing.
+        spawn: runs a coroutine on its own.
+        states: how Serve sees the workers. Blocks.
+        shortfall: what the plan cannot have served, and why.
+    """
+
+    def __init__(
+        self,
+        spec: AppSpec,
+        app: str,
+        handles: Mapping[str, Any],
+        channel: Channel,
+        startup: Startup,
+        *,
+        ended_itself: Callable[[str], str],
+        states: States,
+        spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
+        shortfall: Callable[[], str | None],
+        clock: Callable[[], float],
+    ) -> None:
+        self._spec = spec
+        self._app = app
+        self._handles = handles
+        self._channel = channel
+        self._startup = startup
+        self._ended_itself = ended_itself
+        self._states = states
+        self._spawn = spawn
+        self._shortfall = shortfall
+        self._clock = clock
+        self._loop = asyncio.get_running_loop()
+        self._most: dict[str, int] = {}  # workers that a model has had
+        self._look_now = asyncio.Event()
+        self._next_look: asyncio.Future[None] = self._loop.create_future()
+        self._meeting: asyncio.Task[None]
+        self.capacity: dict[str, Capacity] = {}  # by model
+
+    # -- calls -----------------------------------------------------------------------------
+
+    async def execute(self, grant: Grant, share: Sequence[Entry]) -> PieceResult:
+        """See `ledger.Workers`."""
+        traces = [entry.trace for entry in share]
+        piece = Piece(
+            batch_id=grant.batch_id,
+            variant=grant.variant,
+            items=[entry.item for entry in share],
+            piece=grant.piece,
+            num_pieces=grant.num_pieces,
+            start_by_s=grant.start_by_s,
+            traces=tracing.contexts(traces),
+        )
+        try:
+            with tracing.call_of(traces):
+                call = self._handles[grant.kind].execute.remote(piece, worker=grant.worker)
+                result: PieceResult = await call
+        except _GONE as error:
+            said = type(error).__name__
+            raise WorkerGone(said, self._ended_itself(grant.worker)) from error
+        return result
+
+    async def preempt(self, stop: Stop) -> None:
+        """Pass a preemption on. What becomes of the batch is said by its results."""
+        try:
+            await self._handles[stop.kind].preempt.remote(stop.batch_id, worker=stop.worker)
+        except Exception as error:
+            logger.info("batch %s could not be preempted: %r", stop.batch_id, error)
+
+    def can_take(self, item: Any) -> bool:
+        """Whether an item can be pickled."""
+        try:
+            cloudpickle.dumps(item)
+        except Exception:
+            return False
+        return True
+
+    # -- what they can serve ---------------------------------------------------------------
+
+    async def begin(self) -> None:
+        """Meet workers that are up, and go on looking at what they can serve."""
+        self._meeting = self._spawn(self._meet())
+        await asyncio.wait({self._meeting}, timeout=_FIRST_S)
+        watch = self._spawn(self._watch_startup())
+        if self._meeting.done():
+            # Workers are up, so this is no first start. Not ready before they can be used, too:
+            # Serve then routes nothing here.
+            await asyncio.wait({watch}, timeout=_MEET_S)
+
+    async def refusal(self, model: str) -> NotReady | None:
+        """Why no worker can serve what a client asks for; None where one can."""
+        if self._startup.complete:
+            return None
+        refusal = self._startup.refusal(model, self._clock())
+        if refusal is not None:
+            self._look_now.set()
+            await asyncio.wait({self._next_look}, timeout=_FRESH_S)
+            refusal = self._startup.refusal(model, self._clock())
+        return refusal
+
+    async def up(self, model: str) -> Up:
+        """See `ledger.Workers`."""
+        await self._look(_FRESH_S)
+        return Up(self.capacity[model].workers, self._most[model])
+
+    async def refresh(self, *, is_waited_for: bool) -> None:
+        """Look at what they can serve; called about once a second.
+
+        Args:
+            is_waited_for: requests wait for them.
+        """
+        with contextlib.suppress(Exception):  # the scheduler restarts: what is known stays
+            await self._look(_FRESH_S)
+        # While Serve replaces us, workers beat to our successor, and it replaces them, too.
+        if is_waited_for and self._channel.is_deserted():
+            try:
+                await asyncio.wait_for(self._meet(), _MEET_S)
+            except Exception as error:
+                logger.info("no worker to be met: %r", error)
+
+    async def _meet(self) -> None:
+        if not self._spec.planned:
+            for handle in self._handles.values():
+                await self._join(handle)
+            return
+        # A planner may want none of a kind; then nobody would ever answer, and Serve would start a
+        # worker for the waiting call. Those that are there beat to the scheduler by themselves.
+        meetings = {asyncio.ensure_future(self._join(handle)) for handle in self._handles.values()}
+        try:
+            while meetings:
+                done, meetings = await asyncio.wait(meetings, return_when=asyncio.FIRST_COMPLETED)
+                if any(meeting.exception() is None for meeting in done) or not meetings:
+                    done.pop().result()
+                    return
+        finally:
+            for meeting in meetings:
+                meeting.cancel()
+
+    async def _join(self, handle: Any) -> None:
+        beat: Heartbeat = await handle.introduce.remote()
+        await self._channel.join(beat)
+
+    async def _watch_startup(self) -> None:
+        """Find out what can be served, until that is all, and what keeps the rest."""
+        kinds = {kind: handle.deployment_name for kind, handle in self._handles.items()}
+        while True:
+            look, self._next_look = self._next_look, self._loop.create_future()
+            self._look_now.clear()
+            try:
+                await self._look(_MEET_S)
+                self._startup.serves(self.capacity)
+                if self._startup.complete:
+                    self._next_look.set_result(None)
+                    return
+                if self._meeting.done() and self._meeting.exception() is not None:
+                    self._meeting = self._spawn(self._meet())
+                self._startup.plan_says(self._shortfall())
+                states = await self._loop.run_in_executor(None, self._states, self._app, kinds)
+                self._startup.deployments(states)
+            except Exception as error:
+                logger.info("cannot tell what is served: %r", error)
+            finally:
+                look.set_result(None)
+            await asyncio.sleep(_LEAST_LOOK_S)
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._look_now.wait(), _LOOK_S)
+
+    async def _look(self, within_s: float) -> None:
+        """Ask the scheduler.
+
+        Raises:
+            Exception: whatever kept it from answering.
+        """
+        self.capacity = await asyncio.wait_for(self._channel.capacity(), within_s)
+        for model, capacity in self.capacity.items():
+            self._most[model] = max(self._most.get(model, 0), len(capacity.workers))

@@ -1,0 +1,537 @@
+"""The ledger of requests, with plain fakes for the scheduler, the workers and the time."""
+
+import asyncio
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ray_slo.errors import BadInput, Expired, RefusedEarly, WorkerLost
+from ray_slo.serve.config.spec import VariantRef
+from ray_slo.serve.frontend.ledger import (
+    CONSEQUENCES,
+    GRACE_S,
+    Asked,
+    Entry,
+    Ledger,
+    Outcome,
+    Up,
+    WorkerGone,
+)
+from ray_slo.serve.messages import Grant, PieceResult, Refusal, Stop
+from tests.serve import clock
+from tests.serve.scheduler.test_scheduler import in_loop
+
+EXEC_S = 0.1
+
+
+class Scheduler:
+    """Notes what it is told. What was submitted is `queued` until somebody takes it from there."""
+
+    def __init__(self):
+        self.submits, self.told, self.queued, self.withdrawn = [], [], {}, set()
+
+    def submit(self, request):
+        self.submits.append(request)
+        self.queued[request.request_id] = request
+
+    def cancel(self, request_id):
+        if self.queued.pop(request_id, None) is not None:
+            self.withdrawn.add(request_id)
+        self.told.append(("cancel", request_id))
+
+    def __getattr__(self, name):
+        return lambda about: self.told.append((name, about))
+
+
+def done(share, **about):
+    results = [(True, ("did", entry.item)) for entry in share]
+    return PieceResult(results, len(share), 0.0, EXEC_S, EXEC_S, **about)
+
+
+def late(share, **about):
+    return PieceResult(None, 0, 0.0, 0.0, 0.0, **about)
+
+
+def preempted(share):
+    return late(share, preempted=True)
+
+
+def lost(share):
+    raise WorkerGone("RayActorError")
+
+
+def not_there(share):
+    raise WorkerLost("worker w0 is not among the running replicas")
+
+
+def ended_itself(share):
+    raise WorkerGone("RayActorError", "os._exit(1)")
+
+
+def unpicklable_result(share):
+    raise TypeError("cannot pickle it")
+
+
+class Workers:
+    """Each call ends as the next of `ends` says, and then as `done`."""
+
+    def __init__(self, *ends):
+        self.ends, self.calls, self.stops = [*ends], [], []
+        self.there, self.most, self.exec_s = {"w0", "w1"}, 2, EXEC_S
+
+    async def execute(self, grant, share):
+        self.calls.append((grant.worker, [entry.id for entry in share]))
+        await asyncio.sleep(self.exec_s)
+        if not all(self.can_take(entry.item) for entry in share):
+            raise TypeError("cannot pickle it")
+        return (self.ends.pop(0) if self.ends else done)(share)
+
+    def can_take(self, item):
+        return item != "poison"
+
+    async def preempt(self, stop):
+        self.stops.append(stop)
+
+    async def up(self, model):
+        return Up(set(self.there), self.most)
+
+
+class Metrics:
+    def __init__(self):
+        self.errors_ms = []
+
+    def predicted(self, variant, error_ms):
+        self.errors_ms.append((variant.name, error_ms))
+
+
+class World:
+    """A ledger and what is around it."""
+
+    def __init__(self, *ends, retries=3, shortfall=None):
+        self.scheduler, self.workers, self.metrics = Scheduler(), Workers(*ends), Metrics()
+        self.tasks, self.batches = [], 0
+        self.ledger = Ledger(
+            self.scheduler,
+            self.workers,
+            self.metrics,
+            retries=retries,
+            margin_s=0.01,
+            variant=lambda key, model: VariantRef(model, key, None),
+            policy="eager",
+            clock=time.monotonic,
+            spawn=self.spawn,
+            shortfall=lambda: shortfall,
+        )
+
+    def spawn(self, coroutine):
+        self.tasks.append(asyncio.ensure_future(coroutine))
+
+    def ask(self, id, slo_s=5.0, item="x"):
+        now = time.monotonic()
+        entry = Entry(id, "m", Asked("m", now, slo_s), item, now)
+        return asyncio.ensure_future(self.ledger.serve(entry))
+
+    async def asks(self, *ids, **about):
+        tasks = [self.ask(i, **about) for i in ids]
+        await asyncio.sleep(0)
+        return tasks
+
+    def grant(self, *ids, worker="w0", piece=0, num_pieces=1):
+        """Have the scheduler grant a batch of these."""
+        for i in ids:
+            self.scheduler.queued.pop(i, None)
+        self.batches += 1
+        about = (piece, num_pieces, len(ids), 0.0, EXEC_S, 1.0)
+        batch = Grant(f"b{self.batches}", worker, "default", "m", "v", ids, *about)
+        self.ledger.heard([batch])
+
+    async def granted(self, *ids, **about):
+        """The same, until its end."""
+        self.grant(*ids, **about)
+        await asyncio.sleep(EXEC_S + 0.01)
+
+
+async def error_of(task, kind):
+    with pytest.raises(kind) as caught:
+        await task
+    return caught.value
+
+
+def test_every_outcome_has_its_consequence():
+    assert set(CONSEQUENCES) == set(Outcome)
+
+
+@in_loop
+async def test_a_request_is_answered_once():
+    world = World()
+    (task,) = await world.asks(1)
+    assert (len(world.ledger), [s.request_id for s in world.scheduler.submits]) == (1, [1])
+    assert world.scheduler.submits[0].budget_s == pytest.approx(5.0 - 0.01)
+    await world.granted(1)
+    value, visit = await task
+    assert value == ("did", "x")
+    assert (visit.worker, visit.variant, visit.batch_size) == ("w0", "v", 1)
+    assert (visit.exec_s, visit.spent_s) == (EXEC_S, pytest.approx(EXEC_S))
+    assert len(world.ledger) == 0
+    await world.granted(1)  # the scheduler is mistaken
+    assert world.workers.calls == [("w0", [1])]
+    assert ("batch_withdrawn", "b2") in world.scheduler.told
+
+
+@in_loop
+async def test_results_are_handed_out_in_order_and_errors_to_their_own():
+    def mixed(share):
+        results = [(True, 1), (False, ValueError("its own")), (True, 3)]
+        return PieceResult(results, 3, 0.0, EXEC_S, EXEC_S)
+
+    world = World(mixed)
+    tasks = await world.asks(1, 2, 3)
+    await world.granted(1, 2, 3)
+    assert [(await tasks[i])[0] for i in (0, 2)] == [1, 3]
+    assert str(await error_of(tasks[1], ValueError)) == "its own"
+
+
+@in_loop
+async def test_refused():
+    world = World(shortfall="no money")
+    tasks = await world.asks(1, 2, 3)
+    world.ledger.heard([Refusal((1, 9), "would_miss", 7.0), Refusal((2,), "expired", 7.0)])
+    refused = await error_of(tasks[0], RefusedEarly)
+    assert "it would have finished too late; the plan falls short: no money" in str(refused)
+    assert (refused.reason, refused.model, refused.latency_slo_ms) == ("would_miss", "m", 5000)
+    assert refused.predicted_finish_ms == pytest.approx(7000)
+    assert "waited until its deadline of 5000 ms" in str(await error_of(tasks[1], Expired))
+    assert len(world.ledger) == 1
+
+
+@in_loop
+async def test_of_a_lost_worker_requests_are_sent_again_with_what_is_left():
+    world = World(lost, retries=1)
+    tasks = await world.asks(1, 2)
+    tasks[0].cancel()
+    await world.granted(1, 2)
+    assert ("worker_lost", "w0") in world.scheduler.told
+    *_, again = world.scheduler.submits
+    assert (again.request_id, len(world.scheduler.submits)) == (2, 3)
+    assert again.budget_s == pytest.approx(5.0 - 0.01 - EXEC_S)
+    await world.granted(2, worker="w1")
+    assert (await tasks[1])[1].worker == "w1"
+
+
+@in_loop
+async def test_one_worker_too_many_was_lost():
+    world = World(lost, lost, retries=1)
+    (task,) = await world.asks(1)
+    await world.granted(1)
+    await world.granted(1, worker="w1")
+    said = await error_of(task, WorkerLost)
+    assert "worker w1 was lost with the request, and so were 1 before" in str(said)
+    assert (said.worker, len(world.scheduler.submits)) == ("w1", 2)
+
+
+@in_loop
+async def test_a_worker_that_is_not_there_costs_no_retry():
+    world = World(*[not_there] * 5, retries=0)
+    (task,) = await world.asks(1)
+    for _ in range(6):
+        await world.granted(1)
+    assert (await task)[0] == ("did", "x")
+    assert world.scheduler.told.count(("worker_lost", "w0")) == 5
+
+
+@in_loop
+async def test_a_piece_that_comes_too_late_is_submitted_again():
+    world = World(late, retries=0)
+    (task,) = await world.asks(1)
+    await world.granted(1, num_pieces=2)
+    assert [s.request_id for s in world.scheduler.submits] == [1, 1]
+    assert not any(name == "worker_lost" for name, _ in world.scheduler.told)
+    await world.granted(1)
+    assert (await task)[0] == ("did", "x")
+
+
+@in_loop
+async def test_a_preempted_request_is_submitted_again_as_the_same():
+    world = World(preempted, preempted, retries=0)
+    tasks = await world.asks(1, 2)
+    world.grant(1, 2)
+    stop = Stop("b1", "w0", "default")
+    world.ledger.heard([stop])
+    await asyncio.sleep(EXEC_S + 0.01)
+    assert world.workers.stops == [stop]
+    assert [s.request_id for s in world.scheduler.submits] == [1, 2, 1, 2]
+    await world.granted(2)
+    for id, times in ((1, ""), (2, " 2 times")):
+        world.ledger.heard([Refusal((id,), "would_miss", 7.0)])
+        refused = await error_of(tasks[id - 1], RefusedEarly)
+        assert f"; it was stopped{times} while it ran, for a larger batch" in str(refused)
+        assert refused.reason == "preempted"
+
+
+@in_loop
+async def test_an_item_that_cannot_be_pickled_fails_only_itself():
+    world = World()
+    good, bad = [*await world.asks(1), *await world.asks(2, item="poison")]
+    await world.granted(1, 2)
+    said = await error_of(bad, BadInput)
+    assert "an item of type str cannot be sent to a worker" in str(said)
+    assert (await good)[0] == ("did", "x")
+    assert world.workers.calls == [("w0", [1, 2]), ("w0", [1])]
+    assert len(world.scheduler.submits) == 2
+
+
+@in_loop
+async def test_a_batch_of_which_no_item_can_be_pickled_is_withdrawn():
+    world = World()
+    (bad,) = await world.asks(1, item="poison")
+    await world.granted(1)
+    await error_of(bad, BadInput)
+    assert ("batch_withdrawn", "b1") in world.scheduler.told
+
+
+@in_loop
+async def test_results_that_cannot_be_pickled_are_the_answer():
+    world = World(unpicklable_result)
+    tasks = await world.asks(1, 2)
+    await world.granted(1, 2)
+    for task in tasks:
+        assert str(await error_of(task, TypeError)) == "cannot pickle it"
+    assert world.scheduler.told[-1] == ("batch_withdrawn", "b1")
+
+
+@in_loop
+async def test_an_empty_share_is_sent_as_others_wait_for_it():
+    world = World()
+    (task,) = await world.asks(1)
+    task.cancel()
+    await asyncio.sleep(0)
+    await world.granted(1, piece=1, num_pieces=2)
+    assert world.workers.calls == [("w0", [])]
+    assert ("batch_withdrawn", "b1") not in world.scheduler.told
+
+
+@in_loop
+@pytest.mark.parametrize("is_granted", [False, True])
+async def test_the_deadline_passes(is_granted):
+    world = World()
+    (task,) = await world.asks(1, slo_s=EXEC_S / 2)
+    if is_granted:
+        world.workers.exec_s = 9.0
+        world.grant(1)
+    began = time.monotonic()
+    said = await error_of(task, Expired)
+    assert ("on worker w0" if is_granted else "in the queue") in str(said)
+    assert time.monotonic() - began == pytest.approx(EXEC_S / 2 + GRACE_S)
+    assert ("cancel", 1) in world.scheduler.told
+    assert len(world.ledger) == 0
+
+
+@in_loop
+async def test_no_time_is_left_for_the_work():
+    world = World()
+    (task,) = await world.asks(1, slo_s=0.009)
+    said = await error_of(task, RefusedEarly)
+    assert "of 9 ms, 0 ms are over, and 10 ms are kept for the way back" in str(said)
+    assert (said.predicted_finish_ms, world.scheduler.submits) == (pytest.approx(10), [])
+
+
+@in_loop
+async def test_a_caller_that_leaves_is_withdrawn():
+    world = World()
+    (task,) = await world.asks(1)
+    task.cancel()
+    await asyncio.wait([task])
+    assert (world.scheduler.told, len(world.ledger)) == ([("cancel", 1)], 0)
+    world.ledger.heard([Refusal((1,), "shed", 1.0)])
+
+
+@in_loop
+async def test_a_new_scheduler_hears_of_what_waits():
+    world = World()
+    tasks = await world.asks(1, 2, 3)
+    world.grant(1)
+    await asyncio.sleep(0)
+    world.ledger.resubmit()
+    world.ledger.resubmit([1, 3, 9])
+    assert [s.request_id for s in world.scheduler.submits] == [1, 2, 3, 2, 3, 3]
+    await world.granted(2, 3)
+    assert all(task.done() for task in tasks)
+
+
+@in_loop
+async def test_the_latest_deadline_gives_way():
+    world = World()
+    sooner, later = [*await world.asks(1), *await world.asks(2, slo_s=6.0)]
+    now = time.monotonic()
+    assert not world.ledger.give_way(now + 7.0, "full")
+    assert world.ledger.give_way(now + 4.0, "full")
+    said = await error_of(later, RefusedEarly)
+    assert str(said) == "full, and this one has the latest deadline"
+    assert (said.reason, world.scheduler.told) == ("queue_full", [("cancel", 2)])
+    await world.granted(1)
+    assert sooner.done()
+
+
+@in_loop
+async def test_predictions_are_compared_once_per_batch_whoever_reports_it():
+    world = World(done, done, late)
+    await world.asks(1, 2, 3)
+    await world.granted(1)  # nothing rides on its result: the scheduler is an actor
+    assert world.metrics.errors_ms == [("v", pytest.approx(0.0, abs=1e-6))]
+    await world.granted(2, piece=1, num_pieces=2)  # another frontend says it
+    await world.granted(3)  # did not run
+    assert len(world.metrics.errors_ms) == 1
+
+
+# -- workers that end themselves: a request may be why -------------------------------------------
+
+
+@in_loop
+async def test_not_to_the_last_worker():
+    world = World(ended_itself)
+    (task,) = await world.asks(1, slo_s=3.0)
+    await world.granted(1)
+    world.workers.there = {"w1"}
+    said = await error_of(task, WorkerLost)
+    assert "worker w0 ended itself" in str(said)
+    assert "tried again where 2 workers are up" in str(said)
+    assert (said.worker, len(world.scheduler.submits)) == ("w0", 1)
+
+
+@in_loop
+async def test_at_once_where_a_third_is_up():
+    world = World(ended_itself)
+    world.workers.there, world.workers.most = {"w0", "w1", "w2"}, 3
+    await world.asks(1)
+    await world.granted(1)
+    assert len(world.scheduler.submits) == 2
+
+
+@in_loop
+async def test_the_lost_one_does_not_count_at_first():
+    world = World(ended_itself)
+    await world.asks(1, slo_s=30.0)
+    await world.granted(1)
+    assert len(world.scheduler.submits) == 1
+    await asyncio.sleep(0.25)  # the scheduler still says so: it is there again
+    assert len(world.scheduler.submits) == 2
+
+
+@in_loop
+async def test_it_waits_for_the_second_while_it_has_time():
+    world = World(ended_itself)
+    (task,) = await world.asks(1, slo_s=30.0)
+    world.workers.there = {"w1"}
+    await world.granted(1)
+    await asyncio.sleep(5.0)
+    assert (len(world.scheduler.submits), task.done()) == (1, False)
+    world.workers.there = {"w1", "w2"}
+    await asyncio.sleep(0.25)
+    await world.granted(1)
+    assert (await task)[0] == ("did", "x")
+
+
+@in_loop
+async def test_where_there_has_been_only_one_it_goes_there_again():
+    world = World(ended_itself, retries=1)
+    world.workers.there, world.workers.most = set(), 1
+    (task,) = await world.asks(1, slo_s=30.0)
+    await world.granted(1)
+    await asyncio.sleep(1.0)
+    world.workers.there = {"w0"}  # another, or the same that was hard to reach
+    await asyncio.sleep(0.25)
+    await world.granted(1)
+    assert (await task)[0] == ("did", "x")
+
+
+@in_loop
+async def test_while_the_scheduler_does_not_answer_nobody_is_up():
+    world = World(ended_itself)
+    (task,) = await world.asks(1)
+
+    async def up(model):
+        raise TimeoutError
+
+    world.workers.up = up
+    await world.granted(1)
+    await error_of(task, WorkerLost)
+    assert len(world.scheduler.submits) == 1
+
+
+@in_loop
+async def test_what_goes_wrong_while_it_is_sent_again_is_heard():
+    world = World(ended_itself)
+    world.workers.there = {"w0", "w1", "w2"}
+    await world.asks(1)
+
+    def submit(request):
+        raise ValueError("a bug")
+
+    world.scheduler.submit = submit
+    await world.granted(1)
+    with pytest.raises(ValueError, match="a bug"):
+        await world.tasks[0]
+
+
+# -- any sequence --------------------------------------------------------------------------------
+
+ENDS = [done, done, late, preempted, lost, not_there, ended_itself, unpicklable_result]
+STEPS = st.one_of(
+    st.tuples(
+        st.just("ask"), st.sampled_from([0.02, 1.0, 5.0]), st.sampled_from(["x", "x", "poison"])
+    ),
+    st.tuples(st.just("grant"), st.integers(1, 4), st.sampled_from(ENDS)),
+    st.tuples(st.just("refuse"), st.sampled_from(["shed", "expired"]), st.just(0)),
+    st.tuples(st.just("leave"), st.integers(0, 5), st.just(0)),
+    st.tuples(st.just("reset"), st.just(0), st.just(0)),
+    st.tuples(st.just("wait"), st.sampled_from([0.0, EXEC_S / 2, 1.5]), st.just(0)),
+)
+
+
+async def live_through(steps):
+    world = World()
+    scheduler, tasks, deadlines = world.scheduler, [], []
+    for kind, one, other in steps:
+        if kind == "ask":
+            deadlines.append(time.monotonic() + one)
+            tasks += await world.asks(len(tasks), slo_s=one, item=other)
+        elif kind == "grant":
+            world.workers.ends.append(other)
+            world.grant(*[*scheduler.queued][:one])
+        elif kind == "refuse":
+            for i in [*scheduler.queued][:1]:
+                del scheduler.queued[i]
+                world.ledger.heard([Refusal((i,), one, 1.0)])
+        elif kind == "leave" and one < len(tasks):
+            tasks[one].cancel()
+        elif kind == "reset":
+            scheduler.queued.clear()
+            world.ledger.resubmit()
+        elif kind == "wait":
+            await asyncio.sleep(one)
+        await asyncio.sleep(0)
+    world.workers.ends.clear()
+    for _ in range(40):
+        for i in [*scheduler.queued]:
+            world.grant(i)
+        await asyncio.sleep(0.2)
+        now = time.monotonic()
+        for task, deadline in zip(tasks, deadlines, strict=True):
+            assert task.done() or now < deadline + GRACE_S + 0.01
+    assert (len(world.ledger), scheduler.queued) == (0, {})
+    allowed = RefusedEarly | Expired | WorkerLost | BadInput | TypeError
+    for i, task in enumerate(tasks):
+        if not task.cancelled() and (error := task.exception()) is not None:
+            assert isinstance(error, allowed)
+            # Whatever waited until then was known to the scheduler.
+            assert "in the queue" not in str(error) or i in scheduler.withdrawn
+    for task in world.tasks:
+        assert task.done() and task.exception() is None
+
+
+@given(st.lists(STEPS, max_size=25))
+@settings(max_examples=300, derandomize=True, deadline=None, database=None)
+def test_nothing_is_lost_or_answered_twice(steps):
+    clock.run(live_through(steps))

@@ -1,0 +1,99 @@
+"""How a frontend calls its workers, with plain fakes for their handles and the scheduler."""
+
+import asyncio
+import threading
+import time
+from types import SimpleNamespace
+
+import pytest
+import ray
+
+from ray_slo.errors import ConfigError, WorkerLost
+from ray_slo.serve.config.spec import parse_spec
+from ray_slo.serve.frontend.ledger import Asked, Entry, Up, WorkerGone
+from ray_slo.serve.frontend.startup import Startup
+from ray_slo.serve.frontend.workers import Workers, check_names
+from ray_slo.serve.messages import Capacity, Grant, PieceResult
+from tests.serve.scheduler.test_scheduler import in_loop
+
+GRANT = Grant("b", "w0", "gpu", "m", "v", (1,), 0, 1, 1, 0.0, 0.1, 1.0)
+SPEC = parse_spec({"models": {"m": {"callable": "apps:M", "latency_slo_ms": 100}}, "name": "m"})
+
+
+def workers(execute=None, capacity=None, why=""):
+    handle = SimpleNamespace(execute=SimpleNamespace(remote=execute), deployment_name="m-worker")
+    return Workers(
+        SPEC,
+        "app",
+        {"gpu": handle},
+        SimpleNamespace(capacity=capacity),
+        Startup({"m": ["m"]}),
+        ended_itself={"w0": why}.get,
+        states=lambda app, kinds: {},
+        spawn=asyncio.ensure_future,
+        shortfall=lambda: None,
+        clock=time.monotonic,
+    )
+
+
+@in_loop
+async def test_a_share_goes_to_the_worker_of_its_grant():
+    sent = []
+
+    async def execute(piece, worker):
+        sent.append((worker, piece.batch_id, piece.variant, piece.items, piece.num_pieces))
+        return PieceResult([(True, 1)], 1, 0.0, 0.1, 0.1)
+
+    share = [Entry(1, "m", Asked("m", 0.0, 1.0), "item", 0.0)]
+    result = await workers(execute).execute(GRANT, share)
+    assert (result.results, sent) == ([(True, 1)], [("w0", "b", "v", ["item"], 1)])
+
+
+@in_loop
+@pytest.mark.parametrize("why", ["", "os._exit(1)"])
+async def test_a_worker_that_is_gone_may_have_said_why(why):
+    async def execute(piece, worker):
+        raise ray.exceptions.RayActorError
+
+    with pytest.raises(WorkerGone) as gone:
+        await workers(execute, why=why).execute(GRANT, [])
+    assert gone.value.own_end == why
+    assert str(gone.value) == (f"it ended itself: {why}" if why else "RayActorError")
+
+
+@in_loop
+async def test_what_the_router_says_is_passed_on():
+    async def execute(piece, worker):
+        raise WorkerLost("worker w0 is not among the running replicas")
+
+    with pytest.raises(WorkerLost):
+        await workers(execute).execute(GRANT, [])
+
+
+@in_loop
+async def test_the_most_workers_that_a_model_had_are_remembered():
+    found = [{"w0", "w1"}, {"w1"}]
+
+    async def capacity():
+        return {"m": Capacity(100.0, frozenset(found.pop(0)))}
+
+    there = workers(capacity=capacity)
+    assert await there.up("m") == Up({"w0", "w1"}, 2)
+    assert await there.up("m") == Up({"w1"}, 2)
+    assert there.capacity["m"].rate == 100.0
+
+
+@in_loop
+async def test_what_can_be_pickled_can_be_sent():
+    assert workers().can_take([1, lambda: 2])
+    assert not workers().can_take(threading.Lock())
+
+
+def test_another_deployment_of_the_name_is_refused():
+    def handle(name):
+        return {"default": SimpleNamespace(deployment_name=name)}
+
+    check_names("m", "m", handle("m-worker"))
+    check_names("m_1", "m", handle("m-worker_1"))
+    with pytest.raises(ConfigError, match="another deployment of the application is named 'm'"):
+        check_names("m_1", "m", handle("m-worker"))
