@@ -1,45 +1,256 @@
-"""Which deadline does the call that runs now have? And the few private corners of Serve we touch.
+"""Which deadline does a request have? Its headers, and the scope of the call that runs now.
 
-A deadline comes, first found first taken, from
+`HEADERS` lists the request headers of ray-slo: bounds, proxies, frontends, gRPC and the OpenAPI
+document read it. `TimeLimits` is the one parser of those that say how much time there is.
+
+A deadline in user code (`@ray_slo.batch`, `remaining_ms`) comes, first found first taken, from
 
 1. `deadline_scope(...)` around the call;
-2. the HTTP request that Serve is handling: `x-slo-latency-ms`, else `x-request-timeout-seconds`.
-   Serve keeps no headers in its request context, so `_note_http_deadlines` wraps the one place
-   where a replica hands the ASGI scope to user code;
+2. the HTTP request that Serve is handling, in deployments that use `@ray_slo.batch`. In others,
+   `with deadline_scope(request):` says it;
 3. the gRPC request's metadata, by the same names; `ray_slo.serve.grpc.with_deadlines` puts gRPC's
    own deadline there, which Serve does not read.
 
 `x-slo-latency-ms` replaces the model's SLO. `x-request-timeout-seconds` can only tighten it: it is
 when Serve's proxy gives up, and gateways set it to minutes. Neither crosses a `DeploymentHandle`:
 pass `latency_slo_ms=remaining_ms()` on.
-Deadlines here are `time.monotonic()` seconds of this process.
+Deadlines here are `time.monotonic()` seconds of this process. This module does not import Ray.
 """
 
 from __future__ import annotations
 
-import asyncio
-import inspect
 import math
-import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import Context, ContextVar, copy_context
-from functools import wraps
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Literal, NamedTuple, Protocol, overload, runtime_checkable
 
-from ray.serve import context as serve_context
+from ray_slo.core.text import quoted
 
-TIMEOUT_HEADER = "x-request-timeout-seconds"
-LATENCY_HEADER = "x-slo-latency-ms"
-MAX_LATENCY_MS = 86_400_000.0  # a day: what a client, or a config, may give a request
-PROXIED_HEADER = "x-slo-timeout-ms"  # the client's timeout, as our proxies pass it on
 PROXY_CALLBACK_ENV = "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH"
 PROXY_CALLBACK = "ray_slo.serve.proxy:middlewares"
-# Between `ray_slo.serve.proxy.door` in a proxy and frontends:
-WHOLE_HEADER = "x-slo-body-whole"  # of requests: "1", its body has come to the proxy, or "0"
-REFUSED_HEADER = "x-slo-refused-before"  # of requests: how many the proxy refused before it
-CAPACITY_HEADER = "x-slo-capacity"  # of answers: `frontend.Frontend._said_capacity`
+MAX_LATENCY_MS = 86_400_000.0  # a day: what a client, or a config, may give a request
+
+LATENCY_HEADER = "x-slo-latency-ms"
+TIMEOUT_HEADER = "x-request-timeout-seconds"
+PROXIED_HEADER = "x-slo-timeout-ms"
+WHOLE_HEADER = "x-slo-body-whole"
+REFUSED_HEADER = "x-slo-refused-before"
+ATTEMPT_HEADER = "x-slo-attempt"
+CAPACITY_HEADER = "x-slo-capacity"  # of answers: what the frontend says that it can do
+
+
+class Header(NamedTuple):
+    """A request header.
+
+    Attributes:
+        said_by: a proxy drops what a client says in the name of our proxies.
+        means: for the OpenAPI document.
+        per_s: units in a second, for one that is a time; 0 for others.
+        most: the largest value, in its unit.
+    """
+
+    name: str
+    said_by: Literal["client", "door", "failover"]
+    means: str
+    per_s: float = 0.0
+    most: float = math.inf
+
+
+HEADERS = {
+    header.name: header
+    for header in (
+        Header(
+            LATENCY_HEADER,
+            "client",
+            "The request's own SLO, milliseconds, instead of the model's.",
+            per_s=1e3,
+            most=MAX_LATENCY_MS,
+        ),
+        Header(
+            TIMEOUT_HEADER,
+            "client",
+            "When the client gives up, seconds; can only tighten the SLO.",
+            per_s=1.0,
+            most=MAX_LATENCY_MS / 1e3,
+        ),
+        Header(PROXIED_HEADER, "failover", "What is left of the client's timeout.", per_s=1e3),
+        Header(ATTEMPT_HEADER, "failover", "Names this sending of the request."),
+        Header(WHOLE_HEADER, "door", '"1": the proxy has the whole body; else "0".'),
+        Header(REFUSED_HEADER, "door", "How many requests the proxy refused before this one."),
+    )
+}
+_BY_KEY: dict[str | bytes, Header] = {
+    key: header for header in HEADERS.values() for key in (header.name, header.name.encode())
+}
+_SAID_BY = {key: header.said_by for key, header in _BY_KEY.items()}
+_TIMES = {key: header.name for key, header in _BY_KEY.items() if header.per_s}
+_LONGEST_NUMBER = 32  # characters
+_LEAST_MS = 1.0  # is said of what is over: 0 would be refused as no SLO
+
+
+# -- headers -----------------------------------------------------------------------------------
+
+
+class TimeLimits:
+    """What the headers of a request (metadata of gRPC) say of its time.
+
+    A value must be a positive decimal number, within the header's bound, and be there once.
+
+    Args:
+        headers: pairs of text or bytes, names in small letters; others are passed over.
+        strict: refuse a bad value; without, it counts as absent.
+        proxied: whether a proxy of ours was before, so that `x-slo-timeout-ms` is not the client's.
+    """
+
+    def __init__(
+        self, headers: Iterable[tuple[Any, Any]], *, strict: bool = False, proxied: bool = True
+    ) -> None:
+        self._strict = strict
+        self._found: dict[str, list[Any]] = {}
+        for key, value in headers:
+            if (name := _TIMES.get(key)) and (proxied or name != PROXIED_HEADER):
+                self._found.setdefault(name, []).append(value)
+
+    def own_s(self) -> float | None:
+        """The SLO that the client gives the request, seconds; None: as the model says.
+
+        Raises:
+            BadHeader: a bad value, if `strict`.
+        """
+        return self._seconds(LATENCY_HEADER)
+
+    def timeout_s(self) -> float | None:
+        """When the client hangs up, seconds; None: it does not say.
+
+        Raises:
+            BadHeader: a bad value, if `strict`.
+        """
+        proxied_s = self._seconds(PROXIED_HEADER)
+        return self._seconds(TIMEOUT_HEADER) if proxied_s is None else proxied_s
+
+    def named_s(self) -> float | None:
+        """Until the deadline that the client names, seconds."""
+        own_s = self.own_s()
+        return self.timeout_s() if own_s is None else own_s
+
+    @overload
+    def budget_s(self, slo_s: float) -> float: ...
+
+    @overload
+    def budget_s(self, slo_s: float | None) -> float | None: ...
+
+    def budget_s(self, slo_s: float | None) -> float | None:
+        """From the request's arrival to its deadline, seconds: the SLO that the client names, or
+        the model's, which a timeout can only tighten.
+
+        Args:
+            slo_s: the model's; None: not known.
+
+        Raises:
+            BadHeader: a bad value, if `strict`.
+        """
+        own_s = self.own_s()
+        return tightest(self.timeout_s(), slo_s) if own_s is None else own_s
+
+    def _seconds(self, name: str) -> float | None:
+        values = self._found.get(name)
+        if values is None:
+            return None
+        header, value = HEADERS[name], _number(values[0])
+        if len(values) > 1:
+            bad = f"is there {len(values)} times; send one"
+        elif value == 0 and name == TIMEOUT_HEADER:
+            return None  # Serve's way of saying "no timeout"
+        elif 0 < value <= header.most and value < math.inf:
+            return value / header.per_s
+        else:
+            bound = f" of at most {header.most:.0f}" if header.most < math.inf else ""
+            bad = f"must be a positive number{bound}, like 250 or 0.5, got {quoted(values[0])}"
+        if not self._strict:
+            return None
+        from ray_slo.serve.errors import BadHeader  # imports Ray
+
+        raise BadHeader(f"header {name} {bad}", field=name)
+
+
+def _number(value: Any) -> float:
+    """A decimal number as text; NaN for anything else."""
+    text = value.decode("latin-1") if isinstance(value, bytes) else value
+    # An exception takes thirty times as long as to look.
+    if not text or len(text) > _LONGEST_NUMBER or not text.isascii() or "_" in text:
+        return math.nan
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
+
+
+def positive(value: Any) -> float | None:
+    """A number of more than 0 and less than infinity; None for anything else."""
+    if not value:
+        return None
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        return None
+    return number if 0 < number < math.inf else None
+
+
+def tightest(*times: float | None) -> float | None:
+    """The least of those that are known."""
+    return min((t for t in times if t is not None), default=None)
+
+
+def without(headers: Iterable[tuple[Any, Any]], *said_by: str) -> list[tuple[Any, Any]]:
+    """Headers without those that only a proxy of ours may say: a client's word is not believed."""
+    return [pair for pair in headers if _SAID_BY.get(pair[0]) not in said_by]
+
+
+def spent(
+    headers: Iterable[tuple[Any, Any]], spent_s: float, other_s: float | None = None
+) -> list[tuple[Any, Any]]:
+    """A request's headers as a frontend should hear them.
+
+    Times are less by what was spent. `x-request-timeout-seconds`, which Serve acts upon, becomes
+    `x-slo-timeout-ms`. A bad value is left as it is: whoever reads it says so.
+
+    Args:
+        headers: pairs of bytes or of text.
+        spent_s: since the request came, seconds.
+        other_s: another timeout from now, seconds.
+    """
+    told, timeout_s, is_text = [], other_s, False
+    for name, value in headers:
+        is_text = isinstance(name, str)
+        if name not in _TIMES:
+            told.append((name, value))
+            continue
+        limits = TimeLimits([(name, value)], proxied=False)
+        if (own_s := limits.own_s()) is not None:
+            told.append((name, _millis(own_s - spent_s, is_text) if spent_s else value))
+        elif (left_s := limits.timeout_s()) is not None:
+            timeout_s = tightest(timeout_s, left_s - spent_s)
+        else:
+            told.append((name, value))
+    if timeout_s is not None:
+        name = PROXIED_HEADER if is_text else PROXIED_HEADER.encode()
+        told.append((name, _millis(timeout_s, is_text)))
+    return told
+
+
+def left_ms(slo_ms: float, spent_s: float) -> float:
+    """What is left of an SLO, milliseconds."""
+    return max(slo_ms - 1e3 * spent_s, _LEAST_MS)
+
+
+def _millis(seconds: float, is_text: bool) -> Any:
+    text = f"{left_ms(1e3 * seconds, 0.0):.3f}"
+    return text if is_text else text.encode()
+
+
+# -- the call that runs now --------------------------------------------------------------------
 
 
 @runtime_checkable
@@ -60,7 +271,7 @@ _limit: ContextVar[_Limit | None] = ContextVar("ray_slo_limit", default=None)
 
 @contextmanager
 def deadline_scope(latency_ms: float | HasHeaders | None) -> Iterator[None]:
-    """Calls inside have this long from now, whatever the request around them says.
+    """Give the calls inside this long from now, whatever the request around them says.
 
     Args:
         latency_ms: milliseconds; or an HTTP request (anything with `headers`), whose headers are
@@ -69,14 +280,29 @@ def deadline_scope(latency_ms: float | HasHeaders | None) -> Iterator[None]:
     if latency_ms is None:
         limit = None
     elif isinstance(latency_ms, HasHeaders):
-        limit = _limit_from_headers(latency_ms.headers.items())
+        limit = _limit_of((name.lower(), value) for name, value in latency_ms.headers.items())
     else:
-        limit = _limit_of(float(latency_ms) / 1e3, True)
+        limit = _from_now(float(latency_ms) / 1e3, True)
     token = _limit.set(limit or _Limit(math.inf, False))
     try:
         yield
     finally:
         _limit.reset(token)
+
+
+def note_headers(headers: Iterable[tuple[Any, Any]]) -> None:
+    """The current context belongs to an HTTP request with these headers."""
+    _limit.set(_limit_of(headers))
+
+
+def without_request() -> Context:
+    """A copy of the current context that belongs to no request."""
+    from ray_slo.serve.ray_private.context import forget_request
+
+    context = copy_context()
+    context.run(forget_request)
+    context.run(_limit.set, None)
+    return context
 
 
 def deadline_for(latency_slo_s: float) -> float:
@@ -97,119 +323,20 @@ def remaining_ms() -> float | None:
 
 
 def _current_limit() -> _Limit | None:
-    limit = _limit.get()
-    if limit is None:
-        request = serve_context._serve_request_context.get()
-        grpc_context = getattr(request, "grpc_context", None)
-        if grpc_context is not None:
-            return _limit_from_headers(grpc_context.invocation_metadata())
-    return limit
+    if (limit := _limit.get()) is not None:
+        return limit
+    from ray_slo.serve.ray_private.context import grpc_metadata
+
+    metadata = grpc_metadata()
+    return None if metadata is None else _limit_of(metadata)
 
 
-def _limit_from_headers(headers: Iterable[tuple[Any, Any]]) -> _Limit | None:
-    """By Serve's rules: a value that is no positive number counts as absent."""
-    budgets = {}
-    for name, value in headers:
-        key = _text(name).lower()
-        if key in (TIMEOUT_HEADER, LATENCY_HEADER, PROXIED_HEADER):
-            try:
-                number = float(_text(value))
-            except ValueError:
-                continue
-            if 0 < number < math.inf:
-                budgets[key] = number
-    if LATENCY_HEADER in budgets:
-        return _limit_of(budgets[LATENCY_HEADER] / 1e3, True)
-    if PROXIED_HEADER in budgets:
-        return _limit_of(budgets[PROXIED_HEADER] / 1e3, False)
-    if TIMEOUT_HEADER in budgets:
-        return _limit_of(budgets[TIMEOUT_HEADER], False)
-    return None
+def _limit_of(headers: Iterable[tuple[Any, Any]]) -> _Limit | None:
+    limits = TimeLimits(headers)
+    own_s = limits.own_s()
+    named_s = limits.timeout_s() if own_s is None else own_s
+    return None if named_s is None else _from_now(named_s, own_s is not None)
 
 
-def _limit_of(budget_s: float, replaces_slo: bool) -> _Limit:
+def _from_now(budget_s: float, replaces_slo: bool) -> _Limit:
     return _Limit(time.monotonic() + min(budget_s, MAX_LATENCY_MS / 1e3), replaces_slo)
-
-
-def _text(value: str | bytes) -> str:
-    return value.decode("latin-1") if isinstance(value, bytes) else value
-
-
-# -- Serve's private corners -----------------------------------------------------------------
-
-
-def request_context() -> Any:
-    """Serve's context of the request that runs now, to be handed to `batch_context`."""
-    return serve_context._get_serve_request_context()
-
-
-def model_id(request_context: Any) -> str:
-    """The multiplexed model id of a request; "" without multiplexing."""
-    return str(request_context.multiplexed_model_id)
-
-
-@contextmanager
-def batch_context(request_contexts: list[Any]) -> Iterator[None]:
-    """Inside, `serve.get_multiplexed_model_id()` works for the batch."""
-    serve_context._set_batch_request_context(request_contexts)
-    try:
-        yield
-    finally:
-        serve_context._set_batch_request_context([])
-
-
-def without_request() -> Context:
-    """A copy of the current context that belongs to no request."""
-    context = copy_context()
-    context.run(serve_context._unset_request_context)
-    context.run(_limit.set, None)
-    return context
-
-
-def max_ongoing_requests() -> int | None:
-    """How many requests Serve lets into this replica at a time; None outside a replica."""
-    replica = serve_context._get_internal_replica_context()
-    config = getattr(replica, "_deployment_config", None)
-    return None if config is None else int(config.max_ongoing_requests)
-
-
-def _note_http_deadlines() -> None:
-    """Make a replica set `_limit` for each HTTP request, whatever user code does with it, and
-    refuse WebSockets where that code takes none.
-
-    Does nothing outside a replica, and nothing when Serve has changed there: then the model's SLO
-    holds, and `deadline_scope(request)` still works.
-    """
-    replica = sys.modules.get("ray.serve._private.replica")
-    wrapper_class = getattr(replica, "UserCallableWrapper", None)
-    original = getattr(wrapper_class, "_call_http_entrypoint", None)
-    if original is None or hasattr(original, "_ray_slo"):
-        return
-
-    @wraps(original)
-    def call(self: Any, info: Any, scope: Any, receive: Any, send: Any) -> Any:
-        if scope.get("type") == "websocket" and not info.is_asgi_app:
-            closing = send(
-                {"type": "websocket.close", "code": 1003}
-            )  # else an error of Starlette's
-            threaded = getattr(self, "_run_user_code_in_separate_thread", False)
-            return asyncio.ensure_future(closing) if threaded else closing
-        limit = _limit_from_headers(scope.get("headers", ()))
-        token = _limit.set(limit)
-        try:
-            # A future when user code has its own loop: the context is copied here and now.
-            result = original(self, info, scope, receive, send)
-        finally:
-            _limit.reset(token)
-        return _with_limit(result, limit) if inspect.iscoroutine(result) else result
-
-    call._ray_slo = True  # type: ignore[attr-defined]
-    wrapper_class._call_http_entrypoint = call  # type: ignore[union-attr]
-
-
-async def _with_limit(coroutine: Any, limit: _Limit | None) -> Any:
-    _limit.set(limit)
-    return await coroutine
-
-
-_note_http_deadlines()

@@ -4,8 +4,8 @@ Start Serve with `grpc_options={"port": …, "grpc_servicer_functions": [SERVICE
 application then answers `ray_slo.v1.Inference` (`protos/inference.proto`) as it answers HTTP.
 
 Serve hands a call's metadata to the application but not its deadline. `with_deadlines` writes what
-is left of it into the metadata, where `request_context` looks for it; it does so for services of
-one's own, too. What happens when a frontend dies: `grpc_failover`.
+is left of it into the metadata, where `deadlines` looks for it; it does so for services of
+one's own, too. What happens when a frontend dies: `proxy.grpc`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ from ray_slo.serve.protos import (
     Stage,
 )
 from ray_slo.serve.proxy.door import shared
-from ray_slo.serve.proxy.grpc import Failover, Handle, WithDeadline, notice_deaths, through
+from ray_slo.serve.proxy.grpc import Failover, WithDeadline, notice_death
+from ray_slo.serve.ray_private.grpc_server import Handle, on_failure, through
 
 SERVICER = "ray_slo.serve.grpc:add_inference_to_server"
 ERROR_METADATA = "x-slo-error"
@@ -41,8 +42,7 @@ MAX_BODY_ENV = "RAY_SLO_MAX_BODY_BYTES"
 _MAX_MESSAGE = 600
 _MAX_BODY = 4096
 _MAX_BODY_BYTES = 256 * 2**20
-_PENDING_CALLS = 20_000
-_MESSAGE_OVERHEAD = 4096  # of a message, beside the item
+MESSAGE_OVERHEAD = 4096  # of a message, beside the item
 _METHODS = {"Infer": (InferRequest, InferReply), "Describe": (DescribeRequest, DescribeReply)}
 
 
@@ -89,7 +89,7 @@ def with_deadlines(add_to_server: Callable[[Any, Any], None]) -> Callable[[Any, 
     async def call(handle: Handle, request: Any, context: Any) -> Any:
         return await handle(request, WithDeadline(context))
 
-    return through(add_to_server, call)
+    return through(add_to_server, call, WithDeadline)
 
 
 def _add_inference(servicer: Any, server: Any) -> None:
@@ -115,45 +115,13 @@ def add_inference_to_server(servicer: Any, server: Any) -> None:
             fail(context, error)
             return b""
 
-    notice_deaths()
-    through(_add_inference, call)(servicer, server)
+    on_failure(notice_death)
+    through(_add_inference, call, WithDeadline)(servicer, server)
 
 
-def bind_to_host() -> None:
-    """Have Serve's gRPC server of this process listen on one host: 127.0.0.1, or `HOST_ENV`'s.
-
-    Serve has an option for the host of HTTP but listens to gRPC on every interface.
-    """
-    from ray.serve._private import default_impl
-
-    original = default_impl.add_grpc_address
-    if hasattr(original, "_ray_slo"):
-        return
-
-    def add_grpc_address(server: Any, address: str) -> None:
-        host = os.environ.get(HOST_ENV) or "127.0.0.1"
-        original(server, f"{host}:{address.rpartition(':')[2]}")
-
-    add_grpc_address._ray_slo = True  # type: ignore[attr-defined]
-    default_impl.add_grpc_address = add_grpc_address
-
-
-def bound_messages() -> None:
-    """Have Serve's gRPC server of this process take no larger messages than `max_body_bytes`, and
-    hand us more than a thousand calls at a time.
-
-    Serve takes 2 GiB, or what `RAY_SERVE_GRPC_MAX_MESSAGE_SIZE` says for both ways. gRPC cancels
-    calls at random where more than a thousand have come that nobody has looked at; our door says
-    why, and chooses by deadline.
-    """
-    from ray.serve._private import grpc_util
-
-    key, most = "grpc.max_receive_message_length", max_body_bytes() + _MESSAGE_OVERHEAD
-    options = dict(grpc_util.DEFAULT_GRPC_SERVER_OPTIONS)
-    options[key] = min(options.get(key, most), most)
-    for key in ("grpc.server.max_pending_requests", "grpc.server.max_pending_requests_hard_limit"):
-        options.setdefault(key, _PENDING_CALLS)
-    grpc_util.DEFAULT_GRPC_SERVER_OPTIONS = list(options.items())
+def grpc_host() -> str:
+    """Where Serve's gRPC server listens: 127.0.0.1, or `HOST_ENV`'s."""
+    return os.environ.get(HOST_ENV) or "127.0.0.1"
 
 
 def max_body_bytes() -> int:

@@ -26,7 +26,6 @@ from uuid import uuid4
 
 logger = logging.getLogger(__name__)
 
-ATTEMPT_HEADER = "x-slo-attempt"  # of requests: names this sending of it, by a proxy of ours
 ATTEMPT: ContextVar[str] = ContextVar("ray_slo_attempt_id", default="")
 
 _SLOTS, _BYTES = 1024, 16

@@ -10,7 +10,7 @@ from typing import Any
 
 from ray_slo.core.text import SHOWN
 from ray_slo.serve import errors
-from ray_slo.serve.deadlines import LATENCY_HEADER, MAX_LATENCY_MS, TIMEOUT_HEADER
+from ray_slo.serve.deadlines import HEADERS
 
 _ANSWERS = (  # that a request can come to; the user's own error is a 500
     errors.BadHeader,
@@ -94,20 +94,15 @@ def _refusal(description: str) -> dict[str, Any]:
 
 
 def _headers() -> list[dict[str, Any]]:
-    positive = {"type": "number", "exclusiveMinimum": 0}
     return [
         {
-            "name": LATENCY_HEADER,
+            "name": header.name,
             "in": "header",
-            "description": "The request's own SLO, milliseconds, instead of the model's.",
-            "schema": {**positive, "maximum": MAX_LATENCY_MS},
-        },
-        {
-            "name": TIMEOUT_HEADER,
-            "in": "header",
-            "description": "When the client gives up, seconds; can only tighten the SLO.",
-            "schema": {**positive, "maximum": MAX_LATENCY_MS / 1e3},
-        },
+            "description": header.means,
+            "schema": {"type": "number", "exclusiveMinimum": 0, "maximum": header.most},
+        }
+        for header in HEADERS.values()
+        if header.said_by == "client"
     ]
 
 

@@ -47,8 +47,8 @@ from ray_slo.core import (
 )
 from ray_slo.core.profiles import load_profiles, profile_of
 from ray_slo.policies.registry import make_policy
-from ray_slo.serve import deadlines as request_context
 from ray_slo.serve import user_code
+from ray_slo.serve.deadlines import deadline_for, note_headers, without_request
 from ray_slo.serve.errors import (
     BadInput,
     ConfigError,
@@ -56,6 +56,7 @@ from ray_slo.serve.errors import (
     RefusedEarly,
     SLOError,
 )
+from ray_slo.serve.ray_private import context
 from ray_slo.serve.scheduler.host import PolicyHost
 from ray_slo.serve.watch import tracing
 
@@ -106,7 +107,7 @@ class _Call:
     @property
     def group(self) -> Any:
         """Calls of one group can share one call of the method."""
-        return request_context.model_id(self.context), len(self.args), tuple(self.kwargs)
+        return context.model_id(self.context), len(self.args), tuple(self.kwargs)
 
 
 class _End:
@@ -151,7 +152,7 @@ class _Batcher:
             clock=time.monotonic,
             # If the method held the event loop, calls piled up behind it: let them in.
             settle_turns=3,
-            context=request_context.without_request(),
+            context=without_request(),
         )
         self._warn_if_serve_holds_requests_back()
 
@@ -163,7 +164,7 @@ class _Batcher:
         """Raises Expired when the deadline of the request around it has passed already."""
         now = time.monotonic()
         if slo_s is None:
-            slo_s = request_context.deadline_for(self._settings.latency_slo_s) - now
+            slo_s = deadline_for(self._settings.latency_slo_s) - now
         if slo_s <= 0:
             raise Expired(
                 f"{self._name}: the deadline passed {-1e3 * slo_s:.0f} ms before the call",
@@ -179,7 +180,7 @@ class _Batcher:
             slo_s,
             request,
             self._loop.create_future(),
-            request_context.request_context(),
+            context.request_context(),
             tracing.caller(),
         )
         self._waiting[request.id] = call
@@ -360,7 +361,7 @@ class _Batcher:
             args.insert(0, calls[0].instance)
         try:
             with (
-                request_context.batch_context([c.context for c in calls]),
+                context.batch_context([c.context for c in calls]),
                 tracing.within([c.trace for c in calls]),
             ):
                 if inspect.isasyncgenfunction(self._func):
@@ -443,7 +444,7 @@ class _Batcher:
         self._fastest_s = min(self._fastest_s, duration_s)
 
     def _warn_if_serve_holds_requests_back(self) -> None:
-        limit = request_context.max_ongoing_requests()
+        limit = context.max_ongoing_requests()
         if limit is not None and limit < self._settings.max_batch_size:
             logger.warning(
                 f"{self._name}: Serve lets {limit} requests at a time into this replica "
@@ -486,6 +487,7 @@ class _Batched:
         self._reset()
 
     def _reset(self) -> None:
+        context.install(note_headers)  # here, as a replica unpickles what the driver decorated
         self._states: dict[int, _State] = {}
         self._lock = threading.RLock()  # instances may live on loops of several threads
 

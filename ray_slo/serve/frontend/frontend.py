@@ -22,7 +22,7 @@ from starlette.responses import JSONResponse, Response
 
 from ray_slo.serve import grpc
 from ray_slo.serve.config.spec import AppSpec, VariantRef
-from ray_slo.serve.deadlines import CAPACITY_HEADER, WHOLE_HEADER
+from ray_slo.serve.deadlines import ATTEMPT_HEADER, CAPACITY_HEADER, WHOLE_HEADER
 from ray_slo.serve.errors import ConfigError, SLOError, error_body, http_response
 from ray_slo.serve.frontend.answer import Answer, to_json
 from ray_slo.serve.frontend.hooks import Hooks
@@ -37,10 +37,11 @@ from ray_slo.serve.planner.group_channel import GroupedChannel
 from ray_slo.serve.planner.plan_channel import PlanReporter
 from ray_slo.serve.protos import DescribeReply, InferReply
 from ray_slo.serve.proxy.door import has_door_before
+from ray_slo.serve.ray_private.context import install
 from ray_slo.serve.ray_private.http_head import arrival_here
 from ray_slo.serve.ray_private.replica_port import listen_on_node_only
 from ray_slo.serve.scheduler.channel import ActorChannel, Channel, EmbeddedChannel
-from ray_slo.serve.suspects import ATTEMPT_HEADER, ended_itself
+from ray_slo.serve.suspects import ended_itself
 from ray_slo.serve.watch import tracing
 from ray_slo.serve.watch.metrics import FrontendMetrics
 from ray_slo.serve.watch.status import worker_states
@@ -77,6 +78,7 @@ class Surroundings:
     def of_replica() -> Surroundings:
         """Those of the Serve replica that this process is."""
         listen_on_node_only()
+        install()  # it refuses WebSockets
         give_back()
         context = serve.get_replica_context()
         return Surroundings(

@@ -1,116 +1,28 @@
-"""Reads what clients send, within bounds: nothing here trusts a request.
+"""Reads the bodies that clients send, within bounds: nothing here trusts a request.
 
-Bodies have a size, a depth and a time in which they must come; headers have a length, a number in
-them, and come once. What breaks a bound is refused with an error that names it.
+A body has a largest size and depth, and a time in which it must come. What breaks a bound is
+refused with an error that names it. Headers: `ray_slo.serve.deadlines`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import gc
-import math
-from collections.abc import Coroutine, Iterable
+from collections.abc import Coroutine
 from typing import Any
 
 import orjson
 from starlette.requests import ClientDisconnect, Request
 
-from ray_slo.core.text import quoted
-from ray_slo.serve.deadlines import (
-    LATENCY_HEADER,
-    MAX_LATENCY_MS,
-    PROXIED_HEADER,
-    TIMEOUT_HEADER,
-    WHOLE_HEADER,
-)
-from ray_slo.serve.errors import BadHeader, BadInput, BodyTooLarge, RefusedEarly, SlowBody
+from ray_slo.serve.deadlines import WHOLE_HEADER
+from ray_slo.serve.errors import BadInput, BodyTooLarge, RefusedEarly, SlowBody
 
 MAX_DEPTH = 100  # of JSON; pickle gives up at a few hundred
 INLINE_BYTES = 32_768  # of JSON: more of it is parsed on a thread
 _CONTAINER = 10  # values that a list or an object counts for: so much longer does pickling one take
-MAX_NUMBER = 32  # characters of a header that is a number
 
-_HEADERS = (LATENCY_HEADER, PROXIED_HEADER, TIMEOUT_HEADER)
 _BODY_S = 60.0  # a body has so long, whatever SLO its client asked for
 _LATE_S = 0.5  # and so long after its deadline: one that would miss it anyhow hears so
-
-
-# -- headers -----------------------------------------------------------------------------------
-
-
-class Headers:
-    """The headers of a request (metadata of gRPC) that say how much time there is.
-
-    Args:
-        pairs: all headers, names in small letters; what is of no interest is passed over.
-    """
-
-    def __init__(self, pairs: Iterable[tuple[str, Any]]) -> None:
-        self._found: dict[str, list[Any]] = {}
-        for name, value in pairs:
-            if name in _HEADERS:
-                self._found.setdefault(name, []).append(value)
-
-    def latency_ms(self, slo_ms: float) -> float | None:
-        """What the client gives the request, milliseconds; None for what its model says.
-
-        `x-slo-latency-ms` replaces the model's SLO; a timeout can only tighten it.
-
-        Args:
-            slo_ms: the model's.
-
-        Raises:
-            BadHeader: no such number.
-        """
-        own_ms = self._number(LATENCY_HEADER, MAX_LATENCY_MS)
-        if own_ms is not None:
-            return own_ms
-        timeout_ms = self.timeout_ms()
-        return None if timeout_ms is None else min(timeout_ms, slo_ms)
-
-    def timeout_ms(self) -> float | None:
-        """When the client hangs up, milliseconds.
-
-        Raises:
-            BadHeader: no such number.
-        """
-        proxied_ms = self._number(PROXIED_HEADER, math.inf)
-        if proxied_ms is not None:
-            return proxied_ms
-        timeout_s = self._number(TIMEOUT_HEADER, MAX_LATENCY_MS / 1e3, zero_is_none=True)
-        return None if timeout_s is None else timeout_s * 1e3
-
-    def _number(self, name: str, most: float, *, zero_is_none: bool = False) -> float | None:
-        values = self._found.get(name)
-        if values is None:
-            return None
-        if len(values) > 1:
-            raise BadHeader(f"header {name} is there {len(values)} times; send one", field=name)
-        (text,) = values
-        value = to_number(text)
-        if zero_is_none and value == 0:
-            return None  # Serve's way of saying "no timeout"
-        if not (0 < value <= most and math.isfinite(value)):
-            bound = f" of at most {most:.0f}" if math.isfinite(most) else ""
-            raise BadHeader(
-                f"header {name} must be a positive number{bound}, like 250 or 0.5, "
-                f"got {quoted(text)}",
-                field=name,
-            )
-        return value
-
-
-def to_number(text: Any) -> float:
-    """A decimal number as text; nan for anything else."""
-    if not isinstance(text, str) or len(text) > MAX_NUMBER or not text.isascii() or "_" in text:
-        return math.nan
-    try:
-        return float(text)
-    except ValueError:
-        return math.nan
-
-
-# -- bodies ------------------------------------------------------------------------------------
 
 
 async def body_of(

@@ -13,13 +13,13 @@ from starlette.requests import Request as HttpRequest
 
 from ray_slo.core.text import quoted
 from ray_slo.serve.config.spec import AppSpec
-from ray_slo.serve.deadlines import MAX_LATENCY_MS, REFUSED_HEADER
+from ray_slo.serve.deadlines import ATTEMPT_HEADER, MAX_LATENCY_MS, REFUSED_HEADER, TimeLimits
 from ray_slo.serve.errors import BadInput, BodyTooLarge, RefusedEarly, SLOError, UnknownModel
 from ray_slo.serve.frontend import http as reading
 from ray_slo.serve.frontend.ledger import Asked
 from ray_slo.serve.messages import Capacity
 from ray_slo.serve.proxy.gate import Door
-from ray_slo.serve.suspects import ATTEMPT, ATTEMPT_HEADER
+from ray_slo.serve.suspects import ATTEMPT
 
 _DIGITS = 7  # of a number of requests
 _PER_TURN = 8  # requests that go on together, and are submitted in one message
@@ -118,8 +118,8 @@ class Intake:
             BadInput: one of them is wrong.
         """
         with self._noting_bad_input(model):
-            headers = reading.Headers(request.headers.items())
-            slo_s = self._slo_s(model, headers.latency_ms(self.offers[model][0]))
+            limits = TimeLimits(request.headers.items(), strict=True)
+            slo_s = limits.budget_s(self.offers[model][0] / 1e3)
             return Asked(model, arrival, slo_s, request.headers.get("traceparent"))
 
     def asked_grpc(
@@ -131,13 +131,13 @@ class Intake:
             BadInput: something in them is wrong, or too large.
         """
         with self._noting_bad_input(model):
-            headers = reading.Headers(metadata)
-            is_own = request.HasField("latency_slo_ms")
-            slo_ms = self.offers[model][0]
-            own_ms = request.latency_slo_ms if is_own else headers.latency_ms(slo_ms)
-            slo_s = self._slo_s(model, own_ms)
-            if (left_ms := headers.timeout_ms()) is not None:
-                slo_s = min(slo_s, left_ms / 1e3)  # after its deadline, a gRPC client has hung up
+            limits = TimeLimits(metadata, strict=True)
+            if request.HasField("latency_slo_ms"):
+                slo_s = self._slo_s(model, request.latency_slo_ms)
+            else:
+                slo_s = limits.budget_s(self.offers[model][0] / 1e3)
+            if (timeout_s := limits.timeout_s()) is not None:
+                slo_s = min(slo_s, timeout_s)  # after its deadline, a gRPC client has hung up
             kind = request.WhichOneof("item")
             if kind is None:
                 raise BadInput("no item; give json or data", field="item")

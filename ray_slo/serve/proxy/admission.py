@@ -14,11 +14,12 @@ from ray_slo.serve.deadlines import (
     LATENCY_HEADER,
     REFUSED_HEADER,
     WHOLE_HEADER,
+    TimeLimits,
+    without,
 )
 from ray_slo.serve.errors import SLOError, http_response
 from ray_slo.serve.frontend.http import slow_body, within_s
 from ray_slo.serve.proxy.door import ProxyDoor
-from ray_slo.serve.proxy.http import budget_s
 from ray_slo.serve.ray_private.http_head import ARRIVAL
 
 _CAPACITY = CAPACITY_HEADER.encode()
@@ -60,9 +61,9 @@ class AdmissionMiddleware:
         """
         arrival = scope.get(ARRIVAL, time.monotonic())
         path = scope["path"]
-        headers = [h for h in scope["headers"] if h[0] not in (_WHOLE, _REFUSED)]
+        headers = without(scope["headers"], "door")
         slo_s = self._door.slo_s(path)
-        left_s = budget_s(headers, slo_s)
+        left_s = TimeLimits(headers, proxied=False).budget_s(slo_s)
         is_small = num_bytes is not None and num_bytes <= _SMALL_BYTES
         whole = slo_s is not None and left_s is not None and is_small
         try:

@@ -13,15 +13,16 @@ comes before a request is one (`heads`).
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from typing import Any
 
 from ray import serve
-from ray.serve._private.constants import SERVE_SESSION_ID
 from ray.serve.exceptions import RayServeException
 from starlette.middleware import Middleware
 from starlette.responses import JSONResponse
 
+from ray_slo.serve.deadlines import HEADERS
 from ray_slo.serve.deadlines import PROXY_CALLBACK as PROXY_CALLBACK
 from ray_slo.serve.deadlines import PROXY_CALLBACK_ENV as PROXY_CALLBACK_ENV
 from ray_slo.serve.proxy.admission import AdmissionMiddleware
@@ -33,12 +34,12 @@ _MAX_VALUE = 256  # characters of one that Serve or ray-slo reads
 _READ = {
     name.lower().replace("-", "_").encode()
     for name in (
+        *HEADERS,
         "x-request-id",
-        "x-request-timeout-seconds",
         "x-request-disconnect-disabled",
         "serve-multiplexed-model-id",
         "traceparent",
-        SERVE_SESSION_ID,
+        os.environ.get("RAY_SERVE_SESSION_ID_HEADER_KEY", "x-session-id"),
     )
 }
 
@@ -138,13 +139,14 @@ async def _refuse(
 def middlewares() -> list[Middleware]:
     """What Serve's proxy callback returns. With HAProxy, Serve calls it in ingress replicas: there
     HAProxy has the door (`haproxy`), and ours have their own."""
-    from ray_slo.serve.grpc import bind_to_host, bound_messages, max_body_bytes
+    from ray_slo.serve.grpc import MESSAGE_OVERHEAD, grpc_host, max_body_bytes
     from ray_slo.serve.memory import give_back
+    from ray_slo.serve.ray_private import grpc_server
     from ray_slo.serve.ray_private.http_head import accept_many, bound_heads
 
     give_back()
-    bind_to_host()
-    bound_messages()
+    grpc_server.bind_to(grpc_host())
+    grpc_server.bound_messages(max_body_bytes() + MESSAGE_OVERHEAD)
     bound_heads()
     accept_many()
     bounds = Middleware(BoundsMiddleware, max_body_bytes=max_body_bytes())

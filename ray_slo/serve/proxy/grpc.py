@@ -1,18 +1,13 @@
 """`failover` for gRPC: the handlers of Serve's gRPC proxy, called for one attempt after the other.
 
-Serve has no middleware for gRPC. What there is: a servicer function, which it calls with its server
-and which may wrap the handlers that this makes (`through`); and the one function that gives a call
-that failed its status, wrapped here for what it cannot say by a status: that a replica died.
+Serve has no middleware for gRPC. `ray_private.grpc_server` wraps its handlers, and tells what a
+call failed with: a status cannot say that a replica died (`notice_death`).
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import inspect
-import math
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
@@ -20,18 +15,23 @@ from typing import Any
 from ray.exceptions import RayActorError
 
 from ray_slo.serve.deadlines import (
+    ATTEMPT_HEADER,
     CAPACITY_HEADER,
-    LATENCY_HEADER,
-    PROXIED_HEADER,
     REFUSED_HEADER,
+    TimeLimits,
+    left_ms,
+    positive,
+    spent,
+    tightest,
+    without,
 )
 from ray_slo.serve.protos import InferReply, InferRequest
 from ray_slo.serve.proxy.door import ProxyDoor
-from ray_slo.serve.proxy.http import TRIES, WAITED_S, Places, lost, suspect, to_positive
-from ray_slo.serve.suspects import ATTEMPT_HEADER, is_suspect, new_attempt
+from ray_slo.serve.proxy.http import TRIES, WAITED_S, Places, lost, suspect
+from ray_slo.serve.ray_private.grpc_server import Handle
+from ray_slo.serve.suspects import is_suspect, new_attempt
 
 _OVERHEAD = 4096  # of a message, beside the item
-Handle = Callable[[Any, Any], Awaitable[Any]]
 
 
 class WithDeadline:
@@ -44,21 +44,12 @@ class WithDeadline:
 
     def __init__(self, context: Any, spent_s: float = 0.0, slo_s: float | None = None) -> None:
         self._context = context
-        left_s = context.time_remaining()
-        if slo_s is not None and spent_s:
-            left_s = min(slo_s - spent_s, math.inf if left_s is None else left_s)
-        kept = []
-        for name, value in context.invocation_metadata() or ():
-            if name == LATENCY_HEADER and spent_s and (slo_ms := to_positive(value)) is not None:
-                value = repr(max(slo_ms - 1e3 * spent_s, 1.0))
-            if name not in (PROXIED_HEADER, ATTEMPT_HEADER, REFUSED_HEADER):
-                kept.append((name, value))
-        if left_s is not None:
-            kept.append((PROXIED_HEADER, repr(max(left_s * 1e3, 1e-3))))
-        self._metadata = tuple(kept)
+        own_s = slo_s - spent_s if slo_s is not None and spent_s else None
+        metadata = without(context.invocation_metadata() or (), "door", "failover")
+        self._metadata = spent(metadata, spent_s, tightest(own_s, context.time_remaining()))
 
     def invocation_metadata(self) -> tuple[tuple[str, Any], ...]:
-        return self._metadata
+        return tuple(self._metadata)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._context, name)
@@ -77,9 +68,9 @@ class Attempt(WithDeadline):
     ) -> None:
         super().__init__(context, spent_s, slo_s)
         self.id = new_attempt()
-        self._metadata = (*self._metadata, (ATTEMPT_HEADER, self.id))
+        self._metadata.append((ATTEMPT_HEADER, self.id))
         if refused:
-            self._metadata = (*self._metadata, (REFUSED_HEADER, str(refused)))
+            self._metadata.append((REFUSED_HEADER, str(refused)))
         self.died = False
         self._code: Any = None
         self._details = ""
@@ -156,11 +147,10 @@ class Failover:
             BodyTooLarge: its item is.
         """
         call = self._call(request, context)
-        known_s = [s for s in (call.budget_s, call.slo_s) if s is not None]
         ticket = await self._door.enter(
             call.place,
             call.arrival,
-            min(known_s, default=None),
+            tightest(call.budget_s, call.slo_s),
             num_bytes=request.ByteSize() - _OVERHEAD,
             is_json=isinstance(request, InferRequest) and request.HasField("json"),
             is_ours=True,
@@ -171,16 +161,16 @@ class Failover:
             self._door.leave(ticket)
 
     def _call(self, request: Any, context: Any) -> _Call:
-        metadata = dict(context.invocation_metadata() or ())
+        metadata = context.invocation_metadata() or ()
         is_infer = isinstance(request, InferRequest)
-        place = (metadata.get("application"), request.model if is_infer else "")
-        named_ms = metadata.get(LATENCY_HEADER)
+        place = (dict(metadata).get("application"), request.model if is_infer else "")
+        limits = TimeLimits(metadata, proxied=False)
+        own_s = limits.own_s()
         if is_infer and request.HasField("latency_slo_ms"):
-            named_ms = request.latency_slo_ms
-        budget_s, slo_ms = context.time_remaining(), to_positive(named_ms)
-        if slo_ms is not None:
-            budget_s = min(slo_ms / 1e3, math.inf if budget_s is None else budget_s)
-        slo_s = self._door.slo_s(place) if slo_ms is None else None
+            own_ms = positive(request.latency_slo_ms)
+            own_s = None if own_ms is None else own_ms / 1e3
+        budget_s = tightest(own_s, context.time_remaining(), limits.timeout_s())
+        slo_s = self._door.slo_s(place) if own_s is None else None
         return _Call(request, context, time.monotonic(), place, budget_s, slo_s)
 
     async def _sent(self, handle: Handle, call: _Call) -> Any:
@@ -207,7 +197,7 @@ class Failover:
                 self._door.heard(place, said, took_s, inside_s)
             if not attempt.died:
                 if budget_s is None and reply is not None:
-                    slo_ms = to_positive(reply.latency_slo_ms)
+                    slo_ms = positive(reply.latency_slo_ms)
                     self._ours.answered(place, None if slo_ms is None else slo_ms / 1e3)
                 attempt.settle()
                 return answer
@@ -216,59 +206,13 @@ class Failover:
         raise lost()
 
 
-def through(
-    add_to_server: Callable[[Any, Any], None], call: Callable[[Handle, Any, Any], Awaitable[Any]]
-) -> Callable[[Any, Any], None]:
-    """A servicer function whose unary calls Serve's handlers get by `call(handle, request,
-    context)`, and whose others know their deadline."""
-
-    def add(servicer: Any, server: Any) -> None:
-        make = server.service_handler_factory  # Serve's, of what a method does
-
-        def making(service_method: str, streaming_type: Any) -> Any:
-            handle = make(service_method=service_method, streaming_type=streaming_type)
-            if inspect.isasyncgenfunction(handle):  # gRPC looks at what kind of function it is
-
-                async def streamed(request: Any, context: Any) -> AsyncIterator[Any]:
-                    async with contextlib.aclosing(handle(request, WithDeadline(context))) as out:
-                        async for message in out:
-                            yield message
-
-                return streamed
-
-            async def called(request: Any, context: Any) -> Any:
-                return await call(handle, request, context)
-
-            return called
-
-        server.service_handler_factory = making
-        try:
-            add_to_server(servicer, server)
-        finally:
-            server.service_handler_factory = make
-
-    return add
-
-
 _attempt: ContextVar[Attempt | None] = ContextVar("ray_slo_attempt", default=None)
 
 
-def notice_deaths() -> None:
-    """Have `Attempt.died` set in this process. Where Serve has changed, it never is, and a replica
-    that died is `INTERNAL` to the client, as Serve says it."""
-    from ray.serve._private import proxy
-
-    original = getattr(proxy, "get_grpc_response_status", None)
-    if original is None or hasattr(original, "_ray_slo"):
-        return
-
-    def get_grpc_response_status(exc: BaseException, *about: Any) -> Any:
-        if (attempt := _attempt.get()) is not None and isinstance(exc, RayActorError):
-            attempt.died = True
-        return original(exc, *about)
-
-    get_grpc_response_status._ray_slo = True  # type: ignore[attr-defined]
-    proxy.get_grpc_response_status = get_grpc_response_status
+def notice_death(error: BaseException) -> None:
+    """A call of this context failed with that error."""
+    if (attempt := _attempt.get()) is not None and isinstance(error, RayActorError):
+        attempt.died = True
 
 
 async def _within(left_s: float | None, handle: Handle, request: Any, attempt: Attempt) -> Any:
@@ -290,5 +234,5 @@ def _with_less(request: Any, spent_s: float) -> Any:
         return request  # what is no SLO is the application's to refuse
     left = InferRequest()
     left.CopyFrom(request)
-    left.latency_slo_ms = max(request.latency_slo_ms - 1e3 * spent_s, 1.0)
+    left.latency_slo_ms = left_ms(request.latency_slo_ms, spent_s)
     return left

@@ -29,6 +29,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from ray_slo.serve.deadlines import (
+    CAPACITY_HEADER,
+    LATENCY_HEADER,
+    PROXIED_HEADER,
+    REFUSED_HEADER,
+    TIMEOUT_HEADER,
+    WHOLE_HEADER,
+)
+
 BINARY_ENV = "RAY_SERVE_HAPROXY_BINARY_PATH"
 COMMAND = "ray-slo-haproxy"
 
@@ -39,10 +48,6 @@ _LONG = 2  # times the model's SLO
 _PATHS = "rayslo_paths"  # what answers at a path have said
 _INSIDE = "rayslo_inside"  # requests on their way, by path and kind
 _PATHS_KEPT = 1024
-# As in `request_context`:
-_CAPACITY, _WHOLE, _REFUSED = "x-slo-capacity", "x-slo-body-whole", "x-slo-refused-before"
-_PROXIED, _LATENCY = "x-slo-timeout-ms", "x-slo-latency-ms"
-_TIMEOUT = "x-request-timeout-seconds"
 
 
 class _Error(NamedTuple):
@@ -151,9 +156,9 @@ def _bounds(folder: Path) -> list[str]:
 def _headers() -> list[str]:
     """In the frontend: a client's own word is not believed."""
     return [
-        f"http-request del-header {_PROXIED}",
-        f"http-request set-header {_WHOLE} 0",
-        f"http-request del-header {_REFUSED}",
+        f"http-request del-header {PROXIED_HEADER}",
+        f"http-request set-header {WHOLE_HEADER} 0",
+        f"http-request del-header {REFUSED_HEADER}",
     ]
 
 
@@ -161,6 +166,7 @@ def _door() -> list[str]:
     """In a backend. Of a path are known: requests/s that the workers can do, the model's SLO in
     milliseconds, requests that the frontends keep."""
     known = "{ var(txn.slo_rate) -m int gt 0 }"
+    own = f"req.hdr({LATENCY_HEADER})"
     body = (
         '{"error": "RefusedEarly", "reason": "queue_full", "message": '
         '"%[var(txn.slo_ahead)] requests are on their way; in %[var(txn.slo_left)] ms the workers '
@@ -175,11 +181,11 @@ def _door() -> list[str]:
         f"{set_}(txn.slo_most) path,table_gpt(2,{_PATHS})",
         f"{set_}(txn.slo_left) var(txn.slo_ms)",
         # A timeout can only tighten the SLO. HAProxy reads whole seconds: 0.5 changes nothing.
-        f"{set_}(txn.slo_timeout) req.hdr({_TIMEOUT}),mul(1000)",
+        f"{set_}(txn.slo_timeout) req.hdr({TIMEOUT_HEADER}),mul(1000)",
         f"{set_}(txn.slo_tighter) var(txn.slo_timeout),sub(txn.slo_ms)",
         f"{set_}(txn.slo_left) var(txn.slo_timeout) "
         "if { var(txn.slo_timeout) -m int gt 0 } { var(txn.slo_tighter) -m int lt 0 }",
-        f"{set_}(txn.slo_left) req.hdr({_LATENCY}),mul(1) if {{ req.hdr({_LATENCY}) -m found }}",
+        f"{set_}(txn.slo_left) {own},mul(1) if {{ {own} -m found }}",
         f"{set_}(txn.slo_kind) str(short)",
         f"{set_}(txn.slo_long) var(txn.slo_ms),mul({_LONG})",
         f"{set_}(txn.slo_more) var(txn.slo_left),sub(txn.slo_long)",
@@ -198,15 +204,15 @@ def _door() -> list[str]:
         f"http-request return status 503 content-type application/json lf-string '{body}' "
         f"hdr retry-after %[var(txn.slo_again)] if {refused}",
         f"{set_}(txn.slo_refused) sc1_clr_gpc0",
-        f"http-request set-header {_REFUSED} %[var(txn.slo_refused)] "
+        f"http-request set-header {REFUSED_HEADER} %[var(txn.slo_refused)] "
         "if { var(txn.slo_refused) -m int gt 0 }",
         f"http-request track-sc0 var(txn.slo_key) table {_INSIDE}",
         *(
-            f"http-response sc-set-gpt({i},1) res.hdr({_CAPACITY}),field({i + 1},;),mul(1) "
-            f"if {{ res.hdr({_CAPACITY}) -m found }}"
+            f"http-response sc-set-gpt({i},1) res.hdr({CAPACITY_HEADER}),field({i + 1},;),mul(1) "
+            f"if {{ res.hdr({CAPACITY_HEADER}) -m found }}"
             for i in range(3)
         ),
-        f"http-response del-header {_CAPACITY}",
+        f"http-response del-header {CAPACITY_HEADER}",
     ]
 
 

@@ -15,7 +15,6 @@ another name, and Serve a later one.
 
 from __future__ import annotations
 
-import math
 import os
 import time
 from collections.abc import Hashable
@@ -23,14 +22,16 @@ from typing import Any
 
 from ray_slo.core.recent import Recent
 from ray_slo.serve.deadlines import (
-    LATENCY_HEADER,
-    MAX_LATENCY_MS,
-    PROXIED_HEADER,
+    ATTEMPT_HEADER,
     TIMEOUT_HEADER,
+    TimeLimits,
+    positive,
+    spent,
+    without,
 )
 from ray_slo.serve.errors import Expired, FrontendLost, SLOError, http_response
 from ray_slo.serve.ray_private.http_head import ARRIVAL
-from ray_slo.serve.suspects import ATTEMPT_HEADER, is_suspect, new_attempt
+from ray_slo.serve.suspects import is_suspect, new_attempt
 
 WAIT_ENV = "RAY_SLO_FRONTEND_WAIT_S"
 TRIES = 3
@@ -41,12 +42,9 @@ _PLACES_KEPT = 1024
 
 WAITED_S = 0.002  # before it came here; less is not told
 
-_LATENCY = LATENCY_HEADER.encode()
 _TIMEOUT = TIMEOUT_HEADER.encode()
-_PROXIED = PROXIED_HEADER.encode()
 _ATTEMPT = ATTEMPT_HEADER.encode()
 _SLO = b"x-slo-latency-slo-ms"  # of an answer
-_MOST = {_LATENCY: MAX_LATENCY_MS, _TIMEOUT: MAX_LATENCY_MS / 1e3}
 
 
 def frontend_wait_s() -> float:
@@ -56,7 +54,7 @@ def frontend_wait_s() -> float:
         ValueError: it is no positive number of seconds.
     """
     text = os.environ.get(WAIT_ENV, "")
-    wait_s = to_positive(text) if text else _WAIT_S
+    wait_s = positive(text) if text else _WAIT_S
     if wait_s is None:
         raise ValueError(f"{WAIT_ENV} must be a positive number of seconds, got {text!r}")
     return wait_s
@@ -137,8 +135,8 @@ class FailoverMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        path, headers = scope["path"], scope["headers"]
-        budget_s = named_s(headers)
+        path, headers = scope["path"], without(scope["headers"], "failover")
+        budget_s = TimeLimits(headers).named_s()
         limit_s = None
         if budget_s is not None or _TIMEOUT not in dict(headers):  # 0: it wants to wait
             limit_s = self._ours.limit_s(path, budget_s)
@@ -152,10 +150,12 @@ class FailoverMiddleware:
                 break
             # A model's SLO begins when the proxy has the request.
             slo_s = self._ours.slo_s(path) if budget_s is None and spent_s else None
+            told = spent(headers, spent_s, None if slo_s is None else slo_s - spent_s)
+            if limit_s is not None and all(name != _TIMEOUT for name, _ in told):
+                told.append((_TIMEOUT, repr(max(limit_s - spent_s, 1e-3)).encode()))
             # A frontend that ends takes this middleware along where it is in its process.
             is_named = path in self._ours and not self._in_frontend
             attempt = new_attempt() if is_named else ""
-            told = _told(headers, limit_s, spent_s, slo_s)
             if attempt:
                 told.append((_ATTEMPT, attempt.encode()))
             again = {**scope, "headers": told}
@@ -221,7 +221,7 @@ class _Exchange:
         if message["type"] == "http.response.start":
             headers = {name.lower(): value for name, value in message.get("headers", ())}
             self.ours = any(name.startswith(b"x-slo-") for name in headers)
-            slo_ms = to_positive(headers.get(_SLO, b""))
+            slo_ms = positive(headers.get(_SLO, b""))
             self.slo_s = None if slo_ms is None else slo_ms / 1e3
             if message["status"] == 408 and self.timed_out:  # else it is the application's own
                 self._muted = True
@@ -241,65 +241,3 @@ class _Exchange:
 
     async def refuse(self, error: SLOError) -> None:
         await http_response(error)({"type": "http"}, self._receive, self._send)
-
-
-def budget_s(headers: Any, slo_s: float | None) -> float | None:
-    """What a request has from its arrival to its deadline, as a frontend will count it: the SLO
-    that the client names, or the model's, which a timeout can only tighten.
-
-    Args:
-        slo_s: the model's; None: not known.
-    """
-    found = dict(headers)
-    if (own_ms := to_positive(found.get(_LATENCY, b""))) is not None:
-        return own_ms / 1e3
-    timeout_s = to_positive(found.get(_TIMEOUT, b""))
-    known = [s for s in (timeout_s, slo_s) if s is not None]
-    return min(known, default=None)
-
-
-def named_s(headers: Any) -> float | None:
-    """Until the deadline, where the client has named one."""
-    found = dict(headers)
-    if (left_ms := to_positive(found.get(_LATENCY, b""))) is not None:
-        return left_ms / 1e3
-    return to_positive(found.get(_TIMEOUT, b""))
-
-
-def _told(
-    headers: Any, limit_s: float | None, spent_s: float, slo_s: float | None
-) -> list[tuple[bytes, bytes]]:
-    """The headers for the application, and for Serve when to give up.
-
-    Args:
-        slo_s: of the model, if that is all that the request has.
-    """
-    told = []
-    for name, value in headers:
-        if name in (_PROXIED, _ATTEMPT):
-            continue  # a client's own word is not believed
-        number = to_positive(value) if name in (_LATENCY, _TIMEOUT) else None
-        if number is None or number > _MOST[name]:  # whoever reads it will say so
-            told.append((name, value))
-        elif name == _TIMEOUT:
-            told.append((_PROXIED, repr(max(1e3 * (number - spent_s), 1.0)).encode()))
-        else:
-            told.append(
-                (name, repr(max(number - 1e3 * spent_s, 1.0)).encode() if spent_s else value)
-            )
-    if slo_s is not None:
-        told.append((_PROXIED, repr(max(1e3 * (slo_s - spent_s), 1.0)).encode()))
-    if limit_s is not None and all(name != _TIMEOUT for name, _ in told):
-        told.append((_TIMEOUT, repr(max(limit_s - spent_s, 1e-3)).encode()))
-    return told
-
-
-def to_positive(text: Any) -> float | None:
-    """A number of more than 0 and less than infinity; None for anything else."""
-    if not text:
-        return None  # at once: an exception takes thirty times as long
-    try:
-        value = float(text)
-    except (TypeError, ValueError):
-        return None
-    return value if 0 < value < math.inf else None

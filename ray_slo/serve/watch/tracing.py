@@ -9,7 +9,8 @@ to all of them, as a span has one parent; each request's span is linked to it in
 What is not sampled has no spans, and nothing of it is sent. Attributes hold names, numbers and
 times; never an item, a result or the text of an error, which may quote them.
 
-This is the only module that knows OpenTelemetry and how Serve traces. OpenTelemetry is imported by
+This is the only module that knows OpenTelemetry; how Serve traces, `ray_private.tracing` knows.
+OpenTelemetry is imported by
 the first request after Serve has set its tracing up, so where that is off it need not be there.
 """
 
@@ -18,19 +19,15 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-import os
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
-import ray
-from ray.serve._private import tracing_utils as serve_tracing
-from ray.serve._private.constants import SERVE_CONTROLLER_NAME, SERVE_NAMESPACE
-
 from ray_slo.core import BatchStatus
 from ray_slo.serve.messages import Grant, Refusal
+from ray_slo.serve.ray_private import tracing as serve_tracing
 
 if TYPE_CHECKING:
     from ray_slo.serve.frontend.answer import Answer
@@ -38,7 +35,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_SET_UP_S = 10.0  # after this, an actor goes without Serve's controller
 _KEPT = 1000  # decisions, until tracing is set up
 _FAULTS = ("refused", "expired", "failed")  # others are answers, or what a client did
 
@@ -146,7 +142,7 @@ class Decisions:
 
     def _export(self) -> None:
         made, self._made = self._made, deque(maxlen=_KEPT)
-        if not serve_tracing.is_tracing_enabled():
+        if not serve_tracing.is_enabled():
             return
         from opentelemetry import trace
 
@@ -158,10 +154,10 @@ class Decisions:
 
     async def _set_up(self) -> None:
         """As Serve does it in a replica: this actor is none of Serve's."""
-        if not serve_tracing.is_tracing_enabled():
+        if not serve_tracing.is_enabled():
             loop = asyncio.get_running_loop()
             try:  # it imports what exports, and opens files
-                await loop.run_in_executor(None, _set_up_as_serve, self._name)
+                await loop.run_in_executor(None, serve_tracing.set_up, self._name)
             except Exception:
                 logger.exception("no traces from %s", self._name)
         self._export()
@@ -200,7 +196,7 @@ def request(
             Serve loses the header if its proxy does not trace (which `TracingConfig` does not make
             it do, https://github.com/ray-project/ray/pull/65437), or if it says "not sampled".
     """
-    if not serve_tracing.is_tracing_enabled():
+    if not serve_tracing.is_enabled():
         return NOT_TRACED
     from opentelemetry import trace
 
@@ -230,14 +226,14 @@ def contexts(requests: Iterable[RequestTrace]) -> tuple[str, ...]:
 def call_of(requests: Iterable[RequestTrace]) -> AbstractContextManager[None]:
     """Serve's spans of a call that is made inside for these requests are the first traced one's;
     without one there are none."""
-    if not serve_tracing.is_tracing_enabled():
+    if not serve_tracing.is_enabled():
         return nullcontext()
     return next((r for r in requests if r.context), _Unsampled()).inside()
 
 
 def caller() -> Any:
     """The OpenTelemetry context of the call that runs now; None where Serve's tracing is off."""
-    if not serve_tracing.is_tracing_enabled():
+    if not serve_tracing.is_enabled():
         return None
     from opentelemetry import context
 
@@ -272,7 +268,7 @@ def batch(
         predicted_s: what its profile says it takes.
         waited_s: since its first piece came.
     """
-    if not requests or not serve_tracing.is_tracing_enabled():
+    if not requests or not serve_tracing.is_enabled():
         return BATCH_NOT_TRACED
     from opentelemetry import trace
 
@@ -461,12 +457,10 @@ def _within(new: Any) -> Iterator[None]:
     from opentelemetry import context
 
     token = context.attach(new)
-    # Serve's own stack of spans is one list for all tasks that a request starts.
-    stack = serve_tracing.TRACE_STACK.set([])
     try:
-        yield
+        with serve_tracing.own_stack():
+            yield
     finally:
-        serve_tracing.TRACE_STACK.reset(stack)
         context.detach(token)
 
 
@@ -479,17 +473,6 @@ def _about(grant: Grant) -> dict[str, Any]:
         "slo.predicted_ms": 1e3 * grant.finish_in_s,
         "slo.slack_ms": 1e3 * grant.slack_s,
     }
-
-
-def _set_up_as_serve(name: str) -> None:
-    """Trace in this process, which is no replica, as in Serve's. Blocks."""
-    try:
-        controller = ray.get_actor(SERVE_CONTROLLER_NAME, namespace=SERVE_NAMESPACE)
-        config: Any = ray.get(controller.get_tracing_config.remote(), timeout=_SET_UP_S)
-    except Exception as error:
-        logger.warning("Serve's controller says nothing of tracing (%r): by the environment", error)
-        config = None
-    serve_tracing.setup_tracing(name, str(os.getpid()), tracing_config=config)
 
 
 def _end(

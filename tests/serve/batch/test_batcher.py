@@ -20,8 +20,7 @@ import ray_slo
 from ray_slo.core import LatencyProfile
 from ray_slo.core.profiles import save_profiles
 from ray_slo.errors import BadInput, BatchResultError, ConfigError, Expired, RefusedEarly
-from ray_slo.serve import deadlines as request_context
-from ray_slo.serve.deadlines import deadline_scope
+from ray_slo.serve.deadlines import deadline_for, deadline_scope, remaining_ms
 from tests.serve import clock
 
 # Generous: nothing here may fail because the machine is slow.
@@ -529,7 +528,7 @@ class TestDeadlines:
     def test_the_deadline_of_one_request_does_not_leak_into_nested_batches(self):
         @ray_slo.batch(SLO_MS)
         async def outer(items):
-            assert request_context.remaining_ms() is None
+            assert remaining_ms() is None
             return await asyncio.gather(*(double(i) for i in items))
 
         async def main():
@@ -566,7 +565,7 @@ class TestRequestContext:
     )
     def test_headers(self, headers, left_ms, still):
         with deadline_scope(Request(**headers)):
-            left = request_context.remaining_ms()
+            left = remaining_ms()
         assert left == (None if left_ms is None else pytest.approx(left_ms))
 
     def test_a_timeout_only_tightens_and_our_header_replaces(self, still):
@@ -577,14 +576,14 @@ class TestRequestContext:
             ({"x_slo_latency_ms": "300000"}, 300),
         ]:
             with deadline_scope(Request(**headers)):
-                assert request_context.deadline_for(100) - now == pytest.approx(budget)
+                assert deadline_for(100) - now == pytest.approx(budget)
 
     def test_scopes_nest_and_none_means_as_the_model_says(self, still):
         with deadline_scope(5_000):
             with deadline_scope(None):
-                assert request_context.remaining_ms() is None
-            assert request_context.remaining_ms() == pytest.approx(5_000)
-        assert request_context.remaining_ms() is None
+                assert remaining_ms() is None
+            assert remaining_ms() == pytest.approx(5_000)
+        assert remaining_ms() is None
 
 
 class TestLearning:

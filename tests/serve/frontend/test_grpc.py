@@ -28,12 +28,13 @@ from ray_slo.serve.grpc import (
     PUSHBACK_METADATA,
     SERVICER,
     InferenceStub,
-    bind_to_host,
     fail,
+    grpc_host,
     reply_of,
     reported,
 )
 from ray_slo.serve.protos import InferReply, InferRequest
+from ray_slo.serve.ray_private import grpc_server
 
 ANSWER = Answer(
     result={"a": np.float32(0.5)},
@@ -139,9 +140,9 @@ def test_reply_of_json_bytes_and_response():
 def test_deadline_reaches_the_application_on_one_host(monkeypatch):
     """Serve's own server, with a handler in the application's place."""
     monkeypatch.setattr(default_impl, "add_grpc_address", default_impl.add_grpc_address)
-    bind_to_host()
-    bind_to_host()
     monkeypatch.delenv(HOST_ENV, raising=False)
+    for host in ("10.9.8.7", grpc_host()):  # the last one holds
+        grpc_server.bind_to(host)
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         port = s.getsockname()[1]

@@ -16,77 +16,17 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from ray_slo.core.text import quoted
-from ray_slo.errors import BadHeader, BadInput, BodyTooLarge, SlowBody
+from ray_slo.errors import BadInput, BodyTooLarge, SlowBody
 from ray_slo.serve import grpc
 from ray_slo.serve.app.openapi import document
 from ray_slo.serve.errors import UnknownModel, error_body
 from ray_slo.serve.frontend.answer import to_json
-from ray_slo.serve.frontend.http import MAX_DEPTH, Headers, Readers, body_of, json_of
+from ray_slo.serve.frontend.http import MAX_DEPTH, Readers, body_of, json_of
 from ray_slo.serve.proxy.bounds import BoundsMiddleware
 from ray_slo.serve.ray_private import http_head as heads
 from tests.serve import clock
 
 MANY = 1_000_000
-OWN, PROXIED, TIMEOUT = "x-slo-latency-ms", "x-slo-timeout-ms", "x-request-timeout-seconds"
-
-
-@pytest.mark.parametrize(
-    ("pairs", "latency_ms"),
-    [
-        ([], None),
-        ([(OWN, "250")], 250),
-        ([(OWN, "2.5e2"), (TIMEOUT, "0.001")], 250),
-        ([(TIMEOUT, "0.1")], 100),
-        ([(TIMEOUT, "60")], 1000),
-        ([(TIMEOUT, "0")], None),
-        ([(PROXIED, "400"), (TIMEOUT, "2.4")], 400),
-        ([("accept", "x"), ("authorization", "y")], None),
-    ],
-)
-def test_time_that_a_client_gives(pairs, latency_ms):
-    assert Headers(pairs).latency_ms(1000) == latency_ms
-
-
-@pytest.mark.parametrize("name", [OWN, TIMEOUT])
-@pytest.mark.parametrize(
-    "value",
-    ["", "soon", "nan", "inf", "1e999", "1e12", "1_0", "0x10", "١٢", "1" * 40, b"5", "1,2", "5ms"],
-)
-def test_header_that_is_no_number(name, value):
-    with pytest.raises(BadHeader) as refused:
-        Headers([(name, value)]).latency_ms(1000)
-    body = refused.value.to_body()
-    assert (refused.value.http_status, body["field"]) == (400, name)
-    assert f"header {name} must be a positive number" in body["message"]
-    assert len(body["message"]) < 300
-
-
-@pytest.mark.parametrize("value", ["0", "-1", "-inf", "1e-400"])
-def test_no_time_at_all(value):
-    with pytest.raises(BadHeader, match="positive"):
-        Headers([(OWN, value)]).latency_ms(1000)
-
-
-@pytest.mark.parametrize("value", ["-1", "86401", "-inf"])
-def test_timeouts_out_of_range(value):
-    with pytest.raises(BadHeader, match="positive number of at most 86400"):
-        Headers([(TIMEOUT, value)]).latency_ms(1000)
-
-
-def test_header_twice():
-    with pytest.raises(BadHeader, match="is there 2 times; send one"):
-        Headers([(OWN, "5"), (OWN, "5000")]).latency_ms(1000)
-
-
-@given(st.lists(st.tuples(st.sampled_from([OWN, PROXIED, TIMEOUT]), st.text(max_size=12))))
-@settings(max_examples=100, derandomize=True, deadline=None, database=None)
-def test_any_headers(pairs):
-    try:
-        latency_ms = Headers(pairs).latency_ms(1000)
-    except BadHeader as error:
-        json.dumps(error.to_body()).encode()
-    else:
-        assert latency_ms is None or 0 < latency_ms <= 86_400_000
 
 
 # -- JSON ----------------------------------------------------------------------------------------
@@ -393,15 +333,6 @@ def test_heads_are_bounded(connection):
 
 
 def test_bound_of_the_proxies(monkeypatch):
-    from ray.serve._private import grpc_util
-
-    monkeypatch.setattr(grpc_util, "DEFAULT_GRPC_SERVER_OPTIONS", [("a", 1)])
-    monkeypatch.setenv("RAY_SLO_MAX_BODY_BYTES", "1000")
-    grpc.bound_messages()
-    key = "grpc.max_receive_message_length"
-    options = dict(grpc_util.DEFAULT_GRPC_SERVER_OPTIONS)
-    assert (options["a"], options[key]) == (1, 5096)
-    assert options["grpc.server.max_pending_requests"] == 20_000  # gRPC cancels beyond 1,000
     for wrong in ("0", "-1", "1e6", "many", str(2**31)):
         monkeypatch.setenv("RAY_SLO_MAX_BODY_BYTES", wrong)
         with pytest.raises(ValueError, match="RAY_SLO_MAX_BODY_BYTES must be a number of bytes"):

@@ -13,6 +13,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.sdk.trace.sampling import ParentBasedTraceIdRatio
 from opentelemetry.trace import StatusCode
+from ray.serve._private import tracing_utils
 
 import ray_slo
 from ray_slo.errors import BadInput, RefusedEarly
@@ -57,7 +58,7 @@ class Traces:
 def traces(monkeypatch):
     """Serve's tracing is on, with a ratio of 1."""
     found = Traces()
-    monkeypatch.setattr(tracing.serve_tracing, "_tracing_enabled", True)
+    monkeypatch.setattr(tracing_utils, "_tracing_enabled", True)
     monkeypatch.setattr(tracing, "_tracer", lambda: found.tracer)
     return found
 
@@ -320,7 +321,7 @@ async def test_unsampled_requests_have_no_spans_and_send_nothing(app, traces):  
         assert [(piece.traces, context.trace_flags) for piece, context in pieces] == [((), 0)] * 2
         assert all(context.is_valid for _, context in pieces)  # so that Serve does not draw lots
     # Serve's stack of spans is as it was.
-    assert tracing.serve_tracing.TRACE_STACK.get([]) == []
+    assert tracing_utils.TRACE_STACK.get([]) == []
 
 
 def test_where_serves_span_is_not_of_the_callers_trace(traces):
@@ -420,12 +421,12 @@ async def test_a_scheduler_actor_tells_of_refusals_and_of_frontends_that_are_gon
 @in_loop
 async def test_a_scheduler_actor_that_cannot_trace_goes_on(traces, monkeypatch, caplog):
     _, submit = waiting(traces)
-    monkeypatch.setattr(tracing.serve_tracing, "_tracing_enabled", False)
+    monkeypatch.setattr(tracing_utils, "_tracing_enabled", False)
 
     def fail(name):
         raise ImportError("there is no exporter")
 
-    monkeypatch.setattr(tracing, "_set_up_as_serve", fail)
+    monkeypatch.setattr(tracing.serve_tracing, "set_up", fail)
     scheduler = Decisions("app#m", "eager")
     scheduler.submitted("f", submit)
     scheduler.told("f", [Refusal((0,), "shed", 9.0)])
@@ -474,7 +475,7 @@ async def test_the_call_of_a_batch_is_its_first_requests(app, traces):  # noqa: 
 
 @in_loop
 async def test_off(app, traces, monkeypatch):  # noqa: F811
-    monkeypatch.setattr(tracing.serve_tracing, "_tracing_enabled", False)
+    monkeypatch.setattr(tracing_utils, "_tracing_enabled", False)
     async with app(policy="eager") as (front, worker):
         pieces = sent(worker)
         with traces.call() as call:
@@ -505,6 +506,6 @@ def test_opentelemetry_is_not_touched_where_tracing_is_off(monkeypatch):
 
 def test_otlp_is_what_serve_takes(monkeypatch):
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:9")
-    processors = tracing.serve_tracing._load_span_processors("ray_slo.serve.tracing:otlp", "")
+    processors = tracing_utils._load_span_processors("ray_slo.serve.tracing:otlp", "")
     assert len(processors) == 1
     processors[0].shutdown()

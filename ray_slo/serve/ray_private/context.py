@@ -1,0 +1,104 @@
+"""Serve's context of the request that runs now, and the headers of HTTP requests.
+
+Serve keeps no headers in its context, so `install` wraps the one place where a replica hands an
+ASGI scope to user code. `tests/serve/ray_private/test_context.py` says when Serve has changed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import copy_context
+from functools import wraps
+from typing import Any
+
+from ray import serve
+from ray.serve import context as serve_context
+from ray.serve.exceptions import RayServeException
+
+Headers = Iterable[tuple[bytes, bytes]]
+_note: Callable[[Headers], None] | None = None
+
+
+def request_context() -> Any:
+    """Serve's context of the request that runs now, to be handed to `batch_context`."""
+    return serve_context._get_serve_request_context()
+
+
+def model_id(request_context: Any) -> str:
+    """The multiplexed model id of a request; "" without multiplexing."""
+    return str(request_context.multiplexed_model_id)
+
+
+@contextmanager
+def batch_context(request_contexts: list[Any]) -> Iterator[None]:
+    """Inside, `serve.get_multiplexed_model_id()` works for the batch."""
+    serve_context._set_batch_request_context(request_contexts)
+    try:
+        yield
+    finally:
+        serve_context._set_batch_request_context([])
+
+
+def forget_request() -> None:
+    """The current context belongs to no request from now on."""
+    serve_context._unset_request_context()
+
+
+def grpc_metadata() -> Any:
+    """Metadata of the gRPC request that runs now; None when there is none."""
+    request = serve_context._serve_request_context.get()
+    context = getattr(request, "grpc_context", None)
+    return None if context is None else context.invocation_metadata()
+
+
+def max_ongoing_requests() -> int | None:
+    """How many requests Serve lets into this replica at a time; None outside a replica."""
+    try:
+        replica = serve.get_replica_context()
+    except RayServeException:
+        return None
+    config = getattr(replica, "_deployment_config", None)
+    return None if config is None else int(config.max_ongoing_requests)
+
+
+def install(note: Callable[[Headers], None] | None = None) -> None:
+    """Have this replica refuse WebSockets where user code takes none (Starlette would raise), and
+    call `note` with the headers of each HTTP request, in the context of the user code.
+
+    Does nothing outside a replica, and nothing when Serve has changed there: then the model's SLO
+    holds, and `deadline_scope(request)` still works.
+    """
+    global _note
+    _note = note or _note
+    replica = sys.modules.get("ray.serve._private.replica")
+    wrapper_class = getattr(replica, "UserCallableWrapper", None)
+    original = getattr(wrapper_class, "_call_http_entrypoint", None)
+    if original is None or hasattr(original, "_ray_slo"):
+        return
+
+    @wraps(original)
+    def call(self: Any, info: Any, scope: Any, receive: Any, send: Any) -> Any:
+        if scope.get("type") == "websocket" and not info.is_asgi_app:
+            closing = send({"type": "websocket.close", "code": 1003})
+            threaded = getattr(self, "_run_user_code_in_separate_thread", False)
+            return asyncio.ensure_future(closing) if threaded else closing
+        if _note is None:
+            return original(self, info, scope, receive, send)
+        note, headers = _note, list(scope.get("headers", ()))
+        # A future when user code has its own loop: the context is copied here and now.
+        context = copy_context()
+        context.run(note, headers)
+        result = context.run(original, self, info, scope, receive, send)
+        return _noted(result, note, headers) if inspect.iscoroutine(result) else result
+
+    call._ray_slo = True  # type: ignore[attr-defined]
+    wrapper_class._call_http_entrypoint = call  # type: ignore[union-attr]
+
+
+async def _noted(coroutine: Any, note: Callable[[Headers], None], headers: Headers) -> Any:
+    note(headers)
+    return await coroutine

@@ -1,0 +1,86 @@
+"""Serve's request context, and HTTP headers in a replica."""
+
+import asyncio
+import inspect
+from types import SimpleNamespace
+
+import pytest
+from ray.serve import context as serve_context
+from ray.serve._private import replica
+from ray.serve._private.config import DeploymentConfig
+
+from ray_slo.serve.deadlines import note_headers, remaining_ms, without_request
+from ray_slo.serve.ray_private import context
+
+
+@pytest.fixture
+def entry(monkeypatch):
+    """How a replica calls user code for an HTTP request: here `user(scope)`."""
+    monkeypatch.setattr(context, "_note", None)
+
+    async def call(self, info, scope, receive, send):
+        return await self.user(scope)
+
+    monkeypatch.setattr(replica.UserCallableWrapper, "_call_http_entrypoint", call)
+
+    def ask(user, scope, send=None, is_asgi_app=False):
+        wrapper = SimpleNamespace(user=user)
+        info = SimpleNamespace(is_asgi_app=is_asgi_app)
+        now = replica.UserCallableWrapper._call_http_entrypoint
+        return asyncio.run(now(wrapper, info, scope, None, send))
+
+    return ask
+
+
+SCOPE = {"type": "http", "headers": [(b"x-slo-latency-ms", b"60000")]}
+
+
+async def user(scope):
+    return remaining_ms()
+
+
+def test_user_code_knows_the_deadline_of_its_http_request(entry):
+    context.install()
+    assert entry(user, SCOPE) is None  # nobody asked for headers
+    for _ in range(2):
+        context.install(note_headers)
+    assert 50_000 < entry(user, SCOPE) <= 60_000
+    assert entry(user, {"type": "http", "headers": []}) is None
+    assert remaining_ms() is None
+
+    async def cut_off(scope):
+        return without_request().run(remaining_ms)
+
+    assert entry(cut_off, SCOPE) is None
+
+
+def test_websockets_are_refused_where_user_code_takes_none(entry):
+    context.install()
+    sent = []
+
+    async def send(message):
+        sent.append(message)
+
+    entry(user, {"type": "websocket"}, send)
+    assert sent == [{"type": "websocket.close", "code": 1003}]
+    entry(user, {"type": "websocket"}, send, is_asgi_app=True)
+    assert len(sent) == 1
+
+
+def test_outside_a_replica_nothing_is_known():
+    assert context.max_ongoing_requests() is None
+    assert context.grpc_metadata() is None
+
+
+def test_ray_changed_here():
+    """Where this fails, Serve has changed: see where it keeps the request that runs now."""
+    entry = inspect.signature(replica.UserCallableWrapper._call_http_entrypoint)
+    assert list(entry.parameters) == ["self", "user_method_info", "scope", "receive", "send"]
+    request = serve_context._RequestContext()
+    assert (request.multiplexed_model_id, request.grpc_context) == ("", None)
+    about = inspect.signature(serve_context.ReplicaContext).parameters
+    assert "_deployment_config" in about
+    assert DeploymentConfig().max_ongoing_requests > 0
+    with context.batch_context([serve_context._RequestContext(multiplexed_model_id="a")]):
+        assert serve_context._get_serve_batch_request_context()[0].multiplexed_model_id == "a"
+    assert serve_context._get_serve_batch_request_context() == []
