@@ -81,7 +81,7 @@ benchmarks: $(STAMP)  ## list the benchmark programs
 
 SOAK_ARGS ?= $(if $(HOURS),--hours $(HOURS),--minutes $(or $(MINUTES),10))
 soak: $(STAMP)  ## ten minutes at 110 % of capacity; HOURS=8 for longer; fails if anything grows
-	$(BIN)/python -m benchmarks.live.soak $(SOAK_ARGS)
+	$(BIN)/python -m benchmarks live-soak $(SOAK_ARGS)
 
 clean:  ## remove .venv, .venv-torch and everything made
 	rm -rf $(VENV) $(TORCH_VENV) out .pytest_cache .mypy_cache .ruff_cache .hypothesis

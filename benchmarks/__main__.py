@@ -19,7 +19,7 @@ from benchmarks.harness.data import MissingData
 from benchmarks.harness.plots import plot_bars
 from benchmarks.harness.registry import PROGRAMS
 from benchmarks.harness.results import save
-from benchmarks.harness.rows import tables
+from benchmarks.harness.rows import Failed, tables
 
 SKIPPED = 77
 """Exit code of a program whose data is not here, as test harnesses have it."""
@@ -63,7 +63,9 @@ def main(args: Sequence[str] | None = None) -> None:
     own = {name: value for name, value in vars(options).items() if name not in known}
     start = time.monotonic()
     try:
-        rows = module.run(quick=options.quick, seed=options.seed, **own)
+        rows, complaints = module.run(quick=options.quick, seed=options.seed, **own), ()
+    except Failed as error:
+        rows, complaints = error.rows, error.complaints
     except MissingData as error:
         print(f"{options.name} skipped: {error}", file=sys.stderr)
         sys.exit(SKIPPED)
@@ -95,6 +97,8 @@ def main(args: Sequence[str] | None = None) -> None:
         options.plot.mkdir(parents=True, exist_ok=True)
         paths = getattr(module, "plot", plot_bars)(rows, options.plot)
         console.print(f"wrote {', '.join(str(p) for p in paths)}")
+    if complaints:
+        sys.exit("\n".join(complaints))
 
 
 if __name__ == "__main__":

@@ -26,11 +26,6 @@ WORKERS = 8
 SLO_MS = 100.0
 
 
-class Fake:  # what the specification names as the model; it never runs here
-    def __call__(self, items: list[Any]) -> list[Any]:
-        return items
-
-
 def run(quick: bool, seed: int) -> list[Row]:
     rows = []
     seconds, repeats = (0.5, 1) if quick else (6.0, 3)
@@ -66,7 +61,8 @@ async def _serve(rate: float, seconds: float, seed: int, folder: str | None) -> 
     from ray_slo.serve.scheduler.scheduler import Scheduler
 
     loop = asyncio.get_running_loop()
-    model = {"callable": "benchmarks.costs.decision_log_cost:Fake", "latency_slo_ms": SLO_MS}
+    never_run = {"callable": "benchmarks.live.sleeper:Sleeper", "args": (ALPHA_S, BETA_S)}
+    model = {**never_run, "latency_slo_ms": SLO_MS}
     log = folder and {"dir": folder, "flush_s": 2.0}
     spec = parse_spec({"models": {"m": model}, "policy": "deferred", "decision_log": log})
 

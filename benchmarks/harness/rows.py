@@ -33,6 +33,14 @@ class Row:
         return f"{metric}\n({self.unit})" if self.unit else metric
 
 
+class Failed(Exception):
+    """A program measured what must not be: its complaints, and its rows all the same."""
+
+    def __init__(self, rows: Sequence[Row], complaints: Sequence[str]) -> None:
+        super().__init__(*complaints)
+        self.rows, self.complaints = rows, complaints
+
+
 def tables(rows: Sequence[Row]) -> list[Table]:
     """A line per case and a column per metric. What stands before the first " · " of a case is the
     title of its table; cases with other metrics get a table of their own. The paper's own figures

@@ -32,7 +32,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -43,7 +42,9 @@ from typing import Any
 import numpy as np
 
 from benchmarks.harness.rows import Row
-from benchmarks.live.shipped import memory_mb
+from benchmarks.live.cluster import importable, memory_mb
+from benchmarks.live.load import Clients
+from benchmarks.live.sleeper import Sleeper
 from ray_slo.serve.proxy.haproxy import BINARY_ENV, COMMAND
 
 SOURCE = "ray-slo"
@@ -73,8 +74,11 @@ class Panic(BaseException):
     """As a Rust extension's `PanicException`."""
 
 
-class Attacked:
+class Attacked(Sleeper):
     """An item is a number, or an order: where to do what."""
+
+    def __init__(self) -> None:
+        super().__init__(ALPHA_S, BETA_S)
 
     @staticmethod
     def preprocess(item: Any) -> Any:
@@ -86,12 +90,8 @@ class Attacked:
         obey(result, "postprocess")
         return result
 
-    @staticmethod
-    def example_input() -> Any:
-        return 0
-
     def __call__(self, items: list[Any]) -> list[Any]:
-        time.sleep(BETA_S + ALPHA_S * len(items))
+        super().__call__(items)
         for item in items:
             obey(item, "batch")
         return [item if isinstance(item, dict) else 0 for item in items]
@@ -380,46 +380,24 @@ def _attack(name: str, port: int, seed: int, pipe: Any) -> None:
 # -- good clients --------------------------------------------------------------------------
 
 
-class Good:
-    """Requests at random times, from an event loop in a thread of its own."""
+class Good(Clients):
+    """Requests at random times."""
 
     def __init__(self, port: int, seed: int) -> None:
         self.seen: list[tuple[float, float, str]] = []  # sent, seconds it took, what came
-        self._url = f"http://127.0.0.1:{port}/"
-        self._rng = np.random.default_rng(seed)
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._drive()), daemon=True)
-        self._thread.start()
+        url = f"http://127.0.0.1:{port}/"
+        super().__init__(url, RATE, seed, heard_s=HEARD_S, force_close=True)
 
-    def stop(self) -> None:
-        self._over.set()
-        self._thread.join()
-
-    async def _drive(self) -> None:
-        import aiohttp
-
-        connector = aiohttp.TCPConnector(limit=0, force_close=True)
-        timeout = aiohttp.ClientTimeout(total=HEARD_S)
-        due, tasks = time.monotonic(), set()
-        async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
-            while not self._over.is_set():
-                await asyncio.sleep(max(due - time.monotonic(), 0.0))
-                due += self._rng.exponential(1 / RATE)
-                task = asyncio.create_task(self._one(session))
-                tasks.add(task)
-                task.add_done_callback(tasks.discard)
-            await asyncio.gather(*tasks)
-
-    async def _one(self, session: Any) -> None:
+    async def _one(self, session: Any, at: float, what: Any) -> None:
         sent = time.monotonic()
         try:
             async with session.post(self._url, json=1) as response:
                 text = await response.text()
                 said = re.search(r'"reason": ?"(\w+)"', text)
-                what = "ok" if response.status == 200 else said[1] if said else str(response.status)
+                came = "ok" if response.status == 200 else said[1] if said else str(response.status)
         except Exception as error:
-            what = type(error).__name__
-        self.seen.append((sent, time.monotonic() - sent, what))
+            came = type(error).__name__
+        self.seen.append((sent, time.monotonic() - sent, came))
 
     def in_time(self, since: float, until: float) -> tuple[float, Counter[str]]:
         """Share of those sent in that time, and what came of the others."""
@@ -527,9 +505,7 @@ def run(
                 BINARY_ENV: str(Path(sys.executable).with_name(COMMAND)),
                 "RAY_USAGE_STATS_ENABLED": "0",
                 "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
-                "PYTHONPATH": os.pathsep.join(
-                    filter(None, [str(Path.cwd()), os.environ.get("PYTHONPATH")])
-                ),
+                "PYTHONPATH": importable(),
             }
             order = [one, str(file), str(int(quick)), str(seed), ",".join(names)]
             subprocess.run(

@@ -28,7 +28,6 @@ import os
 import signal
 import sys
 import tempfile
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -39,7 +38,9 @@ from typing import Any
 import numpy as np
 
 from benchmarks.harness.rows import Row
-from benchmarks.live.cluster import OBJECT_STORE_BYTES, Raylets, raylets
+from benchmarks.live.cluster import OBJECT_STORE_BYTES, Raylets, importable, raylets
+from benchmarks.live.load import Clients
+from benchmarks.live.sleeper import Sleeper
 from ray_slo.models.profiling import THREAD_VARIABLES
 from ray_slo.serve.proxy.bounds import PROXY_CALLBACK, PROXY_CALLBACK_ENV
 
@@ -61,10 +62,11 @@ PATIENCE_S = 40.0  # with the recovery
 UNHEARD_S = 10.0  # after its deadline a client hangs up
 
 
-class Sleeper:
+class Ordered(Sleeper):
     """An item is a number; or a number and an order: how long to hang, how much to carry."""
 
     def __init__(self, runs: str, release: int = 1) -> None:
+        super().__init__(ALPHA_S, BETA_S)
         self.runs = Path(runs)
         self.release = release
 
@@ -83,7 +85,8 @@ class Sleeper:
         return -1, 0.0, np.zeros(0, np.uint8)
 
     def __call__(self, items: list[Any]) -> list[Any]:
-        time.sleep(BETA_S + ALPHA_S * len(items) + max(hang_s for _, hang_s, _ in items))
+        super().__call__(items)
+        time.sleep(max(hang_s for _, hang_s, _ in items))
         with (self.runs / str(os.getpid())).open("a") as file:  # outlives the process
             file.writelines(f"{number}\n" for number, _, _ in items if number >= 0)
         return [(number, self.release, load) for number, _, load in items]
@@ -123,21 +126,17 @@ class Asked:
         return self.reason == "answered" and self.latency_s <= SLO_S
 
 
-class Load:
-    """Open-loop requests over HTTP, from an event loop in a thread of its own."""
+class Load(Clients):
+    """Requests over HTTP, each with a number of its own."""
 
     def __init__(
         self, url: str, seed: int, first: int, rate: float = RATE, kb: int = 0, path: str = ""
     ) -> None:
         self.asked: dict[int, Asked] = {}
-        self._url = f"{url}/{path}"
-        self._rng = np.random.default_rng(seed)
         self._numbers = iter(range(first, first + 10**9))
-        self._rate, self._kb = rate, kb
-        self._over = threading.Event()
+        self._kb = kb
         self._extra: list[dict[str, Any]] = []
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._drive()), daemon=True)
-        self._thread.start()
+        super().__init__(f"{url}/{path}", rate, seed, heard_s=SLO_S + UNHEARD_S)
 
     @property
     def in_flight(self) -> int:
@@ -152,30 +151,13 @@ class Load:
         """Send one more request, with an order in its item."""
         self._extra.append(order)
 
-    def stop(self) -> dict[int, Asked]:
-        """Send no more, and wait for all that was sent."""
-        self._over.set()
-        self._thread.join()
-        return self.asked
+    def _due(self) -> Iterator[tuple[float, dict[str, Any]]]:
+        for at in self._times:
+            yield at, {"kb": self._kb} if self._kb else {}
+            while self._extra:
+                yield at, self._extra.pop()
 
-    async def _drive(self) -> None:
-        import aiohttp
-
-        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=3.0)  # uvicorn's is 5 s
-        timeout = aiohttp.ClientTimeout(total=SLO_S + UNHEARD_S)
-        tasks = []
-        due = time.monotonic()
-        async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
-            while not self._over.is_set():
-                await asyncio.sleep(max(due - time.monotonic(), 0.0))
-                due += self._rng.exponential(1 / self._rate)
-                orders = [{"kb": self._kb} if self._kb else {}]
-                while self._extra:
-                    orders.append(self._extra.pop())
-                tasks += [asyncio.create_task(self._one(session, order)) for order in orders]
-            await asyncio.gather(*tasks)
-
-    async def _one(self, session: Any, order: dict[str, Any]) -> None:
+    async def _one(self, session: Any, at: float, order: dict[str, Any]) -> None:
         import aiohttp
 
         number = next(self._numbers)
@@ -332,6 +314,7 @@ class Ground:
 
     def pids(self, prefix: str) -> list[int]:
         """Of live actors whose names begin so."""
+        # `ray.util.state.list_actors` asks the dashboard, which these nodes run without.
         from ray._private.state import actors
 
         return sorted(
@@ -398,7 +381,7 @@ def args(ground: Ground, **changes: Any) -> dict[str, Any]:
 
 def model(ground: Ground, release: int = 1) -> dict[str, Any]:
     return {
-        "callable": Sleeper,
+        "callable": Ordered,
         "kwargs": {"runs": str(ground.runs), "release": release},
         "latency_slo_ms": 1e3 * SLO_S,
         "max_batch_size": 16,
@@ -657,9 +640,7 @@ def run(
 @contextlib.contextmanager
 def ground_for(seed: int, quick: bool) -> Iterator[Ground]:
     """A cluster of our own, on which nothing is deployed yet."""
-    os.environ["PYTHONPATH"] = os.pathsep.join(
-        filter(None, [str(Path.cwd()), os.environ.get("PYTHONPATH")])
-    )
+    os.environ["PYTHONPATH"] = importable()
     os.environ[PROXY_CALLBACK_ENV] = PROXY_CALLBACK
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     # Ray runs its workers at niceness 15: whatever else runs here would come first.
@@ -693,7 +674,8 @@ def strike(ground: Ground, name: str) -> tuple[Seen, dict[int, Asked]]:
         while recovery(load.over(), ground.struck[0]) is None and time.monotonic() < until:
             time.sleep(1.0)
     finally:
-        asked = load.stop()
+        load.stop()
+    asked = load.asked
     ground.sent += len(asked)
     struck_s, in_flight = ground.struck
     return Seen.of(fault.says, struck_s, in_flight, asked, ground.runs), asked

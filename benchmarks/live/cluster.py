@@ -16,15 +16,17 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import signal
-import socket
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from unittest import mock
+
+from ray_slo.demo.systems import free_port
 
 OBJECT_STORE_BYTES = 100 * 1024**2  # Ray's least is 75 MiB
 # Ray's own notice a silent node after 15 s or more: long for a test, right for a real network.
@@ -148,13 +150,6 @@ def raylets(*nodes: dict[str, Any], grpc_servicers: list[str] | None = None) -> 
             shutil.rmtree(home, ignore_errors=True)
 
 
-def free_port() -> int:
-    """A TCP port of the loopback interface that nobody listens on."""
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return int(s.getsockname()[1])
-
-
 def descendants(pid: int) -> list[int]:
     """Ids of all processes that a process started, and those that these started (Linux)."""
     found = []
@@ -163,3 +158,23 @@ def descendants(pid: int) -> list[int]:
             for child in map(int, children.read_text().split()):
                 found += [child, *descendants(child)]
     return found
+
+
+def importable(folder: Path | None = None) -> str:
+    """A `PYTHONPATH` with which other processes import from a folder (default: from here), too."""
+    return os.pathsep.join(filter(None, [str(folder or Path.cwd()), os.environ.get("PYTHONPATH")]))
+
+
+def memory_mb(named: bytes = rb"ServeReplica") -> float:
+    """Memory of processes by their command lines; shared pages are divided among those that share
+    them. Default: all replicas of Serve."""
+    total_kb = 0
+    for entry in Path("/proc").iterdir():
+        try:
+            if re.search(named, (entry / "cmdline").read_bytes()) is None:
+                continue
+            said = re.search(r"^Pss: +(\d+) kB", (entry / "smaps_rollup").read_text(), re.MULTILINE)
+        except OSError:
+            continue
+        total_kb += int(said[1]) if said else 0
+    return total_kb / 1024

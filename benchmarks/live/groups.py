@@ -11,14 +11,14 @@ with its reason.
 from __future__ import annotations
 
 import asyncio
-import time
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from benchmarks.harness.rows import Row
-from ray_slo.simulation.workloads import Workload
+from benchmarks.live.load import Calls
+from ray_slo.simulation.workloads import Poisson
 
 SOURCE = "ray-slo, SHEPHERD §4"
 ASKED = [("* · during moves", "failed", "≤", 0)]
@@ -75,34 +75,16 @@ async def drive_and_move(
 ) -> tuple[list[Seen], list[tuple[float, float]]]:
     """Send requests until all moves are over; all of them, and the times of the moves."""
     from deployments.digits.data import test_set, to_png
-    from ray_slo.load.drive import status_of
 
     images, _ = test_set()
     pictures = [to_png(image) for image in images[:100]]
     rng = np.random.default_rng(seed)
-    loop = asyncio.get_running_loop()
-    start = loop.time()
-    seen: list[Seen] = []
-    over = asyncio.Event()
+    calls = Calls()
 
-    async def one(at: float, model: str, picture: bytes) -> None:
-        status = "answered"
-        try:
-            await asyncio.wait_for(handle.remote(picture, model=model), 30.0)
-        except Exception as error:  # whatever it raises is a result here
-            status = status_of(error)
-        seen.append(Seen(at, model, status, loop.time() - start - at))
-
-    async def send() -> None:
-        tasks = []
-        times = Workload.poisson(RATE).arrivals.times(still_s + moves * SETTLE_S, rng)
-        for at in times.tolist():
-            await asyncio.sleep(max(start + at - loop.time(), 0.0))
-            if over.is_set():
-                break
-            model, picture = rng.choice(MODELS), pictures[int(rng.integers(len(pictures)))]
-            tasks.append(loop.create_task(one(at, str(model), picture)))
-        await asyncio.gather(*tasks)
+    async def one(at: float, what: tuple[str, bytes]) -> Seen:
+        model, picture = what
+        reply = await calls.call(at, handle.remote, picture, model=model)
+        return Seen(at, model, reply.status, reply.latency_s)
 
     async def settled() -> bool:
         status = await handle.slo_status.remote()
@@ -112,24 +94,22 @@ async def drive_and_move(
         done = []
         await asyncio.sleep(still_s)
         for i in range(moves):
-            began = loop.time() - start
+            began = calls.now_s
             await handle.slo_move.remote(MOVED, "ba"[i % 2])
-            until = time.monotonic() + SETTLE_S
+            until = began + SETTLE_S
             while not await settled():
-                if time.monotonic() > until:
+                if calls.now_s > until:
                     raise TimeoutError(f"{MOVED} did not move within {SETTLE_S:g} s")
                 await asyncio.sleep(0.1)
-            done.append((began, loop.time() - start))
+            done.append((began, calls.now_s))
             await asyncio.sleep(pause_s)
-        over.set()
         return done
 
-    sending = loop.create_task(send())
-    try:
-        moved = await move()
-    finally:
-        over.set()
-        await sending
+    times = Poisson(rate=RATE).times(still_s + moves * SETTLE_S, rng).tolist()
+    due = (
+        (at, (str(rng.choice(MODELS)), pictures[int(rng.integers(len(pictures)))])) for at in times
+    )
+    moved, seen = await calls.beside(move(), due, one)
     return seen, moved
 
 

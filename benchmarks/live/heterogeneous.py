@@ -40,13 +40,14 @@ import pandas as pd
 from benchmarks.harness.plots import saved
 from benchmarks.harness.rows import Row
 from benchmarks.kairos import systems as kairos
+from benchmarks.live.load import Calls, by_http, learned
 from deployments.recommender import Answer, Query, Recommender
 from deployments.recommender.app import BASE_VARIABLE, ITEM_VARIABLE, MAX_ITEMS
 from deployments.recommender.data import ITEMS, USERS
 from ray_slo.core import Cluster, DispatchDelay, LatencyProfile, Model, Variant, Worker
 from ray_slo.planning.catalogue import CATALOGUE
 from ray_slo.simulation import simulate
-from ray_slo.simulation.workloads import Workload
+from ray_slo.simulation.workloads import Poisson, Workload
 
 SOURCE = "Kairos §8, live"
 ASKED = [
@@ -245,40 +246,22 @@ async def change_budgets(
     from ray import serve
 
     from ray_slo.demo.systems import APP
-    from ray_slo.load.drive import status_of
 
     rng = np.random.default_rng(seed)
-    loop = asyncio.get_running_loop()
-    start, over = loop.time(), asyncio.Event()
-    seen: list[dict[str, Any]] = []
+    calls = Calls()
 
-    async def one(at: float, item: Any) -> None:
-        status, hardware = "answered", ""
-        try:
-            hardware = (await asyncio.wait_for(handle.remote(item), 30.0))["hardware"]
-        except Exception as error:  # whatever it raises is a result here
-            status = status_of(error)
-        latency_s = loop.time() - start - at
+    async def one(at: float, item: Any) -> dict[str, Any]:
+        reply = await calls.call(at, handle.remote, item)
+        status, hardware = reply.status, ""
         if status == "answered":
-            status = "ok" if latency_s <= SLO_S else "late"
-        seen.append({"at": at, "status": status, "answer": hardware, "size": len(item["items"])})
-
-    async def send() -> None:
-        tasks = []
-        longest_s = (SETTLE_S + PAUSE_S) * (len(budgets) + 1)
-        times = Workload.poisson(BUDGET_RATE).arrivals.times(longest_s, rng)
-        for at in times.tolist():
-            await asyncio.sleep(max(start + at - loop.time(), 0.0))
-            if over.is_set():
-                break
-            item = payloads.items[int(rng.integers(len(payloads)))]
-            tasks.append(loop.create_task(one(at, item)))
-        await asyncio.gather(*tasks)
+            status = "ok" if reply.latency_s <= SLO_S else "late"
+            hardware = reply.answer["hardware"]
+        return {"at": at, "status": status, "answer": hardware, "size": len(item["items"])}
 
     async def settled(budget: float) -> dict[str, int]:
         """The workers that run, when they are those that are planned."""
-        until = loop.time() + SETTLE_S
-        while loop.time() < until:
+        until = calls.now_s + SETTLE_S
+        while calls.now_s < until:
             plan = (await handle.slo_status.remote())["plan"]
             wanted = {kind: plan.get("counts", {}).get(kind, 0) for kind in POOL}
             if plan.get("planned_budget_per_hour") == budget and plan.get("running") == wanted:
@@ -286,21 +269,23 @@ async def change_budgets(
             await asyncio.sleep(0.2)
         raise TimeoutError(f"no workers for a budget of {budget:g} within {SETTLE_S:g} s: {plan}")
 
-    sending = loop.create_task(send())
-    changes: list[tuple[float, float, float, dict[str, int]]] = []
-    try:
+    async def change() -> list[tuple[float, float, float, dict[str, int]]]:
+        changes = []
         for i, budget in enumerate(budgets):
-            began = loop.time() - start
+            began = calls.now_s
             if i:
                 await asyncio.to_thread(
                     serve.run, planned_application(budget), name=APP, route_prefix="/"
                 )
             running = await settled(budget)
-            changes.append((budget, began, loop.time() - start - began, running))
+            changes.append((budget, began, calls.now_s - began, running))
             await asyncio.sleep(PAUSE_S)
-    finally:
-        over.set()
-        await sending
+        return changes
+
+    longest_s = (SETTLE_S + PAUSE_S) * (len(budgets) + 1)
+    times = Poisson(rate=BUDGET_RATE).times(longest_s, rng).tolist()
+    due = ((at, payloads.items[int(rng.integers(len(payloads)))]) for at in times)
+    changes, seen = await calls.beside(change(), due, one)
     frame = pd.DataFrame(seen)
     ends = [began for _, began, _, _ in changes[1:]] + [np.inf]
     return [
@@ -341,23 +326,23 @@ def measure(
     from ray import serve
 
     from ray_slo.demo.systems import APP
-    from ray_slo.load.drive import run_http_process
-    from ray_slo.load.workload import Workload as Recorded
 
-    duration_s = warmup_s + window_s
-    times = Workload.poisson(rate).arrivals.times(duration_s, np.random.default_rng(seed))
-    workload = Recorded.record(times, payloads, duration_s=duration_s, warmup_s=warmup_s, seed=seed)
-    done = run_http_process(
-        url, workload, payloads, slo_s=SLO_S, timeout_s=10.0, label_field="hardware"
+    result = by_http(
+        url,
+        payloads,
+        rate,
+        duration_s=warmup_s + window_s,
+        warmup_s=warmup_s,
+        seed=seed,
+        slo_s=SLO_S,
+        timeout_s=10.0,
+        label_field="hardware",
     )
-    requests = done.result().measured.copy()
+    requests = result.measured.copy()
     sizes = np.array([len(item["items"]) for item in payloads.items])
     requests["size"] = sizes[requests["payload"].to_numpy()]
     status = serve.get_app_handle(APP).slo_status.remote().result()
-    told = {
-        name.partition("@")[2]: LatencyProfile.from_json(profile)
-        for name, profile in status["profiles"].items()
-    }
+    told = {kind: profile for (_, kind), profile in learned(status).items()}
     return Measured(requests, window_s, told, 1e-3 * status["dispatch_delay_ms"])
 
 

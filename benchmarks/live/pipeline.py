@@ -35,6 +35,7 @@ import numpy as np
 
 from benchmarks.harness.plots import saved
 from benchmarks.harness.rows import Row
+from benchmarks.live.load import Calls, learned
 from deployments.ocr import Detect, Recognise
 from deployments.ocr.app import SIDES
 from ray_slo.core import LatencyProfile
@@ -205,10 +206,7 @@ def planned(handle: Any) -> dict[str, LatencyProfile]:
 
 def profiles(status: dict[str, Any]) -> dict[str, LatencyProfile]:
     """By variant."""
-    return {
-        name.partition("@")[0]: LatencyProfile.from_json(profile)
-        for name, profile in status["profiles"].items()
-    }
+    return {variant: profile for (variant, _), profile in learned(status).items()}
 
 
 def capacities(known: dict[str, LatencyProfile]) -> tuple[float, float]:
@@ -272,42 +270,33 @@ async def drive(
         count: so many different pages.
     """
     from deployments.ocr.pages import errors, pages
-    from ray_slo.load import drive as loadgen
 
     series = pages(count, seed + 1000)
     which = np.random.default_rng(seed + 1).integers(count, size=len(times))
-    loop = asyncio.get_running_loop()
-    start = loop.time() + 0.1
+    calls = Calls()
 
     async def one(at: float, index: int) -> Seen:
         page = series[index]
-        try:
-            response = handle.remote(page.png, response_metadata=True)
-            answer = await asyncio.wait_for(response, 30.0)
-        except Exception as error:  # whatever it raises is a result here
-            late_s = loop.time() - start - at
-            return Seen(at, loadgen.status_of(error), late_s, why=why(error))
-        latency_s = loop.time() - start - at
-        wrong, written = errors(page.lines, answer.result["text"])
-        return Seen(at, "answered", latency_s, answer.accuracy, wrong, written)
+        reply = await calls.call(at, handle.remote, page.png, response_metadata=True)
+        if reply.error is not None:
+            return Seen(at, reply.status, reply.latency_s, why=why(reply.error))
+        wrong, written = errors(page.lines, reply.answer.result["text"])
+        return Seen(at, reply.status, reply.latency_s, reply.answer.accuracy, wrong, written)
 
     async def look() -> list[Glance]:
         glances = []
         for second in range(int(duration_s)):
-            await asyncio.sleep(max(start + second - loop.time(), 0.0))
+            await calls.until(second)
             plan = (await handle.slo_status.remote())["plan"]
             serving = Counter(w["assigned"] for w in plan["workers"].values() if w["assigned"])
             (wanted,), (there,) = plan["targets"].values(), plan["running"].values()
             demand = plan["demand"]
-            glances.append(Glance(loop.time() - start, demand, wanted or there, there, serving))
+            glances.append(Glance(calls.now_s, demand, wanted or there, there, serving))
         return glances
 
-    looking = loop.create_task(look())
-    sent = []
-    for at, index in zip(times.tolist(), which.tolist(), strict=True):
-        await asyncio.sleep(max(start + at - loop.time(), 0.0))
-        sent.append(loop.create_task(one(at, index)))
-    return list(await asyncio.gather(*sent)), await looking
+    due = zip(times.tolist(), which.tolist(), strict=True)
+    seen, glances = await asyncio.gather(calls.send(due, one), look())
+    return seen, glances
 
 
 def why(error: Exception) -> str:

@@ -32,12 +32,13 @@ from typing import Any
 from unittest import mock
 
 from benchmarks.harness.rows import Row
+from benchmarks.live.load import bunches
 from benchmarks.shepherd.fig11 import BURST, PERIOD_S, TABLE_4_MS, run_streams
-from benchmarks.shepherd.two_streams import stand_in, streams
-from ray_slo import checkpoint
+from benchmarks.shepherd.two_streams import streams
 from ray_slo.core import LatencyProfile
 from ray_slo.core.profiles import save_profiles
 from ray_slo.errors import SLOError
+from ray_slo.load.drive import paced
 from ray_slo.policies import make_policy
 from ray_slo.serve.frontend.frontend import Frontend
 
@@ -51,22 +52,12 @@ SLO_MS = 90.0
 SLOW_MS = sum(TABLE_4_MS["RS269"])
 MAX_BATCH = 128
 EXIT_POINTS = 32
+STEPS = 50  # of a batch that sleeps
 POLICIES: dict[str, dict[str, Any]] = {
     "flex": {"margin_ms": 18.0},
     "flex, no preemption": {"margin_ms": 18.0, "preemption": False},
 }
 PAPER = 6.2
-
-
-class Asleep:
-    """Takes as long as the profile says."""
-
-    def __init__(self, alpha_s: float, beta_s: float) -> None:
-        self._run = stand_in(LatencyProfile.linear(alpha_s, beta_s, MAX_BATCH), checkpoint)
-
-    def __call__(self, items: list[Any]) -> list[Any]:
-        self._run(len(items))
-        return items
 
 
 class Network:
@@ -102,8 +93,6 @@ class Driver(Frontend):
         self, arrivals: Mapping[str, list[float]], slo_ms: float
     ) -> dict[tuple[str, str], int]:
         """Counts by (model, outcome), when all requests have been answered."""
-        due = sorted((at, model) for model, times in arrivals.items() for at in times)
-        start = self._clock()
         counts: Counter[tuple[str, str]] = Counter()
 
         async def one(model: str) -> None:
@@ -113,12 +102,10 @@ class Driver(Frontend):
             except SLOError as error:
                 counts[model, error.reason] += 1
 
-        tasks = []
-        for at, model in due:
-            if (wait_s := start + at - self._clock()) > 0:
-                await asyncio.sleep(wait_s)
-            tasks.append(asyncio.create_task(one(model)))
-        await asyncio.gather(*tasks)
+        async def send(at: float, models: list[str]) -> None:
+            await asyncio.gather(*(one(model) for model in models))
+
+        await paced(bunches(arrivals), send)
         return dict(counts)
 
 
@@ -141,8 +128,8 @@ def _asleep(folder: Path) -> dict[str, dict[str, Any]]:
         file = folder / f"{name}.json"
         save_profiles(file, {name: LatencyProfile.linear(*seconds, MAX_BATCH)})
         models[name] = {
-            "callable": "benchmarks.live.preemption:Asleep",
-            "args": seconds,
+            "callable": "benchmarks.live.sleeper:Sleeper",
+            "args": (*seconds, STEPS),
             "profile": str(file),
         }
     return models

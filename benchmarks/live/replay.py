@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.harness.rows import Row
+from benchmarks.live.load import by_http
 from ray_slo.simulation.report import Report
 
 SOURCE = "ray-slo"
@@ -40,42 +41,22 @@ POLICIES = ("deferred", "eager")
 WARMUP_S = 4.0
 
 
-class Sleeper:
-    """A model on an accelerator, as its host sees it: it waits."""
-
-    speed = 1.0
-
-    @staticmethod
-    def example_input() -> int:
-        return 0
-
-    def __call__(self, items: list[Any]) -> list[Any]:
-        time.sleep((BETA_S + ALPHA_S * len(items)) / self.speed)
-        return items
-
-
-class Quick(Sleeper):
-    """Twice as fast: what is lost on the way counts twice."""
-
-    speed = 2.0
-
-
 @dataclass(frozen=True)
 class Case:
     """A load on workers of a speed."""
 
     rate: float
-    model: type[Sleeper] = Sleeper
+    speed: float = 1.0  # of workers; where it is 2, what is lost on the way counts twice
 
     @property
     def slo_s(self) -> float:
-        return SLO_S / self.model.speed
+        return SLO_S / self.speed
 
     def __str__(self) -> str:
-        return f"{self.rate:g} requests/s" + (self.model is Quick) * " on workers twice as fast"
+        return f"{self.rate:g} requests/s" + (self.speed > 1) * " on workers twice as fast"
 
 
-CASES = (Case(30.0), Case(50.0), Case(100.0, Quick))
+CASES = (Case(30.0), Case(50.0), Case(100.0, 2.0))
 
 
 def run(quick: bool, seed: int) -> list[Row]:
@@ -171,18 +152,16 @@ def _compared(case: str, live: Sequence[Report], said: Sequence[Report]) -> list
 
 def _record(url: str, policy: str, case: Case, seconds: float, seed: int, folder: Path) -> Any:
     from ray_slo.demo.systems import running
-    from ray_slo.load.drive import run_http_process
     from ray_slo.load.workload import Payloads
-    from ray_slo.load.workload import Workload as Recorded
     from ray_slo.record.rows import read
     from ray_slo.serve import build_app
-    from ray_slo.simulation.workloads import Workload
 
     app = build_app(
         {
             "models": {
                 MODEL: {
-                    "callable": f"benchmarks.live.replay:{case.model.__name__}",
+                    "callable": "benchmarks.live.sleeper:Sleeper",
+                    "args": (ALPHA_S / case.speed, BETA_S / case.speed),
                     "latency_slo_ms": 1e3 * case.slo_s,
                     "max_batch_size": 32,
                 }
@@ -194,10 +173,8 @@ def _record(url: str, policy: str, case: Case, seconds: float, seed: int, folder
         }
     )
     payloads = Payloads([b"1"], None, "application/json")
-    times = Workload.poisson(case.rate).arrivals.times(seconds, np.random.default_rng(seed))
-    workload = Recorded.record(times, payloads, duration_s=seconds, warmup_s=0.0, seed=seed)
     with running(app):
-        run_http_process(url, workload, payloads, slo_s=case.slo_s).result()
+        by_http(url, payloads, case.rate, duration_s=seconds, seed=seed, slo_s=case.slo_s)
         time.sleep(1.5)  # the last lines are written
     lives = read(folder)
     return lives[-1]

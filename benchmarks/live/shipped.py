@@ -38,6 +38,7 @@ import yaml
 
 from benchmarks.harness.data import MissingData
 from benchmarks.harness.rows import Row
+from benchmarks.live.cluster import importable, memory_mb
 from ray_slo.load.drive import run_http
 from ray_slo.load.report import LoadResult
 from ray_slo.load.workload import Payloads, Workload, load_payloads
@@ -185,7 +186,7 @@ def serving(path: Path, log: Path, port: int | None = None) -> Iterator[Running]
         "RAY_SLO_WEIGHTS": "none",
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # Ray's own processes on loopback, too
         "RAY_USAGE_STATS_ENABLED": "0",
-        "PYTHONPATH": os.pathsep.join(filter(None, [".", os.environ.get("PYTHONPATH")])),
+        "PYTHONPATH": importable(FOLDER.parent),
     }
     began = time.monotonic()
     with log.open("wb") as output:
@@ -284,21 +285,6 @@ def _is_loopback(address: str) -> bool:
     return host == "0" * 24 + "01000000" or (
         host.startswith("0" * 16 + "FFFF0000") and host.endswith("7F")
     )
-
-
-def memory_mb(named: bytes = rb"ServeReplica") -> float:
-    """Memory of processes by their command lines; shared pages are divided among those that share
-    them. Default: all replicas of Serve."""
-    total_kb = 0
-    for entry in Path("/proc").iterdir():
-        try:
-            if re.search(named, (entry / "cmdline").read_bytes()) is None:
-                continue
-            said = re.search(r"^Pss: +(\d+) kB", (entry / "smaps_rollup").read_text(), re.MULTILINE)
-        except OSError:
-            continue
-        total_kb += int(said[1]) if said else 0
-    return total_kb / 1024
 
 
 # -- figures -----------------------------------------------------------------------------------

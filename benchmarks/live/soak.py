@@ -16,7 +16,7 @@ difference is no more than that. (A hiccup of the machine raises the high-water 
 a leak goes on.) The first third is warm-up. After the load all tables of requests and batches must
 be empty, and no more tasks be there than before. Lost is what got neither answer nor error.
 
-`python -m benchmarks.live.soak [--minutes M | --hours H] [--out DIR]` ends with status 1 if
+`python -m benchmarks live-soak [--minutes M | --hours H] [--out DIR]` ends with status 1 if
 anything grew, stayed or was lost; the samples are in DIR/soak.csv, the plot in DIR/soak.png.
 """
 
@@ -30,9 +30,10 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -40,7 +41,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from benchmarks.harness.rows import Row, tables
+from benchmarks.harness.rows import Failed, Row
+from benchmarks.live.load import http, poisson
+from ray_slo.load.drive import paced, status_of
 
 SOURCE = "ray-slo"
 ALPHA_S, BETA_S = 0.02, 0.15
@@ -122,18 +125,6 @@ def growth(times_s: Sequence[float], values: Sequence[float], rule: Rule) -> Gro
 # -- the application -----------------------------------------------------------------------
 
 
-class Sleeper:
-    """A model on an accelerator, as its host sees it: it waits."""
-
-    @staticmethod
-    def example_input() -> str:
-        return "x" * BODY
-
-    def __call__(self, items: list[Any]) -> list[Any]:
-        time.sleep(BETA_S + ALPHA_S * len(items))
-        return items
-
-
 def application(log_dir: str) -> Any:
     from ray_slo.serve import build_app
 
@@ -142,7 +133,8 @@ def application(log_dir: str) -> Any:
             "name": "soak",
             "models": {
                 "sleeper": {
-                    "callable": "benchmarks.live.soak:Sleeper",
+                    "callable": "benchmarks.live.sleeper:Sleeper",
+                    "args": (ALPHA_S, BETA_S),
                     "latency_slo_ms": 1e3 * SLO_S,
                     "max_batch_size": MAX_BATCH,
                 }
@@ -177,41 +169,33 @@ async def offer(send: Send, rate: float, seconds: float, leaving: float, seed: i
         leaving: share of callers that leave at a random time before the deadline.
     """
     rng = np.random.default_rng(seed)
-    loop = asyncio.get_running_loop()
-    counts: Counter[str] = Counter()
-    running: set[asyncio.Task[None]] = set()
 
-    async def one(leaves_after_s: float | None) -> None:
+    def due() -> Iterator[tuple[float, float | None]]:
+        for at in poisson(rate, rng, seconds):
+            yield at, float(rng.uniform(0, SLO_S)) if rng.random() < leaving else None
+
+    async def one(at: float, leaves_after_s: float | None) -> str:
         try:
             limit_s = LOST_AFTER_S if leaves_after_s is None else leaves_after_s
-            counts[await asyncio.wait_for(send(), limit_s)] += 1
+            return await asyncio.wait_for(send(), limit_s)
         except asyncio.TimeoutError:
-            counts["lost" if leaves_after_s is None else "cancelled"] += 1
+            return "lost" if leaves_after_s is None else "cancelled"
 
-    at, start = 0.0, loop.time()
-    while (at := at + rng.exponential(1 / rate)) < seconds:
-        await asyncio.sleep(max(start + at - loop.time(), 0.0))
-        leaves = rng.random() < leaving
-        task = loop.create_task(one(float(rng.uniform(0, SLO_S)) if leaves else None))
-        running.add(task)
-        task.add_done_callback(running.discard)
-        counts["sent"] += 1
-    if running:
-        await asyncio.wait(running)
-    return counts
+    came = await paced(due(), one)
+    return Counter(came) + Counter(sent=len(came))
 
 
 def in_time(start: float) -> str:
     return "answered" if time.perf_counter() - start <= SLO_S else "late"
 
 
-async def by_http(url: str, rate: float, seconds: float, leaving: float, seed: int) -> Counter[str]:
+async def over_http(
+    url: str, rate: float, seconds: float, leaving: float, seed: int
+) -> Counter[str]:
     import aiohttp
 
     body, head = b'"' + b"x" * BODY + b'"', {"content-type": "application/json"}
-    # uvicorn closes idle connections after 5 s; a request sent right then would be lost.
-    connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=3.0)
-    async with aiohttp.ClientSession(connector=connector) as session:
+    async with http() as session:
 
         async def send() -> str:
             start = time.perf_counter()
@@ -231,8 +215,6 @@ async def by_http(url: str, rate: float, seconds: float, leaving: float, seed: i
 async def by_handle(
     handle: Any, rate: float, seconds: float, leaving: float, seed: int
 ) -> Counter[str]:
-    from ray_slo.load.drive import status_of
-
     item = "x" * BODY
 
     async def send() -> str:
@@ -252,7 +234,7 @@ async def by_handle(
 
 
 def http_process(*args: Any) -> Counter[str]:
-    return asyncio.run(by_http(*args))
+    return asyncio.run(over_http(*args))
 
 
 async def both(url: str, rate: float, seconds: float, leaving: float, seed: int) -> Counter[str]:
@@ -502,20 +484,48 @@ async def soak(url: str, seconds: float, every_s: float, seed: int, out: Path, l
     return Soak(capacity, seconds, counts, pd.read_csv(path), before, after)
 
 
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    length = parser.add_mutually_exclusive_group()
+    length.add_argument("--minutes", dest="seconds", type=partial(_seconds, 60), metavar="M")
+    length.add_argument("--hours", dest="seconds", type=partial(_seconds, 3600), metavar="H")
+    parser.add_argument(
+        "--every-s", type=float, metavar="S", help="between samples; default: 5, or 10 above 1 h"
+    )
+    parser.add_argument("--out", type=Path, metavar="DIR", default=OUT)
+
+
+def _seconds(unit_s: float, text: str) -> float:
+    seconds = float(text) * unit_s
+    if not (seconds >= 10 and math.isfinite(seconds)):
+        raise argparse.ArgumentTypeError(f"a soak takes 10 s or more, got {seconds:g} s")
+    return seconds
+
+
 def run(
-    quick: bool, seed: int, *, seconds: float | None = None, every_s: float = 5.0, out: Path = OUT
+    quick: bool,
+    seed: int,
+    seconds: float | None = None,
+    every_s: float | None = None,
+    out: Path = OUT,
 ) -> list[Row]:
-    return execute(
-        seconds or (20.0 if quick else 600.0), 1.0 if quick else every_s, seed, out
-    ).rows()
-
-
-def execute(seconds: float, every_s: float, seed: int, out: Path) -> Soak:
+    """Raises `Failed` where anything grew, stayed or was lost."""
     from ray_slo.demo.systems import local_serve, running
 
+    seconds = seconds or (20.0 if quick else 600.0)
+    if every_s is None:
+        every_s = 1.0 if quick else 5.0 if seconds <= 3600 else 10.0
+    if not 0 < every_s <= seconds / 6:
+        raise SystemExit(
+            f"--every-s: must be above 0 and a sixth of the run or less, got {every_s:g}"
+        )
     out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as log, local_serve() as url, running(application(log)):
-        return asyncio.run(soak(url, seconds, every_s, seed, out, Path(log)))
+        done = asyncio.run(soak(url, seconds, every_s, seed, out, Path(log)))
+    draw(done.samples, out / "soak.png")
+    print(f"wrote {out / 'soak.csv'} and {out / 'soak.png'}", file=sys.stderr)
+    if done.complaints:
+        raise Failed(done.rows(), done.complaints)
+    return done.rows()
 
 
 def draw(samples: pd.DataFrame, path: Path) -> Path:
@@ -558,49 +568,3 @@ def draw(samples: pd.DataFrame, path: Path) -> Path:
 def plot(rows: Sequence[Row], directory: Path) -> list[Path]:
     """Of the run that was just made."""
     return [draw(pd.read_csv(OUT / "soak.csv"), directory / "soak.png")]
-
-
-def parse(args: Sequence[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser("python -m benchmarks.live.soak", description=__doc__)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    length = parser.add_mutually_exclusive_group()
-    length.add_argument("--minutes", type=float, default=10.0)
-    length.add_argument("--hours", type=float)
-    parser.add_argument("--every-s", type=float, help="between samples; default: 5, at most 500")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, default=OUT)
-    options = parser.parse_args(args)
-    options.seconds = options.minutes * 60 if options.hours is None else options.hours * 3600
-    if not (options.seconds >= 10 and math.isfinite(options.seconds)):
-        parser.error("--minutes, --hours: a soak takes 10 s or more")
-    if options.every_s is None:
-        options.every_s = 5.0 if options.seconds <= 3600 else 10.0
-    if not 0 < options.every_s <= options.seconds / 6:
-        parser.error(
-            f"--every-s must be above 0 and a sixth of the run or less, got {options.every_s:g}"
-        )
-    if options.seed < 0:
-        parser.error(f"--seed must be at least 0, got {options.seed}")
-    return options
-
-
-def main(args: Sequence[str] | None = None) -> None:
-    from rich.console import Console
-
-    options = parse(args)
-    done = execute(options.seconds, options.every_s, options.seed, options.out)
-    console = Console()
-    if not console.is_terminal:
-        console.width = 120
-    for table in tables(done.rows()):
-        console.print(table)
-    draw(done.samples, options.out / "soak.png")
-    console.print(f"wrote {options.out / 'soak.csv'} and {options.out / 'soak.png'}")
-    for complaint in done.complaints:
-        console.print(f"[red]not flat:[/red] {complaint}")
-    console.print("flat" if not done.complaints else f"{len(done.complaints)} complaints")
-    sys.exit(1 if done.complaints else 0)
-
-
-if __name__ == "__main__":
-    main()

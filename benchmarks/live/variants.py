@@ -28,6 +28,7 @@ import numpy as np
 import pandas as pd
 
 from benchmarks.harness.rows import Row
+from benchmarks.live.load import by_http, learned
 from ray_slo.core import Cluster, DispatchDelay, LatencyProfile, Model, Variant
 from ray_slo.simulation import simulate
 from ray_slo.simulation.workloads import Times, Workload
@@ -78,9 +79,7 @@ def run(quick: bool, seed: int) -> list[Row]:
 
     from deployments.digits import DigitsFamily
     from ray_slo.demo.systems import APP, local_serve, running
-    from ray_slo.load.drive import run_http_process
     from ray_slo.load.workload import Payloads
-    from ray_slo.load.workload import Workload as Recorded
 
     pictures, labels = noisy_pngs(120 if quick else None, seed)
     accuracies = measure_accuracies([DigitsFamily.preprocess(p) for p in pictures], labels)
@@ -105,13 +104,15 @@ def run(quick: bool, seed: int) -> list[Row]:
                     shares = LOADS[1:2] if quick else LOADS
                     loads = [min(round(share * capacity), MAX_RATE) for share in shares]
                 for rate in dict.fromkeys(loads):
-                    duration_s = warmup_s + measured_s
-                    rng = np.random.default_rng(seed)
-                    times = Workload.poisson(rate).arrivals.times(duration_s, rng)
-                    workload = Recorded.record(
-                        times, payloads, duration_s=duration_s, warmup_s=warmup_s, seed=seed
+                    result = by_http(
+                        url,
+                        payloads,
+                        rate,
+                        duration_s=warmup_s + measured_s,
+                        warmup_s=warmup_s,
+                        seed=seed,
+                        slo_s=SLO_S,
                     )
-                    result = run_http_process(url, workload, payloads, slo_s=SLO_S).result()
                     status = handle.slo_status.remote().result()
                     runs[rate, system] = Measured(
                         rate,
@@ -119,7 +120,7 @@ def run(quick: bool, seed: int) -> list[Row]:
                         result.requests.loc[result.requests["status"].isin(("ok", "late"))],
                         _profiles(status),
                         1e-3 * status["dispatch_delay_ms"],
-                        times,
+                        result.requests["intended_s"].to_numpy(),
                     )
     rows: list[Row] = []
     for rate in dict.fromkeys(loads):
@@ -195,10 +196,7 @@ def throughput(profile: LatencyProfile, slo_s: float) -> float:
 
 
 def _profiles(status: dict[str, Any]) -> dict[str, LatencyProfile]:
-    return {
-        name.partition("@")[0]: LatencyProfile.from_json(profile)
-        for name, profile in status["profiles"].items()
-    }
+    return {variant: profile for (variant, _), profile in learned(status).items()}
 
 
 def predict(

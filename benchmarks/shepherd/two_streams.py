@@ -10,11 +10,12 @@ millisecond for a slow one) are stretched in time, SLOs with them, by `scale`.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from itertools import count
 
+from benchmarks.live.load import bunches
 from ray_slo.core import (
     BatchOutcome,
     BatchStatus,
@@ -28,6 +29,7 @@ from ray_slo.core import (
     Request,
     Variant,
 )
+from ray_slo.load.drive import paced
 from ray_slo.models.checkpoint import Preempted, PreemptionFlag, preemption_scope
 from ray_slo.serve.scheduler.host import PolicyHost
 
@@ -92,7 +94,8 @@ async def _serve(
     models = [Model(n, slo_s, (Variant(n, {"default": p}),)) for n, p in profiles.items()]
     cluster = Cluster.uniform(models, 1)
     worker = next(iter(cluster.workers))
-    due = sorted((at, name) for name, times in arrivals.items() for at in times)
+    due = bunches(arrivals)
+    number = sum(len(times) for times in arrivals.values())
     result = Result(due[-1][0], dict.fromkeys(profiles, 0))
     over = asyncio.Event()
     running: tuple[PreemptionFlag, list[float]] | None = None
@@ -101,7 +104,7 @@ async def _serve(
         result.outcomes.append((request.id, outcome))
         if outcome == "good":
             result.good[request.model] += 1
-        if len(result.outcomes) == len(due):
+        if len(result.outcomes) == number:
             over.set()
 
     async def batch(dispatch: Dispatch) -> None:
@@ -150,10 +153,14 @@ async def _serve(
             policy, cluster, on_dispatch=on_dispatch, on_drop=on_drop, on_preempt=on_preempt
         )
         start = loop.time()
-        for i, (at, name) in enumerate(due):
-            if start + at > loop.time():
-                await asyncio.sleep(start + at - loop.time())
-            host.submit(Request(i, name, start + at, start + at + slo_s))
+
+        ids = count()
+
+        async def submit(at: float, names: list[str]) -> None:
+            for name in names:
+                host.submit(Request(next(ids), name, start + at, start + at + slo_s))
+
+        await paced(due, submit, start=start)
         await over.wait()
         host.close()
     return result
@@ -164,17 +171,3 @@ def _run(
 ) -> None:
     with preemption_scope(flag):
         run[dispatch.variant](len(dispatch.requests))
-
-
-def stand_in(
-    profile: LatencyProfile, checkpoint: Callable[[], None], steps: int = 50
-) -> Callable[[int], None]:
-    """Takes as long as the profile says, asleep, with so many checkpoints on the way."""
-
-    def run(batch_size: int) -> None:
-        start, takes = time.perf_counter(), profile.latency(batch_size)
-        for i in range(1, steps + 1):
-            time.sleep(max(0.0, start + takes * i / steps - time.perf_counter()))
-            checkpoint()
-
-    return run

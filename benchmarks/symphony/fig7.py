@@ -4,7 +4,7 @@ The grid: a model of the 1080Ti zoo (8 to 64 copies), GPUs per model, SLO and bu
 of Gamma gaps), where the SLO leaves room for a batch of one twice; and the mixed zoo (35 models,
 their own SLOs) over GPUs per model and burstiness. Without delays; goodput of `deferred` over that
 of `eager`. This program draws a sample of the grid, `--quick` a small one of small clusters;
-`python -m benchmarks.symphony.fig7 --full [--json FILE]` runs all of it, in days rather than hours.
+`python -m benchmarks symphony-fig7 --full` runs all of it, in days rather than hours.
 The paper has 5880 cases without naming which of the combinations it leaves out.
 
 The paper's claims: mixtures gain 35 to 102 %; DenseNet121 at 30 ms gains 34 to 234 %; Bert (no
@@ -14,7 +14,6 @@ batching effect) is about even; at least 0.95 "for almost all" and 1.5 for 16 % 
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
@@ -115,8 +114,14 @@ def relative(case: Case, quick: bool, seed: int) -> dict[str, float]:
     }
 
 
-def run(quick: bool, seed: int) -> list[Row]:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--full", action="store_true", help="every case, in days")
+
+
+def run(quick: bool, seed: int, full: bool = False) -> list[Row]:
     cases = grid()
+    if full:
+        return _rows(cases, len(cases), quick, seed)
     rng = np.random.default_rng(seed)
     mixed = [c for c in cases if c.model == MIXED and (c.ratio <= 1.5 or not quick)]
     chosen = [mixed[i] for i in rng.choice(len(mixed), 1 if quick else 3, replace=False)]
@@ -167,19 +172,3 @@ def plot(rows: Sequence[Row], directory: Path) -> list[Path]:
     axes.set_ylabel("share of cases")
     axes.legend()
     return [saved(figure, directory, "relative-goodput")]
-
-
-def main() -> None:
-    """The whole grid."""
-    parser = argparse.ArgumentParser("python -m benchmarks.symphony.fig7")
-    parser.add_argument("--full", action="store_true", required=True, help="every case")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", metavar="FILE", type=Path, default=Path("symphony-fig7.json"))
-    options = parser.parse_args()
-    cases = grid()
-    rows = _rows(cases, len(cases), False, options.seed)
-    options.json.write_text(json.dumps([row.to_json() for row in rows], indent=1) + "\n")
-
-
-if __name__ == "__main__":
-    main()

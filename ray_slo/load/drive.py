@@ -15,11 +15,12 @@ import gc
 import json
 import math
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from multiprocessing import get_context
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
@@ -46,6 +47,63 @@ class Sample:
 
 
 Send = Callable[[int, Sample], Awaitable[None]]
+What = TypeVar("What")
+Came = TypeVar("Came")
+
+
+class Flag(Protocol):
+    """An event of asyncio or of threading."""
+
+    def is_set(self) -> bool: ...
+
+
+async def paced(
+    due: Iterable[tuple[float, What]],
+    send: Callable[[float, What], Coroutine[Any, Any, Came]],
+    *,
+    start: float | None = None,
+    over: Flag | None = None,
+) -> list[Came]:
+    """Call `send(at, what)` at each due time, whether or not earlier calls have ended.
+
+    Args:
+        due: (seconds from the start, what to send), by time. An item is read when the one before
+            it was sent, so that it may depend on what has happened meanwhile.
+        send: must return by itself. What it raises is raised when all calls have ended.
+        start: on the event loop's clock; default: now.
+        over: nothing more is sent once it is set.
+
+    Returns:
+        What the calls returned, in the order of `due`, when all of them have ended.
+    """
+    loop = asyncio.get_running_loop()
+    start = loop.time() if start is None else start
+    running: set[asyncio.Task[Came]] = set()  # without those that ended: a run may take days
+    came: dict[int, Came] = {}
+    errors: list[BaseException] = []
+
+    def ended(i: int, task: asyncio.Task[Came]) -> None:
+        running.discard(task)
+        if task.cancelled():
+            errors.append(asyncio.CancelledError())
+        elif (error := task.exception()) is not None:
+            errors.append(error)
+        else:
+            came[i] = task.result()
+
+    for i, (at, what) in enumerate(due):
+        # Yields even when behind: otherwise the requests that are due would never leave.
+        await asyncio.sleep(max(start + at - loop.time(), 0.0))
+        if over is not None and over.is_set():
+            break
+        task = loop.create_task(send(at, what))
+        running.add(task)
+        task.add_done_callback(partial(ended, i))
+    await asyncio.gather(*running, return_exceptions=True)
+    await asyncio.sleep(0)  # for the callbacks
+    for error in errors:
+        raise error
+    return [came[i] for i in sorted(came)]
 
 
 async def drive(workload: Workload, send: Send) -> tuple[list[Sample], float]:
@@ -58,22 +116,17 @@ async def drive(workload: Workload, send: Send) -> tuple[list[Sample], float]:
     cpu = time.process_time()
     start = loop.time() + 0.05
 
-    async def one(payload: int, sample: Sample) -> None:
+    async def one(_: float, what: tuple[int, Sample]) -> None:
+        payload, sample = what
         sample.sent_s = loop.time() - start
         await send(payload, sample)
         sample.done_s = loop.time() - start
 
+    what = zip(workload.payload.tolist(), samples, strict=True)
     gc.collect()
     gc.disable()  # a collection in the middle would delay sends
     try:
-        tasks = []
-        for at, payload, sample in zip(
-            workload.times_s.tolist(), workload.payload.tolist(), samples, strict=True
-        ):
-            # Yields even when behind: otherwise the requests that are due would never leave.
-            await asyncio.sleep(max(start + at - loop.time(), 0.0))
-            tasks.append(loop.create_task(one(payload, sample)))
-        await asyncio.gather(*tasks)
+        await paced(zip(workload.times_s.tolist(), what, strict=True), one, start=start)
     finally:
         gc.enable()
     return samples, time.process_time() - cpu

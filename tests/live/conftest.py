@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import socket
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ from ray import serve
 from ray.serve._private import client
 from ray.serve._private.constants import DEFAULT_TRACING_EXPORTER_IMPORT_PATH
 
+from ray_slo.demo.systems import free_port
 from ray_slo.serve.grpc import SERVICER
 from ray_slo.serve.proxy.bounds import PROXY_CALLBACK, PROXY_CALLBACK_ENV
 
@@ -48,12 +48,6 @@ class LocalCluster:
             yield handle
         finally:
             serve.delete(name, _blocking=False)
-
-
-def free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
 
 
 @pytest.fixture(scope="session")

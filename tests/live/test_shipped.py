@@ -9,7 +9,7 @@ import json
 import pytest
 
 from benchmarks.live.shipped import OVERLOAD, serving, shipped
-from tests.live.conftest import free_port
+from ray_slo.demo.systems import free_port
 
 pytest.importorskip("torchvision", reason="runs in the environment of `make test-torch`")
 pytestmark = pytest.mark.live

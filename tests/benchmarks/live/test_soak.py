@@ -1,14 +1,17 @@
 """The part of `live-soak` that needs no Ray: the rule, the verdict, the load, the arguments."""
 
 import asyncio
+import json
 from collections import Counter
 
 import numpy as np
 import pandas as pd
 import pytest
 
+from benchmarks.__main__ import main
+from benchmarks.harness.rows import Failed
 from benchmarks.live import soak as program
-from benchmarks.live.soak import RULES, Rule, Soak, draw, growth, kept, offer, parse
+from benchmarks.live.soak import RULES, Rule, Soak, draw, growth, kept, offer
 from ray_slo.serve.watch.vitals import vitals
 
 AT = np.arange(0.0, 600.0, 5.0)
@@ -142,9 +145,36 @@ def test_draws(tmp_path):
     assert path.stat().st_size > 10_000
 
 
-def test_arguments():
-    assert (parse([]).seconds, parse([]).every_s) == (600, 5)
-    assert (parse(["--hours", "8"]).seconds, parse(["--hours", "8"]).every_s) == (28_800, 10)
+def test_arguments(monkeypatch):
+    taken = []
+    monkeypatch.setattr(program, "run", lambda **options: taken.append(options) or [])
+    for args in ([], ["--hours", "8"], ["--minutes", "2", "--every-s", "1"]):
+        main(["live-soak", *args])
+    assert [(one["seconds"], one["every_s"]) for one in taken] == [
+        (None, None),
+        (28_800, None),
+        (120, 1),
+    ]
+
+
+def test_what_grew_is_an_exit_code_and_complained_of(monkeypatch, capsys, tmp_path):
+    leaking = soak(samples(0.05))
+
+    def run(**options):
+        raise Failed(leaking.rows(), leaking.complaints)
+
+    monkeypatch.setattr(program, "run", run)
+    with pytest.raises(SystemExit, match=r"frontend 1: memory, MB grew from 164\.9") as exit:
+        main(["live-soak", "--json", str(tmp_path / "rows.json")])
+    assert exit.value.code != 0
+    assert json.loads((tmp_path / "rows.json").read_text())["rows"]
+    assert "frontend 1" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("every_s", [-1, 0, 200])
+def test_samples_are_frequent_enough_to_be_judged(every_s):
+    with pytest.raises(SystemExit, match="--every-s: must be above 0"):
+        program.run(quick=False, seed=0, every_s=every_s)
 
 
 @pytest.mark.parametrize(
@@ -153,13 +183,12 @@ def test_arguments():
         ["--minutes", "0"],
         ["--hours", "nan"],
         ["--minutes", "1", "--hours", "1"],
-        ["--every-s", "0"],
-        ["--every-s", "200"],
+        ["--every-s", "soon"],
         ["--seed", "-1"],
     ],
 )
 def test_mistakes_in_arguments_end_with_code_2(args, capsys):
     with pytest.raises(SystemExit) as exit:
-        parse(args)
+        main(["live-soak", *args])
     assert exit.value.code == 2
     assert args[0] in capsys.readouterr().err

@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import nn
 
+from benchmarks.live.sleeper import Sleeper
 from benchmarks.shepherd import gpu_preemption
 from benchmarks.shepherd.networks import resnet
-from benchmarks.shepherd.two_streams import serve, stand_in, streams
+from benchmarks.shepherd.two_streams import serve, streams
 from ray_slo.core import LatencyProfile
-from ray_slo.models.checkpoint import checkpoint
 from ray_slo.policies import make_policy
 
 
@@ -46,7 +46,7 @@ def test_two_streams_answer_every_request_once(preemption):
         "quick": LatencyProfile.linear(0.0001, 0.002, 64),
         "slow": LatencyProfile.linear(0.002, 0.1, 4),
     }
-    runs = {name: stand_in(profile, checkpoint) for name, profile in profiles.items()}
+    runs = {"quick": Sleeper(0.0001, 0.002, 50).run, "slow": Sleeper(0.002, 0.1, 50).run}
     arrivals = streams("quick", "slow", 3, 2.5)
     policy = make_policy("flex", {"preemption": preemption})
     result = serve(policy, profiles, runs, arrivals, 1.0)

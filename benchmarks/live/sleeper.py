@@ -1,0 +1,34 @@
+"""A model on an accelerator, as its host sees it: a batch of b takes α·b + β seconds, asleep."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from ray_slo import checkpoint
+
+
+class Sleeper:
+    """Answers with its items.
+
+    Args:
+        alpha_s, beta_s: of the latency of a batch.
+        steps: parts of a batch, with a checkpoint after each.
+    """
+
+    def __init__(self, alpha_s: float, beta_s: float, steps: int = 1) -> None:
+        self._alpha_s, self._beta_s, self._steps = alpha_s, beta_s, steps
+
+    @staticmethod
+    def example_input() -> Any:
+        return 0
+
+    def run(self, batch_size: int) -> None:
+        start, takes_s = time.perf_counter(), self._beta_s + self._alpha_s * batch_size
+        for i in range(1, self._steps + 1):
+            time.sleep(max(0.0, start + takes_s * i / self._steps - time.perf_counter()))
+            checkpoint()
+
+    def __call__(self, items: list[Any]) -> list[Any]:
+        self.run(len(items))
+        return items
