@@ -62,11 +62,12 @@ def test_what_it_quotes_is_printed():
 
 def test_what_it_names_exists():
     code = "\n".join(SOURCES)
+    rules = (ROOT / "ray_slo" / "serve" / "watch" / "rules.yml").read_text(encoding="utf-8")
     metrics = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
     for metric in set(re.findall(r"`(serve_slo_\w+?)(?:\{.*?\})?`", PAGE)):
         assert f"\n### {metric}\n" in metrics, metric
     for alert in set(re.findall(r"`(RaySLO\w+)`", PAGE)):
-        assert f'"{alert}"' in code, alert
+        assert f"alert: {alert}\n" in rules, alert
     fields = set(re.findall(r"`(num_frontends|max_\w+|retries|profile_\w+|isolate_errors)`", PAGE))
     for field in fields:
         assert re.search(rf"\b{field}\b", code), field
