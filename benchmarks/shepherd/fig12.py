@@ -29,10 +29,9 @@ from benchmarks.zoos import load
 from ray_slo.models.preemption import (
     Preemptible,
     PreemptionFlag,
-    PreemptionProfile,
     preemption_scope,
-    profile_preemption,
 )
+from ray_slo.models.preemption_profile import PreemptionProfile, profile_preemption
 
 SOURCE = "SHEPHERD §6, §7.3, Figure 12"
 ASKED = [

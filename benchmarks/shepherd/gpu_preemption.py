@@ -24,7 +24,8 @@ from benchmarks.shepherd.networks import resnet
 from benchmarks.shepherd.two_streams import Result, serve, streams
 from benchmarks.zoos import load
 from ray_slo.core import LatencyProfile
-from ray_slo.models.preemption import Preemptible, PreemptionProfile, profile_preemption
+from ray_slo.models.preemption import Preemptible
+from ray_slo.models.preemption_profile import PreemptionProfile, profile_preemption
 from ray_slo.models.profiling import doubling_sizes, profile_callable, to_profile
 from ray_slo.policies import make_policy
 

@@ -20,7 +20,7 @@ from ray_slo.cli._output import (
 
 if TYPE_CHECKING:
     from ray_slo.core.profiles import LatencyProfile
-    from ray_slo.models.preemption import PreemptionProfile
+    from ray_slo.models.preemption_profile import PreemptionProfile
     from ray_slo.models.profiling import Target
 
 
@@ -138,7 +138,7 @@ def profile(
         plot_profiles(profiles, samples).savefig(plot)
         plots.append(plot)
         if stops:
-            from ray_slo.models.preemption import plot_preemption
+            from ray_slo.models.preemption_profile import plot_preemption
 
             plots.append(plot.with_stem(f"{plot.stem}-preemption"))
             plot_preemption(stops).savefig(plots[1])

@@ -32,7 +32,7 @@ from ray_slo.core.profiles import LatencyProfile, doubling_sizes
 from ray_slo.models.sweep import Sweep
 
 if TYPE_CHECKING:
-    from ray_slo.models.preemption import PreemptionProfile
+    from ray_slo.models.preemption_profile import PreemptionProfile
 
 THREAD_VARIABLES = (
     "OMP_NUM_THREADS",
@@ -186,7 +186,7 @@ def profile_class_preemption(
     Raises:
         ProfilingError: as `profile_class`; no such network, or it cannot be stopped inside.
     """
-    from ray_slo.models.preemption import CANDIDATES
+    from ray_slo.models.preemption_profile import CANDIDATES
 
     options = {
         "batch_sizes": tuple(batch_sizes),
@@ -315,7 +315,8 @@ def _sweep(
 def _stop(
     built: _Built, options: dict[str, Any], progress: Callable[[float], None]
 ) -> PreemptionProfile:
-    from ray_slo.models.preemption import module_of, profile_preemption
+    from ray_slo.models.exit_points import module_of
+    from ray_slo.models.preemption_profile import profile_preemption
 
     def items(size: int) -> list[Any]:
         return [built.item] * size

@@ -9,7 +9,7 @@ import ray_slo
 from ray_slo import Variant
 from ray_slo.cli import app
 from ray_slo.core.profiles import load_profiles
-from ray_slo.models.preemption import load_preemption
+from ray_slo.models.preemption_profile import load_preemption
 from ray_slo.models.profiling import (
     ProfilingError,
     Target,

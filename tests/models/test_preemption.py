@@ -16,20 +16,20 @@ import torch
 from torch import nn
 
 from ray_slo.core.profiles import LatencyProfile, load_profiles, save_profiles
-from ray_slo.models import preemption
+from ray_slo.models import exit_points, preemption, preemption_profile
+from ray_slo.models.exit_points import Call, module_of, spread
 from ray_slo.models.preemption import (
-    Call,
     Preempted,
     Preemptible,
     PreemptionFlag,
+    preemption_scope,
+)
+from ray_slo.models.preemption_profile import (
     PreemptionPoint,
     PreemptionProfile,
     load_preemption,
-    module_of,
     plot_preemption,
-    preemption_scope,
     profile_preemption,
-    spread,
 )
 
 
@@ -61,7 +61,8 @@ clock = FakeClock()
 @pytest.fixture(autouse=True)
 def fake_clock(monkeypatch, request):
     if "real_time" not in request.fixturenames:
-        monkeypatch.setattr(preemption, "time", clock)
+        for module in (exit_points, preemption_profile):
+            monkeypatch.setattr(module, "time", clock)
 
 
 @pytest.fixture
@@ -561,7 +562,7 @@ class Device:
 @pytest.mark.parametrize("run_ahead", [0, 1, 3])
 def test_the_host_runs_a_bounded_number_of_segments_ahead(run_ahead, monkeypatch):
     device = Device()
-    monkeypatch.setattr(preemption, "_cuda_device", lambda _: "cuda:0")
+    monkeypatch.setattr(preemption, "cuda_device", lambda _: "cuda:0")
     monkeypatch.setattr(torch.cuda, "Event", device.event)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda _: device)
     log = []
@@ -606,7 +607,7 @@ def points(table):
 )
 def test_the_smallest_number_within_both_limits_is_chosen(table, chosen, meets, reason):
     names = {n: [f"block{i}" for i in range(n)] for n in table}
-    profile = preemption._choose(points(table), names, 0.05, 0.05)
+    profile = preemption_profile._choose(points(table), names, 0.05, 0.05)
     assert profile.chosen == chosen
     assert profile.exit_points == tuple(names[chosen])
     assert profile.meets_limits is meets

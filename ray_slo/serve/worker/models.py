@@ -17,7 +17,9 @@ from typing import Any
 from ray_slo.core import LatencyProfile, OnlineProfile
 from ray_slo.core.profiles import doubling_sizes, load_profiles, profile_of
 from ray_slo.models.checkpoint import PreemptionFlag, preemption_scope
-from ray_slo.models.preemption import Preemptible, load_preemption, module_of
+from ray_slo.models.exit_points import module_of
+from ray_slo.models.preemption import Preemptible
+from ray_slo.models.preemption_profile import load_preemption
 from ray_slo.models.profiling import to_profile
 from ray_slo.models.sweep import Sweep
 from ray_slo.serve import user_code
