@@ -24,7 +24,7 @@ from benchmarks.symphony.systems import search
 from benchmarks.zoos import load
 from ray_slo.core import Cluster, LatencyProfile, Model, Policy, Variant
 from ray_slo.policies import make_policy
-from ray_slo.policies.batching import Lane
+from ray_slo.policies.shared.lanes import Lane
 from ray_slo.policies.timeout import Timeout
 from ray_slo.simulation import Workload
 

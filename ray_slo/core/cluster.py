@@ -6,12 +6,15 @@ learned) and hands it to the policy as an event, so a recorded event log replays
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
 from ray_slo.core.profiles import LatencyProfile
 from ray_slo.core.requests import WorkerId
+
+Kind = tuple[str, frozenset[str]]
+"""Hardware and names of the loaded variants: workers alike in both serve alike."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +48,14 @@ class Model:
         if not self.variants:
             raise ValueError(f"model {self.name!r}: variants must name at least one variant")
 
+    def runnable(
+        self, hardware: str, loaded: frozenset[str]
+    ) -> Iterator[tuple[Variant, LatencyProfile]]:
+        """Variants that a worker of this kind can run, the preferred one first."""
+        for variant in self.variants:
+            if variant.name in loaded and (profile := variant.profiles.get(hardware)) is not None:
+                yield variant, profile
+
 
 @dataclass(frozen=True, slots=True)
 class Assigned:
@@ -75,6 +86,10 @@ class Worker:
     hardware: str
     loaded: frozenset[str]
     assigned: Assigned | None = None
+
+    @property
+    def kind(self) -> Kind:
+        return self.hardware, self.loaded
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,14 +45,8 @@ from itertools import accumulate
 from typing import Any, Literal, get_args
 
 from ray_slo.core.cluster import Cluster
-from ray_slo.policies.batching import (
-    LIVE_JITTER,
-    BatchingPolicy,
-    Lane,
-    ModelState,
-    Pool,
-    non_negative,
-)
+from ray_slo.policies.batching import LIVE_JITTER, BatchingPolicy, non_negative
+from ray_slo.policies.shared.lanes import Lane, ModelState, Pool
 
 Objective = Literal["responsive", "consolidate"]
 Gathering = Literal["drop_head", "prefix"]

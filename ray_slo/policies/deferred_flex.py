@@ -34,8 +34,10 @@ from typing import Any, ClassVar, NamedTuple
 from ray_slo.core.cluster import Cluster
 from ray_slo.core.decisions import Preempt
 from ray_slo.core.requests import BatchOutcome, Request, WorkerId
-from ray_slo.policies.batching import LIVE_MARGIN, TOLERANCE_S, Lane, ModelState, Pool, _Worker
+from ray_slo.policies.batching import LIVE_MARGIN
 from ray_slo.policies.deferred import Deferred
+from ray_slo.policies.shared.lanes import Lane, ModelState, Pool, Worker
+from ray_slo.policies.shared.refusals import TOLERANCE_S
 
 
 class _Batch(NamedTuple):
@@ -98,7 +100,7 @@ class DeferredFlex(Deferred):
                     self._preempt(lane, now)
 
     def _dispatch(
-        self, lane: Lane, worker: _Worker, first: int, size: int, free_at: float, now: float
+        self, lane: Lane, worker: Worker, first: int, size: int, free_at: float, now: float
     ) -> None:
         queue = lane.model.queue
         requests = [queue[i] for i in range(first, first + size)]
@@ -110,7 +112,7 @@ class DeferredFlex(Deferred):
         due = {lane: None for latest, _, lane in pool.ready if lane.ready and lane.latest == latest}
         return sorted(due, key=lambda lane: (lane.latest, lane.order))
 
-    def _workers_of(self, pool: Pool) -> list[_Worker]:
+    def _workers_of(self, pool: Pool) -> list[Worker]:
         return [worker for worker in self._workers.values() if worker.pool is pool]
 
     def _winner(self, pool: Pool, now: float) -> tuple[Lane, int, int] | None:
@@ -179,7 +181,7 @@ def _servable(lane: Lane, free: list[float], now: float) -> tuple[int, float]:
         first = max(first, queue.position(at + lane.reach[0] - TOLERANCE_S))
         if first >= len(queue):
             return count, at
-        size = lane._fit(queue[first].deadline, at, at, len(queue) - first)
+        size = lane.fit(queue[first].deadline, at, at, len(queue) - first)
         heapreplace(free, at + lane.reach[size - 1])
         count += size
         first += size

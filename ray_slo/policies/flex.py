@@ -39,12 +39,14 @@ from heapq import heappop, heappush
 from operator import attrgetter
 from typing import Any, ClassVar, Literal, get_args
 
-from ray_slo.core.cluster import Cluster
-from ray_slo.core.decisions import Action, Decision, Dispatch, Drop, DropReason, Preempt
+from ray_slo.core.cluster import Cluster, Kind, Model
+from ray_slo.core.decisions import Action, Decision, Dispatch, Preempt
 from ray_slo.core.profiles import LatencyProfile
 from ray_slo.core.queues import DeadlineQueue
 from ray_slo.core.requests import BatchOutcome, Request, WorkerId
-from ray_slo.policies.batching import LIVE_MARGIN, TOLERANCE_S, non_negative
+from ray_slo.policies.batching import LIVE_MARGIN, non_negative
+from ray_slo.policies.shared.refusals import TOLERANCE_S, drops
+from ray_slo.policies.shared.timers import Timers
 
 Gathering = Literal["largest", "prefix"]
 
@@ -58,7 +60,7 @@ class _Model:
     lanes: list[_Lane] = field(default_factory=list)
     claimed: int = 0  # requests that wait for a preemption to be carried out
     reach_1: float = 0.0  # shortest time in which one request can be served
-    drop_at: float = math.inf
+    timer_at: float = math.inf  # its head can be served no more
 
 
 @dataclass(eq=False, repr=False, slots=True)
@@ -163,7 +165,7 @@ class Flex:
         self._workers: dict[WorkerId, _Worker] = {}
         self._dirty: dict[_Model, None] = {}  # dicts, as sets have no stable order
         self._active: dict[_Pool, None] = {}
-        self._drops: list[tuple[float, int, _Model]] = []
+        self._drops = Timers[_Model]()
         self._serial = 0
         self._batch_id = 0
         self._actions: list[Action] = []
@@ -200,10 +202,10 @@ class Flex:
         self._cluster = cluster
         own_ms = self._preempt_delay_ms
         self._preempt_delay_s = cluster.preempt_delay_s if own_ms is None else own_ms / 1e3
-        pools: dict[tuple[str, frozenset[str]], _Pool] = {}
+        pools: dict[Kind, _Pool] = {}
         known, self._workers = self._workers, {}
         for rank, spec in enumerate(cluster.workers.values()):
-            pool = pools.setdefault((spec.hardware, spec.loaded), _Pool())
+            pool = pools.setdefault(spec.kind, _Pool())
             worker = known.pop(spec.id, None) or _Worker(spec.id, rank, pool)
             worker.rank, worker.pool = rank, pool
             self._workers[spec.id] = worker
@@ -219,24 +221,27 @@ class Flex:
             self._model(name)
         for name, model in list(self._models.items()):
             model.lanes = []
-            for (hardware, loaded), pool in pools.items():
-                for variant in cluster.models[name].variants if name in cluster.models else ():
-                    if variant.name in loaded and (profile := variant.profiles.get(hardware)):
-                        table = profile.table[: self._max_batch_size]
-                        reach = [
-                            t + cluster.delay(b) + self._margin_s for b, t in enumerate(table, 1)
-                        ]
-                        lane = _Lane(self._next_serial(), model, pool, variant.name, profile, reach)
-                        pool.lanes[model] = lane
-                        model.lanes.append(lane)
-                        break
-            model.reach_1 = min((lane.reach[0] for lane in model.lanes), default=0.0)
-            model.drop_at = math.inf
-            if name not in cluster.models and not model.queue:
+            if (known_model := cluster.models.get(name)) is not None:
+                for kind, pool in pools.items():
+                    self._add_lane(model, known_model, kind, pool)
+            elif not model.queue:
                 del self._models[name]
+            model.reach_1 = min((lane.reach[0] for lane in model.lanes), default=0.0)
+            model.timer_at = math.inf
         self._dirty = dict.fromkeys(self._models.values())
         self._active = {}
-        self._drops = []
+        self._drops = Timers()
+
+    def _add_lane(self, model: _Model, spec: Model, kind: Kind, pool: _Pool) -> None:
+        """Through the first variant that the pool runs, if there is one."""
+        for variant, profile in spec.runnable(*kind):
+            table = profile.table[: self._max_batch_size]
+            delay, margin_s = self._cluster.delay, self._margin_s
+            reach = [t + delay(b) + margin_s for b, t in enumerate(table, 1)]
+            lane = _Lane(self._next_serial(), model, pool, variant.name, profile, reach)
+            pool.lanes[model] = lane
+            model.lanes.append(lane)
+            return
 
     def _model(self, name: str) -> _Model:
         if (model := self._models.get(name)) is None:
@@ -259,21 +264,15 @@ class Flex:
 
     def decide(self, now: float) -> Decision:
         self._actions = []
-        drops = self._drops
-        while drops and (drops[0][0] <= now or drops[0][2].drop_at != drops[0][0]):
-            drop_at, _, model = heappop(drops)
-            if model.drop_at == drop_at:
-                model.drop_at = math.inf
-                self._dirty[model] = None
+        for model in self._drops.due(now):
+            self._dirty[model] = None
         dirty, self._dirty = self._dirty, {}
         for model in dirty:
             self._update(model, now)
         active, self._active = self._active, {}
         for pool in active:
             self._serve(pool, now)
-        while drops and drops[0][2].drop_at != drops[0][0]:
-            heappop(drops)
-        return Decision(self._actions, drops[0][0] if drops else math.inf)
+        return Decision(self._actions, self._drops.next_at())
 
     def _update(self, model: _Model, now: float) -> None:
         """Refuse what not even an idle worker could serve; recompute the model's candidates."""
@@ -287,23 +286,11 @@ class Flex:
                 lane.pool.offer(lane)
                 self._active[lane.pool] = None
         drop_at = queue[0].deadline - model.reach_1 + 2 * TOLERANCE_S if queue else math.inf
-        if drop_at != model.drop_at:
-            model.drop_at = drop_at
-            if queue:
-                heappush(self._drops, (drop_at, model.order, model))
+        self._drops.set(model, drop_at, model.order)
 
     def _refuse(self, model: _Model, requests: Sequence[Request], now: float) -> None:
-        by_reason: dict[DropReason, list[Request]] = {}
-        for request in requests:
-            if not model.lanes:
-                reason = DropReason.NO_WORKER
-            elif request.deadline <= now:
-                reason = DropReason.EXPIRED
-            else:
-                reason = DropReason.WOULD_MISS
-            by_reason.setdefault(reason, []).append(request)
-        finish_at = now + model.reach_1 - self._margin_s if model.lanes else math.nan
-        self._actions.extend(Drop(rs, reason, finish_at) for reason, rs in by_reason.items())
+        soonest = now + model.reach_1 if model.lanes else None
+        self._actions += drops(requests, now, soonest, self._margin_s)
 
     def _serve(self, pool: _Pool, now: float) -> None:
         while pool.idle and (best := self._best(pool, now)):

@@ -72,7 +72,8 @@ from ray_slo.core.requests import (
     WorkerId,
 )
 from ray_slo.planning import routing
-from ray_slo.policies.batching import TOLERANCE_S, non_negative
+from ray_slo.policies.batching import non_negative
+from ray_slo.policies.shared.refusals import TOLERANCE_S
 
 DropRule = Literal["slack", "opportunistic", "per_task", "last_task", "none"]
 Queues = Literal["variant", "worker"]

@@ -55,7 +55,9 @@ from ray_slo.core.profiles import LatencyProfile
 from ray_slo.core.requests import BatchOutcome, BatchStatus, WorkerId
 from ray_slo.planning import fluid
 from ray_slo.planning.queue_value import Columns, QueueValue, solve
-from ray_slo.policies.batching import TOLERANCE_S, BatchingPolicy, Lane, ModelState, Pool, _Worker
+from ray_slo.policies.batching import BatchingPolicy
+from ray_slo.policies.shared.lanes import Lane, ModelState, Pool, Worker
+from ray_slo.policies.shared.refusals import TOLERANCE_S
 
 _TICKS_PER_SLO = 4  # arrivals are counted in ticks of the shortest SLO
 _TICKS = 128  # that the load is measured over
@@ -152,10 +154,6 @@ class _PriceLane(Lane):
     def set_limits(self, margin: float, margin_s: float) -> None:
         self.limits = (self.latency_s * margin + margin_s).tolist()
         self.rows = {}
-
-    def fit(self, deadline: float, now: float, free_at: float, length: int) -> int:
-        """The largest batch of at most `length` that meets `deadline` by its bare profile."""
-        return self._fit(deadline, now, free_at, length)
 
     def row(self, queue: int, idle: int) -> _Row:
         """What to do with `queue` waiting, when so many other workers idle."""
@@ -277,7 +275,6 @@ class Price(BatchingPolicy):
         self._precision = _Precision()
         self._tick_s = math.inf
         self._next_tick_at = math.inf
-        self._kind_of: dict[Pool, tuple[str, frozenset[str]]] = {}  # hardware and loaded variants
         self._sizes: list[int] = []
         self._tables: _Tables = {}
         self._values: dict[tuple[int, ...], QueueValue] = {}  # solved so far
@@ -293,7 +290,6 @@ class Price(BatchingPolicy):
 
     def cluster_changed(self, now: float, cluster: Cluster) -> None:
         self._cluster = cluster
-        self._kind_of = {}
         super().cluster_changed(now, cluster)
         slos = [model.latency_slo_s for model in cluster.models.values()]
         tick_s = min(slos, default=math.inf) / _TICKS_PER_SLO
@@ -324,16 +320,9 @@ class Price(BatchingPolicy):
                         self._set_limits()
         super().batch_finished(now, worker, outcome)
 
-    def _lane(
-        self, model: ModelState, spec: Model, hardware: str, loaded: frozenset[str], pool: Pool
-    ) -> Lane | None:
-        """Through every variant that is loaded and has a profile; None without one."""
-        self._kind_of[pool] = hardware, loaded
-        offers = [
-            _Offer(v.name, p, _accuracy(v))
-            for v in spec.variants
-            if v.name in loaded and (p := v.profiles.get(hardware)) is not None
-        ]
+    def _lane(self, model: ModelState, spec: Model, pool: Pool) -> Lane | None:
+        """Through every variant that the pool runs; None without one."""
+        offers = [_Offer(v.name, p, _accuracy(v)) for v, p in spec.runnable(*pool.kind)]
         if not offers:
             return None
         lane = _PriceLane(
@@ -398,14 +387,14 @@ class Price(BatchingPolicy):
         """How several models share unlike workers in the fluid limit: arguments of `_price`."""
         names = {str(m.order): m for m in models}
         specs = {self._models[name]: spec for name, spec in self._cluster.models.items()}
-        pools = {str(pool.order): pool for pool in self._kind_of}
+        pools = {str(pool.order): pool for pool in self._pools}
         found = fluid.solve(
             fluid.Problem(
                 [replace(_with_accuracy(specs[m]), name=name) for name, m in names.items()],
                 {name: self._demand[m].rate for name, m in names.items()},
                 {name: pool.size for name, pool in pools.items()},
-                loaded={name: self._kind_of[pool][1] for name, pool in pools.items()},
-                hardware={name: self._kind_of[pool][0] for name, pool in pools.items()},
+                loaded={name: pool.kind[1] for name, pool in pools.items()},
+                hardware={name: pool.kind[0] for name, pool in pools.items()},
                 violation_cost=self._violation_cost,
             )
         )
@@ -558,7 +547,7 @@ class Price(BatchingPolicy):
         self,
         best: _Choice,
         waiting: Sequence[_PriceLane],
-        worker: _Worker,
+        worker: Worker,
         now: float,
         free_at: float,
     ) -> _Choice:

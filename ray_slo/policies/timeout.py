@@ -17,7 +17,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from ray_slo.policies.batching import BatchingPolicy, Lane, non_negative
+from ray_slo.policies.batching import BatchingPolicy, non_negative
+from ray_slo.policies.shared.lanes import Lane
 
 
 class Timeout(BatchingPolicy):

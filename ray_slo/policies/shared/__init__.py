@@ -1,0 +1,1 @@
+"""The floor that policies share: workers and lanes, timers, refusals."""

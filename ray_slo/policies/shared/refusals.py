@@ -1,0 +1,34 @@
+"""Why requests are refused."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from ray_slo.core.decisions import Drop, DropReason
+from ray_slo.core.requests import Request
+
+TOLERANCE_S = 5e-7
+"""A deadline may be missed by this much: clocks and sums of floats are no better."""
+
+
+def reason(request: Request, now: float, soonest: float | None) -> DropReason:
+    """Why a request is refused that could be done by `soonest`, seconds; None: by no worker."""
+    if soonest is None:
+        return DropReason.NO_WORKER
+    if request.deadline <= now:
+        return DropReason.EXPIRED
+    if request.deadline < soonest - TOLERANCE_S:
+        return DropReason.WOULD_MISS
+    return DropReason.SHED
+
+
+def drops(
+    requests: Iterable[Request], now: float, soonest: float | None, margin_s: float = 0.0
+) -> list[Drop]:
+    """Refuse requests that could be done, with the margin, by `soonest`: an action per reason."""
+    by_reason: dict[DropReason, list[Request]] = {}
+    for request in requests:
+        by_reason.setdefault(reason(request, now, soonest), []).append(request)
+    finish_at = math.nan if soonest is None else soonest - margin_s
+    return [Drop(refused, why, finish_at) for why, refused in by_reason.items()]

@@ -1,0 +1,67 @@
+"""Times at which something must be looked at. Setting one costs O(log n)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from heapq import heappop, heappush
+from typing import Generic, Protocol, TypeVar
+
+
+class Timed(Protocol):
+    """What has a timer. `timer_at`: when it rings, seconds; `inf` where it is off."""
+
+    timer_at: float
+
+
+T = TypeVar("T", bound=Timed)
+
+
+class Timers(Generic[T]):
+    """A heap of timers. An entry that is not its item's `timer_at` is void; void entries are
+    thrown away when they surface."""
+
+    __slots__ = ("_heap", "_serial")
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, int, T]] = []
+        self._serial = 0
+
+    def set(self, item: T, at: float, order: int | None = None) -> None:
+        """Ring for `item` at `at` instead of what was set before; `inf`: not at all.
+
+        Args:
+            order: of timers that ring at one instant; by default the order of setting.
+        """
+        if at == item.timer_at:
+            return
+        item.timer_at = at
+        if at < math.inf:
+            if order is None:
+                self._serial += 1
+                order = self._serial
+            heappush(self._heap, (at, order, item))
+
+    def due(self, now: float) -> Iterable[T]:
+        """Items whose timers ring by `now`; each timer is off then."""
+        heap = self._heap
+        return self._ringing(now) if heap and heap[0][0] <= now else ()
+
+    def _ringing(self, now: float) -> Iterator[T]:
+        heap = self._heap
+        while heap and heap[0][0] <= now:
+            at, _, item = heappop(heap)
+            if item.timer_at == at:
+                item.timer_at = math.inf
+                yield item
+
+    def first(self) -> T | None:
+        """The item whose timer rings next; None without a timer."""
+        heap = self._heap
+        while heap and heap[0][2].timer_at != heap[0][0]:
+            heappop(heap)
+        return heap[0][2] if heap else None
+
+    def next_at(self) -> float:
+        """When the next timer rings, seconds; `inf` without a timer."""
+        return math.inf if (item := self.first()) is None else item.timer_at
