@@ -63,6 +63,7 @@ class BatchingPolicy(ABC):
         self._active: dict[Pool, None] = {}
         self._due, self._wakes = Timers[Lane](), Timers[Pool]()
         self._drops = Timers[ModelState]()
+        self._wake_at = math.inf  # the first of them
         self._serial = 0
         self._batch_id = 0
         self._paid: float | None = None  # of the next dispatch, where a policy has one
@@ -171,7 +172,8 @@ class BatchingPolicy(ABC):
     def decide(self, now: float) -> Decision:
         self._actions = []
         self._measure(now)
-        self._fire_timers(now)
+        if now >= self._wake_at:
+            self._fire_timers(now)
         while self._dirty or self._active:
             if self._dirty:
                 dirty, self._dirty = self._dirty, {}
@@ -183,7 +185,12 @@ class BatchingPolicy(ABC):
                     self._match(pool, now)
             if self._taken:
                 self._taken = self._find_hopeless(now)
-        wake_at = min(self._due.next_at(), self._wakes.next_at(), self._drops.next_at())
+        wake_at, due_at = self._drops.next_at(), self._due.next_at()
+        if due_at < wake_at:
+            wake_at = due_at
+        if (ahead_at := self._wakes.next_at()) < wake_at:
+            wake_at = ahead_at
+        self._wake_at = wake_at
         return Decision(self._actions, wake_at)
 
     def _fire_timers(self, now: float) -> None:

@@ -36,10 +36,9 @@ class Timers(Generic[T]):
         if at == item.timer_at:
             return
         item.timer_at = at
+        if order is None:
+            order = self._serial = self._serial + 1
         if at < math.inf:
-            if order is None:
-                self._serial += 1
-                order = self._serial
             heappush(self._heap, (at, order, item))
 
     def due(self, now: float) -> Iterable[T]:
@@ -64,4 +63,10 @@ class Timers(Generic[T]):
 
     def next_at(self) -> float:
         """When the next timer rings, seconds; `inf` without a timer."""
-        return math.inf if (item := self.first()) is None else item.timer_at
+        heap = self._heap
+        while heap:
+            entry = heap[0]
+            if entry[2].timer_at == entry[0]:
+                return entry[0]
+            heappop(heap)
+        return math.inf
