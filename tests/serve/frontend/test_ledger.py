@@ -21,7 +21,7 @@ from ray_slo.serve.frontend.ledger import (
 )
 from ray_slo.serve.messages import Grant, PieceResult, Refusal, Stop
 from tests.serve import clock
-from tests.serve.scheduler.test_scheduler import in_loop
+from tests.serve.loops import in_loop
 
 EXEC_S = 0.1
 

@@ -15,8 +15,8 @@ from ray_slo.serve.frontend.frontend import Frontend
 from ray_slo.serve.worker import batches
 from ray_slo.serve.worker import worker as worker_module
 from ray_slo.serve.worker.worker import Worker
-from tests.serve.scheduler.test_scheduler import in_loop
-from tests.serve.worker.test_preemption import Silent, Wire, surroundings
+from tests.serve.fakes import Silent, Wire, surroundings
+from tests.serve.loops import in_loop
 
 LARGEST = 16
 

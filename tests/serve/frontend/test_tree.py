@@ -1,7 +1,6 @@
 """Trees of tasks: what is asked, joined, cancelled."""
 
 import asyncio
-import functools
 
 import pytest
 
@@ -10,17 +9,10 @@ from ray_slo.core.requests import Upstream
 from ray_slo.errors import BatchResultError
 from ray_slo.serve.frontend.answer import joined_answer
 from ray_slo.serve.frontend.tree import Tree, Visit, say_task
+from tests.serve.loops import in_loop
 
 CHAIN = {"find": None, "spell": "find"}
 WIDE = {"cars": None, "kind": "cars", "faces": "cars", "age": "faces"}
-
-
-def in_loop(test):
-    @functools.wraps(test)
-    def run(*args, **kwargs):
-        asyncio.run(asyncio.wait_for(test(*args, **kwargs), 20))
-
-    return run
 
 
 class Server:

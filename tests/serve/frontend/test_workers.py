@@ -14,7 +14,7 @@ from ray_slo.serve.frontend.ledger import Asked, Entry, Up, WorkerGone
 from ray_slo.serve.frontend.startup import Startup
 from ray_slo.serve.frontend.workers import Workers, check_names
 from ray_slo.serve.messages import Capacity, Grant, PieceResult
-from tests.serve.scheduler.test_scheduler import in_loop
+from tests.serve.loops import in_loop
 
 GRANT = Grant("b", "w0", "gpu", "m", "v", (1,), 0, 1, 1, 0.0, 0.1, 1.0)
 SPEC = parse_spec({"models": {"m": {"callable": "apps:M", "latency_slo_ms": 100}}, "name": "m"})

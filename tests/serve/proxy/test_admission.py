@@ -10,6 +10,7 @@ import pytest
 from ray_slo.serve.proxy.admission import AdmissionMiddleware
 from ray_slo.serve.ray_private import http_head as heads
 from ray_slo.serve.ray_private.http_head import ARRIVAL
+from tests.serve.loops import in_loop
 
 HEADERS = [(b"content-length", b"1"), (b"x-slo-latency-ms", b"400")]
 
@@ -57,10 +58,6 @@ async def ask(door, body=b"1", headers=HEADERS, path="/m", waited_s=0.0, chunks=
     if not sent:
         return None
     return sent[0]["status"], dict(sent[0]["headers"]), sent[1]["body"]
-
-
-def in_loop(test):
-    return lambda: asyncio.run(test())
 
 
 @in_loop

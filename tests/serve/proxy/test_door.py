@@ -13,8 +13,8 @@ from ray_slo.serve.protos import InferRequest
 from ray_slo.serve.proxy.door import ProxyDoor, has_door_before
 from ray_slo.serve.proxy.haproxy import BINARY_ENV, COMMAND
 from tests.serve import clock
-from tests.serve.scheduler.test_scheduler import in_loop
-from tests.serve.worker.test_preemption import Silent, Steps, app  # noqa: F401
+from tests.serve.fakes import Silent
+from tests.serve.loops import in_loop
 
 HA_PROXY = "RAY_SERVE_ENABLE_HA_PROXY"
 
@@ -60,7 +60,7 @@ def http(refused):
     ("is_there", "said", "count"),
     [(True, "7", 7), (False, "7", 0), (True, "-7", 0), (True, "7.5", 0), (True, "9" * 8, 0)],
 )
-async def test_what_was_refused_there_is_demand(app, is_there, said, count):  # noqa: F811
+async def test_what_was_refused_there_is_demand(app, is_there, said, count):
     demand, metrics = Silent(), Silent()
     around = {"has_door_before": is_there, "demand": demand, "metrics": metrics}
     async with app(policy="eager", around=around) as (front, _):
@@ -73,7 +73,7 @@ async def test_what_was_refused_there_is_demand(app, is_there, said, count):  # 
 
 
 @in_loop
-async def test_grpc_says_it_likewise(app):  # noqa: F811
+async def test_grpc_says_it_likewise(app):
     class Context:
         trailing: list[tuple[str, str]] = []  # noqa: RUF012
 

@@ -5,7 +5,6 @@ Its own watch is stopped, and the tests tick, but for the one that is about time
 
 import asyncio
 import contextlib
-import functools
 import time
 from collections import Counter
 
@@ -19,7 +18,8 @@ from ray_slo.serve.messages import BatchReport, Grant, Heartbeat, Refusal, Submi
 from ray_slo.serve.scheduler import channel
 from ray_slo.serve.scheduler.actor import _SILENT_TICKS, _UNREAD_TICKS, SchedulerActor
 from tests.serve import clock
-from tests.serve.scheduler.test_scheduler import Fifo
+from tests.serve.fakes import Fifo
+from tests.serve.loops import in_loop, settle
 
 FOREVER_S = 1e6
 
@@ -46,19 +46,6 @@ async def running(workers=("w0",), watching=False):
     finally:
         actor._watcher.cancel()
         actor._scheduler.close()
-
-
-def in_loop(test):
-    @functools.wraps(test)
-    def run(*args, **fixtures):
-        clock.run(test(*args, **fixtures))
-
-    return run
-
-
-async def settle():
-    for _ in range(20):
-        await asyncio.sleep(0)
 
 
 def report(grant):

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import dataclasses
-import functools
 import math
 import time
 
@@ -12,70 +11,15 @@ import pytest
 from ray_slo.core import (
     Assigned,
     BatchStatus,
-    Decision,
-    Dispatch,
-    Drop,
-    DropReason,
     LatencyProfile,
 )
 from ray_slo.core.requests import Upstream
 from ray_slo.serve.config.spec import parse_spec
-from ray_slo.serve.messages import BatchReport, Grant, Heartbeat, Refusal, Submit
+from ray_slo.serve.messages import BatchReport, Grant, Refusal, Submit
 from ray_slo.serve.scheduler import scheduler as scheduler_module
 from ray_slo.serve.scheduler.scheduler import Scheduler
-from tests.serve import clock
-
-
-class Fifo:
-    """One batch per free worker, of at most four, oldest first; drops what is marked by size 9."""
-
-    serves_late = True
-
-    def __init__(self):
-        self.queue, self.busy, self.cluster, self.ended, self.count = [], {}, None, [], 0
-
-    def requests_arrived(self, now, requests):
-        self.queue += requests
-
-    def requests_cancelled(self, now, requests):
-        self.queue = [r for r in self.queue if r not in requests]
-
-    def batch_finished(self, now, worker, outcome):
-        assert self.busy.pop(worker) == outcome.batch_id
-        self.ended.append((worker, outcome.status))
-
-    def cluster_changed(self, now, cluster):
-        self.cluster = cluster
-        self.busy = {w: b for w, b in self.busy.items() if w in cluster.workers}
-
-    def decide(self, now):
-        if any(r.size == 13 for r in self.queue):
-            raise RuntimeError("a policy that cannot cope")
-        actions = []
-        if dropped := [r for r in self.queue if r.size == 9]:
-            self.queue = [r for r in self.queue if r.size != 9]
-            actions.append(Drop(dropped, DropReason.SHED, now + 5))
-        for worker in self.cluster.workers:
-            if worker not in self.busy and self.queue:
-                batch, self.queue = self.queue[:4], self.queue[4:]
-                self.count += 1
-                self.busy[worker] = self.count
-                actions.append(Dispatch(self.count, worker, "m", batch, now, now + 0.1))
-        return Decision(actions)
-
-
-class Box:
-    """What the scheduler delivered, by client."""
-
-    def __init__(self):
-        self.messages = {}
-
-    def __call__(self, client, messages):
-        self.messages.setdefault(client, []).extend(messages)
-
-    def take(self, client="a"):
-        return self.messages.pop(client, [])
-
+from tests.serve.fakes import Box, Fifo, beat
+from tests.serve.loops import in_loop, settle, until
 
 VARIANTS = {
     "quick": {"load": "builtins:dict", "accuracy": 70},
@@ -96,11 +40,6 @@ async def running(policy=Fifo, variants=None, **options):
         scheduler.close()
 
 
-def beat(worker="w0", batches=(), kind="default", variants=("m",)):
-    profiles = {v: LatencyProfile.linear(0.001, 0.01, 8) for v in variants}
-    return Heartbeat(worker, kind, profiles, list(batches))
-
-
 def report(grant, status=BatchStatus.FINISHED, measured=(), worker="w0"):
     size, variant = grant.batch_size, grant.variant
     return BatchReport(grant.batch_id, worker, variant, status, size, 0.02, 0.02, list(measured))
@@ -108,29 +47,6 @@ def report(grant, status=BatchStatus.FINISHED, measured=(), worker="w0"):
 
 def submits(*ids, size=1):
     return [Submit(i, "m", 1.0, size) for i in ids]
-
-
-async def settle():
-    for _ in range(5):
-        await asyncio.sleep(0)
-
-
-async def until(condition):
-    for _ in range(1000):
-        if found := condition():
-            return found
-        await asyncio.sleep(0.02)
-    raise AssertionError("it never came")
-
-
-def in_loop(test):
-    """In its own time, of which it has 30 s."""
-
-    @functools.wraps(test)
-    def run(**fixtures):
-        clock.run(asyncio.wait_for(test(**fixtures), 30))
-
-    return run
 
 
 @in_loop

@@ -22,9 +22,9 @@ from ray_slo.serve.messages import Grant, Refusal, Submit
 from ray_slo.serve.scheduler.actor import SchedulerActor
 from ray_slo.serve.watch import tracing
 from ray_slo.serve.watch.tracing import Decisions
-from tests.serve.frontend.test_pipeline import running, spec  # noqa: F401
-from tests.serve.scheduler.test_scheduler import Fifo, beat, in_loop, settle
-from tests.serve.worker.test_preemption import Impatient, Steps, app, until  # noqa: F401
+from tests.serve.fakes import Fifo, Impatient, Steps, beat
+from tests.serve.loops import in_loop, settle, until
+from tests.serve.pipelines import spec
 
 SECRET = "a-payload-that-nobody-may-see"
 
@@ -79,7 +79,7 @@ def is_below(span, parent):
 
 
 @in_loop
-async def test_a_request_from_the_frontend_to_the_worker(app, traces):  # noqa: F811
+async def test_a_request_from_the_frontend_to_the_worker(app, traces):
     async with app(policy="eager") as (front, _):
         with traces.call() as call:
             answer = await front((SECRET, 3), response_metadata=True)
@@ -125,7 +125,7 @@ async def test_a_request_from_the_frontend_to_the_worker(app, traces):  # noqa: 
 
 
 @in_loop
-async def test_a_batch_is_linked_to_all_of_its_requests_and_they_to_it(app, traces):  # noqa: F811
+async def test_a_batch_is_linked_to_all_of_its_requests_and_they_to_it(app, traces):
     async with app(policy={"name": Impatient, "kwargs": {"size": 8}}) as (front, worker):
 
         async def ask(i):
@@ -150,7 +150,7 @@ async def test_a_batch_is_linked_to_all_of_its_requests_and_they_to_it(app, trac
 
 
 @in_loop
-async def test_a_preempted_request_says_so(app, traces):  # noqa: F811
+async def test_a_preempted_request_says_so(app, traces):
     async with app() as (front, worker):
 
         async def ask(item):
@@ -195,7 +195,7 @@ class Rude(Steps):
         (("bad", 1), None, BadInput, ("invalid", "bad_input"), None),
     ],
 )
-async def test_errors(app, traces, item, slo_ms, error, outcome, status):  # noqa: F811
+async def test_errors(app, traces, item, slo_ms, error, outcome, status):
     async with app(Rude, policy="eager") as (front, _):
         with traces.call(), pytest.raises(error):
             await front(item, latency_slo_ms=slo_ms)
@@ -211,7 +211,7 @@ async def test_errors(app, traces, item, slo_ms, error, outcome, status):  # noq
 
 
 @in_loop
-async def test_what_waits_too_long_ends_its_queue_span(app, traces):  # noqa: F811
+async def test_what_waits_too_long_ends_its_queue_span(app, traces):
     async with app(policy={"name": Impatient, "kwargs": {"size": 1}}) as (front, worker):
 
         async def ask():
@@ -231,7 +231,7 @@ async def test_what_waits_too_long_ends_its_queue_span(app, traces):  # noqa: F8
 
 
 @in_loop
-async def test_a_worker_that_is_lost_and_a_caller_who_leaves(app, traces):  # noqa: F811
+async def test_a_worker_that_is_lost_and_a_caller_who_leaves(app, traces):
     async with app(policy="eager", retries=1) as (front, worker):
         execute, dying = worker.execute, [1]
 
@@ -265,7 +265,7 @@ async def test_a_worker_that_is_lost_and_a_caller_who_leaves(app, traces):  # no
 
 
 @in_loop
-async def test_a_pipeline_has_a_span_per_task(running, traces):  # noqa: F811
+async def test_a_pipeline_has_a_span_per_task(running, traces):
     async with running(spec()) as (front, _):
         with traces.call():
             await front(f"{SECRET} or not")
@@ -284,7 +284,7 @@ async def test_a_pipeline_has_a_span_per_task(running, traces):  # noqa: F811
 
 
 @in_loop
-async def test_spans_of_user_code_are_the_batchs_children(app, traces):  # noqa: F811
+async def test_spans_of_user_code_are_the_batchs_children(app, traces):
     class Own(Steps):
         def __call__(self, items):
             with traces.tracer.start_as_current_span("slo.own"):
@@ -310,7 +310,7 @@ def sent(worker):
 
 
 @in_loop
-async def test_unsampled_requests_have_no_spans_and_send_nothing(app, traces):  # noqa: F811
+async def test_unsampled_requests_have_no_spans_and_send_nothing(app, traces):
     unsampled = trace.NonRecordingSpan(trace.SpanContext(7, 7, is_remote=True))
     async with app(policy="eager") as (front, worker):
         pieces = sent(worker)
@@ -463,7 +463,7 @@ async def test_a_decorated_method_runs_in_the_trace_of_its_first_sampled_caller(
 
 
 @in_loop
-async def test_the_call_of_a_batch_is_its_first_requests(app, traces):  # noqa: F811
+async def test_the_call_of_a_batch_is_its_first_requests(app, traces):
     async with app(policy="eager") as (front, worker):
         pieces = sent(worker)
         with traces.call():
@@ -474,7 +474,7 @@ async def test_the_call_of_a_batch_is_its_first_requests(app, traces):  # noqa: 
 
 
 @in_loop
-async def test_off(app, traces, monkeypatch):  # noqa: F811
+async def test_off(app, traces, monkeypatch):
     monkeypatch.setattr(tracing_utils, "_tracing_enabled", False)
     async with app(policy="eager") as (front, worker):
         pieces = sent(worker)

@@ -3,12 +3,11 @@
 import asyncio
 import time
 
-from tests.serve.scheduler.test_scheduler import in_loop
-from tests.serve.worker.test_preemption import app  # noqa: F401
+from tests.serve.loops import in_loop
 
 
 @in_loop
-async def test_a_batch_of_a_variant_that_was_unloaded_frees_its_worker_at_once(app):  # noqa: F811
+async def test_a_batch_of_a_variant_that_was_unloaded_frees_its_worker_at_once(app):
     """The scheduler in the frontend hears of it with the piece's result: no heartbeat comes."""
     async with app(policy="eager", wire={"execute": 0.01}) as (front, worker):
         since = time.monotonic()

@@ -3,64 +3,26 @@ frontend with its scheduler, a real worker with its thread, and a wire between t
 messages and let one overtake the other. Time is of its own: see `clock`."""
 
 import asyncio
-import contextlib
 import logging
 import random
-import threading
 import time
-from collections import Counter
-from types import SimpleNamespace
 
 import pytest
 
 import ray_slo
 from ray_slo.core import (
     BatchStatus,
-    Decision,
-    Dispatch,
-    Drop,
-    DropReason,
     LatencyProfile,
-    Preempt,
 )
 from ray_slo.core.profiles import save_profiles
 from ray_slo.errors import RefusedEarly
 from ray_slo.models.checkpoint import PreemptionFlag, preemption_scope
 from ray_slo.serve.config.spec import parse_spec
 from ray_slo.serve.errors import ConfigError
-from ray_slo.serve.frontend.frontend import Frontend, Surroundings
 from ray_slo.serve.messages import BatchReport, Grant, Heartbeat, Stop, Submit
 from ray_slo.serve.scheduler.scheduler import Scheduler
-from ray_slo.serve.worker import batches
-from ray_slo.serve.worker import worker as worker_module
-from ray_slo.serve.worker.worker import Worker
-from tests.serve.scheduler.test_scheduler import Box, in_loop, settle
-
-STEP_S = 0.002
-finished = Counter()  # how often an item was worked on to the end
-
-
-class Steps:
-    """An item is (name, number of steps); the batch takes as many as its longest item."""
-
-    def __call__(self, items):
-        for _ in range(max(steps for _, steps in items)):
-            time.sleep(STEP_S)
-            ray_slo.checkpoint()
-        finished.update(name for name, _ in items)
-        return [name for name, _ in items]
-
-
-class Deaf(Steps):
-    """Never looks at the flag; "long" ends when the test says so."""
-
-    end = threading.Event()
-
-    def __call__(self, items):
-        while any(name.startswith("long") for name, _ in items) and not self.end.is_set():
-            time.sleep(STEP_S)
-        finished.update(name for name, _ in items)
-        return [name for name, _ in items]
+from tests.serve.fakes import STEP_S, Box, Deaf, Impatient, Steps, finished
+from tests.serve.loops import in_loop, settle, until
 
 
 class Loop(Steps):
@@ -86,132 +48,6 @@ class Fussy(Steps):
         return super().__call__(items)
 
 
-class Impatient:
-    """Serves the latest deadlines first, and preempts what runs for a later one.
-
-    With `at_random`, it preempts in a third of its decisions.
-    """
-
-    serves_late = True
-    preempts = True
-
-    def __init__(self, size=1, at_random=None):
-        self.size = size
-        self.queue, self.running, self.count, self.failed = [], None, 0, []
-        self.random = None if at_random is None else random.Random(at_random)
-
-    def requests_arrived(self, now, requests):
-        self.queue += requests
-
-    def requests_cancelled(self, now, requests):
-        self.queue = [r for r in self.queue if r not in requests]
-
-    def batch_finished(self, now, worker, outcome):
-        assert self.running.batch_id == outcome.batch_id
-        self.running = None
-
-    def preempt_failed(self, now, worker, batch_id):
-        assert self.running.batch_id == batch_id
-        self.failed.append(batch_id)
-
-    def cluster_changed(self, now, cluster):
-        Impatient.newest = self
-        self.worker = next(iter(cluster.workers), None)
-
-    def is_better(self, running):
-        if self.random is not None:
-            return self.random.random() < 1 / 3
-        return self.queue[-1].deadline > max(r.deadline for r in running)
-
-    def decide(self, now):
-        actions = []
-        if late := [r for r in self.queue if r.deadline <= now]:
-            self.queue = [r for r in self.queue if r not in late]
-            actions.append(Drop(late, DropReason.WOULD_MISS))
-        self.queue.sort(key=lambda r: r.deadline)
-        if self.running is not None and self.queue:
-            if self.is_better(self.running.requests):
-                actions.append(Preempt("w0", "because", "m", len(self.queue)))
-        elif self.queue and self.worker:
-            self.count += 1
-            batch, self.queue = self.queue[-self.size :], self.queue[: -self.size]
-            self.running = Dispatch(self.count, "w0", "m", batch, now, now + 0.1)
-            actions.append(self.running)
-        return Decision(actions, now + 0.003 if self.random and self.queue else float("inf"))
-
-
-class Wire:
-    """A handle: calls the worker after a while, each method after its own."""
-
-    deployment_name = "m-worker"
-
-    def __init__(self, worker, **delays):
-        self.worker, self.delays = worker, delays
-
-    def __getattr__(self, name):
-        async def call(*args, **kwargs):
-            delay = self.delays.get(name, 0.0)
-            await asyncio.sleep(delay() if callable(delay) else delay)
-            return await getattr(self.worker, name)(*args, **kwargs)
-
-        return SimpleNamespace(remote=call)
-
-
-class Silent:
-    """Stands in for metrics."""
-
-    def __init__(self):
-        self.seen = []
-
-    def __getattr__(self, name):
-        return lambda *args: self.seen.append((name, *args))
-
-
-def surroundings(name, **others):
-    """A frontend's, without Ray."""
-    known = {"metrics": Silent(), "states": lambda app, kinds: {}, **others}
-    return Surroundings("app", name, "front", **known)
-
-
-@pytest.fixture
-def app(monkeypatch):
-    """`async with app(user_class, policy, …) as (frontend, worker)`."""
-    context = SimpleNamespace(app_name="app", deployment="m-worker", replica_tag="w0")
-    fake = SimpleNamespace(get_replica_context=lambda: context)
-    monkeypatch.setattr(worker_module, "serve", fake)
-    monkeypatch.setattr(batches, "WorkerMetrics", Silent)
-    link = SimpleNamespace(report=lambda report: report, heartbeat=lambda beat: asyncio.sleep(0))
-    monkeypatch.setattr(worker_module, "WorkerLink", lambda *args: link)
-    finished.clear()
-
-    @contextlib.asynccontextmanager
-    async def running(
-        user_class=Steps, policy=None, wire=None, model=None, models=None, around=None, **options
-    ):
-        one = {"m": {"callable": user_class, "latency_slo_ms": 30_000, **(model or {})}}
-        spec = parse_spec(
-            {
-                "models": models or one,
-                "policy": policy or Impatient,
-                "name": "m",
-                **options,
-            }
-        )
-        worker = Worker.__new__(Worker)
-        await worker.__init__(spec, "default", "m")
-        front = Frontend.__new__(Frontend)
-        wire = Wire(worker, **(wire or {}))
-        await front.__init__(spec, {"default": wire}, surroundings("m", **(around or {})))
-        try:
-            yield front, worker
-        finally:
-            Deaf.end.set()
-            front.__del__()
-            worker.__del__()
-
-    return running
-
-
 def the_policy():
     """The one that a scheduler has."""
     return Impatient.newest
@@ -219,11 +55,6 @@ def the_policy():
 
 async def counts(frontend):
     return (await frontend.slo_status())["counts"]
-
-
-async def until(condition):
-    while not condition():  # noqa: ASYNC110
-        await asyncio.sleep(0.001)
 
 
 @in_loop
