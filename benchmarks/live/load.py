@@ -19,7 +19,7 @@ import numpy as np
 from ray_slo.core import LatencyProfile
 from ray_slo.load.drive import paced, run_http_process, status_of
 from ray_slo.load.report import LoadResult
-from ray_slo.load.workload import Payloads, Workload
+from ray_slo.load.workload import Payloads, Recorded
 from ray_slo.simulation.workloads import Poisson
 
 What = TypeVar("What")
@@ -57,7 +57,7 @@ def by_http(
         **options: of `ray_slo.load.drive.run_http`.
     """
     times = Poisson(rate=rate).times(duration_s, np.random.default_rng(seed))
-    workload = Workload.record(times, payloads, duration_s=duration_s, warmup_s=warmup_s, seed=seed)
+    workload = Recorded.record(times, payloads, duration_s=duration_s, warmup_s=warmup_s, seed=seed)
     return run_http_process(url, workload, payloads, **options).result()
 
 

@@ -41,7 +41,7 @@ from benchmarks.harness.rows import Row
 from benchmarks.live.cluster import importable, memory_mb
 from ray_slo.load.drive import run_http
 from ray_slo.load.report import LoadResult
-from ray_slo.load.workload import Payloads, Workload, load_payloads
+from ray_slo.load.workload import Payloads, Recorded, load_payloads
 
 NAME = "shipped"
 SOURCE = "ray-slo"
@@ -155,7 +155,7 @@ class Running:
         """What becomes of requests that arrive at random at a rate."""
         rng = np.random.default_rng(seed)
         times = np.cumsum(rng.exponential(1 / rate, count))
-        workload = Workload.record(
+        workload = Recorded.record(
             times, self.payloads, duration_s=float(times[-1]) + 1e-3, seed=seed
         )
         slo_s = self.bench.slo_ms / 1e3

@@ -20,7 +20,7 @@ from ray_slo.cli._output import (
 
 if TYPE_CHECKING:
     from ray_slo.load.report import LoadResult
-    from ray_slo.load.workload import Payloads, Workload
+    from ray_slo.load.workload import Payloads, Recorded
 
 
 _TOKEN = r"[!#$%&'*+.^_`|~0-9A-Za-z-]+"  # what a header's name is made of (RFC 9110)
@@ -103,9 +103,9 @@ def bench(
     will_fill(out)
     payloads = load_payloads(payload) if payload else None
     if replay:
-        from ray_slo.load.workload import Workload
+        from ray_slo.load.workload import Recorded
 
-        workload = Workload.load(replay)
+        workload = Recorded.load(replay)
     else:
         workload = make_workload(
             arrivals,
@@ -155,7 +155,7 @@ def make_workload(
     shape: float = 0.5,
     interval_s: float = 1.0,
     seed: int = 0,
-) -> Workload:
+) -> Recorded:
     """A workload from the command's flags; the same seed gives the same workload.
 
     Raises:
@@ -164,7 +164,7 @@ def make_workload(
     import numpy as np
 
     from ray_slo.core.names import nearest
-    from ray_slo.load.workload import Payloads, Workload
+    from ray_slo.load.workload import Payloads, Recorded
     from ray_slo.simulation.workloads import Constant, Gamma, Poisson, Trace
 
     positive(rate=rate, duration_s=duration_s, shape=shape, interval_s=interval_s)
@@ -191,7 +191,7 @@ def make_workload(
         )
     times = process.times(duration_s, np.random.default_rng(seed))
     drawn_from = payloads or Payloads([b""])
-    workload = Workload.record(
+    workload = Recorded.record(
         times,
         drawn_from,
         duration_s=duration_s,
@@ -238,7 +238,7 @@ def _headers(given: list[str] | None) -> dict[str, str]:
 
 
 def _through_handle(
-    name: str, address: str, workload: Workload, payloads: Payloads, **options: Any
+    name: str, address: str, workload: Recorded, payloads: Payloads, **options: Any
 ) -> LoadResult:
     import asyncio
 

@@ -20,7 +20,7 @@ import numpy as np
 from ray_slo.core.profiles import LatencyProfile
 from ray_slo.demo.systems import APP, Settings, plain, running
 from ray_slo.load.drive import run_http_process
-from ray_slo.load.workload import Payloads, Workload
+from ray_slo.load.workload import Payloads, Recorded
 from ray_slo.simulation.workloads import Poisson
 
 BATCH = 8  # a batch this large is where batching has clearly paid off for the digits networks
@@ -98,10 +98,10 @@ def calibrate(
 
 def poisson(
     payloads: Payloads, rate: float, duration_s: float, *, warmup_s: float, seed: int
-) -> Workload:
+) -> Recorded:
     """A recorded Poisson workload."""
     times = Poisson(rate=rate).times(duration_s, np.random.default_rng(seed))
-    return Workload.record(
+    return Recorded.record(
         times,
         payloads,
         duration_s=duration_s,

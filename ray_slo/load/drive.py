@@ -1,6 +1,6 @@
 """Open-loop load generator for HTTP endpoints and Serve handles.
 
-Requests leave at the times of a recorded `Workload`, whether or not earlier ones were answered,
+Requests leave at the times of a `Recorded` workload, whether or not earlier ones were answered,
 and latency counts from the *intended* send time: a stalled system cannot slow its own load down,
 and a late generator shows in the figures instead of flattering them (no coordinated omission).
 
@@ -12,38 +12,19 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import json
-import math
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from concurrent.futures import Future, ProcessPoolExecutor
-from dataclasses import dataclass, field
 from functools import partial
 from multiprocessing import get_context
 from typing import Any, Protocol, TypeVar
 
-import numpy as np
-
-from ray_slo.load.report import LoadResult
-from ray_slo.load.workload import Payloads, Workload
-from ray_slo.serve.frontend.answer import Answer
+from ray_slo.load.report import LoadResult, Sample
+from ray_slo.load.workload import Payloads, Recorded
 
 # uvicorn closes idle connections after 5 s; stop reusing them before, or a request may be lost.
 _KEEP_ALIVE_S = 3.0
 _STATUS_BY_CODE = {503: "refused", 408: "expired", 504: "expired"}
-
-
-@dataclass(slots=True)
-class Sample:
-    """What became of one request; times are seconds from the start of the run."""
-
-    sent_s: float = math.nan
-    done_s: float = math.nan
-    status: str = "error"  # answered | refused | expired | error | timeout
-    code: int | None = None
-    error: str | None = None
-    headers: Mapping[str, str] = field(default_factory=dict)
-    answer: Any = None  # response body, or the handle's result; parsed after the run
 
 
 Send = Callable[[int, Sample], Awaitable[None]]
@@ -106,7 +87,7 @@ async def paced(
     return [came[i] for i in sorted(came)]
 
 
-async def drive(workload: Workload, send: Send) -> tuple[list[Sample], float]:
+async def drive(workload: Recorded, send: Send) -> tuple[list[Sample], float]:
     """Call `send(payload index, sample)` at each intended time; all samples, and CPU seconds used.
 
     `send` fills the sample and must return by itself (the clients below have a timeout).
@@ -134,7 +115,7 @@ async def drive(workload: Workload, send: Send) -> tuple[list[Sample], float]:
 
 def run_http(
     url: str,
-    workload: Workload,
+    workload: Recorded,
     payloads: Payloads | None = None,
     *,
     slo_s: float,
@@ -164,7 +145,7 @@ def run_http(
 
 
 def run_http_process(
-    url: str, workload: Workload, payloads: Payloads | None = None, **options: Any
+    url: str, workload: Recorded, payloads: Payloads | None = None, **options: Any
 ) -> Future[LoadResult]:
     """`run_http` in a fresh process of its own; returns at once with a future of the result."""
     pool = ProcessPoolExecutor(1, mp_context=get_context("spawn"))
@@ -175,7 +156,7 @@ def run_http_process(
 
 async def _http(
     url: str,
-    workload: Workload,
+    workload: Recorded,
     payloads: Payloads | None,
     timeout_s: float,
     headers: Mapping[str, str],
@@ -250,7 +231,7 @@ def _allow_many_connections(count: int) -> None:
 
 async def run_handle(
     handle: Any,
-    workload: Workload,
+    workload: Recorded,
     payloads: Payloads,
     *,
     slo_s: float,
@@ -266,6 +247,8 @@ async def run_handle(
         call_kwargs: passed with every call, such as `response_metadata=True`, with which a ray-slo
             handle tells variant, batch size and times.
     """
+    from ray_slo.serve.frontend.answer import Answer
+
     workload.check(payloads)
     kwargs = dict(call_kwargs or {})
 
@@ -299,17 +282,3 @@ def status_of(error: BaseException) -> str:
     if "BackPressureError" in names:
         return "refused"
     return "expired" if "RequestCancelledError" in names else "error"
-
-
-def parse_label(answer: Any, label_field: str) -> str | None:
-    """The label in an answer (JSON bytes, a dict, or a plain value), as text; None if none."""
-    if isinstance(answer, bytes):
-        try:
-            answer = json.loads(answer)
-        except ValueError:
-            answer = answer.decode(errors="replace").strip()
-    if isinstance(answer, Mapping):
-        answer = answer.get(label_field)
-    if isinstance(answer, np.generic):
-        answer = answer.item()
-    return None if answer is None else str(answer)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,12 +13,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from ray_slo.load.workload import Payloads, Workload
+from ray_slo.load.workload import Payloads, Recorded
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-    from ray_slo.load.drive import Sample
 
 STATUSES = ("ok", "late", "refused", "expired", "timeout", "error")
 # A generator later than this (p99) disturbs what it measures, and the summary says so.
@@ -32,6 +31,19 @@ _HEADERS: dict[str, tuple[str, Any]] = {
     "x-slo-queue-ms": ("queue_s", lambda text: float(text) / 1e3),
     "x-slo-exec-ms": ("exec_s", lambda text: float(text) / 1e3),
 }
+
+
+@dataclass(slots=True)
+class Sample:
+    """What became of one request; times are seconds from the start of the run."""
+
+    sent_s: float = math.nan
+    done_s: float = math.nan
+    status: str = "error"  # answered | refused | expired | error | timeout
+    code: int | None = None
+    error: str | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+    answer: Any = None  # response body, or the handle's result; parsed after the run
 
 
 @dataclass(frozen=True)
@@ -55,16 +67,14 @@ class LoadResult:
     def from_samples(
         cls,
         samples: Sequence[Sample],
-        workload: Workload,
+        workload: Recorded,
         payloads: Payloads | None,
         *,
         slo_s: float,
         cpu_s: float,
         label_field: str = "label",
     ) -> LoadResult:
-        """From what `loadgen.drive` returned."""
-        from ray_slo.load.drive import parse_label
-
+        """From what `drive` returned."""
         done = np.array([s.done_s for s in samples])
         latency = done - workload.times_s
         answered = np.array([s.status == "answered" for s in samples], dtype=bool)
@@ -231,6 +241,20 @@ def plot_latency_cdf(runs: Mapping[str, LoadResult]) -> Figure:
     axis.set_ylim(0, 101)
     axis.legend(fontsize=8, frameon=False)
     return figure
+
+
+def parse_label(answer: Any, label_field: str) -> str | None:
+    """The label in an answer (JSON bytes, a dict, or a plain value), as text; None if none."""
+    if isinstance(answer, bytes):
+        try:
+            answer = json.loads(answer)
+        except ValueError:
+            answer = answer.decode(errors="replace").strip()
+    if isinstance(answer, Mapping):
+        answer = answer.get(label_field)
+    if isinstance(answer, np.generic):
+        answer = answer.item()
+    return None if answer is None else str(answer)
 
 
 def _convert(convert: Any, text: str | None) -> Any:

@@ -1,7 +1,7 @@
 """Recorded workloads: which payload is sent when, kept in a file so that several systems can be
 measured with the very same requests.
 
-A `Workload` holds intended send times and payload indices; `Payloads` holds what is sent, and the
+`Recorded` holds intended send times and payload indices; `Payloads` holds what is sent, and the
 right answers where they are known. Neither imports Ray.
 """
 
@@ -138,7 +138,7 @@ def _sniff(data: bytes) -> str:
 
 
 @dataclass(frozen=True)
-class Workload:
+class Recorded:
     """When to send which payload.
 
     Args:
@@ -183,7 +183,7 @@ class Workload:
         warmup_s: float = 0.0,
         seed: int = 0,
         **about: Any,
-    ) -> Workload:
+    ) -> Recorded:
         """Draw a payload for each time: shuffled rounds, so every payload is used equally often."""
         times = np.asarray(list(times_s), dtype=float)
         rng = np.random.default_rng(seed)
@@ -206,7 +206,7 @@ class Workload:
         )
 
     @classmethod
-    def load(cls, path: str | Path) -> Workload:
+    def load(cls, path: str | Path) -> Recorded:
         """Read a file written by `save`.
 
         Raises:

@@ -16,8 +16,7 @@ from ray_slo.core.profiles import LatencyProfile
 from ray_slo.demo import report
 from ray_slo.demo.calibrate import Calibration, _round, poisson
 from ray_slo.demo.systems import SYSTEMS, Settings, choose
-from ray_slo.load.drive import Sample
-from ray_slo.load.report import LoadResult
+from ray_slo.load.report import LoadResult, Sample
 from ray_slo.load.workload import Payloads
 
 SETTINGS = Settings("digits-xl", 2, 32, slo_s=0.6, tuned_wait_s=0.15)

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 from ray_slo.load import drive as loadgen
-from ray_slo.load.drive import parse_label, run_handle, run_http, run_http_process
-from ray_slo.load.workload import Payloads, Workload, load_payloads
+from ray_slo.load.drive import run_handle, run_http, run_http_process
+from ray_slo.load.report import parse_label
+from ray_slo.load.workload import Payloads, Recorded, load_payloads
 from ray_slo.serve.errors import Expired, RefusedEarly
 from tests.load.server import Answers, serving
 from tests.serve import clock
@@ -44,9 +45,9 @@ def beside(monkeypatch, tmp_path):
     return begin
 
 
-def constant(count: int, gap_s: float, payloads: Payloads, **kwargs) -> Workload:
+def constant(count: int, gap_s: float, payloads: Payloads, **kwargs) -> Recorded:
     times = np.arange(count) * gap_s
-    return Workload.record(times, payloads, duration_s=count * gap_s, **kwargs)
+    return Recorded.record(times, payloads, duration_s=count * gap_s, **kwargs)
 
 
 def test_statuses_labels_and_headers(beside) -> None:
@@ -118,7 +119,7 @@ def test_same_workload_from_a_file_is_the_same_requests(tmp_path) -> None:
     payloads = Payloads([b"a", b"b", b"c"])
     workload = constant(10, 0.001, payloads, seed=3, arrivals="constant")
     workload.save(tmp_path / "w.npz")
-    loaded = Workload.load(tmp_path / "w.npz")
+    loaded = Recorded.load(tmp_path / "w.npz")
     assert loaded.times_s.tolist() == workload.times_s.tolist()
     assert loaded.payload.tolist() == workload.payload.tolist()
     assert loaded.about == {"arrivals": "constant", "seed": 3}
@@ -132,9 +133,9 @@ def test_a_file_that_is_no_workload_is_refused(tmp_path) -> None:
     path = tmp_path / "w.npz"
     path.write_text("hello")
     with pytest.raises(ValueError, match="not a workload file"):
-        Workload.load(path)
+        Recorded.load(path)
     with pytest.raises(FileNotFoundError):
-        Workload.load(tmp_path / "absent.npz")
+        Recorded.load(tmp_path / "absent.npz")
 
 
 def test_warm_up_is_sent_but_not_counted() -> None:

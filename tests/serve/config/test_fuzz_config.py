@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from ray_slo.cli import _describe
 from ray_slo.core.documents import read_yaml
 from ray_slo.core.profiles import LatencyProfile, load_profiles, save_profiles
-from ray_slo.load.workload import Workload as Recorded
+from ray_slo.load.workload import Recorded
 from ray_slo.planning.catalogue import load_catalogue
 from ray_slo.planning.ramsis.spec import SolveSpec
 from ray_slo.planning.ramsis.table import PolicySet
