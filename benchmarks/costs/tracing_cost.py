@@ -87,7 +87,8 @@ async def _serve(how: str, at_a_time: int, count: int) -> tuple[float, float]:
 async def _app(traced: bool) -> AsyncIterator[Any]:
     """A frontend that reaches its worker by a plain call."""
     from ray_slo.serve.config.spec import parse_spec
-    from ray_slo.serve.frontend.frontend import Frontend, Surroundings
+    from ray_slo.serve.frontend.frontend import Frontend
+    from ray_slo.serve.frontend.surroundings import Surroundings
     from ray_slo.serve.worker import batches, worker
 
     model = {"callable": Nothing, "latency_slo_ms": 60_000, "max_batch_size": 32}

@@ -16,7 +16,7 @@ from ray_slo.core import (
     LatencyProfile,
     Preempt,
 )
-from ray_slo.serve.frontend.frontend import Surroundings
+from ray_slo.serve.frontend.surroundings import Surroundings
 from ray_slo.serve.messages import Heartbeat
 
 

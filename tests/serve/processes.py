@@ -16,7 +16,8 @@ from unittest import mock
 import ray
 
 from ray_slo.serve.errors import WorkerLost
-from ray_slo.serve.frontend.frontend import Frontend, Surroundings
+from ray_slo.serve.frontend.frontend import Frontend
+from ray_slo.serve.frontend.surroundings import Surroundings
 from ray_slo.serve.scheduler import actor as scheduler_actor
 from ray_slo.serve.scheduler import channel
 from ray_slo.serve.scheduler.actor import SchedulerActor

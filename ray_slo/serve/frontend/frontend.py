@@ -12,82 +12,36 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
+from collections.abc import Coroutine
 from typing import Any
 
-from ray import serve
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 
 from ray_slo.serve import grpc
-from ray_slo.serve.config.spec import AppSpec, VariantRef
+from ray_slo.serve.config.spec import AppSpec
 from ray_slo.serve.deadlines import ATTEMPT_HEADER, CAPACITY_HEADER, WHOLE_HEADER
 from ray_slo.serve.errors import ConfigError, SLOError, error_body, http_response
 from ray_slo.serve.frontend.answer import Answer, to_json
 from ray_slo.serve.frontend.hooks import Hooks
-from ray_slo.serve.frontend.intake import Intake
+from ray_slo.serve.frontend.intake import Intake, offers_of
 from ray_slo.serve.frontend.ledger import Ledger
-from ray_slo.serve.frontend.service import Demand, Service
-from ray_slo.serve.frontend.startup import Progress, Startup
-from ray_slo.serve.frontend.workers import States, Workers, check_names
-from ray_slo.serve.memory import give_back
+from ray_slo.serve.frontend.service import Service
+from ray_slo.serve.frontend.startup import Progress
+from ray_slo.serve.frontend.surroundings import Surroundings
+from ray_slo.serve.frontend.workers import Workers, check_names
 from ray_slo.serve.messages import Heartbeat
 from ray_slo.serve.planner.group_channel import GroupedChannel
 from ray_slo.serve.planner.plan_channel import PlanReporter
 from ray_slo.serve.protos import DescribeReply, InferReply
-from ray_slo.serve.proxy.door import has_door_before
-from ray_slo.serve.ray_private.context import install
 from ray_slo.serve.ray_private.http_head import arrival_here
-from ray_slo.serve.ray_private.replica_port import listen_on_node_only
 from ray_slo.serve.scheduler.channel import ActorChannel, Channel, EmbeddedChannel
-from ray_slo.serve.suspects import ended_itself
-from ray_slo.serve.watch import tracing
-from ray_slo.serve.watch.metrics import FrontendMetrics
-from ray_slo.serve.watch.status import worker_states
 from ray_slo.serve.watch.vitals import vitals
 
 logger = logging.getLogger(__name__)
 
 _REFRESH_S = 1.0  # between looks at gauges and capacity
 _NO_GROUPS = "the application has no serving groups; name some under `groups`"
-
-
-@dataclass(frozen=True)
-class Surroundings:
-    """What a frontend finds around it.
-
-    Attributes:
-        app, deployment, client: names of the application, of its deployment, and its own.
-        states: how Serve sees an application's workers. Blocks.
-        ended_itself: what a worker wrote when it ended itself; empty where it wrote nothing.
-        has_door_before: whether Serve's proxy has a door of ours.
-        demand: told of requests; default: the planner, if there is one.
-    """
-
-    app: str
-    deployment: str
-    client: str
-    metrics: FrontendMetrics
-    states: States = worker_states
-    ended_itself: Callable[[str], str] = ended_itself
-    has_door_before: bool = False
-    demand: Demand | None = None
-
-    @staticmethod
-    def of_replica() -> Surroundings:
-        """Those of the Serve replica that this process is."""
-        listen_on_node_only()
-        install()  # it refuses WebSockets
-        give_back()
-        context = serve.get_replica_context()
-        return Surroundings(
-            context.app_name,
-            context.deployment,
-            context.replica_tag,
-            FrontendMetrics(),
-            has_door_before=has_door_before(),
-        )
 
 
 class Frontend:
@@ -100,61 +54,39 @@ class Frontend:
         check_names(around.deployment, spec.deployment_name, workers)
         self._spec = spec
         self._metrics = around.metrics
-        self._clock = time.monotonic  # uvloop's loop.time() has milliseconds only
         self._tasks: set[asyncio.Task[None]] = set()
         app_key = f"{around.app}#{around.deployment}"
-        self._hooks = Hooks(spec, self._clock)
+        self._hooks = Hooks(spec)
         self._plan = PlanReporter(spec, app_key, around.client) if spec.planned else None
         self._channel = self._channel_to_scheduler(app_key, around.client)
-        self._intake = Intake(
-            spec,
-            lambda model: model in self._hooks.preprocess,
-            lambda model: self._workers.capacity.get(model),
-            unanswered=self._metrics.unanswered,
-            refused=self._turned_away,
-            has_door_before=around.has_door_before,
-            clock=self._clock,
-        )
-        offers, needs = self._intake.offers, list(spec.models) if spec.pipeline else None
-        self._startup = Startup({name: needs or [name] for name in offers}, spec.error_details)
+        needs = list(spec.models) if spec.pipeline else None
         self._workers = Workers(
             spec,
-            around.app,
+            around,
             workers,
             self._channel,
-            self._startup,
-            ended_itself=around.ended_itself,
-            states=around.states,
+            {name: needs or [name] for name in offers_of(spec)},
             spawn=self._spawn,
             shortfall=self._shortfall,
-            clock=self._clock,
         )
-        variants = spec.variants()
-
-        def variant(key: str, model: str) -> VariantRef:
-            # A scheduler of a newer release may name one that we, still draining, do not know.
-            return variants.get(key) or VariantRef(model, key, None)
-
         self._ledger = Ledger(
+            spec,
             self._channel,
             self._workers,
             self._metrics,
-            retries=spec.retries,
-            margin_s=spec.response_margin_ms / 1e3,
-            variant=variant,
-            policy=tracing.name_of(spec.policy.name),
-            clock=self._clock,
+            clock=time.monotonic,  # uvloop's loop.time() has milliseconds only
             spawn=self._spawn,
             shortfall=self._shortfall,
         )
-        self._service = Service(
+        demand = around.demand or self._plan
+        self._service = Service(spec, self._ledger, self._hooks, self._metrics, demand)
+        self._intake = Intake(
             spec,
-            self._ledger,
             self._hooks,
-            self._metrics,
-            variant=variant,
-            demand=around.demand or self._plan,
-            clock=self._clock,
+            self._workers.capacity_of,
+            unanswered=self._metrics.unanswered,
+            refused=self._turned_away,
+            has_door_before=around.has_door_before,
         )
         await self._workers.begin()
         self._spawn(self._refresh())
@@ -196,7 +128,7 @@ class Frontend:
             RefusedEarly, Expired, WorkerLost, UnknownModel, BadInput: see `ray_slo.errors`.
             Exception: whatever the user's method raised for this request's batch.
         """
-        arrival = self._clock()
+        arrival = time.monotonic()
         if isinstance(item, HttpRequest):
             came = arrival_here(item.scope)
             return await self._http(item, arrival if came is None else came)
@@ -246,7 +178,7 @@ class Frontend:
 
     async def Infer(self, request: Any, grpc_context: Any) -> Any:  # noqa: N802
         """gRPC's way in (`protos/inference.proto`); what goes wrong is in `grpc_context`."""
-        arrival, intake = self._clock(), self._intake
+        arrival, intake = time.monotonic(), self._intake
         metadata = grpc_context.invocation_metadata()
         headers = dict(metadata)
         try:
@@ -325,7 +257,7 @@ class Frontend:
 
     async def slo_progress(self, progress: Progress) -> None:
         """From workers, while they start."""
-        self._startup.heard(progress, self._clock())
+        self._workers.startup.heard(progress, time.monotonic())
 
     async def slo_move(self, model: str, group: str) -> None:
         """Serve a model in another group from now on, without a failed request.
@@ -361,7 +293,7 @@ class Frontend:
             "goodput": self._metrics.goodput(),
             "accuracy": self._metrics.accuracy(),
             "overhead_ms": 1e3 * self._ledger.overhead_s,
-            **self._startup.status(self._clock()),
+            **self._workers.startup.status(time.monotonic()),
             **await self._channel.status(),
             **({} if self._plan is None else {"plan": await self._plan.status()}),
         }

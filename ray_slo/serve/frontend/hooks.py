@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+import time
+from collections.abc import Coroutine
 from typing import Any
 
 from ray_slo.core.text import clipped
@@ -21,9 +22,8 @@ _REFUSALS = (ValueError, TypeError, LookupError, ArithmeticError)  # of an item
 class Hooks:
     """Calls users' code for a request, and waits no longer for it than for a worker."""
 
-    def __init__(self, spec: AppSpec, clock: Callable[[], float]) -> None:
+    def __init__(self, spec: AppSpec) -> None:
         self._spec = spec
-        self._clock = clock
         self._marks = Marks()
         self._threads = HookThreads(_THREADS, self._marks)
         classes = {name: model.load() for name, model in spec.models.items()}
@@ -114,7 +114,7 @@ class Hooks:
         """
         task = asyncio.get_running_loop().create_task(hook)
         try:
-            await asyncio.wait([task], timeout=asked.deadline + grace_s - self._clock())
+            await asyncio.wait([task], timeout=asked.deadline + grace_s - time.monotonic())
             if task.done():
                 return task.result()
         finally:

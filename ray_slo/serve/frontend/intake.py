@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -16,6 +17,7 @@ from ray_slo.serve.config.spec import AppSpec
 from ray_slo.serve.deadlines import ATTEMPT_HEADER, MAX_LATENCY_MS, REFUSED_HEADER, TimeLimits
 from ray_slo.serve.errors import BadInput, BodyTooLarge, RefusedEarly, SLOError, UnknownModel
 from ray_slo.serve.frontend import http as reading
+from ray_slo.serve.frontend.hooks import Hooks
 from ray_slo.serve.frontend.ledger import Asked
 from ray_slo.serve.messages import Capacity
 from ray_slo.serve.proxy.gate import Door
@@ -23,15 +25,13 @@ from ray_slo.serve.suspects import ATTEMPT
 
 _DIGITS = 7  # of a number of requests
 _PER_TURN = 8  # requests that go on together, and are submitted in one message
-Unanswered = Callable[..., None]
 
 
 class Intake:
     """Reads and admits requests.
 
     Args:
-        takes_bytes: models whose `preprocess` takes a body as it is.
-        capacity: of a model, as far as it is known.
+        capacity: by model, as far as it is known.
         unanswered: told of requests that end here: model, outcome, reason, and how many.
         refused: told of requests that end here and are demand: model, and how many.
         has_door_before: whether Serve's proxy has a door of ours.
@@ -40,28 +40,23 @@ class Intake:
     def __init__(
         self,
         spec: AppSpec,
-        takes_bytes: Callable[[str], bool],
+        hooks: Hooks,
         capacity: Callable[[str], Capacity | None],
         *,
-        unanswered: Unanswered,
+        unanswered: Callable[..., None],
         refused: Callable[[str, int], None],
         has_door_before: bool,
-        clock: Callable[[], float],
     ) -> None:
         self._spec = spec
-        self._takes = takes_bytes
+        self._hooks = hooks
         self._capacity = capacity
         self._unanswered = unanswered
         self._refused = refused
         self._has_door_before = has_door_before
-        self._clock = clock
         self._door = Door(per_turn=_PER_TURN)
         self._readers = reading.Readers(spec.max_queued_requests)
         self._parser = ThreadPoolExecutor(1, thread_name_prefix="ray-slo-parser")
-        # What clients may ask for: latency SLO in milliseconds, and the model where it comes in.
-        self.offers = {name: (m.latency_slo_ms, name) for name, m in spec.models.items()}
-        if (pipeline := spec.pipeline) is not None:
-            self.offers = {spec.deployment_name: (pipeline.latency_slo_ms, pipeline.root)}
+        self.offers = offers_of(spec)
 
     def describe(self) -> dict[str, Any]:
         """What the application serves."""
@@ -187,7 +182,7 @@ class Intake:
         if not self._takes_bytes(content_type, asked.model) and self._spec.max_json_bytes < most:
             most, option = self._spec.max_json_bytes, "max_json_bytes"
         try:
-            left_s = asked.deadline - self._clock()
+            left_s = asked.deadline - time.monotonic()
             return await reading.body_of(request, most, left_s, option, self._readers)
         except SLOError as error:
             outcome = "refused" if isinstance(error, RefusedEarly) else "invalid"
@@ -216,7 +211,7 @@ class Intake:
             except BodyTooLarge:
                 raise
             except ValueError as error:
-                if not is_json and self._takes(self.offers[model][1]):
+                if not is_json and self._has_preprocess(model):
                     return body
                 said = f"body is not JSON: {error}"
                 if not is_json:
@@ -226,7 +221,10 @@ class Intake:
     def _takes_bytes(self, content_type: str, model: str) -> bool:
         """Whether a body of this type goes to the model's `preprocess` as it is."""
         kind, is_json = _kind_of(content_type)
-        return bool(kind) and not is_json and self._takes(self.offers[model][1])
+        return bool(kind) and not is_json and self._has_preprocess(model)
+
+    def _has_preprocess(self, model: str) -> bool:
+        return self.offers[model][1] in self._hooks.preprocess
 
     # -- the doors -------------------------------------------------------------------------
 
@@ -273,6 +271,13 @@ class Intake:
         """Requests that came no further than a door; they count as demand."""
         self._unanswered(model, "refused", reason, count)
         self._refused(model, count)
+
+
+def offers_of(spec: AppSpec) -> dict[str, tuple[float, str]]:
+    """What clients may ask for: latency SLO in milliseconds, and the model where it comes in."""
+    if (pipeline := spec.pipeline) is not None:
+        return {spec.deployment_name: (pipeline.latency_slo_ms, pipeline.root)}
+    return {name: (model.latency_slo_ms, name) for name, model in spec.models.items()}
 
 
 def _kind_of(content_type: str) -> tuple[str, bool]:

@@ -12,20 +12,23 @@ import contextlib
 import enum
 import logging
 import math
-from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ray_slo.core.quantile import Quantile
 from ray_slo.core.requests import Upstream
+from ray_slo.serve.config.spec import AppSpec, VariantRef
 from ray_slo.serve.errors import BadInput, Expired, RefusedEarly, WorkerLost
 from ray_slo.serve.frontend.tree import Visit
-from ray_slo.serve.messages import BatchReport, Grant, Message, PieceResult, Refusal, Stop, Submit
+from ray_slo.serve.messages import Grant, Message, PieceResult, Refusal, Stop, Submit
 from ray_slo.serve.scheduler.scheduler import FEW_SAMPLES
-from ray_slo.serve.watch.tracing import NOT_TRACED, RequestTrace
+from ray_slo.serve.watch.tracing import NOT_TRACED, RequestTrace, name_of
 
 if TYPE_CHECKING:
-    from ray_slo.serve.config.spec import VariantRef
+    from ray_slo.serve.frontend.workers import Workers
+    from ray_slo.serve.scheduler.channel import Channel
+    from ray_slo.serve.watch.metrics import FrontendMetrics
 
 logger = logging.getLogger(__name__)
 
@@ -110,52 +113,6 @@ class WorkerGone(Exception):
         self.own_end = own_end
 
 
-class Up(NamedTuple):
-    """Workers that can serve a model now, and the largest number of them so far."""
-
-    workers: Collection[str]
-    most: int
-
-
-class Scheduler(Protocol):
-    """What the ledger tells the scheduler. Nothing here blocks."""
-
-    def submit(self, request: Submit) -> None: ...
-    def cancel(self, request_id: int) -> None: ...
-    def worker_lost(self, worker: str) -> None: ...
-    def batch_withdrawn(self, batch_id: str) -> None: ...
-    def report(self, report: BatchReport | None) -> None: ...
-
-
-class Workers(Protocol):
-    """What the ledger asks of workers."""
-
-    async def execute(self, grant: Grant, share: Sequence[Entry]) -> PieceResult:
-        """Send a frontend's share of a batch, and wait for its results.
-
-        Raises:
-            WorkerLost: it was not sent, as there is no such worker.
-            WorkerGone: the worker ended meanwhile.
-            Exception: an item, or a result, cannot be pickled.
-        """
-
-    def can_take(self, item: Any) -> bool:
-        """Whether an item can be sent at all."""
-
-    async def preempt(self, stop: Stop) -> None: ...
-
-    async def up(self, model: str) -> Up:
-        """Ask the scheduler.
-
-        Raises:
-            Exception: it does not answer.
-        """
-
-
-class Metrics(Protocol):
-    def predicted(self, variant: VariantRef, error_ms: float) -> None: ...
-
-
 class Outcome(enum.Enum):
     """How sending a share of a batch ended."""
 
@@ -208,36 +165,27 @@ class Ledger:
     """Requests from their submission to their end.
 
     Args:
-        retries: workers that may end with a request before it fails.
-        margin_s: kept of every budget, beside the way back that is measured.
-        variant: by its key, and the model that it is of.
-        policy: what traces call it.
-        clock: `time.monotonic`, as a rule.
         spawn: runs a coroutine on its own.
         shortfall: what the plan cannot have served, and why.
     """
 
     def __init__(
         self,
-        scheduler: Scheduler,
+        spec: AppSpec,
+        scheduler: Channel,
         workers: Workers,
-        metrics: Metrics,
+        metrics: FrontendMetrics,
         *,
-        retries: int,
-        margin_s: float,
-        variant: Callable[[str, str], VariantRef],
-        policy: str,
         clock: Callable[[], float],
         spawn: Callable[[Coroutine[Any, Any, None]], Any],
         shortfall: Callable[[], str | None] = lambda: None,
     ) -> None:
+        self._spec = spec
+        self._variants = spec.variants()
+        self._policy = name_of(spec.policy.name)
         self._scheduler = scheduler
         self._workers = workers
         self._metrics = metrics
-        self._retries = retries
-        self._margin_s = margin_s
-        self._variant = variant
-        self._policy = policy
         self._clock = clock
         self._spawn = spawn
         self._shortfall = shortfall
@@ -251,6 +199,11 @@ class Ledger:
     def overhead_s(self) -> float:
         """Of a call to a worker, there and back, beside the batch: its 95th percentile."""
         return self._overhead.value(default=0.0)
+
+    def variant(self, model: str, key: str) -> VariantRef:
+        """A variant of a model. A scheduler of a newer release may name one that this frontend,
+        which still drains, does not know."""
+        return self._variants.get(key) or VariantRef(model, key, None)
 
     async def serve(self, entry: Entry) -> tuple[Any, Visit]:
         """What a worker makes of a request, and how that went.
@@ -311,7 +264,8 @@ class Ledger:
         """(Again) to the scheduler, with what is left of the budget less the way back."""
         asked, now = entry.asked, self._clock()
         # At most a share of the SLO: who refuses everything never learns that it is quicker now.
-        margin_s = self._margin_s + min(0.5 * self.overhead_s, _WAY_BACK * asked.slo_s)
+        way_back_s = min(0.5 * self.overhead_s, _WAY_BACK * asked.slo_s)
+        margin_s = self._spec.response_margin_ms / 1e3 + way_back_s
         budget_s = asked.deadline - margin_s - now
         if budget_s <= 0:
             gone_s = now - asked.arrival
@@ -415,7 +369,7 @@ class Ledger:
         if result.results is None:
             return Outcome.PREEMPTED if result.preempted else Outcome.LATE, result
         if grant.piece == 0 and result.batch_size:  # once per batch, which had something to do
-            variant = self._variant(grant.variant, grant.model)
+            variant = self.variant(grant.model, grant.variant)
             self._metrics.predicted(variant, (took_s - grant.finish_in_s) * 1e3)
         return Outcome.DONE, result
 
@@ -468,7 +422,7 @@ class Ledger:
         """One more worker ended with them; for some it was the last."""
         for entry in share:
             entry.retries += 1
-            if entry.retries > self._retries:
+            if entry.retries > self._spec.retries:
                 before = f", and so were {entry.retries - 1} before" * (entry.retries > 1)
                 said = f"worker {worker} was lost with the request{before}"
                 _fail(entry, WorkerLost(said, worker=worker, **entry.context))

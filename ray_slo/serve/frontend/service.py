@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 import functools
 import itertools
-from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+import time
+from typing import Any
 
 from ray_slo.core.requests import Upstream
-from ray_slo.serve.config.spec import AppSpec, VariantRef
+from ray_slo.serve.config.spec import AppSpec
 from ray_slo.serve.errors import BadInput, Expired, RefusedEarly, SLOError
 from ray_slo.serve.frontend.answer import Answer, answer_of, joined_answer
 from ray_slo.serve.frontend.hooks import Hooks
 from ray_slo.serve.frontend.ledger import GRACE_S, Asked, Entry, Ledger
+from ray_slo.serve.frontend.surroundings import Demand
 from ray_slo.serve.frontend.tree import Tree, Visit, say_task
 from ray_slo.serve.watch import tracing
 from ray_slo.serve.watch.metrics import FrontendMetrics
@@ -22,18 +23,10 @@ from ray_slo.serve.watch.tracing import RequestTrace
 _JOINING_S = 0.1  # that a whole pipeline may take longer than its tasks
 
 
-class Demand(Protocol):
-    """What a planner hears of requests."""
-
-    def arrived(self, size: int = 1, count: int = 1) -> None: ...
-    def finished(self, variant: str, made: Mapping[str, int] | None = None) -> None: ...
-
-
 class Service:
     """Serves requests.
 
     Args:
-        variant: by its key, and the model that it is of.
         demand: told of requests; None where nobody plans by them.
     """
 
@@ -43,18 +36,13 @@ class Service:
         ledger: Ledger,
         hooks: Hooks,
         metrics: FrontendMetrics,
-        *,
-        variant: Callable[[str, str], VariantRef],
         demand: Demand | None,
-        clock: Callable[[], float],
     ) -> None:
         self._spec = spec
         self._ledger = ledger
         self._hooks = hooks
         self._metrics = metrics
-        self._variant = variant
         self._demand = demand
-        self._clock = clock
         self._ids = itertools.count()
         self._tree: Tree | None = None
         if (pipeline := spec.pipeline) is not None:
@@ -129,11 +117,11 @@ class Service:
             self._arrived(entry.size)
         value, visit = await self._ledger.serve(entry)
         value = await hooks.postprocessed(model, asked, value)
-        return self._describe(entry, visit, value, self._clock() - asked.arrival)
+        return self._describe(entry, visit, value, time.monotonic() - asked.arrival)
 
     def _describe(self, entry: Entry, visit: Visit, value: Any, latency_s: float) -> Answer:
         """How a request went at the model, or task, that served it."""
-        variant = self._variant(visit.variant, entry.model)
+        variant = self._ledger.variant(entry.model, visit.variant)
         slo_s = entry.asked.deadline - entry.entered
         return answer_of(value, variant, visit, latency_s, slo_s)
 
@@ -148,7 +136,7 @@ class Service:
         # Tasks give up by themselves; what takes longer is `postprocess` or `join`.
         visits = self._tree.run(item, serve)
         node = await self._hooks.in_time(asked, visits, GRACE_S + _JOINING_S)
-        latency_ms = (self._clock() - asked.arrival) * 1e3
+        latency_ms = (time.monotonic() - asked.arrival) * 1e3
         return joined_answer(asked.model, node, self._accuracy, latency_ms, asked.slo_s * 1e3)
 
     async def _serve_task(
@@ -160,7 +148,7 @@ class Service:
         upstream: Upstream | None,
     ) -> tuple[Any, Visit]:
         is_own = upstream is None
-        entered = asked.arrival if is_own else self._clock()
+        entered = asked.arrival if is_own else time.monotonic()
         try:
             item = await self._hooks.preprocessed(task, asked, item, is_own=is_own)
             entry = Entry(next(self._ids), task, asked, item, entered, upstream, trace)

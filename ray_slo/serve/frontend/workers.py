@@ -5,16 +5,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from typing import Any
+import time
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import ray
 from ray import cloudpickle
 
 from ray_slo.serve.config.spec import AppSpec, worker_deployment
 from ray_slo.serve.errors import ConfigError, NotReady
-from ray_slo.serve.frontend.ledger import Entry, Up, WorkerGone
-from ray_slo.serve.frontend.startup import Deployment, Startup
+from ray_slo.serve.frontend.ledger import Entry, WorkerGone
+from ray_slo.serve.frontend.startup import Startup
+from ray_slo.serve.frontend.surroundings import Surroundings
 from ray_slo.serve.messages import Capacity, Grant, Heartbeat, Piece, PieceResult, Stop
 from ray_slo.serve.scheduler.channel import Channel
 from ray_slo.serve.watch import tracing
@@ -33,7 +35,6 @@ _GONE = (
     ray.exceptions.NodeDiedError,
     ray.exceptions.ObjectLostError,
 )
-States = Callable[[str, Mapping[str, str]], dict[str, Deployment]]
 
 
 def check_names(frontend: str, name: str, handles: Mapping[str, Any]) -> None:
@@ -57,51 +58,58 @@ def check_names(frontend: str, name: str, handles: Mapping[str, Any]) -> None:
             )
 
 
+class Up(NamedTuple):
+    """Workers that can serve a model now, and the largest number of them so far."""
+
+    workers: frozenset[str]
+    most: int
+
+
 class Workers:
-    """The workers' deployments, by kind.
+    """The workers' deployments.
 
     Args:
-        ended_itself: what a worker wrote when it ended itself; empty where it wrote nothing.
+        handles: by kind.
+        offers: models (tasks, of a pipeline) that each thing that clients ask for needs.
         spawn: runs a coroutine on its own.
-        states: how Serve sees the workers. Blocks.
         shortfall: what the plan cannot have served, and why.
     """
 
     def __init__(
         self,
         spec: AppSpec,
-        app: str,
+        around: Surroundings,
         handles: Mapping[str, Any],
         channel: Channel,
-        startup: Startup,
+        offers: Mapping[str, Collection[str]],
         *,
-        ended_itself: Callable[[str], str],
-        states: States,
         spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
         shortfall: Callable[[], str | None],
-        clock: Callable[[], float],
     ) -> None:
         self._spec = spec
-        self._app = app
+        self._around = around
         self._handles = handles
         self._channel = channel
-        self._startup = startup
-        self._ended_itself = ended_itself
-        self._states = states
         self._spawn = spawn
         self._shortfall = shortfall
-        self._clock = clock
+        self.startup = Startup(offers, spec.error_details)
         self._loop = asyncio.get_running_loop()
         self._most: dict[str, int] = {}  # workers that a model has had
         self._look_now = asyncio.Event()
         self._next_look: asyncio.Future[None] = self._loop.create_future()
         self._meeting: asyncio.Task[None]
-        self.capacity: dict[str, Capacity] = {}  # by model
+        self._capacity: dict[str, Capacity] = {}  # by model
 
     # -- calls -----------------------------------------------------------------------------
 
     async def execute(self, grant: Grant, share: Sequence[Entry]) -> PieceResult:
-        """See `ledger.Workers`."""
+        """Send a frontend's share of a batch, and wait for its results.
+
+        Raises:
+            WorkerLost: it was not sent, as there is no such worker.
+            WorkerGone: the worker ended meanwhile.
+            Exception: an item, or a result, cannot be pickled.
+        """
         traces = [entry.trace for entry in share]
         piece = Piece(
             batch_id=grant.batch_id,
@@ -118,7 +126,7 @@ class Workers:
                 result: PieceResult = await call
         except _GONE as error:
             said = type(error).__name__
-            raise WorkerGone(said, self._ended_itself(grant.worker)) from error
+            raise WorkerGone(said, self._around.ended_itself(grant.worker)) from error
         return result
 
     async def preempt(self, stop: Stop) -> None:
@@ -138,6 +146,10 @@ class Workers:
 
     # -- what they can serve ---------------------------------------------------------------
 
+    def capacity_of(self, model: str) -> Capacity | None:
+        """What is there for a model, as far as it is known."""
+        return self._capacity.get(model)
+
     async def begin(self) -> None:
         """Meet workers that are up, and go on looking at what they can serve."""
         self._meeting = self._spawn(self._meet())
@@ -150,19 +162,23 @@ class Workers:
 
     async def refusal(self, model: str) -> NotReady | None:
         """Why no worker can serve what a client asks for; None where one can."""
-        if self._startup.complete:
+        if self.startup.complete:
             return None
-        refusal = self._startup.refusal(model, self._clock())
+        refusal = self.startup.refusal(model, time.monotonic())
         if refusal is not None:
             self._look_now.set()
             await asyncio.wait({self._next_look}, timeout=_FRESH_S)
-            refusal = self._startup.refusal(model, self._clock())
+            refusal = self.startup.refusal(model, time.monotonic())
         return refusal
 
     async def up(self, model: str) -> Up:
-        """See `ledger.Workers`."""
+        """Ask the scheduler who is up.
+
+        Raises:
+            Exception: it does not answer, or nobody is up.
+        """
         await self._look(_FRESH_S)
-        return Up(self.capacity[model].workers, self._most[model])
+        return Up(self._capacity[model].workers, self._most[model])
 
     async def refresh(self, *, is_waited_for: bool) -> None:
         """Look at what they can serve; called about once a second.
@@ -180,19 +196,14 @@ class Workers:
                 logger.info("no worker to be met: %r", error)
 
     async def _meet(self) -> None:
-        if not self._spec.planned:
-            for handle in self._handles.values():
-                await self._join(handle)
-            return
         # A planner may want none of a kind; then nobody would ever answer, and Serve would start a
         # worker for the waiting call. Those that are there beat to the scheduler by themselves.
-        meetings = {asyncio.ensure_future(self._join(handle)) for handle in self._handles.values()}
+        until = asyncio.FIRST_COMPLETED if self._spec.planned else asyncio.FIRST_EXCEPTION
+        meetings = [asyncio.ensure_future(self._join(handle)) for handle in self._handles.values()]
         try:
-            while meetings:
-                done, meetings = await asyncio.wait(meetings, return_when=asyncio.FIRST_COMPLETED)
-                if any(meeting.exception() is None for meeting in done) or not meetings:
-                    done.pop().result()
-                    return
+            done, _ = await asyncio.wait(meetings, return_when=until)
+            for meeting in done:
+                meeting.result()
         finally:
             for meeting in meetings:
                 meeting.cancel()
@@ -209,15 +220,17 @@ class Workers:
             self._look_now.clear()
             try:
                 await self._look(_MEET_S)
-                self._startup.serves(self.capacity)
-                if self._startup.complete:
+                self.startup.serves(self._capacity)
+                if self.startup.complete:
                     self._next_look.set_result(None)
                     return
                 if self._meeting.done() and self._meeting.exception() is not None:
                     self._meeting = self._spawn(self._meet())
-                self._startup.plan_says(self._shortfall())
-                states = await self._loop.run_in_executor(None, self._states, self._app, kinds)
-                self._startup.deployments(states)
+                self.startup.plan_says(self._shortfall())
+                states = await self._loop.run_in_executor(
+                    None, self._around.states, self._around.app, kinds
+                )
+                self.startup.deployments(states)
             except Exception as error:
                 logger.info("cannot tell what is served: %r", error)
             finally:
@@ -232,6 +245,6 @@ class Workers:
         Raises:
             Exception: whatever kept it from answering.
         """
-        self.capacity = await asyncio.wait_for(self._channel.capacity(), within_s)
-        for model, capacity in self.capacity.items():
+        self._capacity = await asyncio.wait_for(self._channel.capacity(), within_s)
+        for model, capacity in self._capacity.items():
             self._most[model] = max(self._most.get(model, 0), len(capacity.workers))

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ray_slo.errors import BadInput, Expired, RefusedEarly, WorkerLost
-from ray_slo.serve.config.spec import VariantRef
+from ray_slo.serve.config.spec import parse_spec
 from ray_slo.serve.frontend.ledger import (
     CONSEQUENCES,
     GRACE_S,
@@ -16,14 +16,19 @@ from ray_slo.serve.frontend.ledger import (
     Entry,
     Ledger,
     Outcome,
-    Up,
     WorkerGone,
 )
+from ray_slo.serve.frontend.workers import Up
 from ray_slo.serve.messages import Grant, PieceResult, Refusal, Stop
 from tests.serve import clock
 from tests.serve.loops import in_loop
 
 EXEC_S = 0.1
+APP = {
+    "models": {"m": {"callable": "apps:M", "latency_slo_ms": 5000}},
+    "name": "m",
+    "response_margin_ms": 10,
+}
 
 
 class Scheduler:
@@ -113,13 +118,10 @@ class World:
         self.scheduler, self.workers, self.metrics = Scheduler(), Workers(*ends), Metrics()
         self.tasks, self.batches = [], 0
         self.ledger = Ledger(
+            parse_spec({**APP, "retries": retries}),
             self.scheduler,
             self.workers,
             self.metrics,
-            retries=retries,
-            margin_s=0.01,
-            variant=lambda key, model: VariantRef(model, key, None),
-            policy="eager",
             clock=time.monotonic,
             spawn=self.spawn,
             shortfall=lambda: shortfall,

@@ -2,7 +2,6 @@
 
 import asyncio
 import threading
-import time
 from types import SimpleNamespace
 
 import pytest
@@ -10,10 +9,10 @@ import ray
 
 from ray_slo.errors import ConfigError, WorkerLost
 from ray_slo.serve.config.spec import parse_spec
-from ray_slo.serve.frontend.ledger import Asked, Entry, Up, WorkerGone
-from ray_slo.serve.frontend.startup import Startup
-from ray_slo.serve.frontend.workers import Workers, check_names
+from ray_slo.serve.frontend.ledger import Asked, Entry, WorkerGone
+from ray_slo.serve.frontend.workers import Up, Workers, check_names
 from ray_slo.serve.messages import Capacity, Grant, PieceResult
+from tests.serve.fakes import surroundings
 from tests.serve.loops import in_loop
 
 GRANT = Grant("b", "w0", "gpu", "m", "v", (1,), 0, 1, 1, 0.0, 0.1, 1.0)
@@ -24,15 +23,12 @@ def workers(execute=None, capacity=None, why=""):
     handle = SimpleNamespace(execute=SimpleNamespace(remote=execute), deployment_name="m-worker")
     return Workers(
         SPEC,
-        "app",
+        surroundings("m", ended_itself={"w0": why}.get),
         {"gpu": handle},
         SimpleNamespace(capacity=capacity),
-        Startup({"m": ["m"]}),
-        ended_itself={"w0": why}.get,
-        states=lambda app, kinds: {},
+        {"m": ["m"]},
         spawn=asyncio.ensure_future,
         shortfall=lambda: None,
-        clock=time.monotonic,
     )
 
 
@@ -80,7 +76,7 @@ async def test_the_most_workers_that_a_model_had_are_remembered():
     there = workers(capacity=capacity)
     assert await there.up("m") == Up({"w0", "w1"}, 2)
     assert await there.up("m") == Up({"w1"}, 2)
-    assert there.capacity["m"].rate == 100.0
+    assert there.capacity_of("m").rate == 100.0
 
 
 @in_loop

@@ -1,0 +1,58 @@
+"""What a frontend finds around it: in a replica what Serve says, in a test what the test says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from ray import serve
+
+from ray_slo.serve.frontend.startup import Deployment
+from ray_slo.serve.memory import give_back
+from ray_slo.serve.proxy.door import has_door_before
+from ray_slo.serve.ray_private.context import install
+from ray_slo.serve.ray_private.replica_port import listen_on_node_only
+from ray_slo.serve.suspects import ended_itself
+from ray_slo.serve.watch.metrics import FrontendMetrics
+from ray_slo.serve.watch.status import worker_states
+
+
+class Demand(Protocol):
+    """What a planner hears of requests."""
+
+    def arrived(self, size: int = 1, count: int = 1) -> None: ...
+    def finished(self, variant: str, made: Mapping[str, int] | None = None) -> None: ...
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What a frontend finds around it.
+
+    Attributes:
+        app, deployment, client: names of the application, of the frontend's deployment, and of
+            the frontend itself.
+        states: how Serve sees an application's workers. Blocks.
+        ended_itself: what a worker wrote when it ended itself; empty where it wrote nothing.
+        has_door_before: whether Serve's proxy has a door of ours.
+        demand: told of requests; default: the planner, if there is one.
+    """
+
+    app: str
+    deployment: str
+    client: str
+    metrics: FrontendMetrics
+    states: Callable[[str, Mapping[str, str]], dict[str, Deployment]] = worker_states
+    ended_itself: Callable[[str], str] = ended_itself
+    has_door_before: bool = False
+    demand: Demand | None = None
+
+    @staticmethod
+    def of_replica() -> Surroundings:
+        """Those of the Serve replica that this process is."""
+        listen_on_node_only()
+        install()  # it refuses WebSockets
+        give_back()
+        context = serve.get_replica_context()
+        names = context.app_name, context.deployment, context.replica_tag
+        return Surroundings(*names, FrontendMetrics(), has_door_before=has_door_before())
