@@ -30,3 +30,14 @@ def no_network(monkeypatch):
     monkeypatch.setattr(socket, "getaddrinfo", refuse)
     monkeypatch.setattr(socket.socket, "connect", refuse)
     return tried
+
+
+@pytest.fixture
+def one_thread():
+    """So that other processes on the machine do not hold up torch's threads at every step."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

@@ -1,10 +1,10 @@
 import io
 import json
+from functools import partial
 
 import pytest
 from rich.console import Console
 
-from ray_slo.cli import main
 from ray_slo.cli.plan import print_dry_run
 
 SPEC = """
@@ -15,17 +15,10 @@ duration_s: 0.5
 
 
 @pytest.fixture
-def run(capsys, monkeypatch):
+def run(run, monkeypatch):
     """Run `ray-slo plan ARGS`: (exit code, stdout, stderr)."""
     monkeypatch.setenv("COLUMNS", "160")
-
-    def call(*args):
-        with pytest.raises(SystemExit) as exit:
-            main(["plan", *(str(a) for a in args)])
-        out, err = capsys.readouterr()
-        return exit.value.code, out, err
-
-    return call
+    return partial(run, "plan")
 
 
 @pytest.fixture

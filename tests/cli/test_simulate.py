@@ -4,22 +4,7 @@ import sys
 
 import pytest
 
-from ray_slo.cli import main
-
 QUICK = ["--rate", "1000", "--duration-s", "1", "--warmup-s", "0.2"]
-
-
-@pytest.fixture
-def run(capsys):
-    """Run `ray-slo ARGS`: (exit code, stdout, stderr)."""
-
-    def call(*args):
-        with pytest.raises(SystemExit) as exit:
-            main([str(a) for a in args])
-        out, err = capsys.readouterr()
-        return exit.value.code, out, err
-
-    return call
 
 
 def test_prints_a_table(run):

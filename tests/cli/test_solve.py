@@ -3,7 +3,6 @@ import re
 
 import pytest
 
-from ray_slo.cli import main
 from ray_slo.core.profiles import LatencyProfile, save_profiles
 from ray_slo.planning.ramsis import PolicySet
 
@@ -16,19 +15,6 @@ variants:
   slow: {accuracy: 81, profile: {alpha_ms: 30, beta_ms: 50, max_batch_size: 8}}
 loads: {low: 10, high: 200, step_accuracy: 4}
 """
-
-
-@pytest.fixture
-def run(capsys):
-    """Run `ray-slo ARGS`: (exit code, stdout, stderr)."""
-
-    def call(*args):
-        with pytest.raises(SystemExit) as exit:
-            main([str(a) for a in args])
-        out, err = capsys.readouterr()
-        return exit.value.code, out, err
-
-    return call
 
 
 @pytest.fixture

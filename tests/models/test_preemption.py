@@ -32,6 +32,8 @@ from ray_slo.models.preemption_profile import (
     profile_preemption,
 )
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 
 class Step(nn.Module):
     """Appends its name to a log; may set a flag; costs `cost` on the fake clock."""
@@ -68,14 +70,6 @@ def fake_clock(monkeypatch, request):
 @pytest.fixture
 def real_time():
     """Measures with the real clock."""
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def chain(costs, log):

@@ -11,18 +11,11 @@ import pytest
 
 from ray_slo.models import vision
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 torch = pytest.importorskip(
     "torch", reason="torch is not installed: pip install 'ray-slo[imagenet]'"
 )
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    """So that other processes on the machine do not hold up torch's threads at every step."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture

@@ -10,37 +10,14 @@ import pytest
 from ray_slo.core import (
     BatchOutcome,
     BatchStatus,
-    Cluster,
-    DispatchDelay,
     Drop,
     DropReason,
     LatencyProfile,
-    Model,
-    Request,
-    Variant,
-    Worker,
 )
 from ray_slo.policies.kairos import Kairos, LearnedLatency
 from ray_slo.simulation import Workload, simulate
 from tests.policies.harness import Host
-
-SLO = 8.0
-
-
-def pool(kinds, *, alphas=(0.5, 1.0), beta=0.0, slo=SLO, delay=0.0, largest=20):
-    """Workers "strong0", "weak1", … in the order of `kinds` ("s" or "w")."""
-    names = {"s": "strong", "w": "weak"}
-    profiles = {
-        hardware: LatencyProfile.linear(alpha, beta, largest)
-        for hardware, alpha in zip(names.values(), alphas, strict=True)
-    }
-    model = Model("m", slo, (Variant("v", profiles),))
-    workers = [Worker(f"{names[k]}{i}", names[k], frozenset({"v"})) for i, k in enumerate(kinds)]
-    return Cluster.of([model], workers, DispatchDelay(delay))
-
-
-def request(id, size, arrival=0.0, slo=SLO):
-    return Request(id, "m", arrival, arrival + slo, size)
+from tests.policies.pools import pool, request
 
 
 def host(cluster, **kwargs):

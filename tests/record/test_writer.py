@@ -20,18 +20,11 @@ from ray_slo.record.writer import (
 )
 from ray_slo.serve.config.spec import parse_spec
 from ray_slo.simulation.replay import recorded, replay, tape, what_if
+from tests.waiting import until
 
 CLUSTER = Cluster.uniform(
     [Model("m", 1.0, (Variant("v", {"default": LatencyProfile([0.1, 0.15])}),))], 2
 )
-
-
-def until(condition):
-    """A thread's turn comes, sooner or later."""
-    end = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.005)
 
 
 def decide(policy, count, begin=0):

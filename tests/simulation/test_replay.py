@@ -25,8 +25,8 @@ from ray_slo.simulation import WorkerEvent, simulate
 from ray_slo.simulation.replay import Nearest, fit, recorded, replay, tape, truth_of, what_if
 from ray_slo.simulation.workloads import Workload
 from tests.policies import tables
+from tests.policies.contract import CASES, Script, make_cluster, operation, worker_kind
 from tests.policies.harness import Host
-from tests.policies.test_contract import CASES, Script, make_cluster, operation, worker_kind
 
 VARIANTS = (
     Variant("v", {"default": LatencyProfile.linear(0.002, 0.01, 32)}, 70.0),

@@ -30,7 +30,7 @@ from benchmarks.peers.searches import Space
 from ray_slo.core import BatchStatus
 from ray_slo.planning import kairos, spot, tiers
 from tests.policies.harness import Host
-from tests.policies.test_kairos import pool, request
+from tests.policies.pools import pool, request
 
 
 def host(policy, cluster):

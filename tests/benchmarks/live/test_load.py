@@ -15,13 +15,7 @@ from benchmarks.live.sleeper import Sleeper
 from ray_slo.load.workload import Payloads
 from ray_slo.serve.errors import RefusedEarly
 from tests.load.server import serving
-
-
-def until(holds, within_s=20.0):
-    end = time.monotonic() + within_s
-    while not holds():
-        assert time.monotonic() < end
-        time.sleep(0.01)
+from tests.waiting import until
 
 
 def test_poisson_arrivals_end_in_time():

@@ -14,8 +14,8 @@ from benchmarks.peers.nexus import plan
 from ray_slo.core import Cluster, LatencyProfile, Model, Request, Variant
 from ray_slo.policies import make_policy
 from ray_slo.simulation import Workload, simulate
+from tests.policies.contract import Script, make_cluster, operation, worker_kind
 from tests.policies.harness import Host, one_model
-from tests.policies.test_contract import Script, make_cluster, operation, worker_kind
 
 PEERS: list[tuple[str, dict[str, Any]]] = [
     ("benchmarks.peers:Clockwork", {}),

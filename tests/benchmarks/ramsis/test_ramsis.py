@@ -38,8 +38,8 @@ from benchmarks.ramsis.systems import (
 from ray_slo.core import Cluster, LatencyProfile, Request, Variant
 from ray_slo.policies import make_policy
 from ray_slo.simulation import simulate
+from tests.policies.contract import Script, make_cluster, operation, worker_kind
 from tests.policies.harness import Host
-from tests.policies.test_contract import Script, make_cluster, operation, worker_kind
 
 FAST = LatencyProfile.linear(0.01, 0.01, 16)
 SLOW = LatencyProfile.linear(0.02, 0.02, 16)

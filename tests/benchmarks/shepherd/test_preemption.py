@@ -17,13 +17,7 @@ from benchmarks.shepherd.two_streams import serve, streams
 from ray_slo.core import LatencyProfile
 from ray_slo.policies import make_policy
 
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.mark.parametrize(("depth", "millions"), [(18, 11.690), (50, 25.557), (152, 60.193)])

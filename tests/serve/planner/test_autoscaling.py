@@ -1,6 +1,5 @@
 """The autoscaling policy, with an actor that answers as slowly as a test wants."""
 
-import time
 from types import SimpleNamespace
 
 import pytest
@@ -8,6 +7,7 @@ import pytest
 from ray_slo.serve.config.spec import parse_spec
 from ray_slo.serve.planner import autoscaling as plan_autoscaling
 from ray_slo.serve.planner.autoscaling import PlanAutoscaling, autoscaling
+from tests.waiting import until
 
 
 class Ray:
@@ -57,13 +57,6 @@ def context(target=2, least=1, most=4, deployment="pipeline-worker"):
         capacity_adjusted_min_replicas=least,
         capacity_adjusted_max_replicas=most,
     )
-
-
-def until(condition):
-    end = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.001)
 
 
 def asked(policy, fake, count, **seen):

@@ -13,8 +13,8 @@ from ray_slo.core import Assigned, BatchStatus, LatencyProfile, Request
 from ray_slo.policies import make_policy
 from ray_slo.record.rows import Recording
 from ray_slo.serve.scheduler.seats import NearPayloads
+from tests.policies.contract import Script, make_cluster, operation, worker_kind
 from tests.policies.harness import Host, one_model
-from tests.policies.test_contract import Script, make_cluster, operation, worker_kind
 
 FLAT = LatencyProfile([0.01] * 8)
 
