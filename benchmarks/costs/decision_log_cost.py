@@ -92,7 +92,7 @@ async def _serve(rate: float, seconds: float, seed: int, folder: str | None) -> 
         if (nap := at - time.perf_counter()) > 0:
             await asyncio.sleep(nap)
             late.append(time.perf_counter() - at)
-        scheduler.submit("c", (Submit(number, "m", SLO_MS / 1e3),))
+        scheduler.hear("c", (Submit(number, "m", SLO_MS / 1e3),))
         number += 1
     await asyncio.sleep(0.3)
     scheduler.close()

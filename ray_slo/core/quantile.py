@@ -6,6 +6,8 @@ from collections import deque
 
 import numpy as np
 
+FEW_SAMPLES = 20  # of a delay. With fewer, a long one may be a cold start
+
 
 class Quantile:
     """Quantile of the last `window` samples.

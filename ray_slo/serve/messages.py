@@ -27,6 +27,30 @@ class Submit(NamedTuple):
     trace: str = ""
 
 
+class Cancel(NamedTuple):
+    """Frontend → scheduler: nobody waits for the request any more; ignored if it was granted."""
+
+    request_id: int
+
+
+class Unreachable(NamedTuple):
+    """Frontend → scheduler: the worker died, or a call cannot reach it.
+
+    Its batches are over. Frontends submit again what they had sent there.
+    """
+
+    worker: str
+
+
+class Withdrawn(NamedTuple):
+    """Frontend → scheduler: the granted batch was never sent, or its results will not come."""
+
+    batch_id: str
+
+
+Event = Submit | Cancel | Unreachable | Withdrawn
+
+
 class Capacity(NamedTuple):
     """Scheduler → frontend: what is there for a model.
 

@@ -16,13 +16,12 @@ from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ray_slo.core.quantile import Quantile
+from ray_slo.core.quantile import FEW_SAMPLES, Quantile
 from ray_slo.core.requests import Upstream
 from ray_slo.serve.config.spec import AppSpec, VariantRef
 from ray_slo.serve.errors import BadInput, Expired, RefusedEarly, WorkerLost
 from ray_slo.serve.frontend.tree import Visit
 from ray_slo.serve.messages import Grant, Message, PieceResult, Refusal, Stop, Submit
-from ray_slo.serve.scheduler.scheduler import FEW_SAMPLES
 from ray_slo.serve.watch.tracing import NOT_TRACED, RequestTrace, name_of
 
 if TYPE_CHECKING:

@@ -19,7 +19,6 @@ from ray_slo.core import DropReason
 from ray_slo.planning.brains.groups import Wanted
 from ray_slo.serve.config.spec import AppSpec
 from ray_slo.serve.messages import (
-    BatchReport,
     Capacity,
     Grant,
     Heartbeat,
@@ -34,7 +33,7 @@ from ray_slo.serve.planner.groups_actor import (
     WorkerSays,
     get_or_create_planner,
 )
-from ray_slo.serve.scheduler.channel import ActorChannel, WorkerLink
+from ray_slo.serve.scheduler.channel import ActorChannel, Channel, WorkerLink
 from ray_slo.serve.watch.metrics import GroupMetrics
 
 logger = logging.getLogger(__name__)
@@ -42,7 +41,7 @@ logger = logging.getLogger(__name__)
 _RETRY_LOAD_S = 20.0
 
 
-class GroupedChannel:
+class GroupedChannel(Channel):
     """A frontend's side of all schedulers: a request goes to the group that serves its model.
 
     Args:
@@ -110,19 +109,9 @@ class GroupedChannel:
         for channel in self._channels.values():  # all but one have not heard of it
             channel.batch_withdrawn(batch_id)
 
-    def report(self, report: BatchReport | None) -> None:
-        """Workers report to their group's scheduler themselves."""
-
-    async def heartbeat(self, beat: Heartbeat) -> None:
-        """Workers beat to their group's scheduler themselves."""
-
     async def join(self, beat: Heartbeat) -> None:
         """Wait until every model has a group that serves it."""
         await self._ready.wait()
-
-    def is_deserted(self) -> bool:
-        """Workers find their scheduler themselves."""
-        return False
 
     async def capacity(self) -> dict[str, Capacity]:
         """Of models that are routed to a group that has workers for them."""

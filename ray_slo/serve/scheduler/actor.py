@@ -15,7 +15,7 @@ import ray
 
 from ray_slo.record.writer import clock_id
 from ray_slo.serve.config.spec import AppSpec
-from ray_slo.serve.messages import BatchReport, Capacity, Heartbeat, Message
+from ray_slo.serve.messages import BatchReport, Capacity, Event, Heartbeat, Message
 from ray_slo.serve.ray_private.actors import Releases, application_is_gone, get_or_create, in_task
 from ray_slo.serve.scheduler.scheduler import Scheduler
 from ray_slo.serve.watch.metrics import SchedulerMetrics
@@ -105,25 +105,14 @@ class SchedulerActor:
                     self._withdraw(client)
         self._start()
 
-    async def events(self, client: str, epoch: str, events: list[tuple[str, Any]]) -> None:
+    async def events(self, client: str, epoch: str, events: list[Event]) -> None:
         """A bunch of a client's events, in order. Events meant for an earlier self are void."""
         scheduler = self._start()
         box = self._mailboxes.get(client)
-        if box is None or box.epoch != epoch:
-            return
-        for kind, value in events:
-            if kind == "submit":
-                self._decisions.submitted(client, value)
-                scheduler.submit(client, (value,))
-            elif kind == "cancel":
-                scheduler.cancel(client, (value,))
-                self._decisions.cancelled(client, value)
-            elif kind == "worker_lost":
-                scheduler.worker_lost(value)
-            elif kind == "batch_withdrawn":
-                scheduler.batch_withdrawn(value)
-            else:
-                raise ValueError(f"unknown event {kind!r}")
+        if box is not None and box.epoch == epoch:
+            for event in events:
+                self._decisions.heard(client, event)
+            scheduler.hear(client, events)
 
     async def poll(
         self, client: str, epoch: str | None, acked: int, node: str = ""

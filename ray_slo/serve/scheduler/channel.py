@@ -11,13 +11,23 @@ import asyncio
 import logging
 from collections.abc import Callable
 from contextvars import Context
-from typing import Any, Protocol
+from typing import Any
 
 import ray
 from ray import serve
 
 from ray_slo.serve.config.spec import AppSpec
-from ray_slo.serve.messages import BatchReport, Capacity, Heartbeat, Message, Submit
+from ray_slo.serve.messages import (
+    BatchReport,
+    Cancel,
+    Capacity,
+    Event,
+    Heartbeat,
+    Message,
+    Submit,
+    Unreachable,
+    Withdrawn,
+)
 from ray_slo.serve.ray_private.actors import find_actor, in_task, this_node
 from ray_slo.serve.scheduler.actor import get_or_create_scheduler
 from ray_slo.serve.scheduler.scheduler import Scheduler
@@ -26,24 +36,61 @@ from ray_slo.serve.watch.metrics import SchedulerMetrics
 logger = logging.getLogger(__name__)
 
 
-class Channel(Protocol):
-    """A frontend's side of the scheduler. Nothing here blocks."""
+class Channel:
+    """A frontend's side of the scheduler. Nothing here blocks.
 
-    def submit(self, request: Submit) -> None: ...
-    def refused(self, model: str, count: int) -> None: ...
-    def cancel(self, request_id: int) -> None: ...
-    def worker_lost(self, worker: str) -> None: ...
-    def batch_withdrawn(self, batch_id: str) -> None: ...
-    def report(self, report: BatchReport | None) -> None: ...
-    async def heartbeat(self, beat: Heartbeat) -> None: ...
-    async def join(self, beat: Heartbeat) -> None: ...
-    def is_deserted(self) -> bool: ...
-    async def capacity(self) -> dict[str, Capacity]: ...
-    async def status(self) -> dict[str, Any]: ...
-    def close(self) -> None: ...
+    What does nothing here is of concern only where the scheduler lives in the frontend: else
+    workers find it, and report to it, themselves.
+    """
+
+    def submit(self, request: Submit) -> None:
+        self._say(request)
+
+    def refused(self, model: str, count: int) -> None:
+        """Requests that were not submitted; they are demand all the same."""
+
+    def cancel(self, request_id: int) -> None:
+        self._say(Cancel(request_id))
+
+    def worker_lost(self, worker: str) -> None:
+        self._say(Unreachable(worker))
+
+    def batch_withdrawn(self, batch_id: str) -> None:
+        self._say(Withdrawn(batch_id))
+
+    def _say(self, event: Event) -> None:
+        raise NotImplementedError
+
+    def report(self, report: BatchReport | None) -> None:
+        """A report that rode on a result."""
+
+    async def heartbeat(self, beat: Heartbeat) -> None:
+        """Of a worker that knows of no other scheduler."""
+
+    async def join(self, beat: Heartbeat) -> None:
+        """Introduce a worker to the scheduler, as soon as that is there."""
+        raise NotImplementedError
+
+    def is_deserted(self) -> bool:
+        """Whether the scheduler knows no worker, as far as that is a frontend's business."""
+        return False
+
+    async def capacity(self) -> dict[str, Capacity]:
+        """See `Learned.capacity`.
+
+        Raises:
+            Exception: whatever kept the scheduler from answering.
+        """
+        raise NotImplementedError
+
+    async def status(self) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        raise NotImplementedError
 
 
-class EmbeddedChannel:
+class EmbeddedChannel(Channel):
     """The scheduler lives here."""
 
     def __init__(self, spec: AppSpec, on_messages: Callable[[list[Message]], None]) -> None:
@@ -55,20 +102,8 @@ class EmbeddedChannel:
         )
         self._scheduler.client_is_on("", this_node())
 
-    def submit(self, request: Submit) -> None:
-        self._scheduler.submit("", (request,))
-
-    def refused(self, model: str, count: int) -> None:
-        """Nobody here counts demand."""
-
-    def cancel(self, request_id: int) -> None:
-        self._scheduler.cancel("", (request_id,))
-
-    def worker_lost(self, worker: str) -> None:
-        self._scheduler.worker_lost(worker)
-
-    def batch_withdrawn(self, batch_id: str) -> None:
-        self._scheduler.batch_withdrawn(batch_id)
+    def _say(self, event: Event) -> None:
+        self._scheduler.hear("", (event,))
 
     def report(self, report: BatchReport | None) -> None:
         if report is not None:
@@ -77,15 +112,12 @@ class EmbeddedChannel:
     async def heartbeat(self, beat: Heartbeat) -> None:
         self._scheduler.heartbeat(beat)
 
-    async def join(self, beat: Heartbeat) -> None:
-        self._scheduler.heartbeat(beat)
+    join = heartbeat
 
     def is_deserted(self) -> bool:
-        """Whether the scheduler knows no worker, as far as that is a frontend's business."""
         return not self._scheduler.has_workers
 
     async def capacity(self) -> dict[str, Capacity]:
-        """See `Scheduler.capacity`."""
         return self._scheduler.capacity
 
     async def status(self) -> dict[str, Any]:
@@ -95,7 +127,7 @@ class EmbeddedChannel:
         self._scheduler.close()
 
 
-class ActorChannel:
+class ActorChannel(Channel):
     """The scheduler is a named actor, restarted by Ray when it dies.
 
     Args:
@@ -121,45 +153,14 @@ class ActorChannel:
         self._actor: Any = None
         self._epoch: str | None = None
         self._connected = asyncio.Event()
-        self._events: list[tuple[str, Any]] = []
+        self._events: list[Event] = []
         self._poller = self._loop.create_task(self._poll())
 
-    def submit(self, request: Submit) -> None:
-        self._event("submit", request)
-
-    def refused(self, model: str, count: int) -> None:
-        """Nobody here counts demand."""
-
-    def cancel(self, request_id: int) -> None:
-        self._event("cancel", request_id)
-
-    def worker_lost(self, worker: str) -> None:
-        self._event("worker_lost", worker)
-
-    def batch_withdrawn(self, batch_id: str) -> None:
-        self._event("batch_withdrawn", batch_id)
-
-    def report(self, report: BatchReport | None) -> None:
-        """Workers report to the actor themselves."""
-
-    async def heartbeat(self, beat: Heartbeat) -> None:
-        """Workers beat to the actor themselves."""
-
     async def join(self, beat: Heartbeat) -> None:
-        """Introduce a worker to the scheduler, as soon as that is there."""
         await self._connected.wait()
         await self._actor.heartbeat.remote(beat)
 
-    def is_deserted(self) -> bool:
-        """Workers find the actor themselves."""
-        return False
-
     async def capacity(self) -> dict[str, Capacity]:
-        """See `Scheduler.capacity`.
-
-        Raises:
-            Exception: whatever kept the actor from answering.
-        """
         if self._actor is None:
             return {}
         capacity: dict[str, Capacity] = await self._actor.capacity.remote()
@@ -175,12 +176,12 @@ class ActorChannel:
         if self._actor is not None:
             self._actor.goodbye.remote(self._client)
 
-    def _event(self, kind: str, value: Any) -> None:
+    def _say(self, event: Event) -> None:
         if not self._events:
             # In a context of its own: Ray takes a call for a child of the request in whose context
             # it is made, and cancels it with that request, and the other requests' events with it.
             self._loop.call_soon(self._flush, context=Context())
-        self._events.append((kind, value))
+        self._events.append(event)
 
     def _flush(self) -> None:
         events, self._events = self._events, []

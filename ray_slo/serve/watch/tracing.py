@@ -26,12 +26,12 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from ray_slo.core import BatchStatus
-from ray_slo.serve.messages import Grant, Refusal
+from ray_slo.serve.messages import Cancel, Grant, Refusal, Submit
 from ray_slo.serve.ray_private import tracing as serve_tracing
 
 if TYPE_CHECKING:
     from ray_slo.serve.frontend.answer import Answer
-    from ray_slo.serve.messages import Message, Submit
+    from ray_slo.serve.messages import Event, Message
 
 logger = logging.getLogger(__name__)
 
@@ -89,17 +89,14 @@ class Decisions:
         self._setting_up: asyncio.Task[None] | None = None
         self._made: deque[tuple[str, int, int, dict[str, Any]]] = deque(maxlen=_KEPT)
 
-    def submitted(self, client: str, submit: Submit) -> None:
-        """A request came."""
-        if submit.trace:
-            self._arrived.setdefault((client, submit.request_id), (submit.trace, time.time_ns()))
+    def heard(self, client: str, event: Event) -> None:
+        """A request came, or was withdrawn."""
+        if isinstance(event, Submit) and event.trace:
+            self._arrived.setdefault((client, event.request_id), (event.trace, time.time_ns()))
             if self._setting_up is None:
                 self._setting_up = asyncio.get_running_loop().create_task(self._set_up())
-
-    def cancelled(self, client: str, request_id: int) -> None:
-        """A request was withdrawn, if it was still there."""
-        if self._arrived:
-            self._decided(client, request_id, _CANCELLED)
+        elif isinstance(event, Cancel) and self._arrived:
+            self._decided(client, event.request_id, _CANCELLED)
 
     def told(self, client: str, messages: Iterable[Message]) -> None:
         """The scheduler decided on some of the client's requests."""

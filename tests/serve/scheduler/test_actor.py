@@ -67,7 +67,7 @@ class Client:
         return messages
 
     async def submit(self, *ids):
-        events = [("submit", Submit(i, "m", FOREVER_S)) for i in ids]
+        events = [Submit(i, "m", FOREVER_S) for i in ids]
         await self.actor.events(self.name, self.epoch, events)
         await settle()
 
@@ -169,7 +169,7 @@ async def test_a_client_with_nothing_to_read_is_gone_after_15_s():
 async def test_a_batch_of_two_clients_is_over_when_neither_has_heard_of_it():
     async with running() as actor:
         one, two = await acquainted(actor, "one", "two")
-        events = [("submit", Submit(1, "m", FOREVER_S))]
+        events = [Submit(1, "m", FOREVER_S)]
         await actor.events("one", one.epoch, events)
         await actor.events("two", two.epoch, events)
         await settle()
@@ -196,7 +196,7 @@ async def test_a_batch_of_two_clients_is_over_when_neither_has_heard_of_it():
 async def test_what_is_granted_in_the_moment_of_leaving_holds_no_worker():
     async with running() as actor:
         (client,) = await acquainted(actor, "client")
-        await actor.events("client", client.epoch, [("submit", Submit(1, "m", FOREVER_S))])
+        await actor.events("client", client.epoch, [Submit(1, "m", FOREVER_S)])
         for _ in range(20):
             if not actor._scheduler.status()["in_flight"]:
                 await asyncio.sleep(0)

@@ -15,7 +15,15 @@ from ray_slo.core import (
 )
 from ray_slo.core.requests import Upstream
 from ray_slo.serve.config.spec import parse_spec
-from ray_slo.serve.messages import BatchReport, Grant, Refusal, Submit
+from ray_slo.serve.messages import (
+    BatchReport,
+    Cancel,
+    Grant,
+    Refusal,
+    Submit,
+    Unreachable,
+    Withdrawn,
+)
 from ray_slo.serve.scheduler import scheduler as scheduler_module
 from ray_slo.serve.scheduler.scheduler import Scheduler
 from tests.serve.fakes import Box, Fifo, beat
@@ -55,7 +63,7 @@ async def test_a_worker_does_not_wait_for_a_missing_piece_for_as_long_as_request
     async with running() as (scheduler, box):
         scheduler.heartbeat(beat())
         for client in ("a", "b"):
-            scheduler.submit(client, (Submit(1, "m", 86_400.0),))
+            scheduler.hear(client, (Submit(1, "m", 86_400.0),))
         await settle()
         (grant,) = box.take("a")
     assert (grant.num_pieces, grant.slack_s > 80_000) == (2, True)
@@ -68,8 +76,8 @@ async def test_a_worker_does_not_wait_for_a_missing_piece_for_as_long_as_request
 async def test_requests_of_two_clients_form_one_batch_in_two_pieces():
     async with running() as (scheduler, box):
         scheduler.heartbeat(beat())
-        scheduler.submit("a", submits(1, 2))
-        scheduler.submit("b", submits(1))
+        scheduler.hear("a", submits(1, 2))
+        scheduler.hear("b", submits(1))
         await settle()
         (a,), (b,) = box.take("a"), box.take("b")
         assert (a.request_ids, b.request_ids) == ((1, 2), (1,))
@@ -84,7 +92,7 @@ async def test_requests_of_two_clients_form_one_batch_in_two_pieces():
 async def test_report_frees_the_worker_and_teaches_the_profile():
     async with running() as (scheduler, box):
         scheduler.heartbeat(beat())
-        scheduler.submit("a", submits(1, 2, 3, 4, 5))
+        scheduler.hear("a", submits(1, 2, 3, 4, 5))
         await settle()
         (first,) = box.take()
         assert first.request_ids == (1, 2, 3, 4)
@@ -103,7 +111,7 @@ async def test_report_frees_the_worker_and_teaches_the_profile():
 @in_loop
 async def test_refusal_says_reason_and_predicted_finish():
     async with running() as (scheduler, box):
-        scheduler.submit("a", submits(1, 2, size=9))
+        scheduler.hear("a", submits(1, 2, size=9))
         await settle()
         (refusal,) = box.take()
         assert isinstance(refusal, Refusal)
@@ -115,7 +123,7 @@ async def test_refusal_says_reason_and_predicted_finish():
 @in_loop
 async def test_request_for_a_model_of_another_release_is_refused():
     async with running() as (scheduler, box):
-        scheduler.submit("a", [Submit(1, "old", 1.0), Submit(2, "m", 1.0)])
+        scheduler.hear("a", [Submit(1, "old", 1.0), Submit(2, "m", 1.0)])
         scheduler.heartbeat(beat(variants=("m", "old")))
         await settle()
         refusal, grant = box.take()
@@ -128,9 +136,9 @@ async def test_request_for_a_model_of_another_release_is_refused():
 @in_loop
 async def test_cancelled_and_gone_clients_are_withdrawn():
     async with running() as (scheduler, box):
-        scheduler.submit("a", submits(1, 2))
-        scheduler.submit("b", submits(1))
-        scheduler.cancel("a", [1, 99])
+        scheduler.hear("a", submits(1, 2))
+        scheduler.hear("b", submits(1))
+        scheduler.hear("a", [Cancel(1), Cancel(99)])
         scheduler.client_gone("b")
         await settle()
         scheduler.heartbeat(beat())
@@ -144,8 +152,8 @@ async def test_cancelled_and_gone_clients_are_withdrawn():
 @in_loop
 async def test_submitted_twice_is_queued_once():
     async with running() as (scheduler, box):
-        scheduler.submit("a", submits(1))
-        scheduler.submit("a", submits(1, 2))
+        scheduler.hear("a", submits(1))
+        scheduler.hear("a", submits(1, 2))
         scheduler.heartbeat(beat())
         await settle()
         (grant,) = box.take()
@@ -156,12 +164,12 @@ async def test_submitted_twice_is_queued_once():
 async def test_lost_worker_is_left_alone_for_a_while(monkeypatch):
     async with running() as (scheduler, box):
         scheduler.heartbeat(beat())
-        scheduler.submit("a", submits(1))
+        scheduler.hear("a", submits(1))
         await settle()
         (grant,) = box.take()
-        scheduler.worker_lost("w0")
+        scheduler.hear("a", [Unreachable("w0")])
         scheduler.heartbeat(beat())  # it is still draining
-        scheduler.submit("a", submits(1, 2))  # again, by its frontend
+        scheduler.hear("a", submits(1, 2))  # again, by its frontend
         await settle()
         assert not box.take()
         assert not scheduler.status()["workers"]
@@ -192,7 +200,7 @@ async def beats(scheduler, seconds, *batches):
 
 
 async def granted(scheduler, box, *ids):
-    scheduler.submit("a", submits(*ids))
+    scheduler.hear("a", submits(*ids))
     await settle()
     return box.take()
 
@@ -286,12 +294,11 @@ async def test_a_worker_that_leaves_and_is_back_at_once_is_free():
 async def test_withdrawn_batch_frees_its_worker():
     async with running() as (scheduler, box):
         scheduler.heartbeat(beat())
-        scheduler.submit("a", submits(1))
+        scheduler.hear("a", submits(1))
         await settle()
         (grant,) = box.take()
-        scheduler.batch_withdrawn(grant.batch_id)
-        scheduler.batch_withdrawn("unknown")
-        scheduler.submit("a", submits(2))
+        scheduler.hear("a", [Withdrawn(grant.batch_id), Withdrawn("unknown")])
+        scheduler.hear("a", submits(2))
         await settle()
         assert [g.request_ids for g in box.take()] == [(2,)]
 
@@ -303,31 +310,31 @@ async def test_unknown_batch_and_worker_in_a_report_are_ignored():
         scheduler.report(report(grant, measured=[(1, 0.5)], worker="w9"))
         scheduler.heartbeat(beat())
         scheduler.report(report(grant, measured=[(1, 0.5)]))
-        scheduler.submit("a", submits(1))
+        scheduler.hear("a", submits(1))
         await settle()
         assert len(box.take()) == 1
 
 
 @in_loop
 async def test_policy_that_raises_is_restarted_with_its_queue(monkeypatch):
-    monkeypatch.setattr(scheduler_module, "_TICK_S", 0.05)
+    monkeypatch.setattr(scheduler_module, "_RESTART_S", 0.05)
     # A ready-made object, which must come back as it was made.
     async with running(policy=Fifo()) as (scheduler, box):
         scheduler.heartbeat(beat())
-        scheduler.submit("a", submits(1))
+        scheduler.hear("a", submits(1))
         await settle()
         (before,) = box.take()
-        scheduler.submit("a", [Submit(2, "m", 1.0, 13), *submits(3)])
+        scheduler.hear("a", [Submit(2, "m", 1.0, 13), *submits(3)])
         await asyncio.sleep(0.2)
         assert not box.take()
-        scheduler.cancel("a", [2])  # its caller gives up, and the poison is gone
+        scheduler.hear("a", [Cancel(2)])  # its caller gives up, and the poison is gone
         await asyncio.sleep(0.2)
         (after,) = box.take()
         assert after.request_ids == (3,)
         assert after.batch_id != before.batch_id
         scheduler.report(report(before))  # of the policy's former life
         scheduler.report(report(after))
-        scheduler.submit("a", submits(4))
+        scheduler.hear("a", submits(4))
         await settle()
         assert [g.request_ids for g in box.take()] == [(4,)]
 
@@ -337,9 +344,9 @@ async def test_a_policy_that_raised_is_not_restarted_in_a_scheduler_that_is_clos
     async with running() as (scheduler, box):
         scheduler.heartbeat(beat())
         await granted(scheduler, box, 1)
-        scheduler.submit("a", [*submits(2), *submits(3, size=13)])
+        scheduler.hear("a", [*submits(2), *submits(3, size=13)])
         await settle()
-        scheduler.cancel("a", [3])
+        scheduler.hear("a", [Cancel(3)])
     await asyncio.sleep(1)
     assert not box.take()
 
@@ -359,7 +366,7 @@ async def test_real_policies_answer_everything(policy):
     async with running(policy=policy) as (scheduler, box):
         scheduler.heartbeat(beat("w0"))
         scheduler.heartbeat(beat("w1"))
-        scheduler.submit("a", submits(*range(20)))
+        scheduler.hear("a", submits(*range(20)))
         answered = set()
         while len(answered) < 20:
             await asyncio.sleep(0.005)
@@ -375,7 +382,7 @@ async def test_deferred_request_survives_a_loop_that_wakes_late():
     policy = {"name": "deferred", "kwargs": {"objective": "consolidate"}}
     async with running(policy=policy) as (scheduler, box):
         scheduler.heartbeat(beat())
-        scheduler.submit("a", [Submit(1, "m", 0.4)])
+        scheduler.hear("a", [Submit(1, "m", 0.4)])
         turns, messages = 0, box.take()
         while not messages:
             time.sleep(0.005)  # noqa: ASYNC251 (something holds the loop)
@@ -392,11 +399,11 @@ def later(scheduler, monkeypatch, seconds):
 async def test_policy_sees_the_variants_of_a_model_and_learns_them_one_by_one():
     async with running("price", VARIANTS) as (scheduler, box):
         scheduler.heartbeat(beat(variants=("quick", "deep", "of-an-older-release")))
-        scheduler.submit("a", submits(1))
+        scheduler.hear("a", submits(1))
         grants = await until(box.take)
         assert (grants[0].model, grants[0].variant) == ("m", "deep")  # there is time for the best
         scheduler.report(report(grants[0], measured=[(1, 0.05)]))
-        (model,) = scheduler._cluster().models.values()
+        (model,) = scheduler._learned.cluster().models.values()
         assert [(v.name, v.accuracy) for v in model.variants] == [("quick", 70), ("deep", 90)]
         quick, deep = (v.profiles["default"] for v in model.variants)
         assert (quick.latency(1), deep.latency(1)) == (0.011, 0.05)
@@ -414,7 +421,7 @@ async def test_what_was_seen_of_an_avoided_variant_is_forgotten(monkeypatch):
             scheduler.report(report(grant, measured=[(1, seconds)]))
 
         def latency_ms(variant):
-            scheduler._forget_unused()
+            scheduler._learned.take_news(scheduler._clock())
             return scheduler.status()["profiles"][f"{variant}@default"]["latency_1_ms"]
 
         ran("deep", 0.5)  # a disturbance
@@ -434,7 +441,7 @@ async def test_only_the_quickest_variant_is_tried_when_all_look_too_slow():
         slow = beat(variants=("quick", "deep"))
         slow.profiles = {"quick": LatencyProfile([1.5] * 8), "deep": LatencyProfile([3.0] * 8)}
         scheduler.heartbeat(slow)
-        scheduler.submit("a", submits(1))
+        scheduler.hear("a", submits(1))
         await settle()
         (refusal,) = box.take()
         assert refusal.reason == "would_miss"
@@ -504,7 +511,7 @@ async def test_ramsis_has_its_tables_solved_in_the_background(options):
         scheduler.heartbeat(both)
         seen, sent = set(), 0
         while "deep" not in seen:  # the fastest until there is a table, then what the table says
-            scheduler.submit("a", submits(sent := sent + 1))
+            scheduler.hear("a", submits(sent := sent + 1))
             await asyncio.sleep(0.2)
             for grant in box.take():
                 seen.add(grant.variant)
@@ -516,7 +523,7 @@ async def test_ramsis_has_its_tables_solved_in_the_background(options):
 async def test_policy_is_told_where_requests_come_from_and_what_workers_are_for():
     async with running(variants=VARIANTS) as (scheduler, _):
         upstream = Upstream("w9", "quick", 0.25)
-        scheduler.submit("a", [Submit(1, "m", 1.0, upstream=upstream), Submit(2, "m", 1.0)])
+        scheduler.hear("a", [Submit(1, "m", 1.0, upstream=upstream), Submit(2, "m", 1.0)])
         await settle()
         policy = scheduler._host.policy
         assert [r.upstream for r in policy.queue] == [upstream, None]
@@ -541,7 +548,7 @@ async def test_of_equal_free_workers_the_one_beside_the_payloads():
             scheduler.heartbeat(dataclasses.replace(beat(name), node=node))
         scheduler.client_is_on("a", "there")
         for i in (1, 2, 3):
-            scheduler.submit("a", submits(i))
+            scheduler.hear("a", submits(i))
             await settle()
         workers = [grant.worker for grant in box.take("a")]
         assert sorted(workers[:2]) == ["w1", "w2"]

@@ -27,7 +27,7 @@ class Client:
 
     async def ask(self):
         self.sent += 1
-        self.scheduler.submit("a", [Submit(self.sent, "m", 0.5)])
+        self.scheduler.hear("a", [Submit(self.sent, "m", 0.5)])
         return await asyncio.wait_for(self.said.get(), 10.0)
 
     def report(self, grant, way_s):
@@ -53,7 +53,7 @@ class Client:
 def test_a_way_that_was_slow_for_a_while_is_tried_again(monkeypatch):
     """Payloads hardly got through (a full object store) until nothing was within reach any more. No
     batch, no news: it takes a probe to find out that this is over."""
-    monkeypatch.setattr("ray_slo.serve.scheduler.scheduler._PROBE_AFTER_S", 0.1)
+    monkeypatch.setattr("ray_slo.serve.scheduler.learned._DOUBT_AFTER_S", 0.1)
 
     async def main():
         client = Client()
@@ -80,10 +80,10 @@ def test_a_task_that_looks_too_slow_to_let_any_frame_in_is_tried_again():
         try:
             profiles = {"detect": LatencyProfile([0.1]), "name": LatencyProfile([5.0])}
             scheduler.heartbeat(Heartbeat("w0", "default", profiles, []))
-            scheduler.submit("a", [Submit(1, "detect", 0.9)])
+            scheduler.hear("a", [Submit(1, "detect", 0.9)])
             assert isinstance(await said.get(), Refusal)
             await asyncio.sleep(0.5)
-            scheduler.submit("a", [Submit(2, "detect", 0.9)])
+            scheduler.hear("a", [Submit(2, "detect", 0.9)])
             assert isinstance(await said.get(), Grant)
             seen = scheduler.status()["profiles"]
             believed_ms = sum(p["latency_1_ms"] for p in seen.values())

@@ -18,7 +18,7 @@ from ray.serve._private import tracing_utils
 import ray_slo
 from ray_slo.errors import BadInput, RefusedEarly
 from ray_slo.serve.config.spec import parse_spec
-from ray_slo.serve.messages import Grant, Refusal, Submit
+from ray_slo.serve.messages import Cancel, Grant, Refusal, Submit
 from ray_slo.serve.scheduler.actor import SchedulerActor
 from ray_slo.serve.watch import tracing
 from ray_slo.serve.watch.tracing import Decisions
@@ -376,7 +376,7 @@ async def test_a_scheduler_actor_has_spans_of_its_own(traces):
     one, submit = waiting(traces)
     _, late = waiting(traces, 1)
     events = [submit, Submit(2, "m", 1.0), late]
-    await actor.events("f", epoch, [*(("submit", s) for s in events), ("cancel", 1)])
+    await actor.events("f", epoch, [*events, Cancel(1)])
     await settle()  # what goes at once would be sent here
     _, _, (grant,) = await actor.poll("f", epoch, 0)
     one.granted(grant, "a policy")
@@ -398,11 +398,11 @@ async def test_a_scheduler_actor_has_spans_of_its_own(traces):
 async def test_a_scheduler_actor_tells_of_refusals_and_of_frontends_that_are_gone(traces):
     scheduler = Decisions("app#m", "eager")
     for i in range(5):
-        scheduler.submitted("f" if i < 4 else "g", waiting(traces, i)[1])
-    scheduler.submitted("f", Submit(7, "m", 1.0))
+        scheduler.heard("f" if i < 4 else "g", waiting(traces, i)[1])
+    scheduler.heard("f", Submit(7, "m", 1.0))
     scheduler.told("f", [Refusal((0, 7), "would_miss", 9.0), Refusal((1,), "expired", 9.0)])
-    scheduler.cancelled("f", 2)
-    scheduler.cancelled("f", 7)
+    scheduler.heard("f", Cancel(2))
+    scheduler.heard("f", Cancel(7))
     scheduler.gone("f")
     assert traces.spans() == []  # tracing is not set up
     await settle()
@@ -428,11 +428,11 @@ async def test_a_scheduler_actor_that_cannot_trace_goes_on(traces, monkeypatch, 
 
     monkeypatch.setattr(tracing.serve_tracing, "set_up", fail)
     scheduler = Decisions("app#m", "eager")
-    scheduler.submitted("f", submit)
+    scheduler.heard("f", submit)
     scheduler.told("f", [Refusal((0,), "shed", 9.0)])
     await until(lambda: "no traces from app#m" in caplog.text)
     await scheduler._setting_up
-    scheduler.submitted("f", submit)
+    scheduler.heard("f", submit)
     scheduler.gone("f")
     scheduler.flush()
     assert traces.spans() == [] and not scheduler._made
@@ -494,9 +494,9 @@ def test_opentelemetry_is_not_touched_where_tracing_is_off(monkeypatch):
     one, scheduler = tracing.request("m", 0.0, 1.0), Decisions("app#m", "eager")
     with one.inside(), tracing.call_of([one]):
         one.submitted(0, 1.0)
-    scheduler.submitted("f", Submit(0, "m", 1.0, trace=one.waiting))
+    scheduler.heard("f", Submit(0, "m", 1.0, trace=one.waiting))
     scheduler.told("f", [Refusal((0,), "shed", 9.0)])
-    scheduler.cancelled("f", 0)
+    scheduler.heard("f", Cancel(0))
     scheduler.flush()
     assert one is tracing.NOT_TRACED
     assert tracing.contexts([one]) == ()

@@ -19,7 +19,7 @@ from ray_slo.errors import RefusedEarly
 from ray_slo.models.checkpoint import PreemptionFlag, preemption_scope
 from ray_slo.serve.config.spec import parse_spec
 from ray_slo.serve.errors import ConfigError
-from ray_slo.serve.messages import BatchReport, Grant, Heartbeat, Stop, Submit
+from ray_slo.serve.messages import BatchReport, Grant, Heartbeat, Stop, Submit, Unreachable
 from ray_slo.serve.scheduler.scheduler import Scheduler
 from tests.serve.fakes import STEP_S, Box, Deaf, Impatient, Steps, finished
 from tests.serve.loops import in_loop, settle, until
@@ -304,13 +304,13 @@ async def test_every_frontend_of_a_batch_hears_of_its_preemption_once():
     scheduler = Scheduler(spec, box)
     try:
         scheduler.heartbeat(Heartbeat("w0", "gpu", {"m": LatencyProfile([0.1] * 8)}, []))
-        scheduler.submit("a", [Submit(1, "m", 1.0)])
-        scheduler.submit("b", [Submit(1, "m", 1.0)])
+        scheduler.hear("a", [Submit(1, "m", 1.0)])
+        scheduler.hear("b", [Submit(1, "m", 1.0)])
         await settle()
         (grant,), (other,) = box.take("a"), box.take("b")
         assert isinstance(grant, Grant)
         for i in (2, 3):  # the second is asked for while the first is under way
-            scheduler.submit("a", [Submit(i, "m", float(i))])
+            scheduler.hear("a", [Submit(i, "m", float(i))])
             await settle()
         stop = Stop(grant.batch_id, "w0", "gpu")
         assert (box.take("a"), box.take("b")) == ([stop], [stop])
@@ -319,9 +319,9 @@ async def test_every_frontend_of_a_batch_hears_of_its_preemption_once():
         await settle()
         (again,) = box.take("a")
         assert again.request_ids == (2, 3)
-        scheduler.submit("a", [Submit(4, "m", 4.0)])
+        scheduler.hear("a", [Submit(4, "m", 4.0)])
         await settle()
-        scheduler.worker_lost("w0")
+        scheduler.hear("a", [Unreachable("w0")])
         outcomes = [p["outcome"] for p in scheduler.status()["preemptions"]]
         assert outcomes == ["preempted", "lost"]
     finally:

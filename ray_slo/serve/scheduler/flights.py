@@ -1,0 +1,105 @@
+"""Batches that a scheduler has granted and that are not over."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator, Sequence
+from typing import cast
+
+from ray_slo.core import Dispatch, Request
+from ray_slo.serve.messages import Grant, Submit
+from ray_slo.serve.scheduler.preempted import Preemption
+
+# A worker is freed of a batch that its heartbeats have not named for this long. The batch's pieces,
+# or the report of its end, may be on their way.
+_UNCLAIMED_S = 3.0
+
+
+class OwnedRequest(Request):
+    """A request, whose it is, and on which node its payload is ("" where that is not known)."""
+
+    __slots__ = ("client", "client_id", "node")
+
+    def __init__(self, id: int, submit: Submit, now: float, client: str, node: str) -> None:
+        deadline = now + submit.budget_s
+        super().__init__(id, submit.model, now, deadline, submit.size, submit.upstream)
+        self.client = client
+        self.client_id = submit.request_id
+        self.node = node
+
+
+class Flight:
+    """A batch from its grant to its end.
+
+    Attributes:
+        pieces: number of frontends' shares of it that may reach the worker.
+    """
+
+    def __init__(self, batch_id: str, dispatch: Dispatch, granted_at: float) -> None:
+        self.batch_id = batch_id
+        self.dispatch = dispatch
+        self.granted_at = granted_at
+        self.worker = dispatch.worker
+        self.preemption: Preemption | None = None
+        self._shares: dict[str, list[int]] = {}  # request ids by frontend
+        for request in cast(Sequence[OwnedRequest], dispatch.requests):
+            self._shares.setdefault(request.client, []).append(request.client_id)
+        self.pieces = len(self._shares)
+        self._was_there = False  # its worker has named it
+        self._unclaimed_since = math.inf  # the first heartbeat of its worker without it
+
+    @property
+    def clients(self) -> list[str]:
+        """The frontends with a piece of it."""
+        return list(self._shares)
+
+    def grants(self, kind: str) -> Iterator[tuple[str, Grant]]:
+        """What every frontend with a piece is told.
+
+        Args:
+            kind: of the worker.
+        """
+        dispatch = self.dispatch
+        for piece, (client, request_ids) in enumerate(self._shares.items()):
+            yield (
+                client,
+                Grant(
+                    batch_id=self.batch_id,
+                    worker=dispatch.worker,
+                    kind=kind,
+                    model=dispatch.requests[0].model,
+                    variant=dispatch.variant,
+                    request_ids=tuple(request_ids),
+                    piece=piece,
+                    num_pieces=len(self._shares),
+                    batch_size=len(dispatch.requests),
+                    start_in_s=dispatch.start_at - self.granted_at,
+                    finish_in_s=dispatch.finish_at - self.granted_at,
+                    slack_s=dispatch.slack_s,
+                ),
+            )
+
+    def heard(self, worker: str, held: Collection[str], now: float) -> None:
+        """A worker names the batches that it holds."""
+        if self.batch_id in held:
+            self._was_there, self._unclaimed_since = True, math.inf
+        elif self.worker == worker:
+            # Not since the grant: one heartbeat may have waited for us since before it.
+            self._unclaimed_since = min(self._unclaimed_since, now)
+
+    def is_unclaimed(self, seen_at: float) -> bool:
+        """Whether its worker does not have it, and has not for a while.
+
+        Args:
+            seen_at: when the worker was heard last. A silent one may well compute.
+        """
+        return seen_at - self._unclaimed_since > _UNCLAIMED_S
+
+    def lost(self, now: float) -> str:
+        """What to say of a batch that nobody has any more."""
+        clients = ", ".join(sorted(self.clients)) or "the only frontend"
+        since_s = now - self.granted_at
+        where = "is not there, and no report of it came"
+        if self._was_there:
+            where = "is over there, and its report was lost"
+        return f"batch {self.batch_id}, granted {since_s:.1f} s ago to {clients}, {where}"

@@ -1,0 +1,274 @@
+"""What is learned from batches that ran: how long they take, and how long messages take to arrive.
+
+Only a batch that runs corrects what is believed. A belief that makes every deadline look out of
+reach (after a cold start, or a disturbance that is over) would let no batch run, and so stay for
+ever. It is therefore doubted now and then: lowered so far that a batch of one is tried.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from ray_slo.core import (
+    BatchStatus,
+    Cluster,
+    DispatchDelay,
+    LatencyProfile,
+    Model,
+    OnlineProfile,
+    Request,
+    Variant,
+    Worker,
+)
+from ray_slo.core.quantile import FEW_SAMPLES, Quantile
+from ray_slo.serve.config.spec import AppSpec
+from ray_slo.serve.messages import BatchReport, Capacity
+from ray_slo.serve.scheduler.workers import Workers
+
+logger = logging.getLogger(__name__)
+
+_MATERIAL = 0.02  # a profile that changed by a smaller share is no news to a policy
+_FORGET_AFTER_S = 60.0  # measurements of a variant that the policy avoids are kept this long
+_DOUBT_AFTER_S = 1.0  # without a batch, a model that looks too slow for its SLO is tried again
+
+
+class Belief:
+    """A latency profile as it is learned, and what a policy was told of it."""
+
+    def __init__(self, prior: LatencyProfile, quantile: float = 0.95) -> None:
+        self._online = OnlineProfile(prior, quantile=quantile)
+        self._told: LatencyProfile | None = None
+        self.measured_at = -math.inf
+
+    @property
+    def profile(self) -> LatencyProfile:
+        return self._online.profile
+
+    @property
+    def samples(self) -> int:
+        return self._online.samples
+
+    def observe(self, measured: Iterable[tuple[int, float]], now: float) -> None:
+        """Batches ran: (batch size, seconds). Larger ones than the profile's are ignored."""
+        for size, seconds in measured:
+            if size <= self._online.prior.max_batch_size:
+                self._online.observe(size, seconds)
+                self.measured_at = now
+
+    def is_news(self) -> bool:
+        """Whether the profile differs from what the policy was told."""
+        return self._told is None or self.profile.differs(self._told, _MATERIAL)
+
+    def tell(self) -> LatencyProfile:
+        """The profile, which the policy is told now."""
+        self._told = self.profile
+        return self._told
+
+    def forget(self) -> None:
+        """Believe what was believed before the first batch."""
+        self._online = OnlineProfile(self._online.prior, quantile=self._online.quantile)
+
+    def doubt(self, factor: float) -> None:
+        """Believe `factor` times the profile, and void the evidence."""
+        scaled = self.profile.scaled(factor)
+        self._online = OnlineProfile(scaled, quantile=self._online.quantile)
+
+
+class Learned:
+    """What the scheduler of an application has learned.
+
+    Args:
+        workers: those that are there, kept up to date by the scheduler.
+
+    Attributes:
+        beliefs: by variant and kind of worker.
+    """
+
+    def __init__(self, spec: AppSpec, workers: Workers) -> None:
+        self._workers = workers
+        self._spec = spec
+        self._variants = spec.variants()
+        self.beliefs: dict[tuple[str, str], Belief] = {}
+        self._ran_at: dict[str, float] = {}  # by model
+        self._overhead = Quantile(0.9, prior=FEW_SAMPLES)
+        self._prediction_error = Quantile(0.5)
+        self._preempt_delay = Quantile(0.9)
+        self._told_delays_s = (math.inf, math.inf)
+        self._changed = False  # since the last look for news
+
+    @property
+    def dispatch_delay_s(self) -> float:
+        """Measured one-way time between a decision and the worker (90th percentile)."""
+        return 0.5 * self._overhead.value(default=0.01)
+
+    @property
+    def preempt_delay_s(self) -> float:
+        """Measured time from a preemption until the worker is known to be free (90th percentile);
+        before the first one, what the workers' preemption profiles say."""
+        profiled_s = max((w.preempt_delay_s for w in self._workers.values()), default=0.0)
+        return self._preempt_delay.value(default=2 * self.dispatch_delay_s + profiled_s)
+
+    def _delays_s(self) -> tuple[float, float]:
+        return self.dispatch_delay_s, self.preempt_delay_s
+
+    def meet(self, profiles: Mapping[str, LatencyProfile], kind: str) -> bool:
+        """A worker tells its profiles. Returns whether one of them is of a new variant or kind."""
+        new = [variant for variant in profiles if (variant, kind) not in self.beliefs]
+        for variant in new:
+            quantile = self._spec.models[self._variants[variant].model].profile_quantile
+            self.beliefs[variant, kind] = Belief(profiles[variant], quantile)
+        return bool(new)
+
+    def ended(self, report: BatchReport, kind: str, now: float) -> None:
+        """A batch is over on a worker of this kind."""
+        if report.variant in self._variants:
+            self._ran_at[self._variants[report.variant].model] = now
+        belief = self.beliefs.get((report.variant, kind))
+        if belief is not None and report.measured:
+            belief.observe(report.measured, now)
+            self._changed = True
+
+    def returned(self, report: BatchReport, waited_s: float, finish_in_s: float) -> float:
+        """The report of a batch came back. Returns how long ago the batch ended, seconds.
+
+        Args:
+            waited_s: since the batch was granted.
+            finish_in_s: until its predicted end.
+        """
+        overhead_s = max(waited_s - report.held_s, 0.0)
+        self._overhead.add(overhead_s)
+        ago_s = 0.5 * overhead_s  # half the overhead is the way here
+        if report.status in (BatchStatus.FINISHED, BatchStatus.FAILED):
+            self._prediction_error.add(-finish_in_s - ago_s)
+        return ago_s
+
+    def preempted(self, delay_s: float) -> None:
+        """A batch was stopped, and its worker known to be free so long after the decision."""
+        self._preempt_delay.add(delay_s)
+
+    def take_news(self, now: float) -> bool:
+        """Whether the policy should be told of what was learned since the last look."""
+        self._forget_unused(now)
+        if not self._changed:
+            return False
+        self._changed = False
+        return any(belief.is_news() for belief in self.beliefs.values()) or any(
+            abs(now_s - told_s) > max(0.1 * told_s, 1e-3)
+            for now_s, told_s in zip(self._delays_s(), self._told_delays_s, strict=True)
+        )
+
+    def cluster(self) -> Cluster:
+        """What the policy is told now."""
+        self._changed = False
+        self._told_delays_s = self._delays_s()
+        profiles: dict[str, dict[str, LatencyProfile]] = {name: {} for name in self._variants}
+        for (variant, kind), belief in self.beliefs.items():
+            profiles[variant][kind] = belief.tell()
+        variants: dict[str, list[Variant]] = {name: [] for name in self._spec.models}
+        for name, ref in self._variants.items():
+            variants[ref.model].append(Variant(name, profiles[name], ref.accuracy))
+        margin_ms = self._spec.response_margin_ms  # frontends keep it for the way back
+        models = [
+            Model(name, max(m.latency_slo_ms - margin_ms, 1.0) / 1e3, tuple(variants[name]))
+            for name, m in self._spec.models.items()
+        ]
+        workers = [
+            Worker(name, w.kind, w.variants, w.assigned) for name, w in self._workers.items()
+        ]
+        delay = DispatchDelay(self.dispatch_delay_s)
+        return Cluster.of(models, workers, delay, self.preempt_delay_s)
+
+    def capacity(self) -> dict[str, Capacity]:
+        """Of models that there are workers for."""
+        rates: dict[str, dict[str, float]] = {}  # by model and worker
+        for name, worker in self._workers.items():
+            for variant in worker.variants:
+                model = self._variants[variant].model
+                profile = self.beliefs[variant, worker.kind].profile
+                slo_s = self._spec.models[model].latency_slo_ms / 1e3
+                rate = profile.throughput(max(profile.max_batch_within(slo_s), 1))
+                of_model = rates.setdefault(model, {})
+                of_model[name] = max(of_model.get(name, 0.0), rate)
+        return {
+            model: Capacity(sum(of_model.values()), frozenset(of_model))
+            for model, of_model in rates.items()
+        }
+
+    def _forget_unused(self, now: float) -> None:
+        """Believe again the first profile of a variant that the policy avoids.
+
+        It may have looked slow in a disturbance that is over; nobody would ever find out.
+        """
+        for (variant, _), belief in self.beliefs.items():
+            ran_at = self._ran_at.get(self._variants[variant].model, -math.inf)
+            if belief.samples and ran_at - belief.measured_at > _FORGET_AFTER_S:
+                belief.forget()
+                self._changed = True
+
+    def doubt(self, refused: Request, now: float) -> bool:
+        """Lower beliefs if they alone keep a whole model from being served.
+
+        In a pipeline, that may be a profile of any task from the refused one on.
+
+        Returns:
+            Whether a belief was lowered.
+        """
+        models = self._from(refused.model)
+        budget_s = refused.deadline - refused.arrival
+        ran_at = max(self._ran_at.get(model, -math.inf) for model in models)
+        slo_s = self._spec.models[refused.model].latency_slo_ms / 1e3
+        if now - ran_at <= _DOUBT_AFTER_S or budget_s < 0.5 * slo_s:
+            return False
+        self._ran_at.update(dict.fromkeys(models, now))
+        self._overhead.forget()
+        self._changed = True  # no batch will come to have the policy told
+        quickest: dict[str, dict[str, tuple[float, str]]] = {}  # by kind and model
+        for (variant, kind), belief in self.beliefs.items():
+            if (model := self._variants[variant].model) in models:
+                found, of_kind = (belief.profile.latency(1), variant), quickest.setdefault(kind, {})
+                of_kind[model] = min(of_kind.get(model, found), found)
+        lowered = False
+        for kind, of_kind in quickest.items():
+            needed_s = sum(seconds for seconds, _ in of_kind.values())
+            if needed_s <= 0.5 * budget_s:
+                continue
+            lowered = True
+            for seconds, variant in of_kind.values():
+                logger.warning(
+                    "%s looks too slow for its SLO on %s (%.4g ms): trying again",
+                    variant,
+                    kind,
+                    seconds * 1e3,
+                )
+                self.beliefs[variant, kind].doubt(0.5 * budget_s / needed_s)
+        return lowered
+
+    def _from(self, model: str) -> list[str]:
+        """A model, and in a pipeline all tasks below it."""
+        pipeline, found = self._spec.pipeline, [model]
+        if pipeline is not None:
+            for task in found:  # grows as it goes
+                found += pipeline.children(task)
+        return found
+
+    def status(self) -> dict[str, Any]:
+        """For `ray-slo status`."""
+        return {
+            "dispatch_delay_ms": 1e3 * self.dispatch_delay_s,
+            "preempt_delay_ms": 1e3 * self.preempt_delay_s,
+            "prediction_error_ms": 1e3 * self._prediction_error.value(default=0.0),
+            "profiles": {
+                f"{variant}@{kind}": {
+                    "latency_1_ms": 1e3 * belief.profile.latency(1),
+                    "latency_max_ms": 1e3 * belief.profile.latency(belief.profile.max_batch_size),
+                    "max_batch_size": belief.profile.max_batch_size,
+                    "measured_to": belief.profile.measured_to,
+                    "samples": belief.samples,
+                    **belief.profile.to_json(),
+                }
+                for (variant, kind), belief in self.beliefs.items()
+            },
+        }

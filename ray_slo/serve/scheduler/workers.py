@@ -1,0 +1,101 @@
+"""The workers that a scheduler knows, from their heartbeats."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from ray_slo.core import Assigned
+from ray_slo.serve.messages import Heartbeat
+
+logger = logging.getLogger(__name__)
+
+_QUARANTINE_S = (0.5, 5.0)  # at first, and at most
+
+
+class Quarantine:
+    """Workers that could not be reached: they drain, or are being reconfigured. Each is left alone
+    for half a second, then for twice as long each time, until it is reached again."""
+
+    def __init__(self) -> None:
+        self._until: dict[str, tuple[float, float]] = {}  # and how long that is
+
+    def add(self, worker: str, now: float) -> None:
+        first_s, longest_s = _QUARANTINE_S
+        _, last_s = self._until.get(worker, (0.0, first_s / 2))
+        time_s = min(2 * last_s, longest_s)
+        self._until[worker] = (now + time_s, time_s)
+
+    def holds(self, worker: str, now: float) -> bool:
+        return worker in self._until and now < self._until[worker][0]
+
+    def reached(self, worker: str) -> None:
+        self._until.pop(worker, None)
+
+    def forget(self, before: float) -> None:
+        """Forget workers whose time was over before that."""
+        self._until = {w: until for w, until in self._until.items() if until[0] >= before}
+
+
+@dataclass(slots=True)
+class WorkerState:
+    """What a worker said of itself last. Two are equal if they are to a policy."""
+
+    kind: str
+    variants: frozenset[str]
+    assigned: Assigned | None
+    seen_at: float = field(compare=False)
+    preempt_delay_s: float = field(compare=False)
+    node: str = field(compare=False)
+
+    @classmethod
+    def of(cls, beat: Heartbeat, variants: frozenset[str], now: float) -> WorkerState:
+        """
+        Args:
+            variants: those that are known here; others are of an older release.
+        """
+        assigned = beat.assigned
+        if assigned is not None and assigned.variant not in variants:
+            assigned = None
+        return cls(beat.kind, variants, assigned, now, beat.preempt_delay_s, beat.node)
+
+
+class Workers(dict[str, WorkerState]):
+    """By id."""
+
+    def heard(self, worker: str, state: WorkerState) -> bool:
+        """Returns whether it is news to a policy."""
+        before = self.get(worker)
+        self[worker] = state
+        if before is None:
+            logger.info("worker %s (%s) joined with %s", worker, state.kind, set(state.variants))
+        return state != before
+
+    def kind_of(self, worker: str) -> str:
+        return self[worker].kind if worker in self else ""
+
+    def node_of(self, worker: str) -> str:
+        return self[worker].node if worker in self else ""
+
+    def silent(self, before: float) -> list[str]:
+        """Those that were not heard since then."""
+        return [name for name, state in self.items() if state.seen_at < before]
+
+    def status(self, now: float, batches: dict[str, int]) -> dict[str, Any]:
+        """For `ray-slo status`.
+
+        Args:
+            batches: how many are in flight, by worker.
+        """
+        return {
+            name: {
+                "kind": w.kind,
+                "node": w.node,
+                "variants": sorted(w.variants),
+                "assigned": w.assigned and asdict(w.assigned),
+                "batches_in_flight": batches.get(name, 0),
+                "last_heartbeat_s": now - w.seen_at,
+            }
+            for name, w in self.items()
+        }
