@@ -24,7 +24,7 @@ from ray_slo.serve.deadlines import ATTEMPT_HEADER, CAPACITY_HEADER, WHOLE_HEADE
 from ray_slo.serve.errors import ConfigError, SLOError, error_body, http_response
 from ray_slo.serve.frontend.answer import Answer, to_json
 from ray_slo.serve.frontend.hooks import Hooks
-from ray_slo.serve.frontend.intake import Intake, offers_of
+from ray_slo.serve.frontend.intake import Intake
 from ray_slo.serve.frontend.ledger import Ledger
 from ray_slo.serve.frontend.service import Service
 from ray_slo.serve.frontend.startup import Progress
@@ -59,13 +59,11 @@ class Frontend:
         self._hooks = Hooks(spec)
         self._plan = PlanReporter(spec, app_key, around.client) if spec.planned else None
         self._channel = self._channel_to_scheduler(app_key, around.client)
-        needs = list(spec.models) if spec.pipeline else None
         self._workers = Workers(
             spec,
             around,
             workers,
             self._channel,
-            {name: needs or [name] for name in offers_of(spec)},
             spawn=self._spawn,
             shortfall=self._shortfall,
         )
@@ -81,12 +79,7 @@ class Frontend:
         demand = around.demand or self._plan
         self._service = Service(spec, self._ledger, self._hooks, self._metrics, demand)
         self._intake = Intake(
-            spec,
-            self._hooks,
-            self._workers.capacity_of,
-            unanswered=self._metrics.unanswered,
-            refused=self._turned_away,
-            has_door_before=around.has_door_before,
+            spec, around, self._hooks, self._workers.capacity_of, self._turned_away
         )
         await self._workers.begin()
         self._spawn(self._refresh())

@@ -19,6 +19,8 @@ from ray_slo.serve.errors import BadInput, BodyTooLarge, RefusedEarly, SLOError,
 from ray_slo.serve.frontend import http as reading
 from ray_slo.serve.frontend.hooks import Hooks
 from ray_slo.serve.frontend.ledger import Asked
+from ray_slo.serve.frontend.surroundings import Surroundings
+from ray_slo.serve.frontend.workers import offers
 from ray_slo.serve.messages import Capacity
 from ray_slo.serve.proxy.gate import Door
 from ray_slo.serve.suspects import ATTEMPT
@@ -31,32 +33,28 @@ class Intake:
     """Reads and admits requests.
 
     Args:
-        capacity: by model, as far as it is known.
-        unanswered: told of requests that end here: model, outcome, reason, and how many.
-        refused: told of requests that end here and are demand: model, and how many.
-        has_door_before: whether Serve's proxy has a door of ours.
+        capacity: of a model, as far as it is known.
+        refused: told of requests that are refused at a door: model, and how many.
     """
 
     def __init__(
         self,
         spec: AppSpec,
+        around: Surroundings,
         hooks: Hooks,
         capacity: Callable[[str], Capacity | None],
-        *,
-        unanswered: Callable[..., None],
         refused: Callable[[str, int], None],
-        has_door_before: bool,
     ) -> None:
         self._spec = spec
         self._hooks = hooks
         self._capacity = capacity
-        self._unanswered = unanswered
+        self._unanswered = around.metrics.unanswered
         self._refused = refused
-        self._has_door_before = has_door_before
+        self._has_door_before = around.has_door_before
         self._door = Door(per_turn=_PER_TURN)
         self._readers = reading.Readers(spec.max_queued_requests)
         self._parser = ThreadPoolExecutor(1, thread_name_prefix="ray-slo-parser")
-        self.offers = offers_of(spec)
+        self.offers = offers(spec)
 
     def describe(self) -> dict[str, Any]:
         """What the application serves."""
@@ -271,13 +269,6 @@ class Intake:
         """Requests that came no further than a door; they count as demand."""
         self._unanswered(model, "refused", reason, count)
         self._refused(model, count)
-
-
-def offers_of(spec: AppSpec) -> dict[str, tuple[float, str]]:
-    """What clients may ask for: latency SLO in milliseconds, and the model where it comes in."""
-    if (pipeline := spec.pipeline) is not None:
-        return {spec.deployment_name: (pipeline.latency_slo_ms, pipeline.root)}
-    return {name: (model.latency_slo_ms, name) for name, model in spec.models.items()}
 
 
 def _kind_of(content_type: str) -> tuple[str, bool]:

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import ray
@@ -58,6 +58,13 @@ def check_names(frontend: str, name: str, handles: Mapping[str, Any]) -> None:
             )
 
 
+def offers(spec: AppSpec) -> dict[str, tuple[float, str]]:
+    """What clients may ask for: latency SLO in milliseconds, and the model where it comes in."""
+    if (pipeline := spec.pipeline) is not None:
+        return {spec.deployment_name: (pipeline.latency_slo_ms, pipeline.root)}
+    return {name: (model.latency_slo_ms, name) for name, model in spec.models.items()}
+
+
 class Up(NamedTuple):
     """Workers that can serve a model now, and the largest number of them so far."""
 
@@ -70,7 +77,6 @@ class Workers:
 
     Args:
         handles: by kind.
-        offers: models (tasks, of a pipeline) that each thing that clients ask for needs.
         spawn: runs a coroutine on its own.
         shortfall: what the plan cannot have served, and why.
     """
@@ -81,7 +87,6 @@ class Workers:
         around: Surroundings,
         handles: Mapping[str, Any],
         channel: Channel,
-        offers: Mapping[str, Collection[str]],
         *,
         spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
         shortfall: Callable[[], str | None],
@@ -92,7 +97,8 @@ class Workers:
         self._channel = channel
         self._spawn = spawn
         self._shortfall = shortfall
-        self.startup = Startup(offers, spec.error_details)
+        needs = list(spec.models) if spec.pipeline else None
+        self.startup = Startup({o: needs or [o] for o in offers(spec)}, spec.error_details)
         self._loop = asyncio.get_running_loop()
         self._most: dict[str, int] = {}  # workers that a model has had
         self._look_now = asyncio.Event()

@@ -26,7 +26,6 @@ def workers(execute=None, capacity=None, why=""):
         surroundings("m", ended_itself={"w0": why}.get),
         {"gpu": handle},
         SimpleNamespace(capacity=capacity),
-        {"m": ["m"]},
         spawn=asyncio.ensure_future,
         shortfall=lambda: None,
     )
