@@ -1,33 +1,4 @@
 """The errors that ray-slo raises, by one short path (imports Ray; `import ray_slo` does not)."""
 
-from ray_slo.serve.errors import (
-    BadHeader,
-    BadInput,
-    BatchResultError,
-    BodyTooLarge,
-    ConfigError,
-    Expired,
-    FrontendLost,
-    NotReady,
-    RefusedEarly,
-    SLOError,
-    SlowBody,
-    UnknownModel,
-    WorkerLost,
-)
-
-__all__ = [
-    "BadHeader",
-    "BadInput",
-    "BatchResultError",
-    "BodyTooLarge",
-    "ConfigError",
-    "Expired",
-    "FrontendLost",
-    "NotReady",
-    "RefusedEarly",
-    "SLOError",
-    "SlowBody",
-    "UnknownModel",
-    "WorkerLost",
-]
+from ray_slo.serve.errors import *  # noqa: F403
+from ray_slo.serve.errors import __all__ as __all__

@@ -49,12 +49,7 @@ OUTCOMES: dict[str, tuple[str, bool]] = {
     "error": ("failed", True),
 }
 
-_WHY = {
-    DropReason.WOULD_MISS.value: "even alone, started then, it would have missed its deadline",
-    DropReason.SHED.value: "it was given up so that those behind it could be served in time",
-    DropReason.EXPIRED.value: "its deadline passed while it waited",
-    DropReason.NO_WORKER.value: "no worker had its model loaded",
-}
+_WHY = {reason.value: reason.why for reason in DropReason}
 
 
 @dataclass

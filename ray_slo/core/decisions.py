@@ -11,12 +11,25 @@ from ray_slo.core.requests import Request, WorkerId
 
 
 class DropReason(str, Enum):
-    """Why a policy gave a request up."""
+    """Why a policy gave a request up.
 
-    WOULD_MISS = "would_miss"  # even alone, started now, it would finish after its deadline
-    SHED = "shed"  # it could still have been served, but at the cost of larger batches behind it
-    EXPIRED = "expired"  # its deadline passed while it waited
-    NO_WORKER = "no_worker"  # no worker has a variant of its model loaded
+    Attributes:
+        why: the same in words, for people.
+    """
+
+    why: str
+
+    def __new__(cls, value: str, why: str = "") -> DropReason:
+        reason = str.__new__(cls, value)
+        reason._value_, reason.why = value, why
+        return reason
+
+    # Even alone, started now, it would finish after its deadline.
+    WOULD_MISS = "would_miss", "it would have finished too late"
+    # It could still have been served, but at the cost of larger batches behind it.
+    SHED = "shed", "the system is overloaded, and serving it would have delayed others"
+    EXPIRED = "expired", "its deadline passed while it waited"
+    NO_WORKER = "no_worker", "no worker has its model loaded"
 
 
 @dataclass(frozen=True, slots=True)

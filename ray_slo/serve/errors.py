@@ -11,11 +11,15 @@ in the instance's `__dict__`, none in class-level defaults.
 
 from __future__ import annotations
 
+import asyncio
+import functools
 import json
 import math
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from pydantic import BaseModel, ConfigDict, Field
+from pydantic.json_schema import SkipJsonSchema
 from ray.serve.exceptions import BackPressureError, RayServeException
 
 from ray_slo.core.text import SHOWN, clipped, quoted
@@ -24,8 +28,32 @@ if TYPE_CHECKING:
     from starlette.responses import Response
 
 
+# How requests end without an answer, beside "late": by the service's fault, or by a client's doing
+# (it left, it sent nonsense).
+FAULTS = ("refused", "expired", "failed")
+OF_CLIENTS = ("cancelled", "invalid")
+
 MAX_MESSAGE = 600  # characters of what others' code says of an error
 _MAX_OWN_MESSAGE = 4000  # the names of all models may be in it
+
+
+__all__ = [
+    "BadHeader",
+    "BadInput",
+    "BatchResultError",
+    "BodyTooLarge",
+    "ConfigError",
+    "Expired",
+    "FrontendLost",
+    "NotReady",
+    "RefusedEarly",
+    "SLOError",
+    "SlowBody",
+    "UnknownModel",
+    "WorkerLost",
+]
+
+_None = SkipJsonSchema[None]  # of what is left out
 
 
 class SLOError(RayServeException):
@@ -43,8 +71,10 @@ class SLOError(RayServeException):
     Attributes:
         http_status: HTTP status code of the class.
         grpc_code: name of the `grpc.StatusCode` of the class.
+        outcome: what metrics, traces and reports call such an end of a request.
     """
 
+    outcome: ClassVar[str] = "failed"
     http_status: ClassVar[int] = 500
     grpc_code: ClassVar[str] = "INTERNAL"
     default_reason: ClassVar[str] = "error"
@@ -118,6 +148,7 @@ class RefusedEarly(SLOError, BackPressureError):
     `retry_after_s` defaults to the predicted lateness, or 1 s where none was predicted.
     """
 
+    outcome = "refused"
     http_status = 503
     grpc_code = "RESOURCE_EXHAUSTED"
     default_reason = "would_miss"
@@ -165,6 +196,7 @@ class FrontendLost(RefusedEarly):
 class Expired(SLOError, BackPressureError, TimeoutError):
     """The deadline passed while the request waited. HTTP 504, gRPC DEADLINE_EXCEEDED."""
 
+    outcome = "expired"
     http_status = 504
     grpc_code = "DEADLINE_EXCEEDED"
     default_reason = "expired"
@@ -177,6 +209,7 @@ class BadInput(SLOError, ValueError):
         field: the part of the input that is wrong.
     """
 
+    outcome = "invalid"
     http_status = 422
     grpc_code = "INVALID_ARGUMENT"
     default_reason = "bad_input"
@@ -224,6 +257,7 @@ class UnknownModel(SLOError, LookupError):
         valid: the names that exist; the body lists them.
     """
 
+    outcome = "invalid"
     http_status = 404
     grpc_code = "NOT_FOUND"
     default_reason = "unknown_model"
@@ -253,14 +287,65 @@ class ConfigError(SLOError, ValueError):
     default_reason = "config"
 
 
-def http_response(error: SLOError) -> Response:
+def _without_defaults(schema: dict[str, Any]) -> None:
+    for field in schema["properties"].values():
+        field.pop("default", None)
+
+
+class ErrorBody(BaseModel):
+    """The body of every answer that is an error: what `SLOError.to_body` may hold."""
+
+    model_config = ConfigDict(extra="forbid", json_schema_extra=_without_defaults)
+
+    error: str = Field(description="The error's type.")
+    reason: str = Field(description="Short and stable, for programs.")
+    message: str = Field(description="One sentence for a person.")
+    field: str | _None = Field(None, description="The part of the request that is wrong.")
+    model: str | _None = Field(None, description=f"Cut after {SHOWN} characters if it is unknown.")
+    task: str | _None = None
+    valid: list[str] | _None = None
+    latency_slo_ms: float | _None = None
+    predicted_finish_ms: float | _None = None
+    retry_after_s: float | _None = None
+
+
+@functools.cache
+def errors_of_requests() -> tuple[type[SLOError], ...]:
+    """The classes that a request may be answered with; the user's own error is a 500."""
+    found, classes = [], [SLOError]
+    while classes:
+        cls = classes.pop()
+        if cls.__module__ != __name__:
+            continue  # Ray makes classes of its own for those that cross a process
+        classes += reversed(cls.__subclasses__())
+        if cls.outcome != SLOError.outcome:
+            found.append(cls)
+    return tuple(found)
+
+
+def error_of(reason: str) -> type[SLOError]:
+    """The error of a refusal for this reason."""
+    named = (cls for cls in errors_of_requests() if cls.default_reason == reason)
+    return next(named, RefusedEarly)
+
+
+def outcome_of(error: BaseException) -> tuple[str, str]:
+    """How a request ended that has this error, and why, for metrics and traces."""
+    if isinstance(error, asyncio.CancelledError):
+        return "cancelled", "cancelled"
+    if isinstance(error, SLOError) and error.outcome != SLOError.outcome:
+        return error.outcome, error.reason
+    return SLOError.outcome, "user_error"
+
+
+def http_response(error: SLOError, status: int | None = None) -> Response:
     """The JSON answer for `error`: its status, `to_body()`, and `Retry-After` in whole seconds."""
     from starlette.responses import JSONResponse
 
     headers = {}
     if (retry := error.retry_after_s) is not None:
         headers["retry-after"] = str(max(0, math.ceil(retry)))
-    return JSONResponse(error.to_body(), status_code=error.status_code, headers=headers)
+    return JSONResponse(error.to_body(), status_code=status or error.status_code, headers=headers)
 
 
 def error_body(error: Exception, details: bool = True) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """Errors keep their type, attributes and answer through pickling and Ray's wrapping."""
 
+import asyncio
 import json
 import math
 import pickle
@@ -12,7 +13,9 @@ from ray.serve._private.http_util import get_http_response_status
 from ray.serve.exceptions import BackPressureError, RayServeException
 
 from ray_slo import errors
-from ray_slo.serve.errors import http_response
+from ray_slo.core.decisions import DropReason
+from ray_slo.serve.app.openapi import document
+from ray_slo.serve.errors import ErrorBody, error_of, errors_of_requests, http_response, outcome_of
 
 CONTEXT = {"model": "digits", "latency_slo_ms": 40.0, "predicted_finish_ms": 1540.0}
 ERRORS = [
@@ -116,3 +119,39 @@ def test_unknown_model_lists_the_valid_names():
     error = errors.UnknownModel(model="digit", valid=["mnist", "digits"])
     assert "digits, mnist" in str(error)
     assert error.to_body()["valid"] == ["digits", "mnist"]
+
+
+def test_every_error_has_the_short_path():
+    every = {cls.__name__ for cls in errors_of_requests()} | {"SLOError"}
+    assert every <= set(errors.__all__)
+    assert all(issubclass(getattr(errors, name), errors.SLOError) for name in errors.__all__)
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda e: type(e).__name__)
+def test_bodies_are_as_the_openapi_document_says(error):
+    assert ErrorBody.model_validate(error.to_body()).model_dump(exclude_none=True) == (
+        error.to_body()
+    )
+    schema = document(["a"])["components"]["schemas"]["Error"]
+    assert schema["required"] == ["error", "reason", "message"]
+    assert schema["properties"]["valid"]["type"] == "array"
+
+
+def test_how_a_request_ended():
+    ended = {type(e).__name__: outcome_of(through_ray(e)) for e in ERRORS}
+    assert ended["RefusedEarly"] == ("refused", "shed")
+    assert ended["WorkerLost"] == ("refused", "worker_lost")
+    assert ended["Expired"] == ("expired", "expired")
+    assert ended["BadHeader"] == ("invalid", "bad_header")
+    assert ended["UnknownModel"] == ("invalid", "unknown_model")
+    assert ended["BatchResultError"] == ended["ConfigError"] == ("failed", "user_error")
+    assert outcome_of(asyncio.CancelledError()) == ("cancelled", "cancelled")
+    assert outcome_of(ValueError()) == ("failed", "user_error")
+
+
+def test_what_a_policy_gives_up_has_an_error_and_words():
+    assert [error_of(reason).__name__ for reason in DropReason] == [
+        *("RefusedEarly", "RefusedEarly", "Expired", "RefusedEarly")
+    ]
+    assert all(reason.why and DropReason(reason.value) is reason for reason in DropReason)
+    assert pickle.loads(pickle.dumps(DropReason.SHED)) is DropReason.SHED

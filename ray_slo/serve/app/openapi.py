@@ -8,23 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from ray_slo.core.text import SHOWN
-from ray_slo.serve import errors
 from ray_slo.serve.deadlines import HEADERS
-
-_ANSWERS = (  # that a request can come to; the user's own error is a 500
-    errors.BadHeader,
-    errors.BadInput,
-    errors.BodyTooLarge,
-    errors.SlowBody,
-    errors.UnknownModel,
-    errors.RefusedEarly,
-    errors.NotReady,
-    errors.WorkerLost,
-    errors.Expired,
-)
-_TEXT = {"type": "string"}
-_NUMBER = {"type": "number"}
+from ray_slo.serve.errors import ErrorBody, errors_of_requests
 
 
 def document(models: Iterable[str], title: str = "ray-slo") -> dict[str, Any]:
@@ -74,13 +59,13 @@ def document(models: Iterable[str], title: str = "ray-slo") -> dict[str, Any]:
         "openapi": "3.1.0",
         "info": {"title": title, "version": "1"},
         "paths": {"/{model}": path},
-        "components": {"schemas": {"Error": _error_schema()}},
+        "components": {"schemas": {"Error": ErrorBody.model_json_schema()}},
     }
 
 
 def _by_status() -> dict[int, list[str]]:
     said: dict[int, list[str]] = {431: ["BadHeader: the headers together are too large."]}
-    for cls in _ANSWERS:
+    for cls in errors_of_requests():
         what = (cls.__doc__ or "").partition(" HTTP ")[0].partition("\n\n")[0]
         said.setdefault(cls.http_status, []).append(f"{cls.__name__}: {' '.join(what.split())}")
     said[405] = ["MethodNotAllowed: neither GET, HEAD nor POST."]
@@ -112,23 +97,3 @@ def _bytes_content() -> dict[str, Any]:
 
 def _any_content() -> dict[str, Any]:
     return {"application/json": {"schema": {}}, **_bytes_content()}
-
-
-def _error_schema() -> dict[str, Any]:
-    return {
-        "type": "object",
-        "required": ["error", "reason", "message"],
-        "additionalProperties": False,
-        "properties": {
-            "error": {**_TEXT, "description": "The error's type."},
-            "reason": {**_TEXT, "description": "Short and stable, for programs."},
-            "message": {**_TEXT, "description": "One sentence for a person."},
-            "field": {**_TEXT, "description": "The part of the request that is wrong."},
-            "model": {**_TEXT, "description": f"Cut after {SHOWN} characters if it is unknown."},
-            "task": _TEXT,
-            "valid": {"type": "array", "items": _TEXT},
-            "latency_slo_ms": _NUMBER,
-            "predicted_finish_ms": _NUMBER,
-            "retry_after_s": _NUMBER,
-        },
-    }

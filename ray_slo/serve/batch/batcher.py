@@ -53,8 +53,8 @@ from ray_slo.serve.errors import (
     BadInput,
     ConfigError,
     Expired,
-    RefusedEarly,
     SLOError,
+    error_of,
 )
 from ray_slo.serve.ray_private import context
 from ray_slo.serve.scheduler.host import PolicyHost
@@ -278,8 +278,7 @@ class _Batcher:
         text = f"{self._name}: {drop.reason.value.replace('_', ' ')}, SLO {slo_ms:.0f} ms"
         if math.isfinite(finish_ms):
             text += f", predicted finish {finish_ms:.0f} ms after arrival"
-        error = Expired if drop.reason is DropReason.EXPIRED else RefusedEarly
-        return error(
+        return error_of(drop.reason)(
             text,
             reason=drop.reason.value,
             model=self._name,

@@ -183,8 +183,7 @@ class Intake:
             left_s = asked.deadline - time.monotonic()
             return await reading.body_of(request, most, left_s, option, self._readers)
         except SLOError as error:
-            outcome = "refused" if isinstance(error, RefusedEarly) else "invalid"
-            self._unanswered(asked.model, outcome, error.reason)
+            self._unanswered(asked.model, error.outcome, error.reason)
             error.model = asked.model
             raise
 

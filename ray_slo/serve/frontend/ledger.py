@@ -16,6 +16,7 @@ from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ray_slo.core.decisions import DropReason
 from ray_slo.core.quantile import FEW_SAMPLES, Quantile
 from ray_slo.core.requests import Upstream
 from ray_slo.serve.config.spec import AppSpec, VariantRef
@@ -38,11 +39,6 @@ _SPARE = 2  # workers that must be up before requests of a worker that ended its
 _START_S = 2.0  # a worker takes longer than this to start
 _AGAIN_S = 0.2  # between looks whether they are up
 _WAY_BACK = 0.25  # share of an SLO that is kept for the way back, at most
-_WHY = {
-    "would_miss": "it would have finished too late",
-    "shed": "the system is overloaded, and serving it would have delayed others",
-    "no_worker": "no worker has its model loaded",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,12 +301,12 @@ class Ledger:
             entry = self._entries.get(request_id)
             if entry is None:
                 continue
-            if refusal.reason == "expired":
+            if refusal.reason == DropReason.EXPIRED:
                 slo_ms = entry.asked.slo_s * 1e3
                 said = f"waited until its deadline of {slo_ms:.4g} ms was out of reach"
                 _fail(entry, Expired(said, **entry.context))
                 continue
-            why = f"refused early: {_WHY.get(refusal.reason, refusal.reason)}"
+            why = f"refused early: {DropReason(refusal.reason).why}"
             if shortfall := self._shortfall():
                 why += f"; the plan falls short: {shortfall}"
             finish_ms = (now + refusal.finish_in_s - entry.asked.arrival) * 1e3

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import itertools
 import time
@@ -10,7 +9,7 @@ from typing import Any
 
 from ray_slo.core.requests import Upstream
 from ray_slo.serve.config.spec import AppSpec
-from ray_slo.serve.errors import BadInput, Expired, RefusedEarly, SLOError
+from ray_slo.serve.errors import RefusedEarly, SLOError, outcome_of
 from ray_slo.serve.frontend.answer import Answer, answer_of, joined_answer
 from ray_slo.serve.frontend.hooks import Hooks
 from ray_slo.serve.frontend.ledger import GRACE_S, Asked, Entry, Ledger
@@ -104,7 +103,7 @@ class Service:
         raise error
 
     def _unanswered(self, model: str, trace: RequestTrace, error: BaseException) -> None:
-        outcome, reason = _outcome(error)
+        outcome, reason = outcome_of(error)
         trace.unanswered(outcome, reason, error)
         self._metrics.unanswered(model, outcome, reason)
 
@@ -165,16 +164,3 @@ class Service:
         trace.answered(stage)
         self._metrics.answered(stage)
         return value, visit
-
-
-def _outcome(error: BaseException) -> tuple[str, str]:
-    """How a request ended without an answer, and why, for metrics and traces."""
-    if isinstance(error, asyncio.CancelledError):
-        return "cancelled", "cancelled"
-    if isinstance(error, Expired):
-        return "expired", error.reason
-    if isinstance(error, RefusedEarly):
-        return "refused", error.reason
-    if isinstance(error, BadInput):
-        return "invalid", error.reason
-    return "failed", "user_error"

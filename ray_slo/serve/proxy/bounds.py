@@ -20,11 +20,12 @@ from typing import Any
 from ray import serve
 from ray.serve.exceptions import RayServeException
 from starlette.middleware import Middleware
-from starlette.responses import JSONResponse
+from starlette.responses import Response
 
 from ray_slo.serve.deadlines import HEADERS
 from ray_slo.serve.deadlines import PROXY_CALLBACK as PROXY_CALLBACK
 from ray_slo.serve.deadlines import PROXY_CALLBACK_ENV as PROXY_CALLBACK_ENV
+from ray_slo.serve.errors import BadHeader, BodyTooLarge, http_response
 from ray_slo.serve.proxy.admission import AdmissionMiddleware
 from ray_slo.serve.proxy.door import shared
 from ray_slo.serve.proxy.http import FailoverMiddleware
@@ -70,7 +71,7 @@ class BoundsMiddleware:
         if declared.isdigit() and (len(declared) > 18 or int(declared) > self._max_body_bytes):
             refusal = refusal or self._too_large()
         if refusal is not None:
-            await _refuse(send, *refusal)
+            await refusal(scope, receive, send)
             return
         await self._bounded(scope, receive, send)
 
@@ -97,14 +98,14 @@ class BoundsMiddleware:
 
         await self._app(scope, counted, watched)
         if refused and not started:
-            await _refuse(send, *self._too_large())
+            await self._too_large()(scope, receive, send)
 
-    def _too_large(self) -> tuple[int, str, str, str, str]:
+    def _too_large(self) -> Response:
         said = f"at most {self._max_body_bytes} bytes of a body are read"
-        return 413, "BodyTooLarge", "body_too_large", "body", said
+        return http_response(BodyTooLarge(said, field="body"))
 
 
-def _bad_headers(headers: Any) -> tuple[int, str, str, str, str] | None:
+def _bad_headers(headers: Any) -> Response | None:
     size = 0
     seen: Counter[bytes] = Counter()
     for name, value in headers:
@@ -122,18 +123,12 @@ def _bad_headers(headers: Any) -> tuple[int, str, str, str, str] | None:
             wrong = "is there more than once; send one"
         if wrong:
             header = name.decode("latin-1")
-            return 400, "BadHeader", "bad_header", header, f"header {header} {wrong}"
+            return http_response(BadHeader(f"header {header} {wrong}", field=header))
     if size > _MAX_HEADERS_BYTES:
         said = f"headers have {size} bytes; at most {_MAX_HEADERS_BYTES} are read"
-        return 431, "BadHeader", "headers_too_large", "headers", said
+        error = BadHeader(said, reason="headers_too_large", field="headers")
+        return http_response(error, status=431)
     return None
-
-
-async def _refuse(
-    send: Any, status: int, error: str, reason: str, field: str, message: str
-) -> None:
-    body = {"error": error, "reason": reason, "message": message, "field": field}
-    await JSONResponse(body, status)({"type": "http"}, None, send)  # type: ignore[arg-type]
 
 
 def middlewares() -> list[Middleware]:

@@ -25,6 +25,8 @@ from typing import Any
 
 import ray
 
+from ray_slo.serve.errors import FAULTS, OF_CLIENTS
+
 PREFIX = "ray_serve_slo_"
 FAST_BURN, SLOW_BURN = 14.4, 6.0
 _ENV = "RAY_GRAFANA_SERVE_SLO_"
@@ -33,9 +35,8 @@ _FILTERS = (
     'replica=~"$Replica",ray_io_cluster=~"$Cluster"'
 )
 _OUTCOMES = {
-    "bad": 'outcome=~"late|refused|expired|failed"',
-    # What a client did (it left, it sent nonsense) is no fault of the service.
-    "counted": 'outcome!~"cancelled|invalid"',
+    "bad": f'outcome=~"{"|".join(("late", *FAULTS))}"',
+    "counted": f'outcome!~"{"|".join(OF_CLIENTS)}"',
 }
 
 

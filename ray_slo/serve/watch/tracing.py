@@ -26,6 +26,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from ray_slo.core import BatchStatus
+from ray_slo.serve.errors import FAULTS, error_of
 from ray_slo.serve.messages import Cancel, Grant, Refusal, Submit
 from ray_slo.serve.ray_private import tracing as serve_tracing
 
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _KEPT = 1000  # decisions, until tracing is set up
-_FAULTS = ("refused", "expired", "failed")  # others are answers, or what a client did
 
 
 class RequestTrace:
@@ -107,7 +107,7 @@ class Decisions:
                 about = {"slo.policy": self._policy, **_about(message)}
                 ids = message.request_ids
             elif isinstance(message, Refusal):
-                outcome = "expired" if message.reason == "expired" else "refused"
+                outcome = error_of(message.reason).outcome
                 about = {"slo.outcome": outcome, "slo.reason": message.reason}
                 ids = message.request_ids
             else:
@@ -477,7 +477,7 @@ def _end(
 ) -> None:
     """At so many nanoseconds, or now."""
     span.set_attributes(about)
-    if outcome in _FAULTS:
+    if outcome in FAULTS:
         from opentelemetry.trace import Status, StatusCode
 
         span.set_status(Status(StatusCode.ERROR, f"{outcome}: {reason}" if reason else outcome))
