@@ -26,7 +26,7 @@ from ray_slo.core import (
 from ray_slo.core.quantile import FEW_SAMPLES, Quantile
 from ray_slo.serve.config.spec import AppSpec
 from ray_slo.serve.messages import BatchReport, Capacity
-from ray_slo.serve.scheduler.workers import Workers
+from ray_slo.serve.scheduler.roster import Roster
 
 logger = logging.getLogger(__name__)
 
@@ -87,7 +87,7 @@ class Learned:
         beliefs: by variant and kind of worker.
     """
 
-    def __init__(self, spec: AppSpec, workers: Workers) -> None:
+    def __init__(self, spec: AppSpec, workers: Roster) -> None:
         self._workers = workers
         self._spec = spec
         self._variants = spec.variants()

@@ -14,6 +14,7 @@ import time
 import uuid
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
+from operator import attrgetter
 from typing import Any, cast
 
 from ray_slo.core import (
@@ -45,9 +46,9 @@ from ray_slo.serve.scheduler.flights import Flight, OwnedRequest
 from ray_slo.serve.scheduler.host import PolicyHost
 from ray_slo.serve.scheduler.learned import Learned
 from ray_slo.serve.scheduler.preempted import Preemption
+from ray_slo.serve.scheduler.roster import Quarantine, Roster, WorkerState
 from ray_slo.serve.scheduler.seats import NearPayloads
 from ray_slo.serve.scheduler.solver import Aside, Solver
-from ray_slo.serve.scheduler.workers import Quarantine, Workers, WorkerState
 
 logger = logging.getLogger(__name__)
 
@@ -85,7 +86,7 @@ class Scheduler:
         self._on_unclaimed = on_unclaimed
         self._loop = asyncio.get_running_loop()
         self._clock = time.monotonic  # uvloop's loop.time() has milliseconds only
-        self._workers = Workers()
+        self._workers = Roster()
         self._client_nodes: dict[str, str] = {}
         self._quarantine = Quarantine()
         self._learned = Learned(spec, self._workers)
@@ -244,11 +245,7 @@ class Scheduler:
         if self._log is not None:
             policy = self._log.recorded(policy, name, kwargs, self._clock())
         return PolicyHost(
-            NearPayloads(
-                policy,
-                self._workers.node_of,
-                lambda r: self._client_nodes.get(cast(OwnedRequest, r).client, ""),
-            ),
+            NearPayloads(policy, self._workers.node_of, attrgetter("node")),
             self._learned.cluster(),
             on_dispatch=self._on_dispatch,
             on_drop=self._on_drop,

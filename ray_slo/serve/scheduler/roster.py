@@ -61,8 +61,8 @@ class WorkerState:
         return cls(beat.kind, variants, assigned, now, beat.preempt_delay_s, beat.node)
 
 
-class Workers(dict[str, WorkerState]):
-    """By id."""
+class Roster(dict[str, WorkerState]):
+    """What every worker said, by its id."""
 
     def heard(self, worker: str, state: WorkerState) -> bool:
         """Returns whether it is news to a policy."""
