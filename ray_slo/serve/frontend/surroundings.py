@@ -8,14 +8,31 @@ from typing import Protocol
 
 from ray import serve
 
-from ray_slo.serve.frontend.startup import Deployment
+from ray_slo.serve.frontend.startup import Deployment, in_a_line
 from ray_slo.serve.memory import give_back
 from ray_slo.serve.proxy.door import has_door_before
 from ray_slo.serve.ray_private.context import install
 from ray_slo.serve.ray_private.replica_port import listen_on_node_only
 from ray_slo.serve.suspects import ended_itself
 from ray_slo.serve.watch.metrics import FrontendMetrics
-from ray_slo.serve.watch.status import worker_states
+
+
+def worker_states(app: str, deployments: Mapping[str, str]) -> dict[str, Deployment]:
+    """How Serve sees an application's workers. Blocks.
+
+    Args:
+        deployments: names by kind of worker.
+    """
+    state = serve.status().applications.get(app)
+    found = {}
+    for kind, name in deployments.items():
+        if state is not None and (seen := state.deployments.get(name)) is not None:
+            running = sum(n for s, n in seen.replica_states.items() if s == "RUNNING")
+            failed = seen.status == "DEPLOY_FAILED"
+            starting = sum(seen.replica_states.get(s, 0) for s in ("STARTING", "UPDATING"))
+            message = in_a_line(seen.message, failed)
+            found[kind] = Deployment(running, starting, message, failed)
+    return found
 
 
 class Demand(Protocol):

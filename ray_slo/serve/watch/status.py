@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import ray
 from ray import serve
 
 from ray_slo.serve.errors import ConfigError
-from ray_slo.serve.frontend.startup import Deployment, in_a_line
+from ray_slo.serve.frontend.startup import in_a_line
 from ray_slo.serve.planner.actor import find_plan
 from ray_slo.serve.watch.connect import connect
 
@@ -32,24 +31,6 @@ def is_frontend(name: str) -> bool:
     app, _, deployment = name.partition("/")
     ingress = frontends().get(app)
     return ingress is not None and deployment in ("", ingress)
-
-
-def worker_states(app: str, deployments: Mapping[str, str]) -> dict[str, Deployment]:
-    """How Serve sees an application's workers. Blocks.
-
-    Args:
-        deployments: names by kind of worker.
-    """
-    state = serve.status().applications.get(app)
-    found = {}
-    for kind, name in deployments.items():
-        if state is not None and (seen := state.deployments.get(name)) is not None:
-            running = sum(n for s, n in seen.replica_states.items() if s == "RUNNING")
-            failed = seen.status == "DEPLOY_FAILED"
-            starting = sum(seen.replica_states.get(s, 0) for s in ("STARTING", "UPDATING"))
-            message = in_a_line(seen.message, failed)
-            found[kind] = Deployment(running, starting, message, failed)
-    return found
 
 
 def read_status(address: str, application: str | None) -> dict[str, dict[str, Any]]:
