@@ -101,6 +101,12 @@ class Slot:
         self.ahead: Batch | None = None
 
 
+def non_negative(name: str, value: float) -> None:
+    """Raises ValueError unless the argument is at least 0 and finite."""
+    if not (math.isfinite(value) and value >= 0):
+        raise ValueError(f"{name} must be at least 0, got {value}")
+
+
 def noise_factors(sigma: float, rng: np.random.Generator) -> Iterator[float] | None:
     """Factors on the execution time, one per batch in order of start; None for exactly 1."""
     if sigma == 0:

@@ -118,10 +118,11 @@ class PipelineReport(Frames):
 
     @cached_property
     def plans(self) -> pd.DataFrame:
-        """A row per question to the planner: asked_s, applied_s (NaN: never), why (first, period,
-        change, workers), demand (measured), planned_demand (with headroom), step, feasible,
-        workers (as many as there should be), accuracy, shed_share, swaps, variants (workers by
-        variant; as the ones before of the plan for those that are there), explanation, error."""
+        """A row per question to the planner: asked_s, applied_s (NaN: never), why ("first plan",
+        "period", "demand changed", "worker joined", …), demand (measured), planned_demand (with
+        headroom), step, feasible, workers (as many as there should be), accuracy, shed_share,
+        swaps, variants (workers by variant; as the ones before of the plan for those that are
+        there), explanation, error."""
         columns = (
             *("asked_s", "applied_s", "why", "demand", "planned_demand", "step", "feasible"),
             *("workers", "accuracy", "shed_share", "swaps", "variants", "explanation", "error"),

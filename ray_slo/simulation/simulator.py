@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -11,7 +10,7 @@ import numpy as np
 from ray_slo.core.cluster import Cluster
 from ray_slo.core.policy import Policy
 from ray_slo.policies.registry import make_policy, refuse_sizes
-from ray_slo.simulation.engine import Run, WorkerEvent, noise_factors
+from ray_slo.simulation.engine import Run, WorkerEvent, noise_factors, non_negative
 from ray_slo.simulation.report import Report
 from ray_slo.simulation.workloads import Requests, Workload
 
@@ -50,8 +49,7 @@ def simulate(
         ValueError: bad arguments.
         PolicyError: the policy broke its contract.
     """
-    if duration_s is None and (duration_s := workload.length_s) is None:
-        raise ValueError("duration_s is needed: the workload's arrivals go on for ever")
+    duration_s = workload.duration_s(duration_s)
     if not 0 <= warmup_s < duration_s:
         raise ValueError(
             f"warmup_s must be at least 0 and less than duration_s = {duration_s}, got {warmup_s}"
@@ -61,8 +59,7 @@ def simulate(
         ("report_delay_s", report_delay_s),
         ("preempt_delay_s", preempt_delay_s),
     ):
-        if not (math.isfinite(value) and value >= 0):
-            raise ValueError(f"{name} must be at least 0, got {value}")
+        non_negative(name, value)
     if not cluster.models:
         raise ValueError("cluster must have at least one model")
     arrivals_rng, noise_rng = np.random.default_rng(seed).spawn(2)

@@ -532,6 +532,16 @@ class Workload(_Spec):
         processes = self.arrivals.values() if isinstance(self.arrivals, dict) else [self.arrivals]
         return sum(p.rate for p in processes)
 
+    def duration_s(self, given: float | None) -> float:
+        """How long requests arrive: as given, else as long as the workload lasts.
+
+        Raises:
+            ValueError: neither is known.
+        """
+        if given is None and (given := self.length_s) is None:
+            raise ValueError("duration_s is needed: the workload's arrivals go on for ever")
+        return given
+
     @property
     def length_s(self) -> float | None:
         """How long the arrivals last, seconds; None where they go on for ever."""

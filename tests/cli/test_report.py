@@ -210,7 +210,7 @@ def test_decisions_of_the_planner(planned):
     assert len(marks["t"]) == sum(map(bool, table.kinds)) < len(table.rows)
     assert marks["failed"].count(True) == 1
     rise = marks["words"][2]
-    assert rise.startswith("demand changed: default: 2 → ")
+    assert rise.startswith("period: default: 2 → ")
     asked = [t for t, row in zip(table.times, table.rows, strict=True) if row[4]][1]
     assert marks["t"][2] == pytest.approx(asked + 0.25, abs=0.01)
 

@@ -59,7 +59,7 @@ def test_a_simulated_planner_is_logged_and_the_run_replays(tmp_path):
     assert list(first.changes) == ["default: – → 2 workers", "f: 0 → 1 workers", "n: 0 → 1 workers"]
     assert (failed.error, failed.plan, failed.changes) == ("RuntimeError: no licence", {}, ())
     assert failed.took_s is None
-    assert rise.trigger == "demand changed"
+    assert rise.trigger == "period"  # after a failure, only that
     assert rise.took_s == pytest.approx(0.25)
     assert "default: 2 → " in rise.changes[0]
     assert rise.targets == {"default": len(rise.workers)}

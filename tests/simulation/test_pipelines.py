@@ -225,19 +225,18 @@ def test_requests_of_a_cancelled_frame_do_not_arrive():
         Task("c", (Variant("c1", 80.0, fixed(1.0)),), "a"),
     )
     problem = Problem(tasks, 0.0, 4, 10.0, (4,))
-    made = tuple(
-        Assignment(t.name, t.variants[0].name, 4, 1, 1.0, 4.0, 1.0) for t in tasks if t.name != "b"
-    )
+    made = tuple(Assignment(t.name, t.variants[0].name, 4, 1, 1.0, 4.0, 1.0) for t in tasks)
     plan = replace(planned(), assignments=made)
 
     class NoFaces(Fifo):
         def decide(self, now):
-            if now >= 2:
-                faces = [r for r in self.queue if r.model == "b"]
-                self.queue = [r for r in self.queue if r.model != "b"]
-                if faces:
-                    return Decision([Drop(faces, DropReason.NO_WORKER)], math.inf)
-            return Decision(super().decide(now).actions, 2.0 if now < 2 else math.inf)
+            faces = [r for r in self.queue if r.model == "b"]
+            self.queue = [r for r in self.queue if r.model != "b"]
+            if now >= 2 and faces:
+                return Decision([Drop(faces, DropReason.NO_WORKER)], math.inf)
+            actions = super().decide(now).actions
+            self.queue += faces
+            return Decision(actions, 2.0 if now < 2 else math.inf)
 
     report, policy = run(at(0), plan, problem=problem, policy=NoFaces())
     assert (2, "cancelled", [1]) in policy.log  # it runs on until 3, in vain
@@ -270,7 +269,7 @@ def test_planner_is_asked_every_interval_and_applied_later():
     plans = report.plans
     assert plans.asked_s.tolist() == [0, 4, 8, 12, 16]
     assert plans.applied_s.tolist() == [0, 5, 9, 13, 17]
-    assert plans.why.tolist() == ["first"] + ["period"] * 4
+    assert plans.why.tolist() == ["first plan"] + ["period"] * 4
     assert plans.variants.tolist()[:2] == [{"d": 1, "large": 1}, {"d": 1, "small": 1}]
     # As many workers: none is started for it.
     assert clusters(policy) == [
@@ -318,14 +317,15 @@ def test_while_workers_start_the_others_run_a_plan_of_their_own():
         solve_s=0.5,
     )
     both = report.plans[report.plans.applied_s >= 10].iloc[:2]
-    assert both.why.tolist() == ["period", "workers"]
+    assert both.why.tolist() == ["period", "worker joined"]
     assert both.workers.tolist() == [3, 3]
     assert both.variants.tolist() == [{"d": 1, "small": 1}, {"d": 1, "large": 2}]
     assert "With the 2 that are there" in both.explanation.iloc[0]
     assert clusters(policy) == [
         (0, {"w0": "d", "w1": "large"}),
         (11.5, {"w0": "d", "w1": "small"}),
-        (14.5, {"w0": "d", "w1": "small", "w2": "large"}),  # seen at 15
+        (14.5, {"w0": "d", "w1": "small", "w2": None}),  # seen at 15, and not planned for before
+        (15.5, {"w0": "d", "w1": "small", "w2": "large"}),  # until the other network is there
         (16.5, {"w0": "d", "w1": "large", "w2": "large"}),
     ]
 
@@ -370,21 +370,27 @@ def test_loading_is_given_up_when_the_plan_turns_round():
 def test_a_worker_on_its_way_out_is_called_back():
     _, policy = run(
         at(0, 9, 30),
+        planned(d=1, large=2),
         planned(d=1, large=1),
-        planned(d=1),
-        planned(d=1, large=1),
+        planned(d=1, large=2),
         interval_s=10.0,
         load_s=5.0,
     )
     # At 10 it has nothing to do and is off; from 20 on it is loaded anew.
     assert clusters(policy)[1:] == [
-        (10, {"w0": "d"}),
-        (25, {"w0": "d", "w1": "large"}),
+        (10, {"w0": "d", "w1": "large"}),
+        (25, {"w0": "d", "w1": "large", "w2": "large"}),
     ]
-    both = planned(d=1, large=1)
-    _, policy = run(at(0, 8.5, 30), *[both] * 10, planned(d=1), both, interval_s=1.0, load_s=5.0)
+    both, fewer = (
+        replace(p, assignments=tuple(replace(a, batch_size=1) for a in p.assignments))
+        for p in (planned(d=1, large=2), planned(d=1, large=1))
+    )
+    _, policy = run(at(0, 8.5, 30), *[both] * 10, fewer, both, interval_s=1.0, load_s=5.0)
     # At 10 it runs until 11.5: when it is wanted again at 11, it goes on at once.
-    assert clusters(policy)[1:] == [(10, {"w0": "d", "w1": None}), (11, {"w0": "d", "w1": "large"})]
+    assert clusters(policy)[1:] == [
+        (10, {"w0": "d", "w1": "large", "w2": None}),
+        (11, {"w0": "d", "w1": "large", "w2": "large"}),
+    ]
 
 
 def test_a_planner_that_fails_changes_nothing():
@@ -424,7 +430,7 @@ def test_demand_is_measured_and_a_jump_is_noticed():
         seed=3,
     )
     plans = report.plans
-    jumps = plans[(plans.why == "change") & (plans.asked_s <= 22)]
+    jumps = plans[(plans.why == "demand changed") & (plans.asked_s <= 22)]
     assert jumps.asked_s.iloc[0] == 21
     assert jumps.demand.iloc[-1] > 80
     assert [p.demand for p, _ in planner.asked] == plans.demand.tolist()

@@ -86,11 +86,15 @@ def solve(job: Job) -> Plans:
 
 
 class LokiBrain(Brain):
-    """Plans a pipeline whose workers are alike (see the module)."""
+    """Plans a pipeline whose workers are alike (see the module).
 
-    def __init__(self, setting: LokiSetting) -> None:
+    Args:
+        rate: measures the demand; by default as the setting says.
+    """
+
+    def __init__(self, setting: LokiSetting, rate: Rate | None = None) -> None:
         self.configure(setting)
-        self._rate = Rate(setting.demand, setting.interval_s)
+        self._rate = rate or Rate(setting.demand, setting.interval_s)
         prior: dict[Hashable, Mapping[str, float]] = {
             v.name: v.factors for task in setting.problem.tasks for v in task.variants
         }
@@ -163,7 +167,7 @@ class LokiBrain(Brain):
             tasks=tasks,
             demand=self.rate(now),
             workers=self._most,
-            current=current,
+            current=current or None,
         )
         present = min(len(seen.serving), self._most)
         last = best(self._solved.now) if self._solved is not None else None

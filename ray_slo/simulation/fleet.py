@@ -1,0 +1,232 @@
+"""Workers in virtual time that do what a planner's brain wants of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from ray_slo.core.cluster import Assigned, Worker
+from ray_slo.core.requests import WorkerId
+from ray_slo.planning.brains.brain import Seen, Wanted, WorkerSays
+from ray_slo.simulation.engine import Event, Run, Slot
+
+KIND = "default"
+_IDLE = Wanted(None, ())
+
+
+@dataclass(frozen=True)
+class Timing:
+    """How long planning and workers take, in seconds.
+
+    Attributes:
+        interval_s: between plans.
+        check_s: between looks at the demand.
+        solve_s: from the question for a plan until it takes effect.
+        load_s: a worker loads a variant.
+        start_s: a worker starts, before it can load.
+        make_before_break: a worker serves its old variant while it loads the new one.
+    """
+
+    interval_s: float = 10.0
+    check_s: float = 1.0
+    solve_s: float = 0.0
+    load_s: float = 0.0
+    start_s: float = 0.0
+    make_before_break: bool = True
+
+
+@dataclass(slots=True)
+class _Member:
+    """A worker, which may be off."""
+
+    id: WorkerId
+    wanted: Wanted = _IDLE
+    loaded: frozenset[str] = frozenset()
+    assigned: Assigned | None = None
+    loading: str | None = None
+    up_at: float = math.inf  # when its process is there; inf: it is off
+    token: int = 0  # of the loading that counts
+    empties: bool = False  # it loads when its last batch has ended
+    leaves: bool = False  # it is off when its last batch has ended
+
+    @property
+    def on(self) -> bool:
+        return self.up_at < math.inf and not self.leaves
+
+
+class Fleet:
+    """All workers that there may be.
+
+    Attributes:
+        used: (time, workers that are on from then on).
+    """
+
+    def __init__(self, ids: Sequence[WorkerId], timing: Timing) -> None:
+        self._members = {w: _Member(w) for w in ids}
+        self._timing = timing
+        # Without delays, a worker that is off could serve at once.
+        self._at_once = not timing.start_s + timing.load_s
+        self.used: list[tuple[float, int]] = []
+
+    def begin(self, wanted: Mapping[WorkerId, Wanted]) -> list[Worker]:
+        """What workers are at time 0: they have what is wanted, without any delay."""
+        for worker, w in wanted.items():
+            if w.keep:
+                member = self._members[worker]
+                member.wanted, member.assigned, member.up_at = w, w.assigned, 0.0
+                member.loaded = frozenset(w.keep)
+        self._count(0.0)
+        return [Worker(m.id, KIND, m.loaded, m.assigned) for m in self._members.values()]
+
+    def attach(self, run: Run, changed: Callable[[], None]) -> None:
+        """Belong to a run from now on.
+
+        Args:
+            changed: called when a worker has loaded a variant.
+        """
+        self._run, self._changed = run, changed
+        self._told = True  # the policy knows the workers as they are
+
+    def seen(self, to_plan: bool = False) -> Seen:
+        """What workers say.
+
+        Args:
+            to_plan: also those that are off but would serve at once.
+        """
+        ready = self._at_once
+        return Seen(
+            {
+                m.id: WorkerSays(
+                    m.id, KIND, m.loaded, m.assigned, ready=ready or m.id in self._run.slots
+                )
+                for m in self._members.values()
+                if m.on or (to_plan and self._at_once)
+            }
+        )
+
+    @property
+    def variants(self) -> dict[WorkerId, str]:
+        """What each worker is to run."""
+        goals = {m.id: m.wanted.assigned for m in self._members.values()}
+        return {worker: goal.variant for worker, goal in goals.items() if goal is not None}
+
+    @property
+    def off(self) -> list[WorkerId]:
+        return [m.id for m in self._members.values() if m.up_at == math.inf]
+
+    # -- what is wanted ----------------------------------------------------------------------
+
+    def grow(self, target: int) -> None:
+        """Start workers, or call back those that are leaving, until `target` are on."""
+        missing = target - sum(m.on for m in self._members.values())
+        rest = [m for m in self._members.values() if not m.on]
+        for member in sorted(rest, key=lambda m: not m.leaves)[: max(missing, 0)]:
+            self._start(member)
+
+    def shrink(self, target: int) -> None:
+        """End workers without an assignment, the last ones first, until `target` are on."""
+        on = [m for m in self._members.values() if m.on]
+        idle = [m for m in reversed(on) if m.wanted.assigned is None]
+        for member in idle[: max(len(on) - target, 0)]:
+            self._retire(member)
+
+    def follow(self, wanted: Mapping[WorkerId, Wanted]) -> bool:
+        """Do what is wanted; whether that is news."""
+        news = False
+        for worker, w in wanted.items():
+            member = self._members[worker]
+            if member.on or w.keep:
+                news |= member.wanted != w
+                self._start(member)
+                member.wanted = w
+                self._step(member)
+        self._count(self._run.now)
+        return news
+
+    def _start(self, member: _Member) -> None:
+        member.leaves = False
+        if member.up_at == math.inf:
+            member.up_at = self._run.now + self._timing.start_s
+
+    def _step(self, member: _Member) -> None:
+        """Serve what is loaded of what is wanted, and load the next that is not."""
+        w, timing = member.wanted, self._timing
+        slot = self._run.slots.get(member.id)
+        missing = [v for v in w.keep if v not in member.loaded]
+        if w.assigned is None or w.assigned.variant in member.loaded:
+            member.assigned, member.loaded = w.assigned, member.loaded.intersection(w.keep)
+            member.empties = False
+        elif member.loaded and not timing.make_before_break:
+            member.assigned, member.loaded = None, member.loaded.intersection(w.keep)
+            member.empties = slot is not None and slot.current is not None
+        self._show(member)
+        if not missing:
+            member.loading = None
+            member.token += 1
+        elif missing[0] != member.loading and not member.empties:
+            member.loading = missing[0]
+            member.token += 1
+            ready_at = max(self._run.now, member.up_at) + timing.load_s
+            self._run.at(ready_at, Event.READY, self._ready, member, member.token)
+
+    def _ready(self, member: _Member, token: int) -> None:
+        if member.token != token or member.loading is None:
+            return
+        member.loaded |= {member.loading}
+        member.loading = None
+        if member.id not in self._run.slots:
+            worker = Worker(member.id, KIND, frozenset())
+            self._run.slots[member.id] = Slot(worker, self._run.index_of[member.id])
+        self._step(member)
+        self._changed()
+
+    def _retire(self, member: _Member) -> None:
+        member.wanted, member.assigned = _IDLE, None
+        member.loading, member.leaves, member.empties = None, True, False
+        member.token += 1
+        slot = self._run.slots.get(member.id)
+        if slot is None or slot.current is None:
+            self._end(member)
+        else:
+            self._show(member)
+
+    def emptied(self, worker: WorkerId) -> None:
+        """A worker has ended its last batch."""
+        member = self._members[worker]
+        if member.leaves:
+            self._end(member)
+        elif member.empties:
+            member.empties = False
+            self._step(member)
+
+    def _end(self, member: _Member) -> None:
+        member.loaded, member.up_at, member.leaves = frozenset(), math.inf, False
+        if self._run.slots.pop(member.id, None) is not None:
+            self._tell()
+        self._count(self._run.now)
+
+    # -- what is told ------------------------------------------------------------------------
+
+    def _show(self, member: _Member) -> None:
+        slot = self._run.slots.get(member.id)
+        loaded = frozenset[str]() if member.leaves else member.loaded
+        shown = Worker(member.id, KIND, loaded, member.assigned)
+        if slot is not None and shown != slot.worker:
+            slot.worker = shown
+            self._tell()
+
+    def _tell(self) -> None:
+        """The policy is told once, when all that happens at this instant has."""
+        if self._told:
+            self._told = False
+            self._run.at(self._run.now, Event.CLUSTER, self._tell_now)
+
+    def _tell_now(self) -> None:
+        self._told = True
+        self._run.become(self._run.present())
+
+    def _count(self, now: float) -> None:
+        on = sum(m.up_at < math.inf for m in self._members.values())
+        if not self.used or on != self.used[-1][1]:
+            self.used.append((now, on))

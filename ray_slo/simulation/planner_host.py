@@ -1,0 +1,140 @@
+"""A planner's brain in virtual time: asked, answered and followed as the live planner does it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ray_slo.planning.brains.brain import FIRST, Brain, Counts, NotYet, Seen, Verdict
+from ray_slo.record.plans import Outline, PlanLines, Planned
+
+PERIOD = "period"
+
+
+@dataclass
+class Question:
+    """A question to the planner, and what came of it.
+
+    Attributes:
+        at: when it was asked, seconds.
+        trigger: what made the brain ask.
+        inputs: what it went by: `demand` in requests per second, and the rest.
+        running: workers that had an assignment.
+        problem, answer: as the brain and its solver have them.
+        error: why there is no answer; the last plan holds.
+    """
+
+    at: float
+    trigger: str
+    inputs: dict[str, Any]
+    running: int
+    problem: Any = None
+    answer: Any = None
+    error: str = ""
+
+
+class PlannerHost:
+    """Asks a brain for plans.
+
+    Args:
+        brain: used up by the run.
+        kind: of the workers that it plans.
+        interval_s: between plans.
+        solve: problem to answer; by default the brain's own solver.
+        lines: the log.
+    """
+
+    def __init__(
+        self,
+        brain: Brain,
+        kind: str,
+        interval_s: float,
+        solve: Callable[[Any], Any] | None = None,
+        lines: PlanLines | None = None,
+    ) -> None:
+        self.brain, self.kind = brain, kind
+        self._interval_s, self._lines = interval_s, lines
+        self._solve = solve or brain.solve
+        self._outline = Outline()  # of the last plan that took effect
+        self._planned = self._failed = self._solving = False
+        self.due_at = 0.0  # the next plan of the period
+
+    def hear(self, now: float, over_s: float, counts: Counts) -> None:
+        """Counts of the last `over_s` seconds."""
+        self.brain.counted(now, over_s, counts)
+
+    def due(self, now: float, seen: Seen) -> str:
+        """What makes it plan now; "" where nothing does."""
+        if self._solving:
+            return ""
+        if not self._planned:
+            return FIRST
+        period = PERIOD if now >= self.due_at - 1e-9 else ""
+        return period if self._failed else self.brain.due(now, seen) or period
+
+    def ask(self, now: float, trigger: str, seen: Seen) -> Question:
+        """Have the brain's problem solved; `adopt` when that is over.
+
+        Raises:
+            Exception: there is no first plan.
+        """
+        self.due_at = now + self._interval_s
+        running = sum(says.assigned is not None for says in seen.workers.values())
+        asked = Question(now, trigger, self.brain.inputs(now), running)
+        self._solving = True
+        try:
+            asked.problem = self.brain.problem(now, seen)
+            asked.answer = self._solve(asked.problem)
+        except Exception as error:
+            if not self._planned:
+                raise
+            known = isinstance(error, NotYet | ValueError) and asked.problem is None
+            asked.error = str(error) if known else f"{type(error).__name__}: {error}"
+            self._log(asked)
+        return asked
+
+    def adopt(self, asked: Question) -> Verdict | None:
+        """Go by the answer from now on; None where there is none."""
+        self._solving, self._failed = False, bool(asked.error)
+        if self._failed:
+            return None
+        self._planned = True
+        return self.brain.adopt(asked.problem, asked.answer)
+
+    def note(
+        self, now: float, asked: Question, verdict: Verdict, workers: Mapping[str, str | None]
+    ) -> None:
+        """Log an answer as it takes effect.
+
+        Args:
+            workers: the variant that each is to run.
+        """
+        plan, targets = self.brain.outcome(), {self.kind: self.brain.target(self.kind)}
+        parts = plan.get("assignments", ())
+        outline = Outline.of_assignments(
+            targets, [(a["variant"], a["batch_size"], a["workers"]) for a in parts]
+        )
+        self._log(
+            asked,
+            targets=targets,
+            plan=plan,
+            workers=workers,
+            changes=outline.changes(self._outline),
+            why=verdict.why,
+            shortfall=verdict.shortfall,
+            took_s=now - asked.at,
+        )
+        self._outline = outline
+
+    def _log(self, asked: Question, **told: Any) -> None:
+        if self._lines is not None:
+            inputs = {"workers": {self.kind: asked.running}, **asked.inputs}
+            demand = inputs.pop("demand", None)
+            planned = Planned(asked.at, asked.trigger, demand, inputs, error=asked.error, **told)
+            self._lines(planned)
+
+    def close(self) -> None:
+        """Write the log."""
+        if self._lines is not None:
+            self._lines.close()
