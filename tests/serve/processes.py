@@ -195,14 +195,12 @@ class World:
     def living_workers(self):
         return [p for p in map(self.at, self.worker_places) if not p.is_still]
 
-    @property
-    def scheduler(self):
-        """The one in charge, or None."""
-        if self.spec.embedded:
-            target = self.at(self.frontends[0]).target
-            return target and target._channel._scheduler
-        target = self.at("s").target
-        return target and target._scheduler
+    async def scheduler_status(self):
+        """What the scheduler in charge says of itself, or None."""
+        process = self.at(self.frontends[0] if self.spec.embedded else "s")
+        if not process.is_ready:
+            return None
+        return await (process.target.slo_status if self.spec.embedded else process.target.status)()
 
     # -- births and deaths -------------------------------------------------------------------
 

@@ -148,22 +148,22 @@ class Sequence:
             world.at(place).go()
         until = time.monotonic() + QUIET_S
         await asyncio.sleep(0.25)
-        while (unwell := self.unwell()) and time.monotonic() < until:  # noqa: ASYNC110
+        while (unwell := await self.unwell()) and time.monotonic() < until:  # noqa: ASYNC110
             await asyncio.sleep(0.25)
         assert not unwell, unwell
 
-    def unwell(self):
+    async def unwell(self):
         """What is not as it should be."""
-        world, scheduler = self.world, self.world.scheduler
+        world, scheduler = self.world, await self.world.scheduler_status()
         unwell = [a for a in self.asked if not a.answers and not a.process.is_dead]
         unwell += [p for p in world.places.values() if p.is_dead or not p.is_ready]
         if scheduler is None:
             return [*unwell, "no scheduler"]
-        unwell += scheduler._in_flight.values()
+        unwell += ["a batch is in flight"] * scheduler["in_flight"]
         unwell += [b for w in world.living_workers() if w.is_ready for b in w.target.batches.ids]
         unwell += ["a call is on its way"] * (world.delayed > 0)
         return unwell + [
-            p for p in map(world.at, world.worker_places) if p.name not in scheduler._workers
+            p for p in map(world.at, world.worker_places) if p.name not in scheduler["workers"]
         ]
 
     async def probe(self):
@@ -286,7 +286,7 @@ def test_heartbeats_that_are_lost_cost_no_report():
                 sequence.ask("f0", "m", 0.3 + 0.05 * i, 5000)
                 await asyncio.sleep(0.6)
                 assert sequence.asked[i].answers == [i]
-                assert not world.scheduler._in_flight
+                assert (await world.scheduler_status())["in_flight"] == 0
         finally:
             await world.end()
 
