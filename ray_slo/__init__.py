@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from ray_slo.serve.app.decorator import deployment as deployment
     from ray_slo.serve.app.pipeline import Pipeline as Pipeline
     from ray_slo.serve.app.pipeline import Task as Task
-    from ray_slo.serve.batch.batcher import batch as batch
+    from ray_slo.serve.batch.decorator import batch as batch
     from ray_slo.serve.config.spec import Variant as Variant
     from ray_slo.serve.frontend.answer import Answer as Answer
     from ray_slo.serve.frontend.tree import Outputs as Outputs
@@ -21,7 +21,7 @@ __version__ = "0.1.0"
 
 _LAZY = {
     "Answer": "ray_slo.serve.frontend.answer",
-    "batch": "ray_slo.serve.batch.batcher",
+    "batch": "ray_slo.serve.batch.decorator",
     "checkpoint": "ray_slo.models.checkpoint",
     "deployment": "ray_slo.serve.app.decorator",
     "Outputs": "ray_slo.serve.frontend.tree",

@@ -646,7 +646,7 @@ class TestLearning:
         assert answers[-1].retry_after_s > 0
 
     def test_and_tried_again_after_a_while(self, monkeypatch):
-        monkeypatch.setattr("ray_slo.serve.batch.batcher._PROBE_PERIOD_S", 0.3)
+        monkeypatch.setattr("ray_slo.serve.batch.batcher._DOUBT_AFTER_S", 0.3)
         slow = [True]
 
         @ray_slo.batch(latency_slo_ms=100)

@@ -1,0 +1,316 @@
+"""`@ray_slo.batch`: a drop-in for `@serve.batch` that forms batches by deadline."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+import math
+import threading
+import weakref
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+from ray_slo.core import LatencyProfile
+from ray_slo.core.profiles import load_profiles, profile_of
+from ray_slo.policies.registry import make_policy
+from ray_slo.serve.batch.batcher import Batcher, Call, End, Settings
+from ray_slo.serve.deadlines import note_headers
+from ray_slo.serve.errors import BadInput, ConfigError, SLOError
+from ray_slo.serve.ray_private import context
+
+
+@dataclass(slots=True)
+class _State:
+    """What belongs to one instance: a batcher per event loop."""
+
+    owner: Any  # a weak reference, or the instance itself where its class allows none
+    batchers: dict[asyncio.AbstractEventLoop, Batcher] = field(default_factory=dict)
+
+
+class _Batched:
+    """A decorated function with its settings. Pickles without its state, which is made on use."""
+
+    def __init__(self, func: Callable[..., Any], settings: Settings) -> None:
+        self.func = func
+        self.name = func.__name__
+        self.settings = settings
+        self._signature = inspect.signature(func)
+        parameters = list(self._signature.parameters.values())
+        self._is_method = bool(parameters) and parameters[0].name in ("self", "cls")
+        items = parameters[self._is_method :]
+        if not items:
+            raise ConfigError(f"{self.name} must take a list of items as its argument")
+        if any(p.name == "latency_slo_ms" for p in items):
+            raise ConfigError(
+                f"{self.name}: the argument name latency_slo_ms is taken: a caller's "
+                "latency_slo_ms=… is the deadline of that call"
+            )
+        self._one_item = len(items) == 1 and items[0].kind in (
+            inspect.Parameter.POSITIONAL_ONLY,
+            inspect.Parameter.POSITIONAL_OR_KEYWORD,
+        )
+        self._reset()
+
+    def _reset(self) -> None:
+        context.install(note_headers)  # here, as a replica unpickles what the driver decorated
+        self._states: dict[int, _State] = {}
+        self._lock = threading.RLock()  # instances may live on loops of several threads
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {k: v for k, v in self.__dict__.items() if k not in ("_states", "_lock")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._reset()
+
+    async def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        batcher, call = self._submit(args, kwargs)
+        try:
+            return await call.future
+        finally:
+            batcher.leave(call)
+
+    async def stream(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> AsyncIterator[Any]:
+        batcher, call = self._submit(args, kwargs)
+        try:
+            queue = await call.future
+            while not isinstance(item := await queue.get(), End):
+                yield item
+            if item.error is not None:
+                raise item.error
+        finally:
+            batcher.leave(call)
+
+    def _submit(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Batcher, Call]:
+        slo_s = None
+        if (slo_ms := kwargs.pop("latency_slo_ms", None)) is not None:
+            slo_s = _positive_ms(slo_ms, BadInput, field="latency_slo_ms") / 1e3
+        skip = int(self._is_method)
+        if kwargs or not self._one_item or len(args) != 1 + skip:
+            bound = self._signature.bind(*args, **kwargs)
+            args, kwargs = bound.args, bound.kwargs
+        instance = args[0] if self._is_method else None
+        batcher = self._batcher(instance)
+        return batcher, batcher.submit(instance, args[skip:], kwargs, slo_s)
+
+    def _batcher(self, instance: Any) -> Batcher:
+        loop = asyncio.get_running_loop()
+        state = self._states.get(id(instance))
+        if state is not None and (batcher := state.batchers.get(loop)) is not None:
+            return batcher
+        with self._lock:
+            if state is None:
+                state = self._states[id(instance)] = _State(self._remember(instance))
+            learned = None
+            for old in [old for old in state.batchers if old.is_closed()]:
+                batcher = state.batchers.pop(old)
+                learned = batcher.belief
+                batcher.close()
+            batcher = state.batchers[loop] = Batcher(self.name, self.func, self.settings, learned)
+        return batcher
+
+    def _remember(self, instance: Any) -> Any:
+        key, forget = id(instance), self._forget
+        try:
+            return weakref.ref(instance, lambda _: forget(key))
+        except TypeError:
+            return instance  # None, or __slots__ without __weakref__: lives as long as we do
+
+    def _forget(self, key: int) -> None:
+        with self._lock:
+            state = self._states.pop(key)
+        for loop, batcher in state.batchers.items():
+            if loop.is_closed():
+                batcher.close()
+            else:
+                loop.call_soon_threadsafe(batcher.close)
+
+    def _settings_changed(self) -> None:
+        with self._lock:
+            batchers = [item for s in self._states.values() for item in s.batchers.items()]
+        for loop, batcher in batchers:
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(batcher.settings_changed)
+
+    def set_max_batch_size(self, max_batch_size: int) -> None:
+        """Change the upper bound from now on, for every instance."""
+        self.settings.max_batch_size = _positive_int("max_batch_size", max_batch_size)
+        self._settings_changed()
+
+    def set_latency_slo_ms(self, latency_slo_ms: float) -> None:
+        """Change the SLO from now on, for every instance."""
+        self.settings.latency_slo_s = _positive_ms(latency_slo_ms, ConfigError) / 1e3
+        self._settings_changed()
+
+    def get_max_batch_size(self) -> int:
+        return self.settings.max_batch_size
+
+    def get_latency_slo_ms(self) -> float:
+        return self.settings.latency_slo_s * 1e3
+
+
+def batch(
+    latency_slo_ms: float,
+    *,
+    max_batch_size: int = 64,
+    max_concurrent_batches: int = 1,
+    objective: str = "responsive",
+    profile: LatencyProfile | str | Path | None = None,
+    margin_ms: float | None = None,
+    **unsupported: Any,
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Batch the calls of a function or method so that each is answered within `latency_slo_ms`.
+
+    A drop-in for `@serve.batch`: a caller passes one item and gets one result, the function sees
+    lists and returns a list of the same length, in order. There is no waiting time to tune. When a
+    batch starts and how large it is follows from the deadlines of the waiting calls and from how
+    long batches of that size take, which is learned while it runs.
+
+        @serve.deployment(max_ongoing_requests=200)
+        class Classifier:
+            @ray_slo.batch(latency_slo_ms=100)
+            async def predict(self, images: list[np.ndarray]) -> list[str]: ...
+
+            async def __call__(self, request: Request) -> str:
+                return await self.predict(decode(await request.body()))
+
+    What may be decorated: functions and methods (the instance is the first argument, named `self`
+    or `cls`), with one or several arguments, each of which becomes a list.
+
+    * `async def`: runs on the event loop.
+    * `def`: runs in one thread of its own (or `max_concurrent_batches` of them), so the loop stays
+      free to take calls in. Callers await it all the same. The better choice for code that
+      computes, PyTorch for one.
+    * `async def` with `yield`: each step yields a list with one value per call, and each caller
+      iterates its own values (`async for`). `StopIteration` in a caller's place ends that caller.
+      The SLO is for the whole stream.
+
+    Each instance (and event loop) has its own queue and learns by itself; it works without Serve
+    and without Ray running, too. One batch runs at a time, and none is cut before it can start.
+
+    Deadlines. A call's own `latency_slo_ms=…` keyword comes first; the function does not see it.
+    Else the request's: `x-slo-latency-ms`, or `x-request-timeout-seconds` where it is tighter than
+    the SLO (`ray_slo.serve.deadlines`). Else the SLO. Time that a request spent before the
+    call is not known here, least of all what it waited outside the replica: set the deployment's
+    `max_ongoing_requests` well above `max_batch_size` (Serve's default is 5).
+
+    The policy is `ray_slo.policies.deferred` (Symphony, Algorithm 1) with one worker.
+
+    Args:
+        latency_slo_ms: milliseconds from call to result.
+        max_batch_size: an upper bound only (memory, mostly).
+        max_concurrent_batches: how many batches of one instance may run at a time.
+        objective: "responsive" (as early as the load allows) or "consolidate" (as late and as
+            large as the deadlines allow, as in the paper).
+        profile: a `LatencyProfile`, or a file written by `ray-slo profile` (with one profile, or
+            one named like the function), to start from; it also bounds the batch size.
+        margin_ms: how much earlier than the deadline to aim, and how much earlier than the last
+            moment to start, for timers and threads; the former is scaled with a call's own
+            deadline. Default: 5 % of the SLO.
+
+    The decorated function has `set_max_batch_size`, `set_latency_slo_ms`, `get_max_batch_size` and
+    `get_latency_slo_ms`, to be used from `reconfigure`, for instance.
+
+    Raises (when decorating):
+        ConfigError: an argument is wrong, or is one of `@serve.batch` that has no meaning here.
+
+    Raises (when called):
+        RefusedEarly: it would have been late. Raised as soon as that is known, by a timer, not
+            when the running batch ends. Serve answers HTTP 503 with `Retry-After`.
+        Expired: its deadline had passed before it came here, or while it waited. HTTP 504.
+        BadInput: `latency_slo_ms` is no positive number.
+        BatchResultError: the function returned no list, or one of another length.
+
+    What the function raises goes to every caller of that batch. A cancelled caller leaves the
+    queue; when its batch runs already, the batch goes on for the others.
+    """
+    if unsupported:
+        names = ", ".join(unsupported)
+        why = (
+            "it follows from the deadlines; leave it out"
+            if "batch_wait_timeout_s" in unsupported
+            else "valid are latency_slo_ms, max_batch_size, max_concurrent_batches, objective, "
+            "profile, margin_ms"
+        )
+        raise ConfigError(f"@ray_slo.batch takes no {names}: {why}")
+    if callable(latency_slo_ms):
+        raise ConfigError("@ray_slo.batch needs to know how fast: @ray_slo.batch(latency_slo_ms=…)")
+    slo_ms = _positive_ms(latency_slo_ms, ConfigError)
+    if margin_ms is None:
+        margin_ms = 0.05 * slo_ms
+    if not 0 <= margin_ms < slo_ms:
+        raise ConfigError(f"margin_ms must be 0 … latency_slo_ms ({slo_ms:g}), got {margin_ms!r}")
+    try:
+        make_policy("deferred", {"objective": objective})
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+
+    def decorate(func: Callable[..., Any]) -> Callable[..., Any]:
+        if not callable(func) or inspect.isclass(func):
+            raise ConfigError(f"@ray_slo.batch decorates functions and methods, not {func!r}")
+        if inspect.isgeneratorfunction(func):
+            raise ConfigError(
+                f"{func.__name__} is a generator; for streams, make it `async def` with `yield`"
+            )
+        settings = Settings(
+            latency_slo_s=slo_ms / 1e3,
+            max_batch_size=_positive_int("max_batch_size", max_batch_size),
+            max_concurrent_batches=_positive_int("max_concurrent_batches", max_concurrent_batches),
+            objective=objective,
+            profile=_load(profile, func.__name__),
+            margin=margin_ms / slo_ms,
+        )
+        return _wrap(_Batched(func, settings))
+
+    return decorate
+
+
+def _wrap(batched: _Batched) -> Callable[..., Any]:
+    # These closures are pickled by value with the user's class: they hold `batched` and no more.
+    async def call(*args: Any, **kwargs: Any) -> Any:
+        return await batched.call(args, kwargs)
+
+    async def stream(*args: Any, **kwargs: Any) -> AsyncIterator[Any]:
+        async for item in batched.stream(args, kwargs):
+            yield item
+
+    is_stream = inspect.isasyncgenfunction(batched.func)
+    wrapped: Any = functools.wraps(batched.func)(stream if is_stream else call)
+    wrapped.set_max_batch_size = batched.set_max_batch_size
+    wrapped.set_latency_slo_ms = batched.set_latency_slo_ms
+    wrapped.get_max_batch_size = batched.get_max_batch_size
+    wrapped.get_latency_slo_ms = batched.get_latency_slo_ms
+    return cast(Callable[..., Any], wrapped)
+
+
+def _load(profile: LatencyProfile | str | Path | None, name: str) -> LatencyProfile | None:
+    if profile is None or isinstance(profile, LatencyProfile):
+        return profile
+    try:
+        profiles = load_profiles(profile)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"profile: {error}") from error
+    if (found := profile_of(profiles, name, name)) is None:
+        raise ConfigError(f"profile {profile} has no {name!r}; it has {', '.join(profiles)}")
+    return found
+
+
+def _positive_ms(value: Any, error: type[SLOError], **context: Any) -> float:
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        number = math.nan
+    if not 0 < number < math.inf:
+        raise error(
+            f"latency_slo_ms must be a positive number of milliseconds, got {value!r}", **context
+        )
+    return number
+
+
+def _positive_int(name: str, value: Any) -> int:
+    if not isinstance(value, int | float) or value < 1 or value != int(value):
+        raise ConfigError(f"{name} must be a whole number of at least 1, got {value!r}")
+    return int(value)
