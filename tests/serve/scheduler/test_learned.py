@@ -14,8 +14,8 @@ def test_a_policy_hears_of_what_matters():
     assert belief.tell().latency(1) == pytest.approx(0.011)
     belief.observe([(1, 0.0111)], now=1.0)
     assert not belief.is_news()  # within 2 %
-    belief.observe([(1, 0.03), (99, 5.0)], now=2.0)  # such a batch cannot be
-    assert (belief.is_news(), belief.samples, belief.measured_at) == (True, 2, 2.0)
+    belief.observe([(1, 0.03), (1, 0.03), (99, 5.0)], now=2.0)  # the last one cannot be
+    assert (belief.is_news(), belief.samples, belief.measured_at) == (True, 3, 2.0)
 
 
 def test_a_doubted_profile_is_lower_and_learned_anew():
