@@ -243,8 +243,7 @@ def _through_handle(
     import asyncio
 
     from ray_slo.load.drive import run_handle
-    from ray_slo.serve.watch.connect import connected_handle
-    from ray_slo.serve.watch.status import is_frontend
+    from ray_slo.serve.watch.status import connected_handle, is_frontend
 
     with connected_handle(name, address) as handle:
         if is_frontend(name):

@@ -1,10 +1,15 @@
-"""Gives memory back to the system after a peak: glibc keeps what has been freed between what has
-not, and after thousands of requests at once that is hundreds of megabytes."""
+"""Memory of a process: what it holds, and how the system gets it back.
+
+glibc keeps freed memory that lies between memory in use. After thousands of requests at once, that
+is hundreds of megabytes.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 import os
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -72,3 +77,18 @@ def give_back() -> None:
             trims.look()
 
     threading.Thread(target=watch, name="ray-slo-memory", daemon=True).start()
+
+
+def vitals(**tables: int) -> dict[str, int]:
+    """What a process holds, so that a soak can see whether it grows: its id, asyncio tasks of the
+    running loop, and memory blocks that Python has allocated.
+
+    Args:
+        tables: lengths of the caller's own tables; all of them are 0 when nothing is to be done.
+    """
+    return {
+        "pid": os.getpid(),
+        "tasks": len(asyncio.all_tasks()),
+        "blocks": sys.getallocatedblocks(),
+        **tables,
+    }

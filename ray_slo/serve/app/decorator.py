@@ -16,7 +16,6 @@ from typing import Any
 
 from ray import cloudpickle, serve
 from ray.serve import Application
-from ray.serve.config import RequestRouterConfig
 
 from ray_slo.core.profiles import load_profiles
 from ray_slo.core.text import quoted
@@ -31,7 +30,7 @@ from ray_slo.serve.config.spec import (
 )
 from ray_slo.serve.frontend.frontend import Frontend
 from ray_slo.serve.planner.autoscaling import autoscaling
-from ray_slo.serve.ray_private.router import TargetedRouter
+from ray_slo.serve.ray_private.deploy import router_of, versioned
 from ray_slo.serve.worker.worker import Worker
 
 # A worker accepts every call: the scheduler never sends more than it can take.
@@ -227,7 +226,6 @@ def build_app_from_spec(spec: AppSpec) -> Application:
     spec = spec.stamped(_fingerprint(spec))
     name = spec.deployment_name
     user_config = {n: m.user_config for n, m in spec.models.items() if m.user_config is not None}
-    router = RequestRouterConfig(request_router_class=TargetedRouter)
     workers = {}
     for kind, worker in spec.workers.items():
         replicas: dict[str, Any] = {"num_replicas": worker.num_replicas}
@@ -242,12 +240,12 @@ def build_app_from_spec(spec: AppSpec) -> Application:
             max_constructor_retry_count=_CONSTRUCTOR_RETRIES,
             ray_actor_options=worker.ray_actor_options,
             max_ongoing_requests=_UNBOUNDED,
-            request_router_config=router,
+            request_router_config=router_of(name),
             logging_config={"enable_access_log": False},
             health_check_period_s=5,
             graceful_shutdown_wait_loop_s=0.5,
         )
-        workers[kind] = _versioned(deployed, spec).bind(spec, kind, name)
+        workers[kind] = versioned(deployed, spec.fingerprint).bind(spec, kind, name)
     frontend = _deployment(
         "frontend_actor_options",
         Frontend,
@@ -259,7 +257,7 @@ def build_app_from_spec(spec: AppSpec) -> Application:
         logging_config={"enable_access_log": spec.access_log},
         graceful_shutdown_wait_loop_s=0.5,
     )
-    return _versioned(frontend, spec).bind(spec, workers)
+    return versioned(frontend, spec.fingerprint).bind(spec, workers)
 
 
 def _deployment(field: str, target: type[Any], **options: Any) -> Any:
@@ -321,13 +319,6 @@ def _profile_files(where: str, model: ModelSpec) -> Iterator[tuple[str, str]]:
     for key, variant in model.variants.items():
         if variant.profile is not None:
             yield f"{where}.variants.{key}.profile", variant.profile
-
-
-def _versioned(deployed: Any, spec: AppSpec) -> Any:
-    # Serve gives every `serve.run` a random version and restarts all replicas; the argument is
-    # there for its own use only (tried: Ray 2.60). A config file does not need it, as Serve has a
-    # version by import path and `args`: scale there by `deployments: [{name, num_replicas}]`.
-    return deployed.options(version=spec.fingerprint, _internal=True)
 
 
 def _tunable(spec: AppSpec) -> dict[str, Any]:

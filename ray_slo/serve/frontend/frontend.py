@@ -30,13 +30,13 @@ from ray_slo.serve.frontend.service import Service
 from ray_slo.serve.frontend.startup import Progress
 from ray_slo.serve.frontend.surroundings import Surroundings
 from ray_slo.serve.frontend.workers import Workers, check_names
+from ray_slo.serve.memory import vitals
 from ray_slo.serve.messages import Heartbeat
 from ray_slo.serve.planner.group_channel import GroupedChannel
 from ray_slo.serve.planner.plan_channel import PlanReporter
 from ray_slo.serve.protos import DescribeReply, InferReply
 from ray_slo.serve.ray_private.http_head import arrival_here
 from ray_slo.serve.scheduler.channel import ActorChannel, Channel, EmbeddedChannel
-from ray_slo.serve.watch.vitals import vitals
 
 logger = logging.getLogger(__name__)
 

@@ -1,6 +1,8 @@
-"""In Serve's proxy, for HTTP: requests wait at a door before they cost anything (`proxy_door`), and
-small bodies are read here, so that a slow client occupies no frontend, and a busy proxy is not
-taken for one."""
+"""The door in Serve's proxy, for HTTP: requests wait there before they cost anything.
+
+Small bodies are read here, so that a slow client occupies no frontend, and a busy proxy is not
+taken for a slow client.
+"""
 
 from __future__ import annotations
 

@@ -1,14 +1,13 @@
-"""What Serve's proxies load: a door (`admission`), middleware for deadlines and dead frontends
-(`failover`), and bounds.
+"""What Serve's proxies load: bounds, a door (`admission`), and failover with deadlines (`http`).
 
-`BoundsMiddleware` refuses what would break Serve's proxy (headers that it decodes and that are no
-text) or fill its memory, as it takes in a body whether or not a replica reads it. Serve loads both
-from the environment of the machine that runs the proxy::
+`BoundsMiddleware` refuses headers that would break Serve's proxy (it decodes some that are no
+text), and bodies that would fill its memory: Serve's proxy takes in a body whether or not a replica
+reads it. Serve loads the middleware from the environment of the machine that runs the proxy::
 
     RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH=ray_slo.serve.proxy:middlewares
 
-The same callback keeps Serve's gRPC server on one host and bounds its messages (`grpc`), and what
-comes before a request is one (`heads`).
+The same callback keeps Serve's gRPC server on one host and bounds its messages, and bounds the head
+of HTTP requests (`ray_private`).
 """
 
 from __future__ import annotations

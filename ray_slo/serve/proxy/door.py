@@ -1,9 +1,9 @@
-"""In Serve's proxy: who goes on to the frontends, and when. HTTP (`admission`) and gRPC
-(`grpc_failover`) share the way, so they share the door (`gate`).
+"""The door in Serve's proxy: which requests go on to the frontends, and when.
 
-What the frontends of a place can do they say with their answers (`CAPACITY_HEADER`); how many were
-refused here they hear with the next request that goes on (`REFUSED_HEADER`), for their metrics and
-for whoever plans for the demand.
+HTTP (`admission`) and gRPC (`grpc`) share the way to the frontends, so they share the door. Its
+rules are those of `gate`. Frontends say with their answers what they can do (`CAPACITY_HEADER`).
+They hear how many requests were refused here with the next one that goes on (`REFUSED_HEADER`), for
+their metrics and for the planner.
 """
 
 from __future__ import annotations

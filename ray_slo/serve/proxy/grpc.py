@@ -1,7 +1,7 @@
-"""`failover` for gRPC: the handlers of Serve's gRPC proxy, called for one attempt after the other.
+"""Failover for gRPC: calls Serve's handlers for one attempt after the other (`http`: for HTTP).
 
-Serve has no middleware for gRPC. `ray_private.grpc_server` wraps its handlers, and tells what a
-call failed with: a status cannot say that a replica died (`notice_death`).
+Serve has no middleware for gRPC. `ray_private.grpc_server` wraps its handlers and says what a call
+failed with, because a status cannot say that a replica died (`notice_death`).
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from ray_slo.serve.deadlines import (
     tightest,
     without,
 )
+from ray_slo.serve.errors import Expired
 from ray_slo.serve.protos import InferReply, InferRequest
 from ray_slo.serve.proxy.door import ProxyDoor
 from ray_slo.serve.proxy.http import TRIES, WAITED_S, Places, lost, suspect
@@ -176,13 +177,13 @@ class Failover:
     async def _sent(self, handle: Handle, call: _Call) -> Any:
         place, budget_s = call.place, call.budget_s
         limit_s = self._ours.limit_s(place, budget_s)
-        for _ in range(TRIES):
+        for i in range(TRIES):
             let_in = time.monotonic()
             spent_s = let_in - call.arrival
             if spent_s <= WAITED_S:
                 spent_s = 0.0
             if budget_s is not None and spent_s >= budget_s:
-                break
+                raise lost() if i else Expired("its deadline passed while it waited at the door")
             refused = self._door.refused_before(place)
             attempt = Attempt(call.context, spent_s, call.slo_s, refused)
             left_s = None if limit_s is None else limit_s - spent_s

@@ -1,16 +1,15 @@
-"""In Serve's proxies: callers hear something when no frontend answers them. The rules for HTTP and
-gRPC (`grpc_failover`), and the middleware for HTTP.
+"""Failover in Serve's proxies: the rules for HTTP and gRPC (`grpc`), and the middleware for HTTP.
 
-A frontend that dies takes along the requests that it owned, and Serve's proxies have nothing to
-send then but a bare 500, or INTERNAL. Here the request is sent again, to another frontend and with
-what is left of its time, as it would be if a worker had died; else the answer has a reason. While
-there is no frontend at all, Serve's proxies wait for one without end. Here a request that names its
-deadline hears within a second after it; one that names none has the SLO that the answers of its
-place have shown, and half a minute (`WAIT_ENV`).
+A frontend that dies takes the requests along that it owned, and Serve's proxies can only answer
+them with a bare 500, or INTERNAL. Here such a request is sent again, to another frontend and with
+the rest of its time, as when a worker dies; else the answer has a reason. While there is no
+frontend at all, Serve's proxies wait for one without end. Here a request that names its deadline is
+answered within a second after it. One that names none has the SLO that the answers of its place
+have shown, and half a minute (`WAIT_ENV`).
 
 Serve reads `x-request-timeout-seconds` as "cancel and answer 408 after this", so a request with a
 tight deadline would be cut off before anybody could say why. The application gets that value under
-another name, and Serve a later one.
+another name, and Serve gets a later one.
 """
 
 from __future__ import annotations

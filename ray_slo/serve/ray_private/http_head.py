@@ -1,8 +1,7 @@
-"""Bounds on what comes before a request is one: Serve's HTTP server keeps a head, that is the
-request line and the headers, in memory until it ends, however long it is and takes to come.
+"""Limits size and duration of a request's head (request line and headers), which uvicorn buffers
+without bound, and notes when a request came to this machine.
 
-And the time when it came to this machine. A busy server accepts a connection seconds after its
-request is there; the kernel knows.
+A busy server accepts a connection seconds after its request is there; the kernel knows when.
 """
 
 from __future__ import annotations

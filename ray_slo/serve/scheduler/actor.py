@@ -15,12 +15,12 @@ import ray
 
 from ray_slo.record.writer import clock_id
 from ray_slo.serve.config.spec import AppSpec
+from ray_slo.serve.memory import vitals
 from ray_slo.serve.messages import BatchReport, Capacity, Event, Heartbeat, Message
 from ray_slo.serve.ray_private.actors import Releases, application_is_gone, get_or_create, in_task
 from ray_slo.serve.scheduler.scheduler import Scheduler
 from ray_slo.serve.watch.metrics import SchedulerMetrics
 from ray_slo.serve.watch.tracing import Decisions, name_of
-from ray_slo.serve.watch.vitals import vitals
 
 logger = logging.getLogger(__name__)
 

@@ -1,7 +1,11 @@
-"""Finds ray-slo applications on a running cluster and asks them how they are."""
+"""Connects to a running cluster, finds ray-slo applications there and asks them how they are."""
 
 from __future__ import annotations
 
+import re
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import ray
@@ -10,20 +14,10 @@ from ray import serve
 from ray_slo.serve.errors import ConfigError
 from ray_slo.serve.frontend.startup import in_a_line
 from ray_slo.serve.planner.actor import find_plan
-from ray_slo.serve.watch.connect import connect
+from ray_slo.serve.ray_private.deploy import frontends
 
+_CONNECT_S = 5.0
 _ANSWER_S = 10.0  # for a frontend's status
-
-
-def frontends() -> dict[str, str]:
-    """Frontend deployment by application name, for every application made by ray-slo."""
-    found: dict[str, str] = {}
-    for app, state in serve.status().applications.items():
-        names = set(state.deployments)
-        for name in names:
-            if any(n.startswith(f"{name}-") and n.endswith("worker") for n in names - {name}):
-                found[app] = name
-    return found
 
 
 def is_frontend(name: str) -> bool:
@@ -100,3 +94,68 @@ def _find(address: str, application: str | None) -> dict[str, str]:
             f"running: {', '.join(sorted(found)) or 'none'}"
         )
     return {application: found[application]}
+
+
+# -- connecting --------------------------------------------------------------------------------
+
+
+def connect(address: str, option: str = "--address") -> None:
+    """Connect to a running Ray.
+
+    Args:
+        option: that names the address, for the message.
+
+    Raises:
+        ValueError: no address, or no Ray there.
+    """
+    _check_listens(address, option)
+    try:
+        ray.init(address=address, log_to_driver=False, logging_level="ERROR")
+    except (ConnectionError, AssertionError) as error:  # the latter: of one that is just going
+        raise ValueError(
+            f"{option}: no Ray cluster found at address {address!r}: start one "
+            f"(`ray start --head`, `serve run …`), or name it ({error or 'it went away'})"
+        ) from None
+
+
+def _check_listens(address: str, option: str) -> None:
+    """Refuse what is no address, and "host:port" where nothing listens: Ray would try for minutes,
+    and end the process.
+
+    Raises:
+        ValueError: says so.
+    """
+    if address in ("auto", "local") or re.match(r"[a-z+]+://.", address):
+        return
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit():
+        raise ValueError(f"{option} must be auto, HOST:PORT or ray://HOST:PORT, got {address!r}")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_S).close()
+    except (OSError, OverflowError) as error:
+        raise ValueError(
+            f"{option}: no Ray cluster found at address {address!r}: {error}"
+        ) from None
+
+
+@contextmanager
+def connected_handle(name: str, address: str = "auto") -> Iterator[Any]:
+    """Connect to a running Ray and yield a handle to "APP" (its ingress) or "APP/DEPLOYMENT".
+
+    Raises:
+        ValueError: no Ray at `address`, or no such application; the message lists those that run.
+    """
+    connect(address, "--ray-address")
+    try:
+        app, _, deployment = name.partition("/")
+        running = sorted(serve.status().applications)
+        if app not in running:
+            raise ValueError(
+                f"--handle: no application {app!r}; running: {', '.join(running) or 'none'}"
+            )
+        if deployment:
+            yield serve.get_deployment_handle(deployment, app_name=app)
+        else:
+            yield serve.get_app_handle(app)
+    finally:
+        ray.shutdown()

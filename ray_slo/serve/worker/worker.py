@@ -14,6 +14,7 @@ from ray import serve
 from ray_slo.core import LatencyProfile
 from ray_slo.core.cluster import Assigned
 from ray_slo.serve.config.spec import AppSpec, worker_deployment
+from ray_slo.serve.memory import vitals
 from ray_slo.serve.messages import BatchReport, Heartbeat, Piece, PieceResult
 from ray_slo.serve.planner.group_channel import Membership
 from ray_slo.serve.planner.plan_channel import PlanFollower
@@ -21,7 +22,6 @@ from ray_slo.serve.ray_private.actors import this_node
 from ray_slo.serve.ray_private.replica_port import listen_on_node_only
 from ray_slo.serve.scheduler.channel import WorkerLink
 from ray_slo.serve.suspects import note_own_end
-from ray_slo.serve.watch.vitals import vitals
 from ray_slo.serve.worker.batches import Batches
 from ray_slo.serve.worker.models import Models
 from ray_slo.serve.worker.progress import Starting

@@ -12,7 +12,7 @@ from benchmarks.__main__ import main
 from benchmarks.harness.rows import Failed
 from benchmarks.live import soak as program
 from benchmarks.live.soak import RULES, Rule, Soak, draw, growth, kept, offer
-from ray_slo.serve.watch.vitals import vitals
+from ray_slo.serve.memory import vitals
 
 AT = np.arange(0.0, 600.0, 5.0)
 MEMORY = RULES["memory, MB"]

@@ -203,6 +203,20 @@ def test_the_first_calls_of_all_wait_for_each_other(monkeypatch):
     assert clock.run(main()) == 16
 
 
+def test_a_call_whose_time_passes_while_others_try_a_place_is_expired(monkeypatch):
+    async def main():
+        serve = Serve(*[REPLY] * 20, takes_s=1.0)
+        infer = serve.handlers["/ray_slo.v1.Inference/Infer"].unary_unary
+        request, late = InferRequest(json="2", model="m"), Context(timeout_s=0.5)
+        await asyncio.gather(*(infer(request, Context()) for _ in range(16)), infer(request, late))
+        return serve, late
+
+    serve, late = clock.run(main())
+    assert len(serve.requests) == 16  # no frontend has seen it, and none was lost with it
+    assert late.status is grpc.StatusCode.DEADLINE_EXCEEDED
+    assert reported(late)["reason"] == "expired"
+
+
 def test_a_message_that_is_too_large_goes_no_further(monkeypatch):
     door = ProxyDoor()
     door.heard(("a", "m"), "10;400;2000;100;100", None, None)

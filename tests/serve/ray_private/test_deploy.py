@@ -1,0 +1,49 @@
+"""Versions of deployments, and how applications of ours are known."""
+
+from types import SimpleNamespace
+
+from ray import serve
+from ray.serve._private.config import DeploymentConfig
+from ray.serve.schema import _deployment_info_to_schema
+
+from ray_slo.serve.ray_private import deploy
+
+
+def details(routers):
+    """What Serve's controller says of an application "app" with these deployments and routers."""
+    deployments = {}
+    for name, router in routers.items():
+        config = (
+            DeploymentConfig() if router is None else DeploymentConfig(request_router_config=router)
+        )
+        config = DeploymentConfig.from_proto_bytes(config.to_proto_bytes())
+        replica = SimpleNamespace(
+            ray_actor_options={},
+            max_replicas_per_node=None,
+            placement_group_bundles=None,
+            placement_group_strategy=None,
+            placement_group_bundle_label_selector=None,
+            placement_group_fallback_strategy=None,
+        )
+        info = SimpleNamespace(deployment_config=config, replica_config=replica)
+        schema = _deployment_info_to_schema(name, info)
+        deployments[name] = {"deployment_config": schema.model_dump(exclude_unset=True)}
+    return {"applications": {"app": {"deployments": deployments}}}
+
+
+def test_an_application_is_known_by_the_routers_of_its_workers():
+    """Where this fails, Serve has changed: see what its controller says of routers now."""
+    ours = {"x-foo": None, "x-foo-gpu-worker": deploy.router_of("x-foo"), "x": None}
+    assert deploy.frontends_in(details(ours)) == {"app": "x-foo"}
+    assert deploy.frontends_in(details({"x": None, "x-foo-worker": None})) == {}
+    assert deploy.frontends_in({}) == {}
+
+
+def test_ray_changed_here():
+    """Where this fails, Serve has changed: see how a deployment keeps its version now."""
+
+    @serve.deployment
+    class Plain:
+        pass
+
+    assert deploy.versioned(Plain, "v1")._version == "v1"
