@@ -1,4 +1,4 @@
-"""What an answer carries beside the result, and how it looks over HTTP."""
+"""Answers: the result, how it came about, and both over HTTP."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class Stage:
     """A task's part in the answer of a pipeline.
 
     Attributes:
-        requests: that were served there for this answer.
-        variants: how many of them each variant served.
-        batch_size, queue_ms, exec_ms: of the one that was done last.
+        requests: number of requests that were served there for this answer.
+        variants: the number of them that each variant served.
+        batch_size, queue_ms, exec_ms: of the request that was done last.
     """
 
     task: str
@@ -51,9 +51,9 @@ class Answer:
         latency_ms: from arrival at the frontend to the answer.
         deadline_met: whether that was within the request's SLO.
         stages: of a pipeline, by task in order. There, `variant` joins the ones that served most
-            requests of each task by "/", `accuracy` is end to end, averaged over what the request
-            came to, `queue_ms` and `exec_ms` are sums along the branch that was done last, and
-            `batch_size` is the root's.
+            requests of each task by "/", `accuracy` is end to end and the mean of all branches,
+            `queue_ms` and `exec_ms` are sums along the branch that was done last, and `batch_size`
+            is the root's.
     """
 
     result: Any
@@ -161,16 +161,16 @@ def _plain(value: Any) -> Any:
 
 
 def to_json(value: Any) -> bytes:
-    """JSON, with NumPy arrays and scalars as lists and numbers, and null for what is no number
-    (nan) or not finite: JSON has neither.
+    """JSON. NumPy arrays and scalars become lists and numbers; nan and the infinities, which JSON
+    does not have, become null.
 
     Raises:
-        TypeError: the result holds something else.
-        ValueError: it holds itself.
+        TypeError: the result holds a value of another type.
+        ValueError: the result holds itself.
     """
     try:
         text = json.dumps(value, default=_plain, allow_nan=False)
     except ValueError:
-        text = json.dumps(value, default=_plain)  # again, for which of the two it was
+        text = json.dumps(value, default=_plain)  # raises if the result holds itself
         text = json.dumps(json.loads(text, parse_constant=lambda _: None))
     return text.encode()

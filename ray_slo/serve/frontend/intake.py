@@ -33,8 +33,8 @@ class Intake:
     """Reads and admits requests.
 
     Args:
-        capacity: of a model, as far as it is known.
-        refused: told of requests that are refused at a door: model, and how many.
+        capacity: of a model; None while it is not known.
+        refused: told of requests that are refused at a door: the model, and their number.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class Intake:
         raise UnknownModel(model=name, valid=valid)
 
     def asked(self, model: str, arrival: float, latency_slo_ms: float | None) -> Asked:
-        """By a caller who gives `latency_slo_ms`, or leaves it to the model.
+        """What a caller asks who gives `latency_slo_ms`, or leaves it to the model.
 
         Raises:
             BadInput: it is not a positive number.
@@ -105,7 +105,7 @@ class Intake:
         return Asked(model, arrival, self._slo_s(model, latency_slo_ms))
 
     def asked_http(self, request: HttpRequest, model: str, arrival: float) -> Asked:
-        """By the headers of an HTTP request.
+        """What the headers of an HTTP request ask.
 
         Raises:
             BadInput: one of them is wrong.
@@ -118,7 +118,7 @@ class Intake:
     def asked_grpc(
         self, request: Any, metadata: Any, model: str, arrival: float
     ) -> tuple[Asked, str, bytes]:
-        """By a gRPC message and its metadata; with the content type and the body of the item.
+        """What a gRPC message and its metadata ask, and the content type and body of the item.
 
         Raises:
             BadInput: something in them is wrong, or too large.

@@ -192,7 +192,7 @@ class Ledger:
 
     @property
     def overhead_s(self) -> float:
-        """Of a call to a worker, there and back, beside the batch: its 95th percentile."""
+        """What a call to a worker takes beyond the batch itself: the 95th percentile, seconds."""
         return self._overhead.value(default=0.0)
 
     def variant(self, model: str, key: str) -> VariantRef:
@@ -201,7 +201,7 @@ class Ledger:
         return self._variants.get(key) or VariantRef(model, key, None)
 
     async def serve(self, entry: Entry) -> tuple[Any, Visit]:
-        """What a worker makes of a request, and how that went.
+        """Have a request served, and return its result and how it was served.
 
         Raises:
             RefusedEarly, Expired, WorkerLost, BadInput: there is no result.
@@ -249,14 +249,14 @@ class Ledger:
     # -- to the scheduler ------------------------------------------------------------------
 
     def resubmit(self, request_ids: Iterable[int] | None = None) -> None:
-        """Tell a scheduler that is new of these requests, as far as they wait; default: of all."""
+        """Submit those of these requests (default: all) that wait to a scheduler that is new."""
         for request_id in list(self._entries) if request_ids is None else request_ids:
             entry = self._entries.get(request_id)
             if entry is not None and entry.grant is None and not entry.future.done():
                 self._submit(entry)
 
     def _submit(self, entry: Entry) -> None:
-        """(Again) to the scheduler, with what is left of the budget less the way back."""
+        """Submit a request, perhaps again, with what is left of its budget less the way back."""
         asked, now = entry.asked, self._clock()
         # At most a share of the SLO: who refuses everything never learns that it is quicker now.
         way_back_s = min(0.5 * self.overhead_s, _WAY_BACK * asked.slo_s)
@@ -369,7 +369,7 @@ class Ledger:
         return Outcome.DONE, result
 
     def _take_down(self, grant: Grant, share: list[Entry], result: PieceResult) -> None:
-        """The results of a share, or that there are none."""
+        """Hand the results of a share out, if there are any."""
         self._scheduler.report(result.report)
         for entry in share:
             entry.trace.ran(result.trace)
@@ -391,9 +391,9 @@ class Ledger:
                 self._submit(entry)
 
     async def _submit_when_safe(self, share: list[Entry], lost: str, why: str) -> None:
-        """Again, once two workers are up: the worker that was lost ended itself, one of these
-        requests may be why, and it must not end the last one. Where there has never been more
-        than one, once that is back."""
+        """Submit requests again once two workers are up: the lost worker ended itself, one of these
+        requests may be why, and it must not end the last worker. Where there was never more than
+        one worker: once that is back."""
         gone = {lost}
         while share := [e for e in share if not e.future.done()]:
             is_safe = False
@@ -414,7 +414,7 @@ class Ledger:
             gone = set()  # by now the scheduler knows; who is there again is there
 
     def _count_retry(self, share: list[Entry], worker: str) -> None:
-        """One more worker ended with them; for some it was the last."""
+        """Count a worker that ended with these requests; fail those that have no retry left."""
         for entry in share:
             entry.retries += 1
             if entry.retries > self._spec.retries:

@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 from ray_slo.core.text import clipped
 from ray_slo.serve.errors import MAX_MESSAGE, NotReady
 
-_SILENT_S = 5.0  # a worker that said nothing for so long has died, or serves
-_RETRY_S = 2.0  # until an application that loads is asked again
-_FAILED_RETRY_S = 30.0  # one that has failed
+_SILENT_S = 5.0  # after this silence a worker has died, or serves
+_RETRY_S = 2.0  # `Retry-After` while an application loads
+_FAILED_RETRY_S = 30.0  # the same once it has failed to load
 SERVING = "serving"  # a worker's last word of its start
 
 
@@ -27,8 +27,8 @@ class Progress(NamedTuple):
     Attributes:
         doing: "building", "loading", "measuring", or `SERVING` once it has started.
         what: a model, or a variant of it.
-        number, of: which one that is, of how many.
-        failed: what the last attempt ended with; None where there was none.
+        number, of: position of `what` among all that the worker loads, and their number.
+        failed: the error of the last attempt; None if there was no attempt before.
     """
 
     worker: str
@@ -55,7 +55,7 @@ class Deployment:
         running: replicas that serve.
         starting: replicas that do not yet.
         message: what Serve says of them, its stack traces left out.
-        failed: it does not try again.
+        failed: Serve does not try again.
     """
 
     running: int
@@ -97,12 +97,12 @@ class Startup:
         self._deployments = states
 
     def plan_says(self, shortfall: str | None) -> None:
-        """What the planner cannot have served, and why."""
+        """The planner's shortfall: what it cannot have served, and why. None: it has none."""
         self._shortfall = shortfall
 
     def refusal(self, offer: str, now: float) -> NotReady | None:
-        """Why a request would wait in vain; None where a worker can take it, or will in a moment:
-        all workers are up, and none says that it still loads."""
+        """Why a request would wait in vain. None: a worker can take it now, or in a moment, as all
+        workers are up and none says that it still loads."""
         missing = self._offers[offer] - self._served
         if not missing:
             return None
@@ -120,8 +120,8 @@ class Startup:
         )
 
     def _is_up(self, one_serves: bool, one_starts: bool) -> bool:
-        """Whether all workers are, as far as they and Serve say. What a worker said last of its
-        start may be older than what Serve says."""
+        """Whether all workers are up, by their own word and Serve's. A worker's last word of its
+        start may be older than Serve's."""
         seen = self._deployments.values()
         if any(d.message for d in seen):
             return False

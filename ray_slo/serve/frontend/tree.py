@@ -1,9 +1,9 @@
 """Runs a request through a pipeline, a tree of tasks, and joins what comes back.
 
-Pure asyncio, no ray: whoever serves one request at one task is a function (`Serve`). What a task's
-batch method returned for a request is split into its result and the items that it made for child
-tasks. All of them are served at the same time, and theirs likewise. When one fails, or the caller
-leaves, the rest is cancelled; the first error is the answer.
+Pure asyncio, no Ray: a function (`Serve`) serves one request at one task. What a task's batch
+method returns for a request is split into its result and its items for child tasks. All these items
+are served at the same time. When one fails, or the caller leaves, the others are cancelled; the
+first error is the answer.
 """
 
 from __future__ import annotations
@@ -23,8 +23,7 @@ class Outputs:
 
     Args:
         result: of the request at this task.
-        items: by child task, what it is to work on: an item is a request there. A child that is
-            not named gets none.
+        items: by child task. Each item is a request there. A child that is not named gets none.
     """
 
     result: Any
@@ -33,7 +32,7 @@ class Outputs:
 
 @dataclass(frozen=True, slots=True)
 class Visit:
-    """How a request was served at a task. Times in seconds; `done_at` in the frontend's clock.
+    """How a request was served at a task. Times in seconds; `done_at` on the frontend's clock.
 
     Attributes:
         spent_s: from its arrival at the task to its result.
@@ -54,7 +53,7 @@ Hook = Callable[..., Awaitable[Any]]
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A request that is done, with those that it made."""
+    """A request that is done, and the requests that it made."""
 
     task: str
     visit: Visit
@@ -68,7 +67,7 @@ class Node:
             yield from node.walk()
 
     def paths(self) -> Iterator[tuple[str, ...]]:
-        """The variants from here to every request that made none."""
+        """For every leaf below: the variants on the way from here to it."""
         if not self.below:
             yield (self.visit.variant,)
         for node in self.below:
@@ -81,7 +80,7 @@ class Node:
         return max((node.done_at for node in self.below), default=self.visit.done_at)
 
     def slowest(self) -> Iterator[Node]:
-        """From here always on to the one that was done last: what the answer waited for."""
+        """The branch from here to the leaf that was done last: what the answer waited for."""
         yield self
         if self.below:
             yield from max(self.below, key=lambda node: node.done_at).slowest()
@@ -100,9 +99,9 @@ class Tree:
     Args:
         parents: parent by task, parents before their children; the root's is None.
         postprocess: by task, what its results go through.
-        join: by task with children, what makes one of its result and theirs; default: a dictionary.
-        made: told, when a request is done at a task, the variant, and how many items it made by
-            child.
+        join: by task with children, what joins its result with theirs; default: a dictionary.
+        made: called when a request is done at a task, with its variant and the number of items that
+            it made for each child.
     """
 
     def __init__(
@@ -120,10 +119,10 @@ class Tree:
         self._made = made
 
     async def run(self, item: Any, serve: Serve) -> Node:
-        """Serve an item and all that comes of it.
+        """Serve an item at the root, and the items made of it below.
 
         Raises:
-            BatchResultError: a task made items for another than its children.
+            BatchResultError: a task made items for a task that is not its child.
             Exception: the first that serving, `postprocess` or `join` raised.
         """
         return await self._visit(self.root, item, None, serve)
@@ -154,7 +153,7 @@ class Tree:
         return Node(task, visit, result, tuple(below))
 
     def split(self, task: str, value: Any) -> tuple[Any, dict[str, list[Any]]]:
-        """Result and items by child of what a batch method returned for one request.
+        """Split what a batch method returned for one request into the result and items by child.
 
         Raises:
             BatchResultError: names the task, and what it must return.
@@ -184,7 +183,7 @@ async def _nested(result: Any, outputs: dict[str, list[Any]]) -> dict[str, Any]:
 
 
 def say_task(error: Exception, task: str) -> None:
-    """Note in an error where it happened. The requests of a batch share one."""
+    """Note in an error the task where it happened. The requests of a batch share one error."""
     note = f"in task {task!r}"
     notes = getattr(error, "__notes__", [])
     if note not in notes:  # `add_note` is new in Python 3.11
@@ -202,7 +201,7 @@ def _wrong(task: str, children: Sequence[str], got: str) -> Exception:
 
 
 async def _together(visits: list[Coroutine[Any, Any, Node]]) -> list[Node]:
-    """All results, or the first error as soon as it is there, when the others have ended."""
+    """All results. At the first error the others are cancelled, and it is raised once they end."""
     if len(visits) < 2:
         return [await visit for visit in visits]
     tasks = [asyncio.ensure_future(visit) for visit in visits]

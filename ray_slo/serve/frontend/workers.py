@@ -24,10 +24,10 @@ from ray_slo.serve.watch import tracing
 logger = logging.getLogger(__name__)
 
 _MEET_S = 5.0  # for workers to introduce themselves again
-_FIRST_S = 2.0  # the same at the start; without an answer, none is up
-_LOOK_S = 0.3  # between looks at what workers can serve, until that is all
+_FIRST_S = 2.0  # the same at the start; without an answer no worker is up
+_LOOK_S = 0.3  # between looks at what workers can serve, until they can serve everything
 _LEAST_LOOK_S = 0.05  # the same, when a request waits for the next one
-_FRESH_S = 1.0  # that it waits, at most
+_FRESH_S = 1.0  # a request waits at most this long for a look
 # What a call to a worker raises when the worker is gone, or its node with the result.
 _GONE = (
     ray.exceptions.RayActorError,
@@ -153,7 +153,7 @@ class Workers:
     # -- what they can serve ---------------------------------------------------------------
 
     def capacity_of(self, model: str) -> Capacity | None:
-        """What is there for a model, as far as it is known."""
+        """The capacity for a model; None while it is not known."""
         return self._capacity.get(model)
 
     async def begin(self) -> None:
@@ -187,10 +187,10 @@ class Workers:
         return Up(self._capacity[model].workers, self._most[model])
 
     async def refresh(self, *, is_waited_for: bool) -> None:
-        """Look at what they can serve; called about once a second.
+        """Ask the scheduler again what workers can serve; called about once a second.
 
         Args:
-            is_waited_for: requests wait for them.
+            is_waited_for: whether requests wait for workers.
         """
         with contextlib.suppress(Exception):  # the scheduler restarts: what is known stays
             await self._look(_FRESH_S)
@@ -219,7 +219,7 @@ class Workers:
         await self._channel.join(beat)
 
     async def _watch_startup(self) -> None:
-        """Find out what can be served, until that is all, and what keeps the rest."""
+        """Find out what can be served, and why the rest cannot, until everything can."""
         kinds = {kind: handle.deployment_name for kind, handle in self._handles.items()}
         while True:
             look, self._next_look = self._next_look, self._loop.create_future()
