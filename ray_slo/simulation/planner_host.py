@@ -81,7 +81,7 @@ class PlannerHost:
         """
         self.due_at = now + self._interval_s
         running = sum(says.assigned is not None for says in seen.workers.values())
-        asked = Question(now, trigger, self.brain.inputs(now), running)
+        asked = Question(now, trigger, self.brain.inputs(now, seen), running)
         self._solving = True
         try:
             asked.problem = self.brain.problem(now, seen)

@@ -13,7 +13,7 @@ from ray_slo.cli import main
 from ray_slo.errors import ConfigError
 from ray_slo.record import plans as plan_log
 from ray_slo.serve import build_app
-from ray_slo.serve.planner.groups_actor import find_planner
+from ray_slo.serve.planner.links import find_planner
 from ray_slo.serve.ray_private.actors import find_actor
 
 pytestmark = pytest.mark.live

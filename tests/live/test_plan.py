@@ -14,7 +14,7 @@ from waiting import eventually
 import ray_slo
 from ray_slo.record import plans as plan_log
 from ray_slo.record import rows as decision_log
-from ray_slo.serve.planner.actor import find_plan
+from ray_slo.serve.planner.links import find_planner
 from ray_slo.serve.watch.status import read_dry_run
 from ray_slo.simulation.replay import replay
 
@@ -133,18 +133,14 @@ def test_replicas_and_variants_follow_the_demand(words):
 def test_a_solver_error_holds_the_plan(words):
     @contextlib.contextmanager
     def broken_solver(actor):
-        def break_it(_):
-            from ray_slo.serve.planner import actor as plan_actor
-
+        def break_it(planner):
             async def fail(function, problem):
                 raise RuntimeError("no licence")
 
-            plan_actor.kept, plan_actor.in_task = plan_actor.in_task, fail
+            planner.kept, planner.aside = planner.aside, fail
 
-        def mend_it(_):
-            from ray_slo.serve.planner import actor as plan_actor
-
-            plan_actor.in_task = plan_actor.kept
+        def mend_it(planner):
+            planner.aside = planner.kept
 
         ray.get(actor.__ray_call__.remote(break_it))
         try:
@@ -153,7 +149,7 @@ def test_a_solver_error_holds_the_plan(words):
             ray.get(actor.__ray_call__.remote(mend_it))
 
     before = does(plan(words))
-    with broken_solver(find_plan("words#words")):
+    with broken_solver(find_planner("words#words")):
         words.slo_replan.remote().result(timeout_s=60)
         status = plan(words)
         assert status["error"] == "planning failed: RuntimeError: no licence"
@@ -173,7 +169,7 @@ def test_a_dead_planner_stops_nothing_and_its_successor_takes_over(words, restar
         return status.get("plans", 0) > 0 and status["epoch"] != epoch
 
     with Load(words, 2) as load:
-        ray.kill(find_plan("words#words"), no_restart=not restarted)
+        ray.kill(find_planner("words#words"), no_restart=not restarted)
         time.sleep(0.5)
         assert words.remote("word").result()["outputs"] == {"spell": ["w-o-r-d"]}
         assert eventually(is_taken_over), shown(words)

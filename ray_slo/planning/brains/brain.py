@@ -260,7 +260,7 @@ class Brain:
 
         Args:
             waited_s: since the planner started.
-            listened_s: since the first frontend was heard; 0 before.
+            listened_s: since the first frontend was heard; before, since the planner started.
         """
         return waited_s >= _SETTLE_S and (not seen.successor or listened_s >= _LISTEN_S)
 
@@ -290,10 +290,11 @@ class Brain:
         """Serve a model in another group from now on; returns why.
 
         Raises:
-            LookupError: no such model or group.
+            LookupError: no such model.
+            ValueError: no such group.
             NotYet: there is no layout of groups yet.
         """
-        raise LookupError("the application has no serving groups; name some under `groups`")
+        raise ValueError("the application has no serving groups; name some under `groups`")
 
     # -- what it says ----------------------------------------------------------------------
 
@@ -314,7 +315,7 @@ class Brain:
         """Workers of a kind; None: as many as there are."""
         return None
 
-    def inputs(self, now: float) -> dict[str, Any]:
+    def inputs(self, now: float, seen: Seen) -> dict[str, Any]:
         """What it would plan for, for people: `demand` in requests per second, and the rest."""
         raise NotImplementedError
 

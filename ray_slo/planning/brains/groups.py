@@ -1,348 +1,384 @@
-"""Serving groups: which models and workers share a scheduler, and how that changes as it runs.
+"""The brain of serving groups: which models (and, in a pool, which workers) make a group, by the
+configuration, by hand, or by the planners `herd` and `partition`; and how a layout is carried out,
+step by step (`layouts`).
 
-Pure: no ray, no clock. A `Layout` says what is wanted. What is there (`Seen`) and where frontends
-send requests (`routes`) say what is. Every step below is a function of the three, so whoever
-carries steps out may die between any two of them, and another goes on from what it sees.
-
-A model moves make-before-break: the workers of the new group load it beside what they have
-(`wanted`), then requests are routed to them (`routed`), and when the old group has none of its
-requests left, its workers unload it. A worker changes its group when it has loaded what it needs
-there and others hold what its old group still serves.
-
-    >>> old, new = Layout({"m": "a"}), Layout({"m": "b"})
-    >>> there = {"w": Seen("a", "a", frozenset("m")), "v": Seen("b", "b", frozenset())}
-    >>> wanted(new, {"w": "a", "v": "b"}, there, {"m": "a"}, set())["v"].models
-    ('m',)
-    >>> routed(new, {"w": "a", "v": "b"}, there, {"m": "a"})  # v has not loaded it yet
-    {'m': 'a'}
+A planner plans for the rates of the last interval and the throughput of a worker, as far as
+profiles are known. A plan that is better than what is there by no more than `min_gain` moves
+nothing. Where there is no plan at first, its best effort, or else one group for all models, is what
+workers do; later, the last layout stays.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+import logging
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
-
-import numpy as np
 
 from ray_slo.core import LatencyProfile
 from ray_slo.planning import Infeasible, herd, partition
+from ray_slo.planning.brains.brain import (
+    Brain,
+    Counts,
+    NotYet,
+    Routing,
+    Seen,
+    Verdict,
+    Wanted,
+)
+from ray_slo.planning.brains.group_plans import (
+    Measured,
+    best_throughput,
+    make_problem,
+    solve,
+    to_layout,
+    worth_it,
+)
+from ray_slo.planning.brains.layouts import Layout, Order, Place, members, orders, routed, settled
 
-_SLO_SHARE = 0.5  # a batch of the largest goodput leaves as much time to wait as it takes
-# Arguments of the planners' problems that are measured, or follow from the rest.
-_OURS = {
-    "herd": {"models", "workers"},
-    "partition": {"models", "current", "change_cost"},
-}
-_PROBLEMS: dict[str, type[herd.Problem | partition.Problem]] = {
-    "herd": herd.Problem,
-    "partition": partition.Problem,
-}
+logger = logging.getLogger(__name__)
+
+_LISTEN_S = 3.0  # at first: for everybody to say what they are doing
+_DRAIN_S = 60.0  # a group that still has requests of a model after this is drained no longer
 
 
 @dataclass(frozen=True)
-class Layout:
-    """What is wanted.
+class GroupsSetting:
+    """What the brain is told of an application.
 
     Attributes:
-        models: group of each model.
-        sizes: workers of each group; empty where every worker belongs to a group by its kind.
+        variants: of each model, as workers load them.
+        slos_s: of each model.
+        workers: how many the configuration names.
+        groups: the models that each configured group begins with; empty: workers are a pool, and
+            the planner makes the groups.
+        homes: group of each kind of worker; empty for a pool.
+        planner: "herd", "partition", or None: the layout is the configuration's.
+        kwargs: further arguments of the planner's problem.
+        rates: requests per second expected of models until there is a measured interval; 1 where
+            not given.
+        memory_mb: of models.
+        min_gain: see the module.
+        profiles: of variants, as files say.
     """
 
-    models: Mapping[str, str]
-    sizes: Mapping[str, int] = field(default_factory=dict)
+    variants: Mapping[str, tuple[str, ...]]
+    slos_s: Mapping[str, float]
+    workers: int
+    groups: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    homes: Mapping[str, str] = field(default_factory=dict)
+    planner: str | None = None
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    rates: Mapping[str, float] = field(default_factory=dict)
+    memory_mb: Mapping[str, float] = field(default_factory=dict)
+    min_gain: float = 0.1
+    profiles: Mapping[str, LatencyProfile] = field(default_factory=dict)
 
-    def of(self, group: str) -> set[str]:
-        return {model for model, g in self.models.items() if g == group}
+
+@dataclass(frozen=True)
+class Job:
+    """What is to be decided, for how many workers.
+
+    Attributes:
+        problem: the planner's.
+        now: when it was made.
+        counted: requests of the interval that ends now, by model; None where rates are expected
+            ones.
+    """
+
+    problem: herd.Problem | partition.Problem
+    workers: int
+    now: float
+    measured: Measured
+    counted: Mapping[str, int] | None
+
+
+def solve_job(job: Job) -> Any:
+    """The planner's answer; run as a Ray task."""
+    return solve(job.problem)
+
+
+@dataclass
+class _Drain:
+    number: int  # frontends that have applied this answer send no more
+    since: float
+
+
+class GroupsBrain(Brain):
+    """Keeps the layout of an application's groups, plans it anew, and carries it out."""
+
+    def __init__(self, setting: GroupsSetting) -> None:
+        self._setting = setting
+        self._layout: Layout | None = None
+        self._has_begun = False
+        self._fell_back = False
+        self._counted: Counter[str] = Counter()  # requests of the running interval, by model
+        self._since: float | None = None  # when that began
+        self._rates: dict[str, float] = {}  # of the last one
+        self._member: dict[str, str] = {}
+        self._routes: dict[str, str] = {}
+        self._draining: dict[tuple[str, str], _Drain] = {}
+        self._number = 0
+        self._moves = 0
 
     @property
-    def groups(self) -> tuple[str, ...]:
-        return tuple(sorted({*self.models.values(), *self.sizes}))
+    def solve(self) -> Callable[[Job], Any]:
+        return solve_job
 
+    def configure(self, setting: GroupsSetting) -> None:
+        self._setting = setting
 
-@dataclass(frozen=True)
-class Seen:
-    """A worker as it last said.
+    def counted(self, now: float, over_s: float, counts: Counts) -> None:
+        self._counted.update(counts.requests)
 
-    Attributes:
-        home: the group that its kind belongs to; None in a pool.
-        group: where it serves; None before it is told.
-        loaded: models that its group's scheduler knows it has.
-    """
+    # -- when it plans ---------------------------------------------------------------------
 
-    home: str | None
-    group: str | None
-    loaded: frozenset[str]
+    def may_begin(self, seen: Seen, waited_s: float, listened_s: float) -> bool:
+        # Who is there already must have a say: a planner that was restarted knows of nothing.
+        all_here = len(seen.workers) >= self._setting.workers
+        return bool(seen.frontends) and (all_here or waited_s > _LISTEN_S)
 
-
-@dataclass(frozen=True)
-class Wanted:
-    """What a worker should do: serve in this group, with these models and no other."""
-
-    group: str
-    models: tuple[str, ...]
-
-
-Draining = Collection[tuple[str, str]]  # (model, group that still has requests of it)
-
-
-def members(
-    layout: Layout, seen: Mapping[str, Seen], before: Mapping[str, str] | None = None
-) -> dict[str, str]:
-    """The group that each worker should be in.
-
-    Args:
-        before: the last answer. Who is in a group stays while there is room.
-    """
-    if not layout.sizes:
-        return {w: s.home for w, s in seen.items() if s.home is not None}
-    now = {w: (before or {}).get(w) or s.group for w, s in seen.items()}
-    chosen: dict[str, str] = {}
-    free: list[str] = []
-    for group in {*now.values()} - {None}:
-        assert group is not None
-        mine = sorted(
-            (w for w, g in now.items() if g == group),
-            key=lambda w: (-len(seen[w].loaded & layout.of(group)), w),
-        )
-        room = layout.sizes.get(group, 0)
-        chosen |= dict.fromkeys(mine[:room], group)
-        free += mine[room:]
-    free += [w for w, g in now.items() if g is None]
-    for worker in sorted(free):
-        count = {g: sum(c == g for c in chosen.values()) for g in layout.sizes}
-        filled = {g: count[g] / size if size else math.inf for g, size in layout.sizes.items()}
-        # Beyond all sizes, nobody who serves in a group is moved for nothing.
-        stays = now[worker] if min(filled.values()) >= 1 else None
-        where = stays if filled.get(stays or "", math.inf) < math.inf else None
-        chosen[worker] = where or min(filled, key=lambda g: (filled[g], g))
-    return chosen
-
-
-def wanted(
-    layout: Layout,
-    member: Mapping[str, str],
-    seen: Mapping[str, Seen],
-    routes: Mapping[str, str],
-    draining: Draining,
-) -> dict[str, Wanted]:
-    """What every worker should do now, on the way to `layout`."""
-
-    def held(group: str) -> set[str]:
-        """Models with requests there."""
-        return {m for m, g in routes.items() if g == group} | {m for m, g in draining if g == group}
-
-    answer = {}
-    for worker, target in member.items():
-        now = seen[worker].group
-        need = layout.of(target) | held(target)
-        if now is None or now == target:
-            answer[worker] = Wanted(target, tuple(sorted(need)))
-            continue
-        kept = held(now)
-        staying = [s.loaded for w, s in seen.items() if s.group == now == member.get(w)]
-        covered = all(any(m in loaded for loaded in staying) for m in kept)
-        if covered and need <= seen[worker].loaded:
-            answer[worker] = Wanted(target, tuple(sorted(need)))
-        else:
-            answer[worker] = Wanted(now, tuple(sorted(need | kept)))
-    return answer
-
-
-def routed(
-    layout: Layout,
-    member: Mapping[str, str],
-    seen: Mapping[str, Seen],
-    routes: Mapping[str, str],
-) -> dict[str, str]:
-    """Where each model's requests should go now: a model is switched when all of its new group's
-    workers have it (the first time, when one has)."""
-    answer = dict(routes)
-    for model, group in layout.models.items():
-        there = [
-            model in s.loaded
-            for w, s in seen.items()
-            if s.group == group and member.get(w) == group
-        ]
-        if any(there) and (all(there) or model not in routes):
-            answer[model] = group
-    return answer
-
-
-def settled(
-    layout: Layout,
-    member: Mapping[str, str],
-    seen: Mapping[str, Seen],
-    routes: Mapping[str, str],
-    draining: Draining,
-) -> bool:
-    """Whether nothing is left to be done."""
-    return (
-        not draining
-        and all(routes.get(m) == g for m, g in layout.models.items())
-        and all(
-            (seen[w].group, set(seen[w].loaded)) == (t.group, set(t.models))
-            for w, t in wanted(layout, member, seen, routes, draining).items()
-        )
-    )
-
-
-# -- planners ------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Demand:
-    """What a planner plans for.
-
-    Attributes:
-        rates: requests per second, by model.
-        throughput: requests per second that one worker can serve in time, by model.
-    """
-
-    rates: Mapping[str, float]
-    throughput: Mapping[str, float]
-
-    def load(self, model: str) -> float:
-        """Workers that the model's average load needs."""
-        return self.rates[model] / self.throughput[model]
-
-
-def best_throughput(profile: LatencyProfile, slo_s: float) -> float:
-    """Requests per second of one worker, in batches that leave as much time to wait as to run."""
-    known = profile.measured
-    largest = max(known.max_batch_within(_SLO_SHARE * slo_s), 1)
-    return max(known.throughput(b) for b in range(1, largest + 1))
-
-
-def check_kwargs(name: str, kwargs: Mapping[str, Any]) -> None:
-    """Refuse arguments that the planner has not.
-
-    Raises:
-        ValueError: names the argument and lists the valid ones.
-    """
-    valid = {f.name for f in fields(_PROBLEMS[name])} - _OURS[name]
-    if unknown := sorted(set(kwargs) - valid):
-        raise ValueError(
-            f"planner {name!r} has no argument {unknown[0]!r}; "
-            f"valid arguments are {', '.join(sorted(valid))}"
-        )
-
-
-def make_problem(
-    name: str,
-    kwargs: Mapping[str, Any],
-    demand: Demand,
-    memory_mb: Mapping[str, float],
-    workers: int,
-    groups: Sequence[str],
-    current: Mapping[str, str],
-) -> Any:
-    """The planner's problem.
-
-    Args:
-        memory_mb: of models; 0 where not given.
-        groups: names in the order of `partition`'s sub-clusters.
-        current: group of each model now.
-
-    Raises:
-        ValueError: an argument out of its range, or unknown.
-    """
-    check_kwargs(name, kwargs)
-    if name == "herd":
-        defaults = {"group_worker_limit": workers, "memory_mb": 1.0}
-        streams = tuple(
-            herd.ModelStream(m, demand.load(m), memory_mb.get(m, 0.0)) for m in demand.rates
-        )
-        return herd.Problem(streams, workers, **{**defaults, **kwargs})
-    models = tuple(
-        partition.Model(m, rate, memory_mb.get(m, 0.0)) for m, rate in demand.rates.items()
-    )
-    index = {group: j for j, group in enumerate(groups)}
-    where = tuple(index.get(current.get(m, ""), -1) for m in demand.rates)
-    extra = {} if all(j < 0 for j in where) else {"current": where}
-    return partition.Problem(models, **{"sub_clusters": len(groups), **kwargs, **extra})
-
-
-def solve(problem: Any) -> Any:
-    """The planner's answer; run as a Ray task."""
-    planner: Any = herd if isinstance(problem, herd.Problem) else partition
-    return planner.plan(problem)
-
-
-def to_layout(
-    answer: Any, workers: int, groups: Sequence[str], current: Layout | None, *, pool: bool
-) -> Layout:
-    """What a plan says, under the names that its groups have now.
-
-    Args:
-        answer: of `herd` or `partition`.
-        workers: how many there are, to be shared out where the planner does not.
-        pool: workers are shared out; else they belong to their groups.
-    """
-    if isinstance(answer, herd.Plan):
-        names = _names([g.models for g in answer.groups], current)
-        models = {m: n for n, g in zip(names, answer.groups, strict=True) for m in g.models}
-        return Layout(models, {n: g.workers for n, g in zip(names, answer.groups, strict=True)})
-    parts = answer.sub_clusters
-    models = {m: name for name, part in zip(groups, parts, strict=True) for m in part.models}
-    if not pool:
-        return Layout(models)
-    busiest = np.argsort([-part.rate for part in parts], kind="stable").tolist()
-    each, more = divmod(workers, len(parts))
-    return Layout(models, {groups[j]: each + (busiest.index(j) < more) for j in range(len(parts))})
-
-
-def _names(planned: Sequence[Sequence[str]], current: Layout | None) -> list[str]:
-    """Names for planned groups: those of the groups that they have most models in common with."""
-    taken = list(current.groups) if current is not None else []
-    names = [""] * len(planned)
-    if current is not None and taken:
-        from scipy.optimize import linear_sum_assignment  # every replica imports this module
-
-        common = [[-len(current.of(name) & set(models)) for name in taken] for models in planned]
-        for row, column in zip(
-            *linear_sum_assignment(np.array(common).reshape(-1, len(taken))), strict=True
+    def begin(self, now: float, seen: Seen) -> str:
+        self._has_begun = True
+        setting = self._setting
+        listed = {m: group for group, models in setting.groups.items() for m in models}
+        if seen.planned_before:
+            why = "taken over from before the planner was restarted"
+            self._take_over(now, seen, listed)
+        elif setting.planner is None or (
+            listed.keys() == setting.variants.keys() and not setting.rates
         ):
-            names[row] = taken[column]
-    unused = (f"g{i}" for i in range(1, len(planned) + len(taken) + 1) if f"g{i}" not in taken)
-    return [name or next(unused) for name in names]
+            why = "as configured"
+            self._adopt(Layout(listed), why)
+        else:
+            return ""
+        self._since = now
+        return why
 
+    def _take_over(self, now: float, seen: Seen, listed: Mapping[str, str]) -> None:
+        """Go on with what a predecessor left behind."""
+        for says in seen.frontends.values():
+            self._routes = {**says.routes, **self._routes}
+        places = self._places(seen)
+        sizes: dict[str, int] = {}
+        if not self._setting.groups:
+            sizes = dict(Counter(p.group for p in places.values() if p.group is not None))
+            sizes |= {g: 1 for g in self._routes.values() if g not in sizes}
+        for place in places.values():  # what is loaded beside may still have requests
+            for model in place.loaded:
+                group = place.group
+                if group is not None and self._routes.get(model, group) != group:
+                    self._draining[model, group] = _Drain(self._number, now)
+        models = {**listed, **self._routes}
+        groups = sorted(sizes) or self._group_names()
+        for model in self._setting.variants:
+            having = sorted(p.group for p in places.values() if p.group and model in p.loaded)
+            models.setdefault(model, (having or groups)[0])
+        self._adopt(Layout(models, sizes), "taken over")
 
-def worth_it(problem: Any, current: Layout, answer: Any, min_gain: float) -> bool:
-    """Whether a plan is better than what is there by the share `min_gain`: in burst tolerance or
-    headroom (`herd`), or in the evenness of loads, as a share of their average (`partition`)."""
-    loads: dict[str, float] = {}
-    for model in problem.models:
-        loads[model.name] = model.load if isinstance(problem, herd.Problem) else model.rate
-    if not set(loads) <= set(current.models):
-        return True
-    sums: dict[str, float] = {}
-    for model, load in loads.items():
-        group = current.models[model]
-        sums[group] = sums.get(group, 0.0) + load
-    if isinstance(problem, herd.Problem):
-        if sum(current.sizes.values()) != problem.workers:
-            return True
-        sizes = {model: current.sizes[group] for model, group in current.models.items()}
-        tolerances = [sizes[m] / n for m, n in loads.items() if n > 0]
-        headrooms = [current.sizes[g] / n for g, n in sums.items() if n > 0]
-        if not tolerances:
-            return False
-        tolerance, headroom = min(tolerances), min(headrooms)
-        better = 1 + min_gain
-        return bool(answer.burst_tolerance > better * tolerance) or bool(
-            answer.burst_tolerance >= tolerance and answer.headroom > better * headroom
+    def problem(self, now: float, seen: Seen) -> Job:
+        setting = self._setting
+        if not self._has_begun:
+            raise NotYet("the groups are not laid out yet; try again in a moment")
+        if setting.planner is None:
+            raise NotYet("the application has no planner; name one, or move models by hand")
+        counted = dict(self._counted) if self._since is not None and self._counted else None
+        measured = self._measured(now, seen)
+        known = {m: g for g, models in setting.groups.items() for m in models}
+        workers = self._num_workers(seen)
+        problem = make_problem(
+            setting.planner,
+            setting.kwargs,
+            measured,
+            setting.memory_mb,
+            workers,
+            self._group_names(),
+            self._layout.models if self._layout is not None else known,
         )
-    average = sum(loads.values()) / problem.sub_clusters
-    spread = max((abs(value - average) for value in sums.values()), default=0.0)
-    if len(sums) < problem.sub_clusters:
-        spread = max(spread, average)
-    return bool(spread - answer.rate_spread > min_gain * average)
+        return Job(problem, workers, now, measured, counted)
 
+    def _measured(self, now: float, seen: Seen) -> Measured:
+        rates = self._rates or {m: self._setting.rates.get(m, 1.0) for m in self._setting.variants}
+        if self._since is not None and self._counted and now > self._since:
+            rates = {m: self._counted[m] / (now - self._since) for m in self._setting.variants}
+        return Measured(rates, self._throughput(seen))
 
-def verdict(answer: Any) -> tuple[Any, str]:
-    """The plan to carry out, and why."""
-    if isinstance(answer, Infeasible):
-        return answer.best_effort, f"infeasible: {answer.reason}; {answer.best_effort.explanation}"
-    return answer, answer.explanation
+    def _throughput(self, seen: Seen) -> dict[str, float]:
+        """Requests per second that a worker can serve in time, by model: by what workers have
+        learned, else by profile files, else alike for all."""
+        best: dict[str, float] = {}
+        for model, variants in self._setting.variants.items():
+            learned = [p for (v, _), p in seen.profiles.items() if v in variants]
+            files = [p for v, p in self._setting.profiles.items() if v in variants]
+            rates = [best_throughput(p, self._setting.slos_s[model]) for p in learned or files]
+            if rates:
+                best[model] = max(rates)
+        usual = sum(best.values()) / len(best) if best else 1.0
+        return {model: best.get(model, usual) for model in self._setting.variants}
+
+    def _num_workers(self, seen: Seen) -> int:
+        # One that is being replaced counts: a plan must not shrink the service.
+        return max(self._setting.workers, len(seen.workers))
+
+    def _group_names(self) -> list[str]:
+        parts = self._setting.kwargs.get("sub_clusters", 1)
+        return list(self._setting.groups) or [f"g{i + 1}" for i in range(parts)]
+
+    def adopt(self, problem: Job, answer: Any) -> Verdict:
+        if problem.counted is not None:
+            self._rates = dict(problem.measured.rates)
+        self._counted -= Counter(problem.counted or {})
+        self._since = problem.now
+        before, min_gain = self._layout, self._setting.min_gain
+        feasible = not isinstance(answer, Infeasible)
+        plan = answer if feasible else answer.best_effort
+        why = plan.explanation
+        if not feasible:
+            why = f"infeasible: {answer.reason}; {why}"
+            if before is not None:
+                logger.warning("the layout stays: %s", why)
+                return Verdict(why, holds=True)
+        elif before is not None and not worth_it(problem.problem, before, plan, min_gain):
+            return Verdict(f"kept, as moves would gain no more than {min_gain:.0%}: {why}")
+        names, pool = self._group_names(), not self._setting.groups
+        self._adopt(to_layout(plan, problem.workers, names, before, pool=pool), why)
+        return Verdict(why, None if feasible else why)
+
+    def move(self, model: str, group: str) -> str:
+        if model not in self._setting.variants:
+            raise LookupError(model)
+        if self._layout is None:
+            raise NotYet("the groups are not laid out yet; try again in a moment")
+        groups = sorted(self._setting.groups or self._layout.groups)
+        if group not in groups:
+            raise ValueError(f"no group {group!r}; the groups are {', '.join(groups)}")
+        why = f"{model} was moved to {group} by hand"
+        self._adopt(Layout({**self._layout.models, model: group}, self._layout.sizes), why)
+        return why
+
+    def _adopt(self, layout: Layout, why: str) -> None:
+        self._layout = layout
+        self._fell_back = False
+        self._number += 1  # there may be groups to get ready for
+        logger.info("layout: %s (%s)", layout, why)
+
+    # -- what it says ----------------------------------------------------------------------
+
+    def wanted(self, now: float, seen: Seen, hopeless: bool) -> dict[str, Wanted]:
+        if self._layout is None and hopeless:
+            self._fall_back(seen)
+        if self._layout is None:
+            return {}
+        places = self._places(seen)
+        self._drain(now, seen)
+        self._step(now, places)
+        return {
+            worker: Wanted(None, self._variants_of(order), group=order.group)
+            for worker, order in self._orders(places).items()
+        }
+
+    def _fall_back(self, seen: Seen) -> None:
+        names = self._group_names()
+        listed = {m: g for g, models in self._setting.groups.items() for m in models}
+        models = {model: listed.get(model, names[0]) for model in self._setting.variants}
+        sizes = {} if self._setting.groups else {names[0]: self._num_workers(seen)}
+        self._adopt(Layout(models, sizes), "there is no plan")
+        self._fell_back = True
+
+    def _places(self, seen: Seen) -> dict[str, Place]:
+        def loaded(variants: frozenset[str]) -> frozenset[str]:
+            models = self._setting.variants.items()
+            return frozenset(model for model, of in models if variants.issuperset(of))
+
+        homes = self._setting.homes
+        return {
+            name: Place(homes.get(says.kind), says.group, loaded(says.loaded))
+            for name, says in seen.workers.items()
+        }
+
+    def _orders(self, places: Mapping[str, Place]) -> dict[str, Order]:
+        assert self._layout is not None
+        return orders(self._layout, self._member, places, self._routes, self._draining)
+
+    def _variants_of(self, order: Order) -> tuple[str, ...]:
+        return tuple(v for model in order.models for v in self._setting.variants[model])
+
+    def _step(self, now: float, places: Mapping[str, Place]) -> None:
+        """Go one step nearer to the layout."""
+        assert self._layout is not None
+        known = {worker: group for worker, group in self._member.items() if worker in places}
+        self._member = members(self._layout, places, known)
+        routes = routed(self._layout, self._member, places, self._routes)
+        if routes == self._routes:
+            return
+        self._number += 1
+        for model, old in self._routes.items():
+            if (new := routes[model]) != old:
+                self._moves += 1
+                self._draining[model, old] = _Drain(self._number, now)
+                self._draining.pop((model, new), None)
+                logger.info("%s is served by %s now, no more by %s", model, new, old)
+        self._routes = routes
+
+    def _drain(self, now: float, seen: Seen) -> None:
+        """Forget groups that have none of a moved model's requests left."""
+        frontends = seen.frontends.values()
+        for (model, group), drain in list(self._draining.items()):
+            if any(says.applied[1] < drain.number for says in frontends):
+                continue
+            if now - drain.since > _DRAIN_S:
+                logger.warning("%s still has requests of %s; draining no longer", group, model)
+            elif any(says.queued.get((model, group)) for says in frontends):
+                continue
+            del self._draining[model, group]
+
+    @property
+    def routing(self) -> Routing | None:
+        if self._layout is None:
+            return None
+        groups = tuple(sorted({*self._routes.values(), *self._layout.groups}))
+        complete = self._layout.models.keys() <= self._routes.keys()
+        return Routing(self._number, dict(self._routes), groups, complete)
+
+    def inputs(self, now: float, seen: Seen) -> dict[str, Any]:
+        measured = self._measured(now, seen)
+        return {
+            "demand": sum(measured.rates.values()),
+            "rates": dict(measured.rates),
+            "throughput": dict(measured.throughput),
+            "workers": self._num_workers(seen),
+        }
+
+    def outcome(self) -> dict[str, Any]:
+        if self._layout is None:
+            return {}
+        return {"groups": dict(self._layout.models), "sizes": dict(self._layout.sizes)}
+
+    def status(self, seen: Seen) -> dict[str, Any]:
+        layout, places, state = self._layout, self._places(seen), "starting"
+        if layout is not None:
+            done = settled(layout, self._member, places, self._routes, self._draining)
+            state = "settled" if done else "moving"
+        fallback = {"why": "there is no plan: every model in the first group"}
+        names = {*self._routes.values(), *(layout.groups if layout else ()), *self._setting.groups}
+        return {
+            **(fallback if self._fell_back else {}),
+            "state": state,
+            "load_errors": {
+                f"{variant} on {worker}": why
+                for worker, says in seen.workers.items()
+                for variant, (why, _) in says.errors.items()
+            },
+            "moves": self._moves,
+            "rates": dict(self._rates),
+            "groups": {
+                group: {
+                    "models": sorted(m for m, g in self._routes.items() if g == group),
+                    "wanted_models": sorted(layout.of(group)) if layout else [],
+                    "draining": sorted(m for m, g in self._draining if g == group),
+                    "workers": sorted(w for w, p in places.items() if p.group == group),
+                }
+                for group in sorted(names)
+            },
+        }

@@ -446,7 +446,7 @@ class KairosBrain(Brain):
     def wanted(self, now: float, seen: Seen, hopeless: bool) -> dict[str, Wanted]:
         return dict.fromkeys(seen.workers, Wanted(None, self._setting.variants))
 
-    def inputs(self, now: float) -> dict[str, Any]:
+    def inputs(self, now: float, seen: Seen) -> dict[str, Any]:
         answer: dict[str, Any] = {
             "demand": self.rate(now),
             "budget_per_hour": self._args.budget_per_hour,

@@ -352,7 +352,7 @@ class LokiBrain(Brain):
                 return Wanted(assigned, (assigned.variant,))
         return Wanted(now, (now.variant, assigned.variant))
 
-    def inputs(self, now: float) -> dict[str, Any]:
+    def inputs(self, now: float, seen: Seen) -> dict[str, Any]:
         factors = {v: f for v in self._task_of if (f := self._factors.of(v))}
         return {"demand": self.rate(now), "factors": factors}
 

@@ -633,7 +633,7 @@ class PlannerSpec(_Strict):
         if wrong := sorted(others & self.model_fields_set):
             raise ValueError(f"{wrong[0]}: not for the planner {self.name!r}; leave it out")
         if self.makes_groups:
-            from ray_slo.planning.brains.groups import check_kwargs
+            from ray_slo.planning.brains.group_plans import check_kwargs
 
             check_kwargs(self.name, self.kwargs)
             return self
@@ -1086,13 +1086,19 @@ class AppSpec(_Strict):
                     f"planner.memory_mb.{model} is {memory_mb:g}, more than a worker has "
                     f"(planner.kwargs.memory_mb is {room:g})"
                 )
-        from ray_slo.planning.brains import groups
+        from ray_slo.planning.brains import group_plans
 
         try:
-            demand = groups.Demand(dict.fromkeys(self.models, 1.0), dict.fromkeys(self.models, 1.0))
+            alike = dict.fromkeys(self.models, 1.0)
             names = list(self.groups) or ["g"] * int(parts or 1)
-            groups.make_problem(
-                planner.name, planner.kwargs, demand, planner.memory_mb, 1, names, {}
+            group_plans.make_problem(
+                planner.name,
+                planner.kwargs,
+                group_plans.Measured(alike, alike),
+                planner.memory_mb,
+                1,
+                names,
+                {},
             )
         except (ValueError, TypeError) as error:
             raise ValueError(f"planner.kwargs: {error}") from None

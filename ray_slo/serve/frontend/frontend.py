@@ -32,11 +32,11 @@ from ray_slo.serve.frontend.surroundings import Surroundings
 from ray_slo.serve.frontend.workers import Workers, check_names
 from ray_slo.serve.memory import vitals
 from ray_slo.serve.messages import Heartbeat
-from ray_slo.serve.planner.group_channel import GroupedChannel
-from ray_slo.serve.planner.plan_channel import PlanReporter
+from ray_slo.serve.planner.links import FrontendLink
 from ray_slo.serve.protos import DescribeReply, InferReply
 from ray_slo.serve.ray_private.http_head import arrival_here
 from ray_slo.serve.scheduler.channel import ActorChannel, Channel, EmbeddedChannel
+from ray_slo.serve.scheduler.group_channel import GroupedChannel
 
 logger = logging.getLogger(__name__)
 
@@ -57,8 +57,7 @@ class Frontend:
         self._tasks: set[asyncio.Task[None]] = set()
         app_key = f"{around.app}#{around.deployment}"
         self._hooks = Hooks(spec)
-        self._plan = PlanReporter(spec, app_key, around.client) if spec.planned else None
-        self._channel = self._channel_to_scheduler(app_key, around.client)
+        self._channel, self._plan = self._links(app_key, around.client)
         self._workers = Workers(
             spec,
             around,
@@ -79,12 +78,14 @@ class Frontend:
         demand = around.demand or self._plan
         self._service = Service(spec, self._ledger, self._hooks, self._metrics, demand)
         self._intake = Intake(
-            spec, around, self._hooks, self._workers.capacity_of, self._turned_away
+            spec, around, self._hooks, self._workers.capacity_of, self._service.turned_away
         )
         await self._workers.begin()
         self._spawn(self._refresh())
 
-    def _channel_to_scheduler(self, app_key: str, client: str) -> Channel:
+    def _links(self, app_key: str, client: str) -> tuple[Channel, FrontendLink | None]:
+        """To the scheduler, or those of all groups, and to the planner, where there is one."""
+
         def heard(messages: Any) -> None:
             self._ledger.heard(messages)
 
@@ -93,10 +94,14 @@ class Frontend:
 
         spec = self._spec
         if spec.grouped:
-            return GroupedChannel(spec, app_key, client, heard, resubmit)
+            groups = GroupedChannel(spec, app_key, client, heard, resubmit)
+            return groups, FrontendLink(spec, app_key, client, groups, groups)
+        channel: Channel
         if spec.embedded:
-            return EmbeddedChannel(spec, heard)
-        return ActorChannel(spec, app_key, client, heard, resubmit)
+            channel = EmbeddedChannel(spec, heard)
+        else:
+            channel = ActorChannel(spec, app_key, client, heard, resubmit)
+        return channel, FrontendLink(spec, app_key, client, channel) if spec.planned else None
 
     # -- ways in ---------------------------------------------------------------------------
 
@@ -206,10 +211,6 @@ class Frontend:
             self._metrics.unanswered(model, "refused", refusal.reason)
             raise refusal
 
-    def _turned_away(self, model: str, count: int) -> None:
-        self._channel.refused(self._intake.offers[model][1], count)
-        self._service.turned_away(model, count)
-
     def _shortfall(self) -> str | None:
         return None if self._plan is None else self._plan.shortfall
 
@@ -260,9 +261,9 @@ class Frontend:
         Raises:
             ConfigError, UnknownModel: no groups, no such group, no such model.
         """
-        if not isinstance(self._channel, GroupedChannel):
+        if self._plan is None:
             raise ConfigError(_NO_GROUPS)
-        await self._channel.move(model, group)
+        await self._plan.move(model, group)
 
     async def slo_replan(self) -> None:
         """Have the groups, or the pipeline, planned now; returns when that is done.
@@ -270,12 +271,9 @@ class Frontend:
         Raises:
             ConfigError: there is no planner.
         """
-        if self._plan is not None:
-            await self._plan.replan()
-            return
-        if not isinstance(self._channel, GroupedChannel):
+        if self._plan is None:
             raise ConfigError(_NO_GROUPS)
-        await self._channel.replan()
+        await self._plan.replan()
 
     async def slo_status(self) -> dict[str, Any]:
         """What `ray-slo status` shows."""
@@ -287,8 +285,7 @@ class Frontend:
             "accuracy": self._metrics.accuracy(),
             "overhead_ms": 1e3 * self._ledger.overhead_s,
             **self._workers.startup.status(time.monotonic()),
-            **await self._channel.status(),
-            **({} if self._plan is None else {"plan": await self._plan.status()}),
+            **await (self._channel if self._plan is None else self._plan).status(),
         }
 
     # -- life ------------------------------------------------------------------------------

@@ -62,7 +62,7 @@ class Service:
             Exception: whatever the user's code raised.
         """
         if asked.model not in self._hooks.sizes:
-            self._arrived()
+            self._arrived(asked.model)
         trace = tracing.request(asked.model, asked.arrival, asked.slo_s, asked.traceparent)
         if self.num_owned >= self._spec.max_queued_requests:
             self._make_room(asked, trace)
@@ -84,12 +84,11 @@ class Service:
 
     def turned_away(self, model: str, count: int) -> None:
         """Requests came no further than a door; they count as demand."""
-        if model not in self._hooks.sizes:
-            self._arrived(count=count)
+        self._arrived(model, None if model in self._hooks.sizes else 1, count)
 
-    def _arrived(self, size: int = 1, count: int = 1) -> None:
+    def _arrived(self, model: str, size: int | None = 1, count: int = 1) -> None:
         if self._demand is not None:
-            self._demand.arrived(size, count)
+            self._demand.arrived(model, size, count)
 
     def _make_room(self, asked: Asked, trace: RequestTrace) -> None:
         """Refuse this request, or one with a later deadline."""
@@ -113,7 +112,7 @@ class Service:
         entry = Entry(next(self._ids), model, asked, item, asked.arrival, trace=trace)
         entry.size = await hooks.size(model, asked, item)
         if model in hooks.sizes:
-            self._arrived(entry.size)
+            self._arrived(model, entry.size)
         value, visit = await self._ledger.serve(entry)
         value = await hooks.postprocessed(model, asked, value)
         return self._describe(entry, visit, value, time.monotonic() - asked.arrival)

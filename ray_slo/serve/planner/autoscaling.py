@@ -16,7 +16,7 @@ import ray
 from ray.serve.config import AutoscalingConfig, AutoscalingContext, AutoscalingPolicy
 
 from ray_slo.serve.config.spec import AppSpec, worker_deployment
-from ray_slo.serve.planner.actor import find_plan
+from ray_slo.serve.planner.links import find_planner
 
 logger = logging.getLogger(__name__)
 
@@ -84,7 +84,7 @@ class PlanAutoscaling:
             usual = worker_deployment(self._frontend, self._kind)
             frontend = self._frontend + context.deployment_name.removeprefix(usual)
             self._asked_at = time.monotonic()
-            self._looking = self._threads.submit(find_plan, f"{context.app_name}#{frontend}")
+            self._looking = self._threads.submit(find_planner, f"{context.app_name}#{frontend}")
         if not self._looking.done():
             return None
         looking, self._looking = self._looking, None

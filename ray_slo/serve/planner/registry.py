@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from dataclasses import replace
 
 from ray_slo.core import LatencyProfile
 from ray_slo.core.policy import Policy
 from ray_slo.core.profiles import load_profiles, profile_of
 from ray_slo.planning import loki
 from ray_slo.planning.brains.brain import Brain
+from ray_slo.planning.brains.groups import GroupsBrain, GroupsSetting
 from ray_slo.planning.brains.kairos import KairosBrain, KairosSetting, Sustained
 from ray_slo.planning.brains.loki import LokiBrain, LokiSetting
 from ray_slo.policies.registry import make_policy
@@ -20,17 +22,45 @@ _LIVE = {"headroom_quantile": 0.95, "swap_cost": 0.1}
 
 
 def make_brain(spec: AppSpec) -> Brain:
-    """The brain of the planner that the application names."""
-    assert spec.planner is not None
+    """The brain of the planner that the application names, or of its groups."""
+    if spec.planner is None or spec.planner.makes_groups:
+        return GroupsBrain(groups_setting(spec))
     if spec.planner.is_loki:
         return LokiBrain(loki_setting(spec))
     return KairosBrain(kairos_setting(spec))
 
 
-def setting(spec: AppSpec) -> LokiSetting | KairosSetting:
+def setting(spec: AppSpec) -> GroupsSetting | LokiSetting | KairosSetting:
     """What the application's brain is told of it."""
-    assert spec.planner is not None
+    if spec.planner is None or spec.planner.makes_groups:
+        return groups_setting(spec)
     return loki_setting(spec) if spec.planner.is_loki else kairos_setting(spec)
+
+
+def groups_setting(spec: AppSpec) -> GroupsSetting:
+    """What `GroupsBrain` is told."""
+    variants: dict[str, tuple[str, ...]] = dict.fromkeys(spec.models, ())
+    for key, ref in spec.variants().items():
+        variants[ref.model] += (key,)
+    homes = {kind: home for kind in spec.workers if (home := spec.group_of_kind(kind))}
+    plain = GroupsSetting(
+        variants,
+        {name: model.latency_slo_ms / 1e3 for name, model in spec.models.items()},
+        sum(worker.num_replicas for worker in spec.workers.values()),
+        {name: tuple(group.models) for name, group in spec.groups.items()},
+        homes,
+    )
+    if (planner := spec.planner) is None:
+        return plain
+    return replace(
+        plain,
+        planner=planner.name,
+        kwargs=planner.kwargs,
+        rates=planner.rates,
+        memory_mb=planner.memory_mb,
+        min_gain=planner.min_gain,
+        profiles=profiles_of_files(spec),
+    )
 
 
 def loki_setting(spec: AppSpec) -> LokiSetting:

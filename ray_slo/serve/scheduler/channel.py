@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
 from contextvars import Context
 from typing import Any
@@ -16,6 +17,7 @@ from typing import Any
 import ray
 from ray import serve
 
+from ray_slo.record.writer import clock_id
 from ray_slo.serve.config.spec import AppSpec
 from ray_slo.serve.messages import (
     BatchReport,
@@ -46,9 +48,6 @@ class Channel:
     def submit(self, request: Submit) -> None:
         self._say(request)
 
-    def refused(self, model: str, count: int) -> None:
-        """Requests that were not submitted; they are demand all the same."""
-
     def cancel(self, request_id: int) -> None:
         self._say(Cancel(request_id))
 
@@ -77,6 +76,14 @@ class Channel:
 
     async def capacity(self) -> dict[str, Capacity]:
         """See `Learned.capacity`.
+
+        Raises:
+            Exception: whatever kept the scheduler from answering.
+        """
+        raise NotImplementedError
+
+    async def clocks(self) -> dict[str, float]:
+        """What the clock of the scheduler's decision log shows, once there is a scheduler.
 
         Raises:
             Exception: whatever kept the scheduler from answering.
@@ -119,6 +126,9 @@ class EmbeddedChannel(Channel):
 
     async def capacity(self) -> dict[str, Capacity]:
         return self._scheduler.capacity
+
+    async def clocks(self) -> dict[str, float]:
+        return {clock_id(): time.monotonic()}
 
     async def status(self) -> dict[str, Any]:
         return {"scheduler": "embedded", **self._scheduler.status()}
@@ -165,6 +175,9 @@ class ActorChannel(Channel):
             return {}
         capacity: dict[str, Capacity] = await self._actor.capacity.remote()
         return capacity
+
+    async def clocks(self) -> dict[str, float]:
+        return {} if self._actor is None else dict([await self._actor.clock.remote()])
 
     async def status(self) -> dict[str, Any]:
         if self._actor is None:

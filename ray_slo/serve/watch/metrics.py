@@ -174,7 +174,6 @@ class GroupMetrics:
         self._serves = _gauge(
             "group_serves", "1 where the model's requests go to the group.", "group", "model"
         )
-        self._plan = PlanMetrics()
 
     def count(self, group: str, model: str, event: str, number: int) -> None:
         """So many requests were "submitted", "granted" or "refused"."""
@@ -187,14 +186,6 @@ class GroupMetrics:
             self._serves.set(0, {"group": group, "model": model})
         for model, group in now.items():
             self._serves.set(1, {"group": group, "model": model})
-
-    def plan_age(self, seconds: float) -> None:
-        """The plan is so old."""
-        self._plan.age(seconds)
-
-    def planned(self, plans: Plans) -> None:
-        """The planner has planned so often."""
-        self._plan.planned(plans)
 
 
 class SchedulerMetrics:

@@ -13,7 +13,7 @@ from ray import serve
 
 from ray_slo.serve.errors import ConfigError
 from ray_slo.serve.frontend.startup import in_a_line
-from ray_slo.serve.planner.actor import find_plan
+from ray_slo.serve.planner.links import find_planner
 from ray_slo.serve.ray_private.deploy import frontends
 
 _CONNECT_S = 5.0
@@ -56,7 +56,7 @@ def _status_of(app: str, frontend: str) -> dict[str, Any]:
 
 
 def read_dry_run(address: str, application: str, timeout_s: float = 60.0) -> dict[str, Any]:
-    """What the application's planner would do now (`PlanActor.dry_run`).
+    """What the application's planner would do now (`Planner.dry_run`).
 
     Raises:
         ValueError: no cluster at `address`, no such application, or nothing in it that plans.
@@ -64,7 +64,7 @@ def read_dry_run(address: str, application: str, timeout_s: float = 60.0) -> dic
     """
     found = _find(address, application)
     try:
-        actor = find_plan(f"{application}#{found[application]}")
+        actor = find_planner(f"{application}#{found[application]}")
     except ValueError:
         raise ValueError(
             f"application {application!r} has no planner of its workers: its args have no "

@@ -16,8 +16,7 @@ from ray_slo.core.cluster import Assigned
 from ray_slo.serve.config.spec import AppSpec, worker_deployment
 from ray_slo.serve.memory import vitals
 from ray_slo.serve.messages import BatchReport, Heartbeat, Piece, PieceResult
-from ray_slo.serve.planner.group_channel import Membership
-from ray_slo.serve.planner.plan_channel import PlanFollower
+from ray_slo.serve.planner.links import Follower
 from ray_slo.serve.ray_private.actors import this_node
 from ray_slo.serve.ray_private.replica_port import listen_on_node_only
 from ray_slo.serve.scheduler.channel import WorkerLink
@@ -75,25 +74,23 @@ class Worker:
             self.models.begin_service()
             self._tasks.append(loop.create_task(self._follower.follow()))
 
-    async def _begin(self, app_key: str) -> Membership | PlanFollower | None:
+    async def _begin(self, app_key: str) -> Follower | None:
         """Load the models that this worker serves, and announce them to the scheduler.
 
         Returns:
             Who changes later what the worker serves, where somebody does.
         """
         spec = self._spec
-        follower: Membership | PlanFollower | None = None
-        if spec.grouped:
-            follower = Membership(spec, app_key, spec.group_of_kind(self._kind), self)
-            await follower.begin()
-            return follower
-        if spec.planned:
-            follower = PlanFollower(spec, app_key, self._kind, self)
+        follower = None
+        if spec.grouped or spec.planned:
+            follower = Follower(spec, app_key, self._kind, self)
             await follower.begin()
         else:
             for name in spec.models:
                 await self.load(self.models.variants_of(name))
                 self.check_slo()
+        if spec.grouped:  # the follower has joined a group
+            return follower
         self._link = WorkerLink(spec, app_key)
         try:
             await asyncio.wait_for(self._announce(), _FIRST_BEAT_S)
@@ -262,7 +259,7 @@ class Worker:
         for task in getattr(self, "_tasks", ()):
             task.cancel()
         follower, self._follower = getattr(self, "_follower", None), None
-        if isinstance(follower, PlanFollower):
+        if follower is not None:
             follower.leave()
         if hasattr(self, "models"):
             self.models.close()

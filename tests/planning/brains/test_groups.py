@@ -8,21 +8,15 @@ import yaml
 
 from ray_slo.core import LatencyProfile
 from ray_slo.planning import Infeasible, herd, partition
-from ray_slo.planning.brains.groups import (
-    Demand,
-    Layout,
-    Seen,
+from ray_slo.planning.brains.group_plans import (
+    Measured,
     best_throughput,
     make_problem,
-    members,
-    routed,
-    settled,
     solve,
     to_layout,
-    verdict,
-    wanted,
     worth_it,
 )
+from ray_slo.planning.brains.layouts import Layout, Place, members, orders, routed, settled
 from ray_slo.serve.config.spec import parse_spec
 
 
@@ -30,47 +24,47 @@ class World:
     """Workers, frontends and planner as they act on each other, one step at a time."""
 
     def __init__(self, homes):
-        self.seen = {w: Seen(home, None, frozenset()) for w, home in homes.items()}
+        self.places = {w: Place(home, None, frozenset()) for w, home in homes.items()}
         self.routes, self.draining, self.member = {}, set(), {}
 
     def step(self, layout):
         """The planner's step; then every worker does one thing of what it is told."""
-        self.member = members(layout, self.seen, self.member)
-        routes = routed(layout, self.member, self.seen, self.routes)
+        self.member = members(layout, self.places, self.member)
+        routes = routed(layout, self.member, self.places, self.routes)
         # Requests that were sent before are answered in the step after this one.
         self.draining = {(m, g) for m, g in self.routes.items() if routes[m] != g}
         self.routes = routes
-        told = wanted(layout, self.member, self.seen, self.routes, self.draining)
-        for worker in sorted(self.seen):
+        told = orders(layout, self.member, self.places, self.routes, self.draining)
+        for worker in sorted(self.places):
             self._act(worker, told[worker])
         self.check()
 
     def _act(self, worker, target):
-        now = self.seen[worker]
+        now = self.places[worker]
         missing = set(target.models) - now.loaded
         if now.group is None or (missing and now.group == target.group):
             loaded = now.loaded | missing
-            self.seen[worker] = Seen(now.home, target.group, loaded)
+            self.places[worker] = Place(now.home, target.group, loaded)
         elif now.group != target.group:
-            self.seen[worker] = Seen(now.home, target.group, now.loaded & set(target.models))
+            self.places[worker] = Place(now.home, target.group, now.loaded & set(target.models))
         else:
-            self.seen[worker] = Seen(now.home, now.group, frozenset(target.models))
+            self.places[worker] = Place(now.home, now.group, frozenset(target.models))
 
     def check(self):
         """Whoever sends a request now finds a worker that has its model."""
         for model, group in {*self.routes.items(), *self.draining}:
-            there = [s for s in self.seen.values() if s.group == group and model in s.loaded]
+            there = [s for s in self.places.values() if s.group == group and model in s.loaded]
             assert there, f"nobody in {group} has {model}"
 
     def reach(self, layout, within=20):
         for _ in range(within):
             self.step(layout)
-            if settled(layout, self.member, self.seen, self.routes, self.draining):
+            if settled(layout, self.member, self.places, self.routes, self.draining):
                 return self
-        raise AssertionError(f"{layout} not reached: {self.seen}, {self.routes}")
+        raise AssertionError(f"{layout} not reached: {self.places}, {self.routes}")
 
     def loads(self):
-        return {w: (s.group, sorted(s.loaded)) for w, s in self.seen.items()}
+        return {w: (s.group, sorted(s.loaded)) for w, s in self.places.items()}
 
 
 def test_groups_of_their_own_workers_start_and_exchange_models():
@@ -84,40 +78,40 @@ def test_groups_of_their_own_workers_start_and_exchange_models():
 def test_a_model_is_loaded_before_it_is_routed_and_unloaded_after_it_is_drained():
     layout = Layout({"m": "b"})
     member = {"v": "a", "w": "b", "x": "b"}
-    seen = {
-        "v": Seen("a", "a", frozenset("m")),
-        "w": Seen("b", "b", frozenset()),
-        "x": Seen("b", "b", frozenset()),
+    places = {
+        "v": Place("a", "a", frozenset("m")),
+        "w": Place("b", "b", frozenset()),
+        "x": Place("b", "b", frozenset()),
     }
     routes = {"m": "a"}
-    told = wanted(layout, member, seen, routes, set())
+    told = orders(layout, member, places, routes, set())
     assert {w: t.models for w, t in told.items()} == {"v": ("m",), "w": ("m",), "x": ("m",)}
-    assert routed(layout, member, seen, routes) == {"m": "a"}
-    seen["w"] = Seen("b", "b", frozenset("m"))
-    assert routed(layout, member, seen, routes) == {"m": "a"}  # x has not loaded it yet
-    seen["x"] = Seen("b", "b", frozenset("m"))
-    assert routed(layout, member, seen, routes) == {"m": "b"}
-    told = wanted(layout, member, seen, {"m": "b"}, {("m", "a")})
+    assert routed(layout, member, places, routes) == {"m": "a"}
+    places["w"] = Place("b", "b", frozenset("m"))
+    assert routed(layout, member, places, routes) == {"m": "a"}  # x has not loaded it yet
+    places["x"] = Place("b", "b", frozenset("m"))
+    assert routed(layout, member, places, routes) == {"m": "b"}
+    told = orders(layout, member, places, {"m": "b"}, {("m", "a")})
     assert told["v"].models == ("m",)  # a still has requests of it
-    assert not settled(layout, member, seen, {"m": "b"}, {("m", "a")})
-    assert wanted(layout, member, seen, {"m": "b"}, set())["v"].models == ()
+    assert not settled(layout, member, places, {"m": "b"}, {("m", "a")})
+    assert orders(layout, member, places, {"m": "b"}, set())["v"].models == ()
 
 
 def test_a_group_without_workers_gets_nothing_routed():
     layout = Layout({"m": "b"})
-    seen = {"v": Seen("a", "a", frozenset("m"))}
-    assert routed(layout, {"v": "a"}, seen, {"m": "a"}) == {"m": "a"}
+    places = {"v": Place("a", "a", frozenset("m"))}
+    assert routed(layout, {"v": "a"}, places, {"m": "a"}) == {"m": "a"}
 
 
 def test_the_last_worker_with_a_model_does_not_leave_its_group():
     layout = Layout({"m": "a", "n": "b"}, {"a": 1, "b": 1})
     routes = {"m": "a", "n": "a"}
     both = frozenset("mn")
-    seen = {"v": Seen(None, "a", frozenset("m")), "w": Seen(None, "a", both)}
+    places = {"v": Place(None, "a", frozenset("m")), "w": Place(None, "a", both)}
     member = {"v": "a", "w": "b"}
-    assert wanted(layout, member, seen, routes, set())["w"].group == "a"  # only w has n there
-    seen["v"] = Seen(None, "a", both)
-    assert wanted(layout, member, seen, routes, set())["w"].group == "b"
+    assert orders(layout, member, places, routes, set())["w"].group == "a"  # only w has n there
+    places["v"] = Place(None, "a", both)
+    assert orders(layout, member, places, routes, set())["w"].group == "b"
 
 
 def layouts(models, workers):
@@ -147,23 +141,23 @@ def test_every_change_of_a_pool_is_reached_and_nobody_is_without_a_worker_on_the
 
 def test_workers_of_a_pool_stay_where_they_are_while_there_is_room():
     layout = Layout({"m": "a", "n": "b"}, {"a": 2, "b": 1})
-    seen = {w: Seen(None, g, frozenset()) for w, g in zip("vwx", "abb", strict=True)}
-    assert members(layout, seen) == {"v": "a", "w": "b", "x": "a"}
+    places = {w: Place(None, g, frozenset()) for w, g in zip("vwx", "abb", strict=True)}
+    assert members(layout, places) == {"v": "a", "w": "b", "x": "a"}
     # x is on its way: that w or v would do as well is no reason to change one's mind
-    assert members(layout, seen, {"v": "a", "w": "a", "x": "b"}) == {"v": "a", "w": "a", "x": "b"}
-    seen["y"] = Seen(None, None, frozenset())  # one more than the sizes add up to
-    assert members(layout, seen)["y"] in {"a", "b"}
-    del seen["v"], seen["y"]  # one dies: the group that lacks one keeps what it has
-    assert members(layout, seen, {"w": "b", "x": "a"}) == {"w": "b", "x": "a"}
+    assert members(layout, places, {"v": "a", "w": "a", "x": "b"}) == {"v": "a", "w": "a", "x": "b"}
+    places["y"] = Place(None, None, frozenset())  # one more than the sizes add up to
+    assert members(layout, places)["y"] in {"a", "b"}
+    del places["v"], places["y"]  # one dies: the group that lacks one keeps what it has
+    assert members(layout, places, {"w": "b", "x": "a"}) == {"w": "b", "x": "a"}
 
 
 def test_herd_plans_become_layouts_that_keep_their_names():
-    demand = Demand({"l": 40.0, "m": 10.0, "n": 10.0}, dict.fromkeys("lmn", 10.0))
+    demand = Measured({"l": 40.0, "m": 10.0, "n": 10.0}, dict.fromkeys("lmn", 10.0))
     memory = dict.fromkeys("lmn", 1.0)
     kwargs = {"group_worker_limit": 8, "memory_mb": 2}
     problem = make_problem("herd", kwargs, demand, memory, 12, [], {})
     assert isinstance(problem, herd.Problem)
-    plan, _ = verdict(solve(problem))
+    plan = solve(problem)
     assert plan.burst_tolerance == 2.0
     first = to_layout(plan, 12, [], None, pool=True)
     assert sorted(first.sizes.values()) == [4, 8]
@@ -174,19 +168,19 @@ def test_herd_plans_become_layouts_that_keep_their_names():
     assert worth_it(problem, current, plan, 0.1)  # tolerance 1.5, could be 2
     assert not worth_it(problem, again, plan, 0.1)
     assert worth_it(problem, Layout({"l": "g7"}, {"g7": 12}), plan, 0.1)  # m and n are in none
-    nobody = Demand(dict.fromkeys("lmn", 0.0), dict.fromkeys("lmn", 10.0))
+    nobody = Measured(dict.fromkeys("lmn", 0.0), dict.fromkeys("lmn", 10.0))
     idle = make_problem("herd", kwargs, nobody, memory, 12, [], {})
     assert not worth_it(idle, current, solve(idle), 0.1)
 
 
 def test_partition_keeps_groups_and_moves_only_what_pays():
     rates = {"k": 5.0, "l": 4.0, "m": 3.0, "n": 2.0}
-    demand = Demand(rates, dict.fromkeys(rates, 1.0))
+    demand = Measured(rates, dict.fromkeys(rates, 1.0))
     now = Layout({"k": "a", "l": "a", "m": "b", "n": "b"})
     problem = make_problem("partition", {}, demand, {}, 2, ["a", "b"], now.models)
     assert isinstance(problem, partition.Problem)
     assert (problem.current, problem.sub_clusters) == ((0, 0, 1, 1), 2)
-    plan, _ = verdict(solve(problem))
+    plan = solve(problem)
     layout = to_layout(plan, 2, ["a", "b"], now, pool=False)
     assert layout.sizes == {}
     sums = {g: sum(rates[m] for m in layout.of(g)) for g in "ab"}
@@ -198,13 +192,12 @@ def test_partition_keeps_groups_and_moves_only_what_pays():
 
 
 def test_what_cannot_be_planned_says_so_and_gives_the_best_effort():
-    demand = Demand({"l": 1.0, "m": 1.0}, {"l": 1.0, "m": 1.0})
+    demand = Measured({"l": 1.0, "m": 1.0}, {"l": 1.0, "m": 1.0})
     kwargs = {"memory_mb": 5}
     problem = make_problem("herd", kwargs, demand, {"l": 10.0, "m": 1.0}, 2, [], {})
     answer = solve(problem)
     assert isinstance(answer, Infeasible)
-    plan, why = verdict(answer)
-    assert why.startswith("infeasible: ")
+    plan = answer.best_effort
     assert plan.unplaced == ("l",)
     assert set(to_layout(plan, 2, [], None, pool=True).models) == {"m"}
 

@@ -121,7 +121,7 @@ def test_a_changed_budget_is_news_and_is_kept():
     assert cost(brain) <= 1.5
     with pytest.raises(ValueError, match=r"planner\.kwargs\.budget_per_hour"):
         brain.tune({"budget_per_hour": -1})
-    assert brain.inputs(0.0)["budget_per_hour"] == 1.5
+    assert brain.inputs(0.0, BOTH)["budget_per_hour"] == 1.5
 
 
 def test_a_change_of_the_sizes_is_detected_and_changes_what_is_rented():
@@ -136,7 +136,7 @@ def test_a_change_of_the_sizes_is_detected_and_changes_what_is_rented():
     assert brain.due(30.0, BOTH)
     planned(brain, 30.0)
     assert targets(brain) == {"big": 3, "small": 0}  # which serves none of them in time
-    assert brain.inputs(30.0)["size_changes"] == 1
+    assert brain.inputs(30.0, BOTH)["size_changes"] == 1
     assert not brain.due(30.0, BOTH)
 
 

@@ -182,7 +182,7 @@ async def test_what_was_made_is_counted_for_the_planner(running):
     said = [seen for seen in demand.seen if seen[0] == "finished"]
     finished = [("f", {"spell": 2}), ("s", {}), ("s", {}), ("f", {"spell": 0})]
     assert said == [("finished", *one) for one in finished]
-    assert [seen for seen in demand.seen if seen not in said] == [("arrived", 1, 1)] * 2
+    assert [seen for seen in demand.seen if seen not in said] == [("arrived", "p", 1, 1)] * 2
 
 
 @in_loop

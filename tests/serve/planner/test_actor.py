@@ -12,9 +12,7 @@ from ray_slo.errors import ConfigError
 from ray_slo.planning.brains.brain import Counts, FrontendSays, WorkerSays
 from ray_slo.record.plans import read
 from ray_slo.serve.config.spec import parse_spec
-from ray_slo.serve.planner import actor as plan_actor
-from ray_slo.serve.planner import app_actor
-from ray_slo.serve.planner.actor import PlanActor
+from ray_slo.serve.planner.actor import Pace, Planner
 from tests.serve import clock
 
 SOLVES_S = 0.01
@@ -62,7 +60,7 @@ class Cluster:
         return WorkerSays(name, "default", version=self.spec.fingerprint, **says)
 
     async def round(self, actor):
-        says = FrontendSays("f", Counts({"": self.requests}), self.spec.fingerprint)
+        says = FrontendSays("f", Counts({"detect": self.requests}), self.spec.fingerprint)
         await actor.frontend(says)
         for name, says in self.workers.items():
             token, wanted = await actor.worker(says, self.had.get(name))
@@ -93,37 +91,24 @@ class Cluster:
         return {w: s.assigned.variant if s.assigned else None for w, s in self.workers.items()}
 
 
-@pytest.fixture(autouse=True)
-def alone(monkeypatch):
-    async def here(function, problem):
-        await asyncio.sleep(SOLVES_S)
-        return function(problem)
+async def here(function, problem):
+    await asyncio.sleep(SOLVES_S)
+    return function(problem)
 
-    monkeypatch.setattr(plan_actor, "in_task", here)
-    monkeypatch.setattr(app_actor, "_POLL_S", 0.02)
-    monkeypatch.setattr(app_actor, "_STEP_S", 0.01)
-    monkeypatch.setattr(plan_actor, "_SETTLE_S", 0.0)
-    monkeypatch.setattr(plan_actor, "_LISTEN_S", 0.1)
-    monkeypatch.setattr(plan_actor, "_GAP_S", 0.05)
+
+async def broken(function, problem):
+    await asyncio.sleep(SOLVES_S)
+    raise RuntimeError("the solver broke")
 
 
 @contextlib.contextmanager
-def actor_of(spec):
-    actor = PlanActor(spec, "app#frontend")
+def actor_of(spec, aside=here, **pace):
+    often = {"poll_s": 0.02, "report_s": 0.02, "step_s": 0.01, "gap_s": 0.05}
+    actor = Planner(spec, "app#frontend", aside, Pace(**{**often, **pace}))
     try:
         yield actor
     finally:
-        for task in (actor._task, actor._watcher):
-            if task is not None:
-                task.cancel()
-
-
-def break_solver(monkeypatch):
-    async def broken(function, problem):
-        await asyncio.sleep(SOLVES_S)
-        raise RuntimeError("the solver broke")
-
-    monkeypatch.setattr(plan_actor, "in_task", broken)
+        actor.close()
 
 
 def test_from_the_first_worker_to_a_plan():
@@ -157,7 +142,7 @@ def test_a_change_of_demand_is_planned_for_before_the_interval_is_over():
         cluster = Cluster(spec, "a", "b")
         with actor_of(spec) as actor:
             actor._brain.counted(
-                time.monotonic() - 30, 0.1, Counts({"": 1})
+                time.monotonic() - 30, 0.1, Counts({"detect": 1})
             )  # it has listened a while
             await cluster.settle(actor)
             cluster.requests = 40
@@ -193,7 +178,7 @@ def test_a_dry_run_says_what_it_would_do_and_does_nothing(monkeypatch):
             after = await actor.status()
             for key in ("plans", "why", "targets", "workers", "assignments"):
                 assert after[key] == before[key]
-            break_solver(monkeypatch)
+            actor.aside = broken
             with pytest.raises(ConfigError, match="planning failed: RuntimeError: the solver"):
                 await actor.dry_run()
             actor._planning.cancel()
@@ -201,35 +186,34 @@ def test_a_dry_run_says_what_it_would_do_and_does_nothing(monkeypatch):
     clock.run(scenario())
 
 
-def test_a_failing_solver_leaves_the_plan_and_is_tried_again(monkeypatch):
+def test_a_failing_solver_leaves_the_plan_and_is_tried_again():
     async def scenario():
         spec = spec_of()
         cluster = Cluster(spec, "a", "b")
         with actor_of(spec) as actor:
-            await cluster.settle(actor)
-            before, working = cluster.does, plan_actor.in_task
-            break_solver(monkeypatch)
+            plans = (await cluster.settle(actor))["plans"]
+            before = cluster.does
+            actor.aside = broken
             await actor.replan()
             await cluster.round(actor)
             status = await actor.status()
             assert status["error"] == "planning failed: RuntimeError: the solver broke"
             heard = await actor.frontend(FrontendSays("f", Counts(), spec.fingerprint))
-            assert heard.plans[1:3] == (status["plans"], status["failures"]) == (1, 1)
+            assert heard.plans[1:3] == (status["plans"], status["failures"]) == (plans, 1)
             assert heard.plans.took_s == pytest.approx(SOLVES_S)
             assert (cluster.does, await actor.target("default", 4)) == (before, 2)
-            monkeypatch.setattr(plan_actor, "in_task", working)
-            monkeypatch.setattr(plan_actor, "_RETRY_S", 0.05)  # long before the interval is over
+            actor.aside = here
+            await asyncio.sleep(9.0)  # long before the interval is over
             await cluster.until(actor, lambda status: status["error"] is None)
 
     clock.run(scenario())
 
 
-def test_without_any_plan_every_worker_serves_everything(monkeypatch):
+def test_without_any_plan_every_worker_serves_everything():
     async def scenario():
         spec = spec_of()
         cluster = Cluster(spec, "a", "b")
-        break_solver(monkeypatch)
-        with actor_of(spec) as actor:
+        with actor_of(spec, broken) as actor:
             await cluster.until(actor, lambda status: status["error"] is not None)
             await cluster.round(actor)
             assert cluster.does == {"a": None, "b": None}
@@ -285,21 +269,19 @@ def test_serve_says_how_many_there_may_be():
         with actor_of(spec) as actor:
             await cluster.settle(actor)
             await actor.target("default", 1)  # redeployed with another max_replicas
-            status = await cluster.until(actor, lambda status: status["plans"] == 2)
+            status = await cluster.until(actor, lambda s: s["targets"] == {"default": 1})
             assert status["error"] == "1 worker for 2 tasks: it serves all of them"
             assert await actor.target("default", 1) == 1
 
     clock.run(scenario())
 
 
-def test_what_cannot_be_loaded_is_avoided_for_a_while(monkeypatch):
-    monkeypatch.setattr(plan_actor, "_AVOID_S", 0.5)
-
+def test_what_cannot_be_loaded_is_avoided_for_a_while():
     async def scenario():
         spec = spec_of()
         cluster = Cluster(spec, "a", "b")
         cluster.fails = {"large": ("no memory", 1.0)}
-        with actor_of(spec) as actor:
+        with actor_of(spec, avoid_s=5.0) as actor:
             status = await cluster.until(actor, lambda s: s["state"] == "planned" and s["plans"])
             assert sorted(cluster.does.values()) == ["det", "small"]
             assert status["load_errors"] == {"large on default": "no memory"}
@@ -323,18 +305,17 @@ def test_the_last_variant_of_a_task_cannot_be_avoided():
     clock.run(scenario())
 
 
-def test_workers_that_leave_or_are_silent_are_done_without(monkeypatch):
+def test_workers_that_leave_or_are_silent_are_done_without():
     async def scenario():
         spec = spec_of()
         cluster = Cluster(spec, "a", "b", "c", "d")
-        with actor_of(spec) as actor:
+        with actor_of(spec, gone_s=1.0) as actor:
             await cluster.settle(actor)
             useful = [w for w, variant in cluster.does.items() if variant]
             await actor.leave(useful[0])
             del cluster.workers[useful[0]]
             await cluster.settle(actor)
             assert sorted(v for v in cluster.does.values() if v) == ["det", "large"]
-            monkeypatch.setattr(plan_actor, "_GONE_S", 0.3)
             del cluster.workers[useful[1]]
             await cluster.until(actor, lambda status: status["running"] == {"default": 2})
             await cluster.settle(actor)
@@ -368,27 +349,31 @@ def test_a_newer_release_starts_afresh_and_older_workers_go_on():
 
 
 def test_only_what_is_new_is_counted():
-    before = Counts({"": 10}, {"v": 4}, {"v": {"child": 8}}, {3: 10})
-    now = Counts({"": 15}, {"v": 5, "w": 1}, {"v": {"child": 10}, "w": {"child": 1}}, {3: 12, 4: 3})
+    before = Counts({"detect": 10}, {"v": 4}, {"v": {"child": 8}}, {3: 10})
+    now = Counts(
+        {"detect": 15}, {"v": 5, "w": 1}, {"v": {"child": 10}, "w": {"child": 1}}, {3: 12, 4: 3}
+    )
     assert now.since(before) == Counts(
-        {"": 5}, {"v": 1, "w": 1}, {"v": {"child": 2}, "w": {"child": 1}}, {3: 2, 4: 3}
+        {"detect": 5}, {"v": 1, "w": 1}, {"v": {"child": 2}, "w": {"child": 1}}, {3: 2, 4: 3}
     )
     assert before.since(now).requests == {}  # a frontend that started anew
 
 
-def test_what_was_planned_and_why_is_logged(monkeypatch, tmp_path):
+def test_what_was_planned_and_why_is_logged(tmp_path):
     async def scenario():
         spec = spec_of(decision_log={"dir": str(tmp_path), "flush_s": 0.05})
         cluster = Cluster(spec, "a", "b")
         with actor_of(spec) as actor:
-            actor._brain.counted(time.monotonic() - 30, 0.1, Counts({"": 1}))
+            actor._brain.counted(time.monotonic() - 30, 0.1, Counts({"detect": 1}))
             await cluster.settle(actor)
             cluster.requests = 40
             await cluster.until(actor, lambda status: status["targets"]["default"] > 2)
-            with monkeypatch.context() as broken:
-                break_solver(broken)
-                await actor.replan()
-            says = FrontendSays("f", Counts({"": 40}), spec.fingerprint, clocks={"elsewhere": 1e6})
+            actor.aside = broken
+            await actor.replan()
+            actor.aside = here
+            says = FrontendSays(
+                "f", Counts({"detect": 40}), spec.fingerprint, clocks={"elsewhere": 1e6}
+            )
             await actor.frontend(says)
             await actor.replan()
             actor._log.close(20.0)

@@ -44,7 +44,7 @@ class Ray:
 def fake(monkeypatch):
     fake = Ray()
     monkeypatch.setattr(plan_autoscaling, "ray", SimpleNamespace(wait=fake.wait, get=fake.get))
-    monkeypatch.setattr(plan_autoscaling, "find_plan", fake.find)
+    monkeypatch.setattr(plan_autoscaling, "find_planner", fake.find)
     monkeypatch.setattr(plan_autoscaling, "_ASK_EVERY_S", 0.0)
     return fake
 

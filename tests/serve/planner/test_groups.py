@@ -7,11 +7,10 @@ import time
 import pytest
 
 from ray_slo.errors import ConfigError, UnknownModel
+from ray_slo.planning.brains.brain import Counts, FrontendSays, WorkerSays
 from ray_slo.record.plans import read
 from ray_slo.serve.config.spec import parse_spec
-from ray_slo.serve.planner import app_actor
-from ray_slo.serve.planner import groups_actor as planner_actor
-from ray_slo.serve.planner.groups_actor import FrontendSays, PlannerActor, WorkerSays
+from ray_slo.serve.planner.actor import Pace, Planner
 from tests.serve import clock
 
 SOLVES_S = 0.01
@@ -36,33 +35,40 @@ GROUPS = {
 class Cluster:
     """Workers and one frontend that do at once what the planner says."""
 
-    def __init__(self, spec, homes=(None, None)):
+    def __init__(self, spec, kinds=("default", "default")):
         self.spec = spec
         self.workers = {
-            f"w{i}": WorkerSays(f"w{i}", home, None, frozenset(), {}, spec.fingerprint)
-            for i, home in enumerate(homes)
+            f"w{i}": WorkerSays(f"w{i}", kind, version=spec.fingerprint)
+            for i, kind in enumerate(kinds)
         }
         self.routes, self.applied, self.complete = {}, ("", -1), False
         self.counts = dict.fromkeys(spec.models, 0)
         self.had = dict.fromkeys(self.workers)
+        self.queued = {}
         self.fails = {}  # by worker: models that it cannot load, and why
 
     def says(self):
-        version = self.spec.fingerprint
-        return FrontendSays("f", self.applied, dict(self.routes), dict(self.counts), version)
+        return FrontendSays(
+            "f",
+            Counts(dict(self.counts)),
+            self.spec.fingerprint,
+            applied=self.applied,
+            routes=dict(self.routes),
+            queued=self.queued,
+        )
 
     async def round(self, planner):
         told = await planner.frontend(self.says())
-        if told is not None:
-            self.routes, self.applied = told.routes, told.token
-            self.complete = told.complete
+        if told.routing is not None:
+            self.routes, self.complete = told.routing.routes, told.routing.complete
+            self.applied = told.epoch, told.routing.number
         for name, says in self.workers.items():
             token, wanted = await planner.worker(says, self.had[name])
             if wanted is not None:
                 self.had[name] = token
                 fails = self.fails.get(name, {})
-                loaded = frozenset(m for m in wanted.models if m not in fails)
-                errors = {m: why for m, why in fails.items() if m in wanted.models}
+                loaded = frozenset(v for v in wanted.keep if v not in fails)
+                errors = {v: (why, 1.0) for v, why in fails.items() if v in wanted.keep}
                 self.workers[name] = says._replace(group=wanted.group, loaded=loaded, errors=errors)
 
     async def until(self, planner, condition):
@@ -79,33 +85,24 @@ class Cluster:
         return await planner.status()
 
 
-@pytest.fixture(autouse=True)
-def alone(monkeypatch):
-    """No Ray: plans are solved here, schedulers have nothing queued and know no profiles."""
+async def here(function, problem):
+    await asyncio.sleep(SOLVES_S)
+    return function(problem)
 
-    async def here(function, problem):
-        await asyncio.sleep(SOLVES_S)
-        return function(problem)
 
-    async def idle(self, group):
-        return {"queued": {}, "profiles": {}}
-
-    monkeypatch.setattr(planner_actor, "in_task", here)
-    monkeypatch.setattr(PlannerActor, "_scheduler_status", idle)
-    monkeypatch.setattr(app_actor, "_POLL_S", 0.02)
-    monkeypatch.setattr(app_actor, "_STEP_S", 0.01)
-    monkeypatch.setattr(planner_actor, "_TAKE_OVER_S", 0.1)
+async def broken(function, problem):
+    await asyncio.sleep(SOLVES_S)
+    raise RuntimeError("no licence")
 
 
 @contextlib.contextmanager
-def planner_of(spec):
-    planner = PlannerActor(spec, "app#frontend")
+def planner_of(spec, aside=here):
+    often = Pace(step_s=0.01, poll_s=0.02, report_s=0.02)
+    planner = Planner(spec, "app#frontend", aside, often)
     try:
         yield planner
     finally:
-        for task in (planner._task, planner._watcher):
-            if task is not None:
-                task.cancel()
+        planner.close()
 
 
 def models_of(status):
@@ -139,17 +136,13 @@ def test_a_pool_is_planned_at_deployment_and_for_what_was_measured():
     clock.run(scenario())
 
 
-def test_a_solver_that_fails_leaves_the_last_plan(monkeypatch):
-    async def broken(function, problem):
-        await asyncio.sleep(SOLVES_S)
-        raise RuntimeError("no licence")
-
+def test_a_solver_that_fails_leaves_the_last_plan():
     async def scenario():
         spec = parse_spec(POOL)
         cluster = Cluster(spec)
         with planner_of(spec) as planner:
             before = models_of(await cluster.settle(planner))
-            monkeypatch.setattr(planner_actor, "in_task", broken)
+            planner.aside = broken
             await planner.replan(cluster.says())
             status = await cluster.settle(planner)
             assert models_of(status) == before
@@ -162,17 +155,11 @@ def test_a_solver_that_fails_leaves_the_last_plan(monkeypatch):
     clock.run(scenario())
 
 
-def test_without_any_plan_all_models_are_served_by_one_group(monkeypatch):
-    async def broken(function, problem):
-        await asyncio.sleep(SOLVES_S)
-        raise RuntimeError("no licence")
-
-    monkeypatch.setattr(planner_actor, "in_task", broken)
-
+def test_without_any_plan_all_models_are_served_by_one_group():
     async def scenario():
         spec = parse_spec(POOL)
         cluster = Cluster(spec)
-        with planner_of(spec) as planner:
+        with planner_of(spec, broken) as planner:
             status = await cluster.settle(planner)
             assert models_of(status) == [["l", "m", "n"]]
             assert "no licence" in status["error"]
@@ -180,7 +167,7 @@ def test_without_any_plan_all_models_are_served_by_one_group(monkeypatch):
     clock.run(scenario())
 
 
-def test_an_infeasible_problem_later_on_moves_nothing(monkeypatch):
+def test_an_infeasible_problem_later_on_moves_nothing():
     async def scenario():
         spec = parse_spec(POOL)
         cluster = Cluster(spec)
@@ -272,16 +259,7 @@ def test_a_newer_specification_starts_afresh():
     clock.run(scenario())
 
 
-def test_layouts_and_why_are_logged(monkeypatch, tmp_path):
-    async def broken(function, problem):
-        await asyncio.sleep(SOLVES_S)
-        raise RuntimeError("no licence")
-
-    async def silent(self, scheduler):  # there is no Ray here
-        pass
-
-    monkeypatch.setattr(PlannerActor, "_hear_clock", silent)
-
+def test_layouts_and_why_are_logged(tmp_path):
     async def scenario():
         spec = parse_spec({**POOL, "decision_log": {"dir": str(tmp_path), "flush_s": 0.05}})
         cluster = Cluster(spec)
@@ -290,7 +268,7 @@ def test_layouts_and_why_are_logged(monkeypatch, tmp_path):
             (group,) = (g for g, of in status["groups"].items() if of["models"] == ["l"])
             await planner.move("m", group)
             await cluster.settle(planner)
-            monkeypatch.setattr(planner_actor, "in_task", broken)
+            planner.aside = broken
             await planner.replan(cluster.says())
             planner._log.close(20.0)
             return group

@@ -1,0 +1,149 @@
+"""What a planner has heard of workers and frontends lately. The time is always given."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from ray_slo.core import LatencyProfile
+from ray_slo.core.profiles import median_profile
+from ray_slo.planning.brains.brain import Counts, FrontendSays, Key, Seen, WorkerSays
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class _Worker:
+    says: WorkerSays
+    seen_at: float
+    born: float
+
+
+@dataclass
+class Frontend:
+    """A frontend as it last spoke, and when it was last told profiles."""
+
+    says: FrontendSays
+    seen_at: float
+    told_at: float = -math.inf
+
+
+class Heard:
+    """Workers, frontends, profiles, and variants that cannot be loaded.
+
+    Args:
+        now: when the planner started.
+        gone_s: workers and frontends are taken for dead after this silence.
+        avoid_s: how long a variant is avoided that could not be loaded.
+    """
+
+    def __init__(self, now: float, gone_s: float, avoid_s: float) -> None:
+        self._gone_s, self._avoid_s = gone_s, avoid_s
+        self._workers: dict[str, _Worker] = {}
+        self._avoided: dict[Key, tuple[str, float]] = {}  # why, and until when
+        self.frontends: dict[str, Frontend] = {}
+        self.profiles: dict[Key, LatencyProfile] = {}
+        self.listens_since = now
+        self.successor = False  # a worker was ready before this planner had a plan
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether nobody was heard of lately."""
+        return not self._workers and not self.frontends
+
+    @property
+    def load_errors(self) -> dict[Key, str]:
+        """Why variants could not be loaded lately, by variant and kind."""
+        return {key: why for key, (why, _) in self._avoided.items()}
+
+    def worker(self, says: WorkerSays, now: float, *, planned: bool) -> bool:
+        """Hear a worker; returns whether there is news in it, profiles of known variants aside.
+
+        Args:
+            planned: there is a plan.
+        """
+        before = self._workers.get(says.worker)
+        if before is None and says.ready and not planned:
+            self.successor = True
+        for variant, (why, number) in says.errors.items():
+            known = before.says.errors.get(variant) if before is not None else None
+            if known is None or known[1] != number:
+                logger.warning("%s could not load %s: %s", says.worker, variant, why)
+                self._avoided[variant, says.kind] = why, now + self._avoid_s
+        born = before.born if before is not None else now - says.age_s
+        self._workers[says.worker] = _Worker(says, now, born)
+        unknown = [v for v in says.profiles if (v, says.kind) not in self.profiles]
+        for variant in unknown:
+            self.profiles[variant, says.kind] = says.profiles[variant]
+        return before is None or bool(unknown) or _plain(before.says) != _plain(says)
+
+    def left(self, worker: str) -> bool:
+        """Forget a worker that is going; returns whether it was known."""
+        return self._workers.pop(worker, None) is not None
+
+    def frontend(self, says: FrontendSays, now: float) -> tuple[float, Counts] | None:
+        """Hear a frontend.
+
+        Returns:
+            What it counted since it last spoke, and its share of that time in seconds. None at
+            first: what was counted before cannot be placed in time.
+        """
+        if not self.frontends:
+            self.listens_since = now
+        before = self.frontends.get(says.client)
+        for key, profile in says.profiles.items():
+            self.profiles.setdefault(key, profile)
+        if before is None:
+            self.frontends[says.client] = Frontend(says, now)
+            return None
+        over_s = max(now - before.seen_at, 1e-3) / len(self.frontends)
+        counts = says.counts.since(before.says.counts)
+        before.says, before.seen_at = says, now
+        return over_s, counts
+
+    def forget(self, now: float) -> None:
+        """Forget who is silent, and errors that are old."""
+        for client, frontend in list(self.frontends.items()):
+            if now - frontend.seen_at > self._gone_s:
+                del self.frontends[client]
+        for name, worker in list(self._workers.items()):
+            if now - worker.seen_at > self._gone_s:
+                logger.warning("worker %s is silent; doing without it", name)
+                del self._workers[name]
+        self._avoided = {k: v for k, v in self._avoided.items() if now <= v[1]}
+
+    def learn(self) -> None:
+        """Take the workers' profiles over."""
+        measured: dict[Key, list[LatencyProfile]] = {}
+        for worker in self._workers.values():
+            says = worker.says
+            for variant in says.loaded & says.profiles.keys():
+                measured.setdefault((variant, says.kind), []).append(says.profiles[variant])
+        for key, profiles in measured.items():
+            self.profiles[key] = median_profile(profiles)
+
+    def seen(self) -> Seen:
+        """What a brain decides by."""
+        oldest_first = sorted(self._workers.items(), key=lambda item: item[1].born)
+        return Seen(
+            {name: worker.says for name, worker in oldest_first},
+            self.profiles,
+            frozenset(self._avoided),
+            {client: frontend.says for client, frontend in self.frontends.items()},
+            self.successor,
+        )
+
+    def running(self, kinds: Iterable[str]) -> dict[str, int]:
+        """Workers that are there, by kind."""
+        there = [worker.says.kind for worker in self._workers.values()]
+        return {kind: there.count(kind) for kind in kinds}
+
+    def known(self, kind: str, variants: Iterable[str]) -> dict[str, LatencyProfile]:
+        """Profiles of variants on a kind of worker, as far as they are known."""
+        return {v: self.profiles[v, kind] for v in variants if (v, kind) in self.profiles}
+
+
+def _plain(says: WorkerSays) -> WorkerSays:
+    return says._replace(profiles={}, age_s=0.0)

@@ -1,0 +1,491 @@
+"""How workers and frontends speak to the actor that plans their application. While it cannot be
+reached, they go on with its last answer.
+
+This module does not import the planner, which takes long: every replica imports this one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import time
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Any, Protocol
+
+from ray_slo.core import LatencyProfile
+from ray_slo.core.cluster import Assigned
+from ray_slo.planning.brains.brain import (
+    Counts,
+    FrontendHears,
+    FrontendSays,
+    Key,
+    Routing,
+    Wanted,
+    WorkerSays,
+)
+from ray_slo.serve.config.spec import AppSpec
+from ray_slo.serve.ray_private.actors import find_actor, get_or_create
+from ray_slo.serve.scheduler.channel import Channel, WorkerLink
+from ray_slo.serve.watch.metrics import PlanMetrics
+
+logger = logging.getLogger(__name__)
+
+_ANSWER_S = 10.0  # more than a long poll takes
+_AGAIN_S = 0.3  # after the planner could not be reached
+_RETRY_LOAD_S = 20.0
+_READ_CLOCKS_S = 10.0
+_UNREACHABLE = "unreachable"
+
+
+def planner_name(app_key: str) -> str:
+    """Name of the actor that plans an application; no group can have it."""
+    return f"{app_key}##planner"
+
+
+def get_or_create_planner(spec: AppSpec, app_key: str) -> Any:
+    """The actor that plans the application; made if there is none. Blocks."""
+    from ray_slo.serve.planner.actor import Planner
+
+    return get_or_create(Planner, planner_name(app_key), spec, app_key)
+
+
+def find_planner(app_key: str) -> Any:
+    """The actor that plans the application. Blocks.
+
+    Raises:
+        ValueError: there is none.
+    """
+    return find_actor(planner_name(app_key))
+
+
+class PlannerLink:
+    """A worker's or frontend's way to the planner; found, or made, anew when that is gone."""
+
+    def __init__(self, spec: AppSpec, app_key: str) -> None:
+        self._spec = spec
+        self._app_key = app_key
+        self._actor: Any = None
+
+    @property
+    def actor(self) -> Any:
+        """The planner as it was last found.
+
+        Raises:
+            ConnectionError: it cannot be reached.
+        """
+        if self._actor is None:
+            raise ConnectionError("the planner cannot be reached; the last plan holds")
+        return self._actor
+
+    async def ask(self, method: str, *args: Any) -> Any:
+        """The answer of one of its methods.
+
+        Raises:
+            Exception: whatever kept it from answering; it is looked up anew next time.
+        """
+        try:
+            if self._actor is None:
+                loop = asyncio.get_running_loop()
+                actor = await loop.run_in_executor(
+                    None, get_or_create_planner, self._spec, self._app_key
+                )
+                await _in_time(actor.configure.remote(self._spec.without_code()))
+                self._actor = actor
+            return await _in_time(getattr(self._actor, method).remote(*args))
+        except Exception:
+            self._actor = None
+            raise
+
+
+async def _in_time(response: Any) -> Any:
+    """Await a Ray reference.
+
+    Raises:
+        TimeoutError: no answer.
+    """
+    return await asyncio.wait_for(_result(response), _ANSWER_S)
+
+
+async def _result(response: Any) -> Any:
+    return await response
+
+
+class _Worker(Protocol):
+    """What `Follower` needs of a worker."""
+
+    id: str
+
+    @property
+    def offered(self) -> frozenset[str]: ...
+    @property
+    def announced(self) -> frozenset[str]: ...
+    @property
+    def assigned(self) -> Assigned | None: ...
+    @property
+    def profiles(self) -> dict[str, LatencyProfile]: ...
+    async def load(
+        self, variants: Iterable[str], known: Mapping[str, LatencyProfile] | None = None
+    ) -> None: ...
+    async def assign(self, assigned: Assigned | None) -> None: ...
+    async def join(self, link: WorkerLink) -> None: ...
+    async def unload(self, variants: Iterable[str]) -> None: ...
+    def check_slo(self) -> None: ...
+    def will_load(self, variants: int) -> None: ...
+
+
+class Follower:
+    """A worker's side: asks what is wanted of it, and does that, one thing at a time.
+
+    Make before break: the next variants are loaded while the last ones serve, then the scheduler is
+    told what the worker does now (in another group: that group's), then the last ones finish their
+    batches and go. With `make_before_break: false` they go first, and the worker serves nothing
+    meanwhile.
+
+    Args:
+        kind: of the worker.
+        link: to the planner; default: to that of the application.
+    """
+
+    def __init__(
+        self,
+        spec: AppSpec,
+        app_key: str,
+        kind: str,
+        worker: _Worker,
+        link: PlannerLink | None = None,
+    ) -> None:
+        self._spec = spec
+        self._app_key = app_key
+        self._kind = kind
+        self._worker = worker
+        self._link = link or PlannerLink(spec, app_key)
+        self._refs = spec.variants()
+        self._had: str | None = None  # names the last answer
+        self._group: str | None = None
+        self._failures = itertools.count(1)
+        self._errors: dict[str, tuple[str, float]] = {}  # why, and number of the failure
+        self._retry_at: dict[str, float] = {}
+        self._raised: dict[str, Exception] = {}
+        self._ready = False
+        self._started = time.monotonic()
+        self._make_first = spec.planner is None or spec.planner.make_before_break
+
+    async def begin(self) -> None:
+        """Do what is wanted first; returns when the worker can serve.
+
+        Raises:
+            Exception: whatever keeps it from serving; the worker ends.
+        """
+        wanted, ready = None, False
+        while not ready:
+            while wanted is None:
+                wanted = await self._ask()
+            first = asyncio.ensure_future(self.first(wanted))
+            wanted = None
+            while not first.done():
+                asking = asyncio.ensure_future(self._ask())  # or we are taken for dead
+                await asyncio.wait({first, asking}, return_when=asyncio.FIRST_COMPLETED)
+                if asking.done():
+                    wanted = asking.result() or wanted
+                asking.cancel()
+            ready = await first
+
+    async def follow(self) -> None:
+        """Do what is wanted, for ever."""
+        self._ready = True
+        doing: asyncio.Task[None] | None = None
+        latest: Wanted | None = None
+        try:
+            while True:
+                asking = asyncio.ensure_future(self._ask())
+                await asyncio.wait(
+                    {asking} if doing is None else {asking, doing},
+                    return_when=asyncio.FIRST_COMPLETED,
+                )
+                if asking.done():
+                    latest = asking.result() or latest
+                asking.cancel()
+                if doing is not None and doing.done():
+                    if (error := doing.exception()) is not None:
+                        logger.error("could not take up what is wanted", exc_info=error)
+                    doing = None
+                elif doing is None and latest is not None:
+                    doing, latest = asyncio.ensure_future(self.do(latest)), None
+        finally:
+            if doing is not None:
+                doing.cancel()
+
+    def leave(self) -> None:
+        """Tell the planner, if it is there, that the worker is going. Does not wait."""
+        try:
+            self._link.actor.leave.remote(self._worker.id)
+        except Exception as error:  # it will notice our silence
+            logger.info("could not take leave: %r", error)
+
+    def says(self) -> WorkerSays:
+        """What the worker tells of itself."""
+        worker = self._worker
+        return WorkerSays(
+            worker.id,
+            self._kind,
+            worker.offered if self._group is None else worker.announced,
+            worker.assigned,
+            worker.profiles,
+            dict(self._errors),
+            self._spec.fingerprint,
+            self._ready,
+            time.monotonic() - self._started,
+            self._group,
+        )
+
+    async def _ask(self) -> Wanted | None:
+        try:
+            answer: tuple[str | None, Wanted | None]
+            answer = await self._link.ask("worker", self.says(), self._had)
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:
+            logger.info("planner unreachable (%r); going on as before", error)
+            await asyncio.sleep(_AGAIN_S)
+            return None
+        token, wanted = answer
+        self._had = token or self._had
+        return wanted
+
+    async def first(self, wanted: Wanted) -> bool:
+        """Do it for the first time; what is raised here ends the worker.
+
+        Returns whether the worker can begin to serve; else it does what is wanted next, first.
+        """
+        self._worker.will_load(len(wanted.keep))
+        await self.do(wanted)
+        if wanted.assigned is None:
+            served = {self._refs[key].model for key in self._worker.offered}
+            for key, error in self._raised.items():
+                task = self._refs[key].model
+                if task in served:
+                    continue
+                if {v for v, ref in self._refs.items() if ref.model == task} <= {*wanted.keep}:
+                    raise error  # none of its variants can be loaded
+                return False  # the planner hears of it, and wants something else
+        self._worker.check_slo()
+        return True
+
+    async def do(self, wanted: Wanted) -> None:
+        """Do what is wanted, or what is left to do of it."""
+        keep, worker = dict.fromkeys(wanted.keep), self._worker
+        self._errors = {v: e for v, e in self._errors.items() if v in keep}
+        self._raised = {v: e for v, e in self._raised.items() if v in keep}
+        missing = [v for v in keep if v not in worker.offered]
+        extra = worker.offered - keep.keys()
+        if missing and extra and not self._make_first:
+            await worker.assign(None)
+            await worker.unload(extra)
+        complete = True
+        for variant in missing:
+            complete &= await self._load(variant, wanted)
+        if wanted.group != self._group:
+            if self._group is None and self._raised:  # in a group, it has to serve all of it
+                raise next(iter(self._raised.values()))
+            self._group = wanted.group
+            await worker.join(WorkerLink(self._spec, f"{self._app_key}#{wanted.group}"))
+        assigned = wanted.assigned
+        possible = assigned is None or assigned.variant in worker.offered
+        if possible and assigned != worker.assigned:
+            await worker.assign(assigned)
+        if (complete or wanted.group is not None) and (extra := worker.offered - keep.keys()):
+            await worker.unload(extra)
+
+    async def _load(self, variant: str, wanted: Wanted) -> bool:
+        if time.monotonic() < self._retry_at.get(variant, 0.0):
+            return False
+        try:
+            await self._worker.load([variant], wanted.profiles)
+            if wanted.group is not None:
+                self._worker.check_slo()
+        except Exception as error:
+            logger.exception("could not load %s", variant)
+            if variant in self._worker.offered:
+                await self._worker.unload([variant])
+            why = f"{type(error).__name__}: {error}"
+            self._errors[variant] = why, float(next(self._failures))
+            self._retry_at[variant] = time.monotonic() + _RETRY_LOAD_S
+            self._raised[variant] = error
+            return False
+        self._errors.pop(variant, None)
+        self._raised.pop(variant, None)
+        return True
+
+
+class Router(Protocol):
+    """A channel that reaches the schedulers of several groups."""
+
+    @property
+    def routes(self) -> Mapping[str, str]: ...
+    @property
+    def queued(self) -> Mapping[tuple[str, str], int]: ...
+    def route(self, routing: Routing) -> None: ...
+
+
+class FrontendLink:
+    """A frontend's side: counts, tells the planner what was counted, and hears where to send
+    requests.
+
+    Args:
+        client: the frontend's id.
+        channel: to its scheduler.
+        router: the same, where there are groups.
+        link: to the planner; default: to that of the application.
+    """
+
+    def __init__(
+        self,
+        spec: AppSpec,
+        app_key: str,
+        client: str,
+        channel: Channel,
+        router: Router | None = None,
+        link: PlannerLink | None = None,
+    ) -> None:
+        self._spec = spec
+        self._client = client
+        self._channel = channel
+        self._router = router
+        self._link = link or PlannerLink(spec, app_key)
+        self._requests: Counter[str] = Counter()
+        self._finished: Counter[str] = Counter()
+        self._made: dict[str, Counter[str]] = {}
+        self._sizes: Counter[int] = Counter()
+        self._tuned: dict[str, Any] = {}
+        self._profiles: Mapping[Key, LatencyProfile] = {}
+        self._clocks: dict[str, float] = {}  # how far they are ahead of ours
+        self._applied = ("", -1)
+        self._remind = False  # the planner may be a new one
+        self._decided_at: float | None = None
+        self.shortfall: str | None = None  # what the plan cannot do, and why
+        self._metrics = PlanMetrics()
+        loop = asyncio.get_running_loop()
+        self._tasks = [loop.create_task(self._report())]
+        if spec.decision_log is not None:
+            self._tasks.append(loop.create_task(self._read_clocks()))
+
+    def arrived(self, model: str, size: int | None = 1, count: int = 1) -> None:
+        """Count clients' requests, refused ones included. `size`: None where it is not known."""
+        self._requests[model] += count
+        if size is not None:
+            self._sizes[size] += count
+
+    def finished(self, variant: str, made: Mapping[str, int] | None = None) -> None:
+        """Count a request that a variant answered, and those for child tasks that it made."""
+        self._finished[variant] += 1
+        if made:
+            self._made.setdefault(variant, Counter()).update(made)
+
+    def tune(self, kwargs: Mapping[str, Any]) -> None:
+        """Change arguments of the planner, as against the specification's; told from now on, to
+        every actor that plans the application."""
+        self._tuned = dict(kwargs)
+
+    async def status(self) -> dict[str, Any]:
+        """The scheduler's status, or the groups', and the planner's, or what is known of the plan
+        without it."""
+        told = await self._channel.status()
+        try:
+            plan: dict[str, Any] = await asyncio.wait_for(
+                _result(self._link.actor.status.remote()), 3.0
+            )
+        except Exception as error:
+            plan = {"state": _UNREACHABLE, "error": f"{type(error).__name__}: {error}"}
+            if self._decided_at is not None:
+                plan["plan_age_s"] = time.monotonic() - self._decided_at
+                plan["why"] = "the last plan holds"
+        if self._router is not None:
+            placed, found = plan.pop("groups", {}), told["groups"]
+            names = sorted({*placed, *found})
+            told["groups"] = {g: {**placed.get(g, {}), **found.get(g, {})} for g in names}
+        return {**told, "plan": plan}
+
+    async def replan(self) -> None:
+        """See `Planner.replan`.
+
+        Raises:
+            ConnectionError: the planner cannot be reached.
+            ConfigError: there is no plan.
+        """
+        await self._link.actor.replan.remote(self._says())
+
+    async def move(self, model: str, group: str) -> None:
+        """See `Planner.move`.
+
+        Raises:
+            ConnectionError: the planner cannot be reached.
+            ConfigError, UnknownModel: no groups, no such group, no such model.
+        """
+        await self._link.actor.move.remote(model, group)
+
+    def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+
+    def _says(self) -> FrontendSays:
+        now, router = time.monotonic(), self._router
+        made = {variant: dict(counts) for variant, counts in self._made.items()}
+        return FrontendSays(
+            self._client,
+            Counts(dict(self._requests), dict(self._finished), made, dict(self._sizes)),
+            self._spec.fingerprint,
+            self._tuned,
+            self._profiles if self._remind else {},
+            {clock: now + ahead_s for clock, ahead_s in self._clocks.items()},
+            self._applied,
+            dict(router.routes) if router is not None else {},
+            dict(router.queued) if router is not None else {},
+        )
+
+    async def _report(self) -> None:
+        while True:
+            try:
+                heard = await self._link.ask("frontend", self._says())
+                if heard is not None:
+                    self._heed(heard)
+            except asyncio.CancelledError:
+                raise
+            except Exception as error:
+                logger.warning("planner unreachable (%r); the last plan holds", error)
+                self._remind = True
+                await asyncio.sleep(_AGAIN_S)
+            # Without a planner the layout is the configuration's, and no age is too old.
+            if self._decided_at is not None and self._spec.planner is not None:
+                self._metrics.age(time.monotonic() - self._decided_at)
+
+    def _heed(self, heard: FrontendHears) -> None:
+        self._remind = False
+        if heard.plan_age_s is not None:
+            self._decided_at = time.monotonic() - heard.plan_age_s
+        self.shortfall = heard.shortfall
+        if heard.profiles is not None:
+            self._profiles = heard.profiles
+        number = 0
+        if heard.routing is not None and self._router is not None:
+            number = heard.routing.number
+            self._router.route(heard.routing)
+        self._applied = heard.epoch, number
+        for kind, (wanted, running) in heard.replicas.items():
+            self._metrics.replicas(kind, wanted, running)
+        self._metrics.planned(heard.plans)
+
+    async def _read_clocks(self) -> None:
+        """Learn how far the clocks of schedulers are ahead, for the planner's log."""
+        while True:
+            try:
+                clocks = await asyncio.wait_for(self._channel.clocks(), _ANSWER_S)
+                now = time.monotonic()
+                for clock, reading in clocks.items():
+                    self._clocks[clock] = reading - now
+            except asyncio.CancelledError:
+                raise
+            except Exception as error:  # a scheduler is starting, or restarting
+                logger.info("clocks of schedulers: %r", error)
+            await asyncio.sleep(_READ_CLOCKS_S)

@@ -1,0 +1,111 @@
+"""What a planner tells people: its status, a dry run, and the rows of its log."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from typing import Any
+
+from ray_slo.planning.brains.brain import Brain, Seen, Verdict, Wanted, WorkerSays
+from ray_slo.record.plans import Outline
+from ray_slo.record.writer import PlanLog
+
+Replicas = Mapping[str, tuple[int | None, int]]  # wanted and running, by kind of worker
+
+
+def status(
+    brain: Brain, now: float, seen: Seen, wanted: Mapping[str, Wanted], replicas: Replicas
+) -> dict[str, Any]:
+    """What `ray-slo status` shows of a plan, beside its age and errors."""
+    changing = any(
+        name in wanted and not _does(says, wanted[name]) for name, says in seen.workers.items()
+    )
+    outcome = brain.outcome()
+    return {
+        **({"state": "changing"} if outcome and changing else {}),
+        "targets": {kind: target for kind, (target, _) in replicas.items()},
+        "running": {kind: running for kind, (_, running) in replicas.items()},
+        "workers": {
+            name: {
+                "ready": says.ready,
+                "loaded": sorted(says.loaded),
+                "assigned": says.assigned.variant if says.assigned else None,
+                "batch_size": says.assigned.batch_size if says.assigned else None,
+                "wanted": _variant(wanted.get(name)),
+            }
+            for name, says in seen.workers.items()
+        },
+        **brain.inputs(now, seen),
+        **outcome,
+        **brain.status(seen),
+    }
+
+
+def trial(
+    brain: Brain, verdict: Verdict, now: float, seen: Seen, replicas: Replicas
+) -> dict[str, Any]:
+    """What a brain that has adopted a plan would do, beside what runs."""
+    wanted = brain.wanted(now, seen, False)
+    workers = {}
+    for name, says in seen.workers.items():
+        new = wanted[name].assigned if name in wanted else says.assigned
+        workers[name] = {
+            "kind": says.kind,
+            "does": says.assigned and asdict(says.assigned),
+            "would": new and asdict(new),
+            "load": sorted(set(wanted[name].keep) - says.loaded) if name in wanted else [],
+        }
+    return {
+        "why": verdict.why,
+        "shortfall": verdict.shortfall,
+        "replicas": {
+            kind: {"running": running, "target": target, "would": brain.target(kind)}
+            for kind, (target, running) in replicas.items()
+        },
+        "workers": workers,
+        "plan": {**brain.inputs(now, seen), **brain.outcome()},
+    }
+
+
+def log(
+    to: PlanLog,
+    brain: Brain,
+    asked: tuple[float, str],
+    seen: Seen,
+    wanted: Mapping[str, Wanted],
+    replicas: Replicas,
+    inputs: Mapping[str, Any],
+    verdict: Verdict | None,
+    **rest: Any,
+) -> None:
+    """Log a question to the planner.
+
+    Args:
+        asked: when, and what made it ask.
+        verdict: None where the last plan holds.
+    """
+    outline = None
+    running = [says.assigned for says in seen.workers.values() if says.assigned]
+    if running and to.outline == Outline():  # another planner's
+        there = {kind: n for kind, (_, n) in replicas.items()}
+        assigned = [(a.variant, a.batch_size, 1) for a in running]
+        to.outline = Outline.of_assignments(there, assigned)
+    if verdict is not None:
+        plan = brain.outcome()
+        targets = plan.get("sizes") or {kind: target for kind, (target, _) in replicas.items()}
+        parts = [(a["variant"], a["batch_size"], a["workers"]) for a in plan.get("assignments", ())]
+        groups = plan.get("groups", {})
+        outline = replace(Outline.of_assignments(targets, parts), groups=groups)
+        workers = {name: w.group or _variant(w) for name, w in wanted.items()}
+        rest |= {"targets": targets, "plan": plan, "workers": workers}
+        rest |= {"why": verdict.why, "shortfall": verdict.shortfall}
+    about = {key: value for key, value in inputs.items() if key != "demand"}
+    to.planned(*asked, outline, demand=inputs.get("demand"), inputs=about, **rest)
+
+
+def _does(says: WorkerSays, wanted: Wanted) -> bool:
+    return says.assigned == wanted.assigned and says.loaded == frozenset(wanted.keep)
+
+
+def _variant(wanted: Wanted | None) -> str | None:
+    return wanted.assigned.variant if wanted is not None and wanted.assigned else None

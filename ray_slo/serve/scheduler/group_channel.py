@@ -1,0 +1,201 @@
+"""How a frontend reaches the schedulers of several groups: a request goes to the group that serves
+its model. The planner says which that is (`FrontendLink`)."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from ray_slo.core import DropReason
+from ray_slo.planning.brains.brain import Routing
+from ray_slo.serve.config.spec import AppSpec
+from ray_slo.serve.messages import (
+    Capacity,
+    Grant,
+    Heartbeat,
+    Message,
+    Refusal,
+    Submit,
+)
+from ray_slo.serve.scheduler.channel import ActorChannel, Channel
+from ray_slo.serve.watch.metrics import GroupMetrics
+
+_STATUS_S = 3.0
+
+
+class GroupedChannel(Channel):
+    """A channel to the schedulers of all groups.
+
+    Args:
+        on_messages: grants and refusals of any group.
+        resubmit: submit these again, if they still wait.
+    """
+
+    def __init__(
+        self,
+        spec: AppSpec,
+        app_key: str,
+        client: str,
+        on_messages: Callable[[list[Message]], None],
+        resubmit: Callable[[Iterable[int]], None],
+    ) -> None:
+        self._spec = spec
+        self._app_key = app_key
+        self._client = client
+        self._on_messages = on_messages
+        self._resubmit = resubmit
+        self._loop = asyncio.get_running_loop()
+        self._channels: dict[str, ActorChannel] = {}
+        self._routes: Mapping[str, str] = {}
+        self._queued: dict[int, tuple[str, str]] = {}  # (model, group) by request
+        self._group_of_worker: dict[str, str] = {}
+        self._metrics = GroupMetrics()
+        self._ready = asyncio.Event()
+
+    # -- a channel -------------------------------------------------------------------------
+
+    def submit(self, request: Submit) -> None:
+        group = self._routes.get(request.model)
+        if group is None:
+            reason = DropReason.NO_WORKER.value
+            refusals: list[Message] = [Refusal((request.request_id,), reason, math.nan)]
+            self._loop.call_soon(self._on_messages, refusals)
+            return
+        self._queued[request.request_id] = (request.model, group)
+        self._metrics.count(group, request.model, "submitted", 1)
+        self._channels[group].submit(request)
+
+    def cancel(self, request_id: int) -> None:
+        _, group = self._queued.pop(request_id, ("", ""))
+        if group:
+            self._channels[group].cancel(request_id)
+
+    def worker_lost(self, worker: str) -> None:
+        if (group := self._group_of_worker.get(worker)) is not None:
+            self._channels[group].worker_lost(worker)
+
+    def batch_withdrawn(self, batch_id: str) -> None:
+        for channel in self._channels.values():  # all but one have not heard of it
+            channel.batch_withdrawn(batch_id)
+
+    async def join(self, beat: Heartbeat) -> None:
+        """Wait until every model has a group that serves it."""
+        await self._ready.wait()
+
+    async def capacity(self) -> dict[str, Capacity]:
+        """Of models that are routed to a group that has workers for them."""
+        channels = dict(self._channels)
+        found = await asyncio.gather(*(c.capacity() for c in channels.values()))
+        capacity = dict(zip(channels, found, strict=True))
+        return {
+            model: capacity[group][model]
+            for model, group in self._routes.items()
+            if model in capacity.get(group, {})
+        }
+
+    async def clocks(self) -> dict[str, float]:
+        found = await asyncio.gather(*(c.clocks() for c in self._channels.values()))
+        return {clock: reading for clocks in found for clock, reading in clocks.items()}
+
+    async def status(self) -> dict[str, Any]:
+        """All groups together in the form of one, and each in `groups`."""
+        channels = dict(self._channels)
+        told = await asyncio.gather(*(_status_of(channel) for channel in channels.values()))
+        found = dict(zip(channels, told, strict=True))
+        groups = {}
+        for group in sorted({*found, *self._routes.values()}):
+            models = sorted(m for m, g in self._routes.items() if g == group)
+            groups[group] = {"models": models, **found.get(group, {})}
+        total: dict[str, Any] = {"scheduler": "actor per group"}
+        for status in found.values():
+            for key, value in status.items():
+                if key in ("queued", "counts"):
+                    sums = total.setdefault(key, {})
+                    for name, count in value.items():
+                        sums[name] = sums.get(name, 0) + count
+                elif key == "preemptions":
+                    total.setdefault(key, []).extend(value)
+                elif isinstance(value, dict):
+                    total.setdefault(key, {}).update(value)
+                elif key.endswith("_ms"):
+                    total[key] = max(total.get(key, value), value, key=abs)
+                elif key == "policy":
+                    total[key] = value
+        return {**total, "routes": dict(self._routes), "groups": groups}
+
+    def close(self) -> None:
+        for channel in self._channels.values():
+            channel.close()
+
+    # -- what the planner hears and says ---------------------------------------------------
+
+    @property
+    def routes(self) -> Mapping[str, str]:
+        """The group that each model's requests go to."""
+        return self._routes
+
+    @property
+    def queued(self) -> Counter[tuple[str, str]]:
+        """Requests that wait in a group, by (model, group)."""
+        return Counter(self._queued.values())
+
+    def route(self, routing: Routing) -> None:
+        """Send requests there from now on."""
+        for group in routing.groups:
+            if group not in self._channels:
+                self._channels[group] = ActorChannel(
+                    self._spec,
+                    f"{self._app_key}#{group}",
+                    self._client,
+                    functools.partial(self._on_group_messages, group),
+                    functools.partial(self._on_reset, group),
+                )
+        if routing.routes != self._routes:
+            self._metrics.routed(self._routes, routing.routes)
+        self._routes = routing.routes
+        if routing.complete:
+            self._ready.set()
+
+    # -- inside ----------------------------------------------------------------------------
+
+    def _on_reset(self, group: str) -> None:
+        self._resubmit([i for i, (_, g) in self._queued.items() if g == group])
+
+    def _on_group_messages(self, group: str, messages: list[Message]) -> None:
+        kept: list[Message] = []
+        again: list[int] = []
+        for message in messages:
+            if isinstance(message, Grant):
+                self._group_of_worker[message.worker] = group
+                self._metrics.count(group, message.model, "granted", len(message.request_ids))
+            elif isinstance(message, Refusal):
+                moved = message.reason == DropReason.NO_WORKER.value
+                ids = []
+                for i in message.request_ids:
+                    model, _ = self._queued.get(i, ("", ""))
+                    # Its model has left the group that it was sent to.
+                    if moved and self._routes.get(model, group) != group:
+                        again.append(i)
+                    else:
+                        ids.append(i)
+                        self._metrics.count(group, model, "refused", 1)
+                message = message._replace(request_ids=tuple(ids))
+            if isinstance(message, Grant | Refusal):
+                for i in message.request_ids:
+                    self._queued.pop(i, None)
+            kept.append(message)
+        self._on_messages(kept)
+        if again:
+            self._resubmit(again)
+
+
+async def _status_of(channel: ActorChannel) -> dict[str, Any]:
+    """A scheduler's status, or why there is none."""
+    try:
+        return await asyncio.wait_for(channel.status(), _STATUS_S)
+    except Exception as error:
+        return {"state": "unreachable", "error": f"{type(error).__name__}: {error}"}
