@@ -2,22 +2,21 @@
 
 A frontend makes `slo.request` under Serve's own span of the call (in a pipeline `slo.task` for each
 request of a task below it), and under that `slo.queue`, from a submission to the decision on it. A
-scheduler that is an actor makes `slo.schedule` under that: the part of it that was not on the way.
+scheduler that is an actor makes `slo.schedule` under that, which leaves out the way to it and back.
 A worker makes one `slo.batch` per batch. It stands below the first traced request's and is linked
 to all of them, as a span has one parent; each request's span is linked to it in turn.
 
 What is not sampled has no spans, and nothing of it is sent. Attributes hold names, numbers and
 times; never an item, a result or the text of an error, which may quote them.
 
-This is the only module that knows OpenTelemetry; how Serve traces, `ray_private.tracing` knows.
-OpenTelemetry is imported by
-the first request after Serve has set its tracing up, so where that is off it need not be there.
+OpenTelemetry is imported by the first request after Serve has set its tracing up, so where that is
+off it need not be installed. `spans` and this module alone know it; how Serve traces,
+`ray_private.tracing` knows.
 """
 
 from __future__ import annotations
 
 import asyncio
-import functools
 import logging
 import time
 from collections import deque
@@ -26,9 +25,10 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from ray_slo.core import BatchStatus
-from ray_slo.serve.errors import FAULTS, error_of
+from ray_slo.serve.errors import error_of
 from ray_slo.serve.messages import Cancel, Grant, Refusal, Submit
 from ray_slo.serve.ray_private import tracing as serve_tracing
+from ray_slo.serve.watch import spans
 
 if TYPE_CHECKING:
     from ray_slo.serve.frontend.answer import Answer
@@ -51,7 +51,7 @@ class RequestTrace:
         return self
 
     def submitted(self, request_id: int, budget_s: float) -> None:
-        """It went to the scheduler, with so much time for its result to come back."""
+        """It went to the scheduler, which has `budget_s` seconds until its result must be back."""
 
     def granted(self, grant: Grant, policy: str) -> None:
         """The scheduler decided on its batch."""
@@ -74,8 +74,8 @@ class RequestTrace:
 
 
 class Decisions:
-    """What a scheduler that is an actor tells of its decisions: nothing, until a frontend sends it
-    a traced request. Call it from one event loop.
+    """Spans of a scheduler actor's decisions. Idle until a frontend sends a traced request. Call it
+    from one event loop.
 
     Args:
         name: of the actor, for Serve's exporter.
@@ -122,7 +122,7 @@ class Decisions:
                 self._decided(client, request_id, _CANCELLED)
 
     def flush(self) -> None:
-        """Have exported what is not yet. May block for a second."""
+        """Export the spans that are not exported yet. May block for a second."""
         if self._setting_up is not None and self._setting_up.done():
             from opentelemetry import trace
 
@@ -144,13 +144,13 @@ class Decisions:
         from opentelemetry import trace
 
         for context, since, until, about in made:
-            above = trace.set_span_in_context(trace.NonRecordingSpan(_remote(context)))
-            span = _tracer().start_span("slo.schedule", above, start_time=since)
+            above = trace.set_span_in_context(trace.NonRecordingSpan(spans.remote(context)))
+            span = spans.tracer().start_span("slo.schedule", above, start_time=since)
             outcome, reason = about.get("slo.outcome", ""), about.get("slo.reason", "")
-            _end(span, about, outcome, reason, until)
+            spans.end(span, about, outcome, reason, until)
 
     async def _set_up(self) -> None:
-        """As Serve does it in a replica: this actor is none of Serve's."""
+        """Set up tracing as Serve does in a replica: it does not in this actor."""
         if not serve_tracing.is_enabled():
             loop = asyncio.get_running_loop()
             try:  # it imports what exports, and opens files
@@ -199,12 +199,12 @@ def request(
 
     parent = trace.get_current_span()
     if traceparent is not None:
-        caller = _caller(traceparent)
+        caller = spans.named_by(traceparent)
         if caller.get_span_context().trace_id != parent.get_span_context().trace_id:
             parent = caller if caller.get_span_context().is_valid else parent
     if not parent.get_span_context().trace_flags.sampled:
         return NOT_TRACED
-    span = _begin("slo.request", time.monotonic() - arrived_at, parent)
+    span = spans.begin("slo.request", time.monotonic() - arrived_at, parent)
     if not span.is_recording():
         return NOT_TRACED
     return _RequestTrace(span, {"slo.model": model, "slo.latency_slo_ms": 1e3 * slo_s})
@@ -241,7 +241,7 @@ def within(callers: Sequence[Any]) -> AbstractContextManager[None]:
     """Spans that are made inside are children of the first of these callers that is sampled."""
     if callers[0] is None:
         return nullcontext()
-    return _within(next(filter(_is_sampled, callers), callers[0]))
+    return spans.within(next(filter(spans.is_sampled, callers), callers[0]))
 
 
 def batch(
@@ -269,10 +269,10 @@ def batch(
         return BATCH_NOT_TRACED
     from opentelemetry import trace
 
-    links = [trace.Link(_remote(context)) for context in requests]
-    if not _is_sampled(caller):
+    links = [trace.Link(spans.remote(context)) for context in requests]
+    if not spans.is_sampled(caller):
         caller = trace.set_span_in_context(trace.NonRecordingSpan(links[0].context))
-    span = _tracer().start_span("slo.batch", caller, links=links)
+    span = spans.tracer().start_span("slo.batch", caller, links=links)
     about = {
         "slo.decision": id,
         "slo.worker": worker,
@@ -322,19 +322,19 @@ class _RequestTrace(RequestTrace):
         self._queue: Any = None
         self._queue_about: dict[str, Any] = {}
         self._retries = self._preemptions = 0
-        self.context: str = _traceparent(span)
+        self.context: str = spans.traceparent(span)
         self.waiting = ""
 
     def task(self, task: str) -> RequestTrace:
-        return _RequestTrace(_begin("slo.task", 0.0, self._span), {"slo.task": task})
+        return _RequestTrace(spans.begin("slo.task", 0.0, self._span), {"slo.task": task})
 
     def submitted(self, request_id: int, budget_s: float) -> None:
         budget = {"slo.budget_ms": 1e3 * budget_s}
         self._span.add_event("submitted", budget)
         if self._queue is None:  # else the scheduler is new, and was told again
             self._about["slo.request_id"] = request_id
-            self._queue, self._queue_about = _begin("slo.queue", 0.0, self._span), budget
-            self.waiting = _traceparent(self._queue)
+            self._queue, self._queue_about = spans.begin("slo.queue", 0.0, self._span), budget
+            self.waiting = spans.traceparent(self._queue)
 
     def granted(self, grant: Grant, policy: str) -> None:
         self._span.add_event("granted", {"slo.decision": grant.batch_id})
@@ -343,7 +343,7 @@ class _RequestTrace(RequestTrace):
 
     def ran(self, batch: str) -> None:
         if batch and self._span.is_recording():  # else its caller left, or was told to
-            self._span.add_link(_remote(batch))
+            self._span.add_link(spans.remote(batch))
 
     def requeued(self, reason: str) -> None:
         self._span.add_event("requeued", {"slo.reason": reason})
@@ -368,7 +368,7 @@ class _RequestTrace(RequestTrace):
         self._end(outcome, reason)
 
     def inside(self) -> AbstractContextManager[None]:
-        return _inside(self._span)
+        return spans.inside(self._span)
 
     def _end(self, outcome: str, reason: str) -> None:
         said = {"slo.outcome": outcome, "slo.reason": reason}
@@ -379,12 +379,12 @@ class _RequestTrace(RequestTrace):
             "slo.retries": self._retries,
             "slo.preemptions": self._preemptions,
         }
-        _end(self._span, self._about, outcome, reason)
+        spans.end(self._span, self._about, outcome, reason)
 
     def _end_queue(self, outcome: str, reason: str) -> None:
         queue, self._queue = self._queue, None
         if queue is not None:
-            _end(queue, self._queue_about, outcome, reason)
+            spans.end(queue, self._queue_about, outcome, reason)
 
 
 class _BatchTrace(BatchTrace):
@@ -393,11 +393,11 @@ class _BatchTrace(BatchTrace):
     def __init__(self, span: Any, about: dict[str, Any]) -> None:
         self._span = span
         self._about = about
-        self.context: str = _traceparent(span)
+        self.context: str = spans.traceparent(span)
 
     @contextmanager
     def around(self, scope: AbstractContextManager[None]) -> Iterator[None]:
-        with _inside(self._span), scope:
+        with spans.inside(self._span), scope:
             yield
 
     def ended(self, status: BatchStatus, exec_s: float) -> None:
@@ -407,7 +407,7 @@ class _BatchTrace(BatchTrace):
             "slo.status": status.value,
             "slo.preempted": status is BatchStatus.PREEMPTED,
         }
-        _end(self._span, about, status.value, "")
+        spans.end(self._span, about, status.value, "")
 
 
 class _Unsampled(RequestTrace):
@@ -419,46 +419,7 @@ class _Unsampled(RequestTrace):
         from opentelemetry import trace
 
         ids = trace.SpanContext(1, 1, is_remote=False)  # valid, and its flags say "not sampled"
-        return _inside(trace.NonRecordingSpan(ids))
-
-
-@functools.cache
-def _tracer() -> Any:
-    from opentelemetry import trace
-
-    return trace.get_tracer("ray_slo")
-
-
-def _begin(name: str, since_s: float, parent: Any) -> Any:
-    """A span that began so long ago."""
-    from opentelemetry import trace
-
-    start_time = time.time_ns() - int(1e9 * since_s)
-    return _tracer().start_span(name, trace.set_span_in_context(parent), start_time=start_time)
-
-
-def _is_sampled(context: Any) -> bool:
-    from opentelemetry import trace
-
-    return bool(trace.get_current_span(context).get_span_context().trace_flags.sampled)
-
-
-def _inside(span: Any) -> AbstractContextManager[None]:
-    from opentelemetry import trace
-
-    return _within(trace.set_span_in_context(span))
-
-
-@contextmanager
-def _within(new: Any) -> Iterator[None]:
-    from opentelemetry import context
-
-    token = context.attach(new)
-    try:
-        with serve_tracing.own_stack():
-            yield
-    finally:
-        context.detach(token)
+        return spans.inside(trace.NonRecordingSpan(ids))
 
 
 def _about(grant: Grant) -> dict[str, Any]:
@@ -470,39 +431,3 @@ def _about(grant: Grant) -> dict[str, Any]:
         "slo.predicted_ms": 1e3 * grant.finish_in_s,
         "slo.slack_ms": 1e3 * grant.slack_s,
     }
-
-
-def _end(
-    span: Any, about: dict[str, Any], outcome: str, reason: str, at: int | None = None
-) -> None:
-    """At so many nanoseconds, or now."""
-    span.set_attributes(about)
-    if outcome in FAULTS:
-        from opentelemetry.trace import Status, StatusCode
-
-        span.set_status(Status(StatusCode.ERROR, f"{outcome}: {reason}" if reason else outcome))
-    span.end(at)
-
-
-def _traceparent(span: Any) -> str:
-    ids = span.get_span_context()
-    return f"00-{ids.trace_id:032x}-{ids.span_id:016x}-{ids.trace_flags:02x}"
-
-
-def _remote(traceparent: str) -> Any:
-    """The span context that `_traceparent` wrote."""
-    from opentelemetry.trace import SpanContext, TraceFlags
-
-    _, trace_id, span_id, flags = traceparent.split("-")
-    return SpanContext(
-        int(trace_id, 16), int(span_id, 16), is_remote=True, trace_flags=TraceFlags(int(flags, 16))
-    )
-
-
-def _caller(traceparent: str) -> Any:
-    """The span that the header names, or an invalid one."""
-    from opentelemetry import context, trace
-    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
-
-    found = TraceContextTextMapPropagator().extract({"traceparent": traceparent}, context.Context())
-    return trace.get_current_span(found)

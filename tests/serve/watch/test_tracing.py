@@ -20,7 +20,7 @@ from ray_slo.errors import BadInput, RefusedEarly
 from ray_slo.serve.config.spec import parse_spec
 from ray_slo.serve.messages import Cancel, Grant, Refusal, Submit
 from ray_slo.serve.scheduler.actor import SchedulerActor
-from ray_slo.serve.watch import tracing
+from ray_slo.serve.watch import spans, tracing
 from ray_slo.serve.watch.tracing import Decisions
 from tests.serve.fakes import Fifo, Impatient, Steps, beat
 from tests.serve.loops import in_loop, settle, until
@@ -59,7 +59,7 @@ def traces(monkeypatch):
     """Serve's tracing is on, with a ratio of 1."""
     found = Traces()
     monkeypatch.setattr(tracing_utils, "_tracing_enabled", True)
-    monkeypatch.setattr(tracing, "_tracer", lambda: found.tracer)
+    monkeypatch.setattr(spans, "tracer", lambda: found.tracer)
     return found
 
 
