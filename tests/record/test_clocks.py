@@ -8,7 +8,7 @@ import ray_slo
 ROOT = Path(ray_slo.__file__).parent
 STAMPS = {
     "record/writer.py",  # names of files, and when a log began
-    "serve/scheduler/preempted.py",
+    "serve/scheduler/flights.py",
     "serve/config/spec.py",  # which of two releases is newer, in an actor that just started
     "serve/watch/tracing.py",
 }

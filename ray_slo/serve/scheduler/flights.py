@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Collection, Iterator, Sequence
-from typing import cast
+from typing import Any, cast
 
-from ray_slo.core import Dispatch, Request
+from ray_slo.core import BatchStatus, Dispatch, Preempt, Request
 from ray_slo.serve.messages import Grant, Submit
-from ray_slo.serve.scheduler.preempted import Preemption
 
 # A worker is freed of a batch that its heartbeats have not named for this long. The batch's pieces,
 # or the report of its end, may be on their way.
@@ -40,7 +40,8 @@ class Flight:
         self.dispatch = dispatch
         self.granted_at = granted_at
         self.worker = dispatch.worker
-        self.preemption: Preemption | None = None
+        self.preempted_at: float | None = None
+        self._record: dict[str, Any] = {}  # of its preemption
         self._shares: dict[str, list[int]] = {}  # request ids by frontend
         for request in cast(Sequence[OwnedRequest], dispatch.requests):
             self._shares.setdefault(request.client, []).append(request.client_id)
@@ -78,6 +79,30 @@ class Flight:
                     slack_s=dispatch.slack_s,
                 ),
             )
+
+    def preempt(self, preempt: Preempt, now: float) -> dict[str, Any]:
+        """The policy has it stopped. Returns what people are told of that, which changes when the
+        batch ends: `delay_ms` is the time until the scheduler heard that the worker is free, and an
+        `outcome` of "finished" means that the batch was past its last exit point, or has none."""
+        self.preempted_at = now
+        self._record = {
+            "worker": self.worker,
+            "victim": self.dispatch.variant,
+            "victim_size": len(self.dispatch.requests),
+            "by": preempt.variant,
+            "gain": preempt.gain if math.isfinite(preempt.gain) else None,
+            "reason": preempt.reason,
+            "outcome": "asked",
+            "unix_time": time.time(),
+            "delay_ms": None,
+        }
+        return self._record
+
+    def ended(self, status: BatchStatus, now: float) -> None:
+        """Its worker is free, or gone."""
+        if self.preempted_at is not None:
+            delay_ms = 1e3 * (now - self.preempted_at)
+            self._record.update(outcome=status.value, delay_ms=delay_ms)
 
     def heard(self, worker: str, held: Collection[str], now: float) -> None:
         """A worker names the batches that it holds."""

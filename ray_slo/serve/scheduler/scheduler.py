@@ -45,7 +45,6 @@ from ray_slo.serve.messages import (
 from ray_slo.serve.scheduler.flights import Flight, OwnedRequest
 from ray_slo.serve.scheduler.host import PolicyHost
 from ray_slo.serve.scheduler.learned import Learned
-from ray_slo.serve.scheduler.preempted import Preemption
 from ray_slo.serve.scheduler.roster import Quarantine, Roster, WorkerState
 from ray_slo.serve.scheduler.seats import NearPayloads
 from ray_slo.serve.scheduler.solver import Aside, Solver
@@ -96,7 +95,7 @@ class Scheduler:
         self._outbox: dict[str, list[Message]] = {}
         self._next_id = 0
         self._generation = 0  # of the policy
-        self._preemptions: deque[Preemption] = deque(maxlen=_PREEMPTIONS_KEPT)
+        self._preemptions: deque[dict[str, Any]] = deque(maxlen=_PREEMPTIONS_KEPT)
         self._deaf: set[str] = set()  # variants that did not stop when asked to
         self._cluster_is_stale = False
         counted = "submitted granted refused cancelled batches preempted on_node unclaimed"
@@ -228,7 +227,7 @@ class Scheduler:
             "queued": {model: queued[model] for model in self._spec.models},
             "in_flight": len(self._in_flight),
             "counts": dict(self._counts),
-            "preemptions": [p.to_json() for p in self._preemptions],
+            "preemptions": [dict(record) for record in self._preemptions],
             "decision_log": self._log and self._log.status(),
             "workers": self._workers.status(self._clock(), busy),
             **self._learned.status(),
@@ -333,11 +332,10 @@ class Scheduler:
         now = self._clock()
         at = now if finished_at is None else finished_at
         d = flight.dispatch
-        if flight.preemption is not None:
-            flight.preemption.ended(status, now)
-            if status is BatchStatus.PREEMPTED:
-                self._counts["preempted"] += 1
-                self._learned.preempted(now - flight.preemption.asked_at)
+        flight.ended(status, now)
+        if flight.preempted_at is not None and status is BatchStatus.PREEMPTED:
+            self._counts["preempted"] += 1
+            self._learned.preempted(now - flight.preempted_at)
         outcome = BatchOutcome(d.batch_id, d.requests, at - exec_s, at, status)
         self._host.finished(d.worker, outcome)
 
@@ -358,10 +356,9 @@ class Scheduler:
         # The oldest batch of the worker is the one that runs. None: it ended just now.
         on_it = (f for f in self._in_flight.values() if f.worker == preempt.worker)
         flight = next(on_it, None)
-        if flight is None or flight.preemption is not None:
+        if flight is None or flight.preempted_at is not None:
             return
-        flight.preemption = Preemption.of(preempt, flight.dispatch, self._clock())
-        self._preemptions.append(flight.preemption)
+        self._preemptions.append(flight.preempt(preempt, self._clock()))
         # Only frontends can call a worker. All with a piece of the batch are asked, as one may have
         # died; the worker ignores repetitions.
         stop = Stop(flight.batch_id, preempt.worker, self._workers.kind_of(preempt.worker))

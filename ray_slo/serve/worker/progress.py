@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable
-from types import TracebackType
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from ray_slo.core.text import clipped
@@ -20,8 +19,7 @@ _LAST_WORDS_S = 0.5  # for frontends to hear why it failed
 
 
 class Starting:
-    """`async with Starting(…) as starting`: tells of the start until the block ends, and then that
-    the worker serves, or what was raised.
+    """What a worker does while it starts.
 
     Args:
         frontends: makes a handle to all frontends.
@@ -44,27 +42,23 @@ class Starting:
         self._progress = Progress(self._worker, self._kind, doing, what, number, of)
         self._news.set()
 
-    async def __aenter__(self) -> Starting:
-        self._telling = asyncio.create_task(self._tell_on())
-        return self
-
-    async def __aexit__(
-        self,
-        _type: type[BaseException] | None,
-        error: BaseException | None,
-        _traceback: TracebackType | None,
-    ) -> None:
-        if isinstance(error, Exception):
+    @contextlib.asynccontextmanager
+    async def told(self) -> AsyncIterator[None]:
+        """Tell of it until the block ends, and then that the worker serves, or what was raised."""
+        telling = asyncio.create_task(self._tell_on())
+        try:
+            yield
+        except Exception as error:
             said = clipped(f"{type(error).__name__}: {error}", MAX_MESSAGE)
             self._progress = self._progress._replace(failed=said)
             self._news.set()
             await asyncio.sleep(_LAST_WORDS_S)
-        self._telling.cancel()
-        if error is None:
-            # Told before Serve calls the application running, so that no frontend refuses its
-            # first request.
-            self._progress = Progress(self._worker, self._kind, SERVING)
-            await self._tell()
+            raise
+        finally:
+            telling.cancel()
+        # Before Serve calls the application running, so that no frontend refuses its first request.
+        self._progress = Progress(self._worker, self._kind, SERVING)
+        await self._tell()
 
     async def _tell_on(self) -> None:
         while True:

@@ -66,7 +66,7 @@ class Worker:
         self.batches = Batches(
             self.id, self.models, self._report, isolate_errors=spec.isolate_errors
         )
-        async with self._starting:
+        async with self._starting.told():
             self._follower = await self._begin(f"{context.app_name}#{frontend}")
         loop = asyncio.get_running_loop()
         self._tasks = [loop.create_task(self.batches.run()), loop.create_task(self._beat())]
