@@ -1,0 +1,127 @@
+"""The ways into a frontend: HTTP, gRPC and handles, with a real scheduler and worker behind it."""
+
+import json
+
+import pytest
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse
+
+from ray_slo.errors import ConfigError
+from ray_slo.serve.protos import InferRequest
+from tests.serve.fakes import Steps
+from tests.serve.loops import in_loop
+
+
+class Model(Steps):
+    """An item is (name, steps); "bytes" and "text" are answered as such, "fail" is not."""
+
+    @staticmethod
+    def postprocess(name):
+        return {"bytes": b"\x00", "text": PlainTextResponse("hi"), "nan": float("nan")}.get(
+            name, name
+        )
+
+    def __call__(self, items):
+        if items[0][0] == "fail":
+            raise KeyError("fail")
+        return super().__call__(items)
+
+
+async def ask(front, method="POST", path="/", item=None, **headers):
+    async def receive():
+        return {"type": "http.request", "body": json.dumps(item).encode(), "more_body": False}
+
+    headers = {"content-type": "application/json", **headers}
+    scope = {
+        "type": "http",
+        "method": method,
+        "path": f"/app{path}",
+        "root_path": "/app",
+        "query_string": b"",
+        "headers": [(k.replace("_", "-").encode(), v.encode()) for k, v in headers.items()],
+    }
+    return await front(Request(scope, receive))
+
+
+@in_loop
+async def test_http(app):
+    async with app(Model, policy="eager") as (front, _):
+        for path in ("/", "/m"):
+            answer = await ask(front, path=path, item=["a", 1], x_slo_latency_ms="9000")
+            assert (answer.status_code, answer.body) == (200, b'"a"')
+            assert answer.headers["x-slo-latency-slo-ms"] == "9000.000"
+        for name, kind, body in (
+            ("bytes", "application/octet-stream", b"\x00"),
+            ("text", "text/plain; charset=utf-8", b"hi"),
+            ("nan", "application/json", b"null"),
+        ):
+            answer = await ask(front, item=[name, 1])
+            assert (answer.headers["content-type"], answer.body) == (kind, body)
+            assert answer.headers["x-slo-model"] == "m"
+        told = await ask(front, item=["a", 1], x_slo_body_whole="1")
+        assert told.headers["x-slo-capacity"].split(";")[1] == "30000"
+        described = json.loads((await ask(front, "GET")).body)
+        assert described == {"models": {"m": {"latency_slo_ms": 30_000, "accuracy": None}}}
+
+
+@in_loop
+@pytest.mark.parametrize(
+    ("asked", "status", "reason"),
+    [
+        ({"path": "/x"}, 404, "unknown_model"),
+        ({"method": "PUT"}, 405, "method_not_allowed"),
+        ({"x_slo_latency_ms": "soon"}, 400, "bad_header"),
+        ({"content_length": "9" * 18}, 413, "body_too_large"),
+        ({"item": ["a", 99], "x_slo_latency_ms": "1"}, 503, "would_miss"),
+        ({"item": ["fail", 1]}, 500, "failed"),
+    ],
+)
+async def test_http_that_fails(app, asked, status, reason):
+    async with app(Model, policy="eager") as (front, _):
+        answer = await ask(front, **asked)
+        assert (answer.status_code, json.loads(answer.body)["reason"]) == (status, reason)
+
+
+class Context:
+    """Of a gRPC call."""
+
+    def __init__(self, *metadata):
+        self.metadata, self.code = metadata, None
+
+    def invocation_metadata(self):
+        return self.metadata
+
+    def set_code(self, code):
+        self.code = code.name
+
+    def set_details(self, details):
+        self.details = details
+
+    def set_trailing_metadata(self, metadata):
+        self.trailing = metadata
+
+
+@in_loop
+async def test_grpc(app):
+    async with app(Model, policy="eager") as (front, _):
+        context = Context(("x-slo-timeout-ms", "8000"))
+        reply = await front.Infer(InferRequest(json='["a", 1]'), context)
+        assert (json.loads(reply.json), reply.model, reply.latency_slo_ms) == ("a", "m", 8000)
+        for request, code in (
+            (InferRequest(model="x"), "NOT_FOUND"),
+            (InferRequest(), "INVALID_ARGUMENT"),
+            (InferRequest(json='["fail", 1]'), "INTERNAL"),
+        ):
+            await front.Infer(request, context)
+            assert context.code == code
+
+
+@in_loop
+async def test_what_only_other_applications_have_is_refused(app):
+    async with app(policy="eager") as (front, _):
+        for call in (front.slo_replan(), front.slo_move("m", "g")):
+            with pytest.raises(ConfigError, match="no serving groups"):
+                await call
+        with pytest.raises(ConfigError, match="user_config of a frontend"):
+            front.reconfigure({"planner": {}})
+        front.check_health()

@@ -1,0 +1,147 @@
+"""What clients may ask for, in which forms, and what they hear where they may not."""
+
+import json
+import math
+from types import SimpleNamespace
+
+import pytest
+from starlette.requests import Request
+
+from ray_slo.errors import BadHeader, BadInput, BodyTooLarge, UnknownModel
+from ray_slo.serve.config.spec import parse_spec
+from ray_slo.serve.frontend.intake import Intake
+from ray_slo.serve.messages import Capacity
+from ray_slo.serve.protos import InferRequest
+from tests.serve.fakes import Silent, surroundings
+from tests.serve.loops import in_loop
+
+JSON, BYTES = "application/json", "application/octet-stream"
+
+
+def intake(*models, preprocess=(), capacity=None, has_door_before=False, **options):
+    """An intake of these models; its `seen` is what it said to metrics, `refused` to the others."""
+    spec = parse_spec(
+        {
+            "models": {m: {"callable": "apps:M", "latency_slo_ms": 400} for m in models or "m"},
+            "name": "app",
+            **options,
+        }
+    )
+    metrics, refused = Silent(), []
+    one = Intake(
+        spec,
+        surroundings("app", metrics=metrics, has_door_before=has_door_before),
+        SimpleNamespace(preprocess=preprocess),
+        {"m": capacity}.get,
+        lambda model, count: refused.append((model, count)),
+    )
+    one.seen, one.refused = metrics.seen, refused
+    return one
+
+
+def http(**headers):
+    pairs = [(k.replace("_", "-").encode(), v.encode()) for k, v in headers.items()]
+    return Request({"type": "http", "headers": pairs})
+
+
+@in_loop
+async def test_the_model_that_is_meant():
+    assert intake().model_name(None) == "m"
+    two = intake("a", "b")
+    assert two.model_name("b") == "b"
+    with pytest.raises(UnknownModel, match="say which model; choose one of a, b"):
+        two.model_name(None)
+    with pytest.raises(UnknownModel, match="model 'c' is unknown"):
+        two.model_name("c")
+    assert two.seen == [("unanswered", "", "invalid", "unknown_model")] * 2
+
+
+@in_loop
+async def test_the_deadline_of_a_call():
+    one = intake()
+    asked = one.asked("m", 7.0, None)
+    assert (asked.arrival, asked.deadline, asked.traceparent) == (7.0, 7.4, None)
+    assert one.asked("m", 7.0, 50).slo_s == 0.05
+    for wrong in (0, -1, math.nan, "soon", 1e9):
+        with pytest.raises(BadInput, match="latency_slo_ms must be a positive number") as bad:
+            one.asked("m", 7.0, wrong)
+        assert (bad.value.field, bad.value.model) == ("latency_slo_ms", "m")
+
+
+@in_loop
+async def test_the_deadline_of_an_http_request():
+    one = intake()
+    asked = one.asked_http(http(x_slo_latency_ms="90", traceparent="00-x"), "m", 7.0)
+    assert (asked.slo_s, asked.traceparent) == (pytest.approx(0.09), "00-x")
+    assert one.asked_http(http(), "m", 7.0).slo_s == 0.4
+    with pytest.raises(BadHeader) as bad:
+        one.asked_http(http(x_slo_latency_ms="soon"), "m", 7.0)
+    assert (bad.value.model, one.seen) == ("m", [("unanswered", "m", "invalid", "bad_header")])
+
+
+@in_loop
+async def test_what_a_grpc_message_asks():
+    one = intake(max_json_bytes=9, max_body_bytes=20)
+    asked, kind, body = one.asked_grpc(InferRequest(json="[1]"), [("traceparent", "t")], "m", 7.0)
+    assert (asked.slo_s, asked.traceparent, kind, body) == (0.4, "t", JSON, b"[1]")
+    left = [("x-slo-timeout-ms", "100")]
+    asked, kind, body = one.asked_grpc(InferRequest(data=b"12", latency_slo_ms=90), left, "m", 7.0)
+    assert (asked.slo_s, kind, body) == (pytest.approx(0.09), BYTES, b"12")
+    asked, _, _ = one.asked_grpc(InferRequest(data=b"", latency_slo_ms=900), left, "m", 7.0)
+    assert asked.slo_s == pytest.approx(0.1)  # then the client hangs up
+    for message, error, says in (
+        (InferRequest(), BadInput, "no item"),
+        (InferRequest(json="1" * 10), BodyTooLarge, "max_json_bytes"),
+        (InferRequest(data=b"1" * 21), BodyTooLarge, "max_body_bytes"),
+    ):
+        with pytest.raises(error, match=says):
+            one.asked_grpc(message, (), "m", 7.0)
+    assert [seen[1:3] for seen in one.seen] == [("m", "invalid")] * 3
+
+
+@in_loop
+@pytest.mark.parametrize(
+    ("content_type", "preprocess", "body", "item"),
+    [
+        (JSON, "", b'{"a": 1}', {"a": 1}),
+        ("text/x+json; charset=utf-8", "m", b"[1]", [1]),
+        ("", "", b"3", 3),
+        ("image/png", "m", b"[1]", b"[1]"),  # `preprocess` takes it as it is
+        ("image/png", "", b"[1]", [1]),
+        ("", "m", b"\x89PNG", b"\x89PNG"),
+        (JSON, "", json.dumps(["x" * 40_000]).encode(), ["x" * 40_000]),  # on a thread
+    ],
+)
+async def test_the_item_in_a_body(content_type, preprocess, body, item):
+    assert await intake(preprocess=preprocess).item(content_type, body, "m") == item
+
+
+@in_loop
+async def test_a_body_that_is_no_json():
+    one = intake(max_json_values=5)
+    for content_type, says in (
+        (JSON, "body is not JSON"),
+        ("image/png", "content-type 'image/png'"),
+    ):
+        with pytest.raises(BadInput, match=says) as bad:
+            await one.item(content_type, b"\x89PNG", "m")
+        assert (bad.value.field, bad.value.model) == ("body", "m")
+    with pytest.raises(BodyTooLarge, match="max_json_values"):
+        await one.item(JSON, b"[1, 2, 3]", "m")
+    assert [seen[2] for seen in one.seen] == ["invalid"] * 3
+
+
+@in_loop
+async def test_what_is_refused_at_the_doors_is_demand():
+    one = intake(has_door_before=True)
+    one.heed_proxy({"x-slo-refused-before": "7"}, "m")
+    assert (one.seen, one.refused) == ([("unanswered", "m", "refused", "door", 7)], [("m", 7)])
+
+
+@in_loop
+async def test_what_our_door_in_the_proxy_is_told():
+    options = {"max_queued_requests": 50, "num_frontends": 2, "scheduler": "actor"}
+    options |= {"max_body_bytes": 2000, "max_json_bytes": 1000}
+    assert intake(**options).capacity_said("m") == "inf;400;100;2000;1000"
+    known = intake(capacity=Capacity(80.0, frozenset({"w"})), **options)
+    assert known.capacity_said("no/model") == "80;400;100;2000;1000"
