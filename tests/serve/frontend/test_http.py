@@ -4,16 +4,12 @@ import asyncio
 import contextlib
 import gc
 import json
-import socket
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ray.exceptions import RayTaskError
 from starlette.requests import Request
-from uvicorn import Config
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
-from uvicorn.server import ServerState
 
 from ray_slo.core.text import quoted
 from ray_slo.errors import BadInput, BodyTooLarge, SlowBody
@@ -23,7 +19,6 @@ from ray_slo.serve.errors import UnknownModel, error_body
 from ray_slo.serve.frontend.answer import to_json
 from ray_slo.serve.frontend.http import MAX_DEPTH, Readers, body_of, json_of
 from ray_slo.serve.proxy.bounds import BoundsMiddleware
-from ray_slo.serve.ray_private import http_head as heads
 from tests.serve import clock
 
 MANY = 1_000_000
@@ -284,52 +279,6 @@ def test_body_that_is_too_large_for_the_proxy():
     status, body, got = through(chunks=[b"123456"] * 5)
     assert (status, body["reason"]) == (413, "body_too_large")
     assert [m["type"] for m in got] == ["http.request", "http.disconnect"]
-
-
-@pytest.fixture
-def connection(monkeypatch):
-    """What a connection to uvicorn with bounded heads says to bytes: (open?, path of requests)."""
-    monkeypatch.setattr(heads, "MAX_HEAD_S", 0.2)
-
-    async def ask(*sent, then_s=0.0):
-        paths = []
-
-        async def app(scope, receive, send):
-            paths.append(scope["path"])
-            await send({"type": "http.response.start", "status": 200, "headers": []})
-            await send({"type": "http.response.body", "body": b""})
-
-        config = Config(app, lifespan="off", http=heads.bounded(HttpToolsProtocol), log_config=None)
-        config.load()
-        loop = asyncio.get_running_loop()
-        state = ServerState()
-        near, far = socket.socketpair()
-        await loop.connect_accepted_socket(
-            lambda: config.http_protocol_class(config, state, {}, loop), far
-        )
-        reader, writer = await asyncio.open_connection(sock=near)
-        for piece in sent:
-            writer.write(piece)
-            await asyncio.sleep(0.02)
-        await asyncio.sleep(then_s)
-        is_open = not reader.at_eof() and reader.exception() is None
-        writer.close()
-        await asyncio.sleep(0.02)
-        return is_open, paths
-
-    return lambda *sent, **kwargs: clock.run(ask(*sent, **kwargs))
-
-
-def test_heads_are_bounded(connection):
-    head = b"GET /%d HTTP/1.1\r\nhost: x\r\n"
-    assert connection(head % 1 + b"\r\n", head % 2, b"\r\n") == (True, ["/1", "/2"])
-    assert connection(head % 1 + b"\r\n", then_s=0.3) == (True, ["/1"])  # keep-alive is uvicorn's
-    assert connection(head % 1, then_s=0.17) == (True, [])
-    assert connection(head % 1 + b"a: ", *[b"v" * 100_000] * 3) == (False, [])
-    assert connection(head % 1, then_s=0.3) == (False, [])
-    assert connection(then_s=0.3) == (False, [])
-    body = b"content-length: 400000\r\n\r\n" + b"x" * 300_000
-    assert connection(head % 1 + body, b"x" * 100_000, then_s=0.3) == (True, ["/1"])
 
 
 def test_bound_of_the_proxies(monkeypatch):

@@ -1,0 +1,73 @@
+"""Heads of HTTP requests have a size and a time; the kernel knows when a request came."""
+
+import asyncio
+import inspect
+import socket
+
+import pytest
+import uvicorn
+from uvicorn import Config
+from uvicorn.protocols.http import auto
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.server import ServerState
+
+from ray_slo.serve.ray_private import http_head as heads
+from tests.serve import clock
+
+
+@pytest.fixture
+def connection(monkeypatch):
+    """What a connection to uvicorn with bounded heads says to bytes: (open?, path of requests)."""
+    monkeypatch.setattr(heads, "MAX_HEAD_S", 0.2)
+
+    async def ask(*sent, then_s=0.0):
+        paths = []
+
+        async def app(scope, receive, send):
+            paths.append(scope["path"])
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            await send({"type": "http.response.body", "body": b""})
+
+        config = Config(app, lifespan="off", http=heads.bounded(HttpToolsProtocol), log_config=None)
+        config.load()
+        loop = asyncio.get_running_loop()
+        state = ServerState()
+        near, far = socket.socketpair()
+        await loop.connect_accepted_socket(
+            lambda: config.http_protocol_class(config, state, {}, loop), far
+        )
+        reader, writer = await asyncio.open_connection(sock=near)
+        for piece in sent:
+            writer.write(piece)
+            await asyncio.sleep(0.02)
+        await asyncio.sleep(then_s)
+        is_open = not reader.at_eof() and reader.exception() is None
+        writer.close()
+        await asyncio.sleep(0.02)
+        return is_open, paths
+
+    return lambda *sent, **kwargs: clock.run(ask(*sent, **kwargs))
+
+
+def test_heads_are_bounded(connection):
+    head = b"GET /%d HTTP/1.1\r\nhost: x\r\n"
+    assert connection(head % 1 + b"\r\n", head % 2, b"\r\n") == (True, ["/1", "/2"])
+    assert connection(head % 1 + b"\r\n", then_s=0.3) == (True, ["/1"])  # keep-alive is uvicorn's
+    assert connection(head % 1, then_s=0.17) == (True, [])
+    assert connection(head % 1 + b"a: ", *[b"v" * 100_000] * 3) == (False, [])
+    assert connection(head % 1, then_s=0.3) == (False, [])
+    assert connection(then_s=0.3) == (False, [])
+    body = b"content-length: 400000\r\n\r\n" + b"x" * 300_000
+    assert connection(head % 1 + body, b"x" * 100_000, then_s=0.3) == (True, ["/1"])
+
+
+def test_uvicorn_changed_here():
+    """Where this fails, uvicorn has changed: see where it parses a head and accepts now."""
+    assert auto.AutoHTTPProtocol.__name__ == "HttpToolsProtocol"
+    for name in ("connection_made", "connection_lost", "on_message_begin", "data_received"):
+        assert inspect.isfunction(getattr(HttpToolsProtocol, name))
+    source = inspect.getsource(HttpToolsProtocol)
+    assert "self.scope" in inspect.getsource(HttpToolsProtocol.on_headers_complete)
+    assert "self.transport = transport" in source and "self.loop = " in source
+    startup = inspect.signature(uvicorn.Server.startup).parameters
+    assert list(startup) == ["self", "sockets"]
