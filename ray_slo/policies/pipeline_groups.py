@@ -1,0 +1,264 @@
+"""Groups of alike workers in a pipeline, who serves which task, and what a path still takes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from heapq import heappop, heappush
+from typing import NamedTuple
+
+from ray_slo.core.cluster import Cluster, Model, Worker
+from ray_slo.core.profiles import LatencyProfile
+from ray_slo.core.queues import DeadlineQueue
+from ray_slo.core.requests import WorkerId
+from ray_slo.policies.shared.workers import Sent
+
+
+class Tree:
+    """Tasks by parent; the root first, parents before children."""
+
+    def __init__(self, parents: Mapping[str, str | None]) -> None:
+        self.parents = dict(parents)
+        self.root = next(iter(parents), "")
+        self.children: dict[str, list[str]] = {t: [] for t in parents}
+        depth: dict[str, int] = {}
+        for task, parent in parents.items():
+            depth[task] = 1 if parent is None else depth[parent] + 1
+            if parent is not None:
+                self.children[parent].append(task)
+        self.levels = max(depth.values(), default=0)
+
+
+class Member:
+    """A worker, in every group that it serves. `timer_at`: a batch may be sent ahead then."""
+
+    __slots__ = ("flights", "groups", "id", "rank", "timer_at")
+
+    def __init__(self, id: WorkerId) -> None:
+        self.id = id
+        self.rank = 0
+        self.flights: list[Sent] = []
+        self.groups: list[Group] = []
+        self.timer_at = math.inf
+
+    @property
+    def free_at(self) -> float:
+        return self.flights[-1].end_at if self.flights else -math.inf
+
+    def may_send_ahead(self, now: float, delay_s: float) -> bool:
+        """Within the delay of the predicted end of its only batch."""
+        if len(self.flights) != 1 or delay_s == 0:
+            return False
+        end_at = self.flights[0].end_at
+        return end_at - delay_s <= now <= end_at
+
+
+class Group:
+    """Workers of a task that are alike, and the queue that they share. Without members: where
+    requests wait for a worker. `timer_at`: the head is looked at, if nothing else happens."""
+
+    __slots__ = (
+        "_busy",
+        "_idle",
+        "_listed",
+        "accuracy",
+        "batch_size",
+        "latency_s",
+        "members",
+        "profile",
+        "queue",
+        "task",
+        "timer_at",
+        "variant",
+    )
+
+    def __init__(self, task: str, variant: str, batch_size: int) -> None:
+        self.task, self.variant, self.batch_size = task, variant, batch_size
+        self.accuracy = self.latency_s = 0.0
+        self.profile: LatencyProfile
+        self.queue = DeadlineQueue()
+        self.timer_at = math.inf
+        self.members: list[Member] = []
+        # Heaps; what is stale in them is thrown away when it surfaces.
+        self._idle: list[tuple[int, Member]] = []
+        self._listed: set[Member] = set()  # in `_idle`
+        self._busy: list[tuple[float, int, Member]] = []
+
+    def clear(self, profile: LatencyProfile, accuracy: float) -> None:
+        """Forget the members."""
+        self.profile, self.accuracy = profile, accuracy
+        self.latency_s = profile.latency(self.batch_size)
+        self.members, self._idle, self._busy, self._listed = [], [], [], set()
+
+    def list_idle(self, worker: Member) -> None:
+        """A batch can be sent to a member."""
+        if worker not in self._listed:
+            self._listed.add(worker)
+            heappush(self._idle, (worker.rank, worker))
+
+    def list_busy(self, worker: Member) -> None:
+        """A member was sent a batch."""
+        self._first_busy()
+        heappush(self._busy, (worker.free_at, worker.rank, worker))
+
+    def _first_busy(self) -> float | None:
+        """When the first busy member falls free, as predicted."""
+        busy = self._busy
+        while busy and busy[0][2].free_at != busy[0][0]:
+            heappop(busy)
+        return busy[0][0] if busy else None
+
+    def ready(self, now: float, delay_s: float) -> Member | None:
+        """The first member that can be sent a batch."""
+        idle = self._idle
+        while idle:
+            worker = idle[0][1]
+            if not worker.flights or worker.may_send_ahead(now, delay_s):
+                return worker
+            heappop(idle)
+            self._listed.discard(worker)
+        return None
+
+    def finish_at(self, now: float, delay_s: float) -> float:
+        """When one more request would be done, as far as can be told."""
+        if not self.members:
+            return math.inf
+        waiting, size = len(self.queue), self.batch_size
+        worker = self.ready(now, delay_s)
+        if worker is not None and not worker.flights:
+            start_at, last = now + delay_s, min(waiting + 1, size)
+        else:
+            free_at = self._first_busy()
+            start_at, last = max(now if free_at is None else free_at, now + delay_s), size
+        batches = waiting // size
+        return start_at + batches * self.latency_s / len(self.members) + self.profile.latency(last)
+
+
+class Service(NamedTuple):
+    """A worker does a variant's work for a task."""
+
+    task: str
+    worker: Worker
+    variant: str
+    profile: LatencyProfile
+    accuracy: float
+    batch_size: int
+    load: float | None
+
+
+def serving(
+    cluster: Cluster, levels: int, waiting_factor: float, communication_s: float
+) -> Iterator[Service]:
+    """As assigned; a task that nobody is assigned to is served by workers without assignment, each
+    by all the variants that it has, and takes an equal part of the SLO.
+
+    Args:
+        levels: of the tree.
+    """
+
+    def default_batch_size(model: Model, profile: LatencyProfile) -> int:
+        share_s = model.latency_slo_s / levels - communication_s
+        return max(profile.max_batch_within(share_s / waiting_factor), 1)
+
+    by_name = {
+        v.name: (m, v, -float(i) if v.accuracy is None else v.accuracy)
+        for m in cluster.models.values()
+        for i, v in enumerate(m.variants)
+    }
+    covered, free = set(), []
+    for worker in cluster.workers.values():
+        assigned = worker.assigned
+        if assigned is not None and assigned.variant in worker.loaded:
+            model, variant, accuracy = by_name[assigned.variant]
+            if (profile := variant.profiles.get(worker.hardware)) is not None:
+                covered.add(model.name)
+                size = max(min(assigned.batch_size, profile.max_batch_size), 1)
+                yield Service(
+                    model.name, worker, variant.name, profile, accuracy, size, assigned.load
+                )
+                continue
+        free.append(worker)
+    for worker in free:
+        for model, variant, accuracy in by_name.values():
+            profile = variant.profiles.get(worker.hardware)
+            if model.name in covered or variant.name not in worker.loaded or profile is None:
+                continue
+            size = default_batch_size(model, profile)
+            yield Service(model.name, worker, variant.name, profile, accuracy, size, None)
+
+
+class Rest:
+    """Time after each task until all of its sinks are done.
+
+    Args:
+        of_task: groups, the most accurate first.
+
+    Attributes:
+        planned: as planned, by task, seconds.
+        least: alone, by the fastest.
+    """
+
+    def __init__(
+        self,
+        tree: Tree,
+        of_task: Mapping[str, list[Group]],
+        waiting_factor: float,
+        communication_s: float,
+    ) -> None:
+        self._of_task, self._communication_s = of_task, communication_s
+        self.planned: dict[str, float] = {}
+        self.least: dict[str, float] = {}
+        # What a task can take: requests per second, and in a batch of every worker.
+        self._capacity: dict[str, float] = {}
+        self._room: dict[str, int] = {}
+        for task in reversed(tree.parents):
+            groups = [g for g in of_task[task] if g.members]
+            self._capacity[task] = sum(
+                len(g.members) * g.profile.throughput(g.batch_size) for g in groups
+            )
+            self._room[task] = sum(len(g.members) * g.batch_size for g in groups)
+            planned = least = 0.0
+            for child in tree.children[task]:
+                below = [g for g in of_task[child] if g.members]
+                slowest = max((g.latency_s for g in below), default=0.0)
+                alone = min((g.profile.latency(1) for g in below), default=0.0)
+                planned_s = waiting_factor * slowest + self.planned[child]
+                planned = max(planned, communication_s + planned_s)
+                least = max(least, communication_s + alone + self.least[child])
+            self.planned[task], self.least[task] = planned, least
+
+    def after(
+        self,
+        factors: Mapping[str, Mapping[str, float]],
+        coming: Mapping[str, float],
+        ahead_s: float,
+        variant: str,
+        requests: float,
+    ) -> float:
+        """Least time after a task for what leaves it `ahead_s` from now, after all that waits for
+        the tasks below by then.
+
+        Args:
+            factors: requests made per request, by variant and child task.
+            coming: requests that running batches will make, by task.
+            variant, requests: what leaves it, and how many requests it is, more or less.
+        """
+        rest_s = 0.0
+        for child, factor in factors[variant].items():
+            if not (capacity := self._capacity[child]):
+                continue
+            waiting = sum(len(g.queue) for g in self._of_task[child]) + coming[child]
+            made = requests * factor
+            ahead = max(waiting - capacity * ahead_s, 0.0) + made  # and itself
+            room = self._room[child]
+            waves = math.floor(max(ahead - 1e-9, 0.0) / room)  # batches of every worker
+            # Of factors that are averages, the integer part: one request more may be one too many.
+            size = max(int(ahead - waves * room + 1e-9), 1)
+            latency_s, fastest = min(
+                (g.profile.latency(min(g.batch_size, size)), g.variant)
+                for g in self._of_task[child]
+                if g.members
+            )
+            own_s = self._communication_s + waves * room / capacity + latency_s
+            rest_s = max(rest_s, own_s + self.after(factors, coming, ahead_s, fastest, made))
+        return rest_s
