@@ -38,74 +38,16 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import linear_sum_assignment
 
-from ray_slo.core.cluster import Cluster
-from ray_slo.core.decisions import Action, Decision, Dispatch, Drop, DropReason
-from ray_slo.core.profiles import LatencyProfile
+from ray_slo.core.cluster import Cluster, Kind
+from ray_slo.core.decisions import Action, Decision, Dispatch
 from ray_slo.core.requests import BatchOutcome, BatchStatus, Request, WorkerId
-
-Floats = NDArray[np.float64]
-
-TOLERANCE_S = 5e-7
-"""A deadline may be missed by this much: clocks and sums of floats are no better."""
+from ray_slo.policies.kairos_latencies import Floats, Latencies, Waiting
+from ray_slo.policies.shared.refusals import TOLERANCE_S, by_reason, reason
+from ray_slo.policies.shared.workers import Sent, take
 
 _OVERRUN = 0.05
 """A batch past its predicted end is expected to last this share of its length longer, or as long
 again as it is late."""
-
-_LINE_WEIGHT = 0.5
-"""Samples that the straight line counts for, beside those measured at a size."""
-
-
-class LearnedLatency:
-    """ℓ(size) of one kind of worker, learned from single measurements (§5.1, Remarks).
-
-    Starts as the straight line through `prior`; a least-squares line once two sizes were measured;
-    at sizes that were measured, their mean.
-
-    Attributes:
-        table: seconds by size 0 … max_size, shape (max_size + 1,); entry 0 is unused.
-    """
-
-    def __init__(self, prior: LatencyProfile) -> None:
-        self._sizes = np.arange(prior.max_batch_size + 1, dtype=float)
-        self._prior = prior
-        alpha, beta = prior.fit_linear()
-        self._floor = 0.01 * max(prior.latency(1), 1e-9)
-        self._line = np.maximum(alpha * self._sizes + beta, self._floor)
-        self._total = np.zeros(len(self._sizes))
-        self._count = np.zeros(len(self._sizes))
-        self._refit_at = 1
-        self.samples = 0
-        self.table: Floats = self._line.copy()
-
-    def add(self, size: int, duration_s: float) -> bool:
-        """Take a measurement in. Whether all of `table` changed, not only the entry of `size`."""
-        self._total[size] += duration_s
-        self._count[size] += 1
-        self.samples += 1
-        if self.samples < self._refit_at:
-            self._fill(slice(size, size + 1))
-            return False
-        self._refit_at = max(self.samples + 1, int(1.5 * self.samples))
-        self._fit()
-        self._fill(slice(None))
-        return True
-
-    def _fit(self) -> None:
-        measured = np.flatnonzero(self._count)
-        weight, mean = self._count[measured], self._total[measured] / self._count[measured]
-        if len(measured) == 1:  # nothing is known of the slope: the prior's, scaled
-            self._line = self._line * (mean[0] / self._line[measured[0]])
-            return
-        centre = np.average(measured, weights=weight)
-        level = np.average(mean, weights=weight)
-        offset = measured - centre
-        slope = float((weight * offset) @ (mean - level) / ((weight * offset) @ offset))
-        self._line = np.maximum(level + max(slope, 0.0) * (self._sizes - centre), self._floor)
-
-    def _fill(self, at: slice) -> None:
-        count = self._count[at]
-        self.table[at] = (self._total[at] + _LINE_WEIGHT * self._line[at]) / (count + _LINE_WEIGHT)
 
 
 class _Worker:
@@ -115,43 +57,7 @@ class _Worker:
         self.id = id
         self.index = self.kind = 0
         self.hardware = ""
-        # The running batch and one sent ahead: (batch id, variant, predicted start and finish).
-        self.flights: list[tuple[int, str, float, float]] = []
-
-
-class _Waiting:
-    """Waiting requests in order of arrival: columns that grow, for vectorised matching."""
-
-    def __init__(self) -> None:
-        self.requests: list[Request] = []
-        self.model = np.zeros(64, dtype=np.int64)
-        self.size = np.zeros(64, dtype=np.int64)
-        self.due = np.zeros(64)
-        self.slo = np.zeros(64)
-
-    def add(self, request: Request, model: int, row: int, due: float) -> None:
-        i = len(self.requests)
-        if i == len(self.due):
-            self.model, self.size = np.resize(self.model, 2 * i), np.resize(self.size, 2 * i)
-            self.due, self.slo = np.resize(self.due, 2 * i), np.resize(self.slo, 2 * i)
-        self.model[i], self.size[i], self.due[i] = model, row, due
-        self.slo[i] = request.deadline - request.arrival
-        self.requests.append(request)
-
-    def remove(self, gone: Sequence[int]) -> None:
-        """Forget the requests at these positions."""
-        if len(gone) == 1:
-            i, n = gone[0], len(self.requests)
-            del self.requests[i]
-            for column in (self.model, self.size, self.due, self.slo):
-                column[i : n - 1] = column[i + 1 : n]
-            return
-        kept = np.ones(len(self.requests), dtype=bool)
-        kept[gone] = False
-        positions = np.flatnonzero(kept)
-        for column in (self.model, self.size, self.due, self.slo):
-            column[: len(positions)] = column[positions]
-        self.requests = [self.requests[i] for i in positions.tolist()]
+        self.flights: list[Sent] = []
 
 
 class Kairos:
@@ -206,12 +112,10 @@ class Kairos:
         self.matchings = 0
         self._xi = xi
         self._pick = pick
-        self._seen: set[str] = set()  # hardware of any worker so far
         self._penalty = penalty
         self._batch = batch
-        self._learn = learn
-        self._learned: dict[tuple[str, str], LearnedLatency] = {}
-        self._waiting = _Waiting()
+        self._tables = Latencies(xi, learn)
+        self._waiting = Waiting()
         self._workers: dict[WorkerId, _Worker] = {}
         self._order: list[_Worker] = []
         self._batch_id = 0
@@ -224,11 +128,11 @@ class Kairos:
         idle = not self._waiting.requests and not any(w.flights for w in self._order)
         alone = idle and len(requests) == 1
         for r in requests:
-            model = self._models.get(r.model, -1)
-            row = min(r.size, self._max_size + 1)
+            model = self._tables.models.get(r.model, -1)
+            row = min(r.size, self._tables.max_size + 1)
             # A little is given back for rounding, but never a deadline.
             due = r.arrival + self._xi * (r.deadline - r.arrival) + TOLERANCE_S
-            shortest = float(self._shortest[model, row])
+            shortest = float(self._tables.shortest[model, row])
             if alone and due < now + self._delay_s + shortest + 2 * TOLERANCE_S:
                 due = r.deadline + TOLERANCE_S  # nobody else needs what ξ keeps free
             self._waiting.add(r, model, row, due)
@@ -246,36 +150,29 @@ class Kairos:
         state = self._workers.get(worker)
         if state is None:
             return
-        mine = next((f for f in state.flights if f[0] == outcome.batch_id), None)
-        if mine is None:
+        if (done := take(state.flights, outcome.batch_id, now)) is None:
             return
-        ran = mine is state.flights[0]
-        state.flights.remove(mine)
-        if ran and state.flights:  # the one sent ahead runs now
-            batch_id, variant, start, finish = state.flights[0]
-            begin = max(now, start)
-            state.flights[0] = (batch_id, variant, begin, begin + finish - start)
         self._place(state)
         self._changed = True
-        if self._learn and outcome.status is BatchStatus.FINISHED:
-            self._measured(mine[1], state.hardware, outcome)
+        if outcome.status is BatchStatus.FINISHED:
+            self._tables.measured(done.variant, state.hardware, outcome)
 
     def cluster_changed(self, now: float, cluster: Cluster) -> None:
         self._delay, self._delay_s = cluster.delay, cluster.delay(1)
         known, self._workers = self._workers, {}
-        kinds: dict[tuple[str, frozenset[str]], int] = {}
+        kinds: dict[Kind, int] = {}
         for index, worker in enumerate(cluster.workers.values()):
             state = self._workers[worker.id] = known.get(worker.id) or _Worker(worker.id)
             state.index, state.hardware = index, worker.hardware
-            state.kind = kinds.setdefault((worker.hardware, worker.loaded), len(kinds))
+            state.kind = kinds.setdefault(worker.kind, len(kinds))
         self._order = list(self._workers.values())
         self._kind = np.array([w.kind for w in self._order], dtype=np.int64)
         self._free_at = np.zeros(len(self._order))
         self._ready_from = np.zeros(len(self._order))
         for state in self._order:
             self._place(state)
-        self._set_latencies(cluster, kinds)
-        requests, self._waiting = self._waiting.requests, _Waiting()
+        self._tables.set(cluster, kinds)
+        requests, self._waiting = self._waiting.requests, Waiting()
         self._drop_at = math.inf
         self.requests_arrived(now, requests)
 
@@ -294,74 +191,6 @@ class Kairos:
 
     # -- what workers take ---------------------------------------------------------------------
 
-    def _set_latencies(
-        self, cluster: Cluster, kinds: dict[tuple[str, frozenset[str]], int]
-    ) -> None:
-        """ℓ by (model, size, kind), `inf` where it is not served; the first variant loaded."""
-        self._models = {m: i for i, m in enumerate(cluster.models)}
-        self._variant: dict[tuple[int, int], str] = {}
-        self._users: dict[tuple[str, str], list[tuple[int, int]]] = {}
-        profiles: dict[tuple[int, int], LatencyProfile] = {}
-        for model in cluster.models.values():
-            for (hardware, loaded), k in kinds.items():
-                chosen = (v for v in model.variants if v.name in loaded and hardware in v.profiles)
-                if (variant := next(chosen, None)) is not None:
-                    at = self._models[model.name], k
-                    self._variant[at] = variant.name
-                    self._users.setdefault((variant.name, hardware), []).append(at)
-                    profiles[at] = variant.profiles[hardware]
-        self._max_size = max((p.max_batch_size for p in profiles.values()), default=1)
-        shape = len(self._models) + 1, self._max_size + 2, len(kinds)
-        self._latency = np.full(shape, np.inf)  # the last model and the last size: not served
-        # Whether one kind of hardware alone, there now or before, is fast enough, by (model, size).
-        self._seen.update(hardware for hardware, _ in kinds)
-        able = np.zeros(shape[:2], dtype=np.int64)
-        for model in cluster.models.values():
-            known = {h: p for v in reversed(model.variants) for h, p in v.profiles.items()}
-            for profile in (known[h] for h in self._seen & known.keys()):
-                reach = profile.max_batch_within(self._xi * model.latency_slo_s)
-                able[self._models[model.name], : min(reach, self._max_size) + 1] += 1
-        self._scarce = able == 1
-        for (name, hardware), users in self._users.items():
-            profile = profiles[users[0]]
-            if self._learn:
-                learned = self._learned.get((name, hardware))
-                if learned is None or len(learned.table) != profile.max_batch_size + 1:
-                    learned = self._learned[name, hardware] = LearnedLatency(profile)
-                table = learned.table[1:]
-            else:
-                table = np.array(profile.table)
-            for m, k in users:
-                self._latency[m, 1 : 1 + len(table), k] = table
-        self._weigh()
-
-    def _weigh(self) -> None:
-        """Shortest latencies, and heterogeneity coefficients (Definition 1) by (model, kind)."""
-        self._shortest = self._latency.min(axis=2, initial=np.inf)
-        self._weight = np.ones((self._latency.shape[0], self._latency.shape[2]))
-        for m in self._models.values():
-            served = [k for k in range(self._latency.shape[2]) if (m, k) in self._variant]
-            if served:
-                sizes = np.isfinite(self._latency[m][:, served]).all(axis=1)
-                largest = np.flatnonzero(sizes)[-1]  # that every kind can run
-                times = self._latency[m, largest, served]
-                self._weight[m, served] = times.min() / times
-
-    def _measured(self, variant: str, hardware: str, outcome: BatchOutcome) -> None:
-        learned = self._learned.get((variant, hardware))
-        size = sum(r.size for r in outcome.requests)
-        duration = outcome.finished_at - outcome.started_at
-        if learned is None or not 1 <= size < len(learned.table) or not duration > 0:
-            return
-        everything = learned.add(size, duration)
-        at = slice(1, len(learned.table)) if everything else slice(size, size + 1)
-        for m, k in self._users.get((variant, hardware), ()):
-            self._latency[m, at, k] = learned.table[at]
-        if everything:
-            self._weigh()
-        else:
-            self._shortest[:, size] = self._latency[:, size].min(axis=1)
-
     def _place(self, state: _Worker) -> None:
         """When a worker is free, and from when on it can be sent a batch (`inf`: not before an
         event)."""
@@ -369,7 +198,7 @@ class Kairos:
         if not state.flights:
             self._free_at[i] = self._ready_from[i] = -math.inf
         else:
-            self._free_at[i] = end = state.flights[-1][3]
+            self._free_at[i] = end = state.flights[-1].end_at
             ahead = len(state.flights) == 1 and self._delay_s > 0
             self._ready_from[i] = end - self._delay_s if ahead else math.inf
 
@@ -378,23 +207,15 @@ class Kairos:
     def _give_up(self, now: float, actions: list[Action]) -> None:
         """Drop what not even an idle worker could serve in time; when to look again."""
         w, n = self._waiting, len(self._waiting.requests)
-        shortest = self._shortest[w.model[:n], w.size[:n]]
+        shortest = self._tables.shortest[w.model[:n], w.size[:n]]
         served = np.isfinite(shortest)
         deadline = np.array([r.deadline for r in w.requests])
         give_up = np.where(served, w.due[:n] - shortest - self._delay_s, deadline)
         if self.serves_late:
             give_up[served] = np.inf
         gone = np.flatnonzero(now >= give_up)
-        by_reason: dict[DropReason, list[Request]] = {}
-        for i in gone.tolist():
-            if not served[i]:
-                reason = DropReason.NO_WORKER
-            elif deadline[i] <= now:
-                reason = DropReason.EXPIRED
-            else:
-                reason = DropReason.WOULD_MISS
-            by_reason.setdefault(reason, []).append(w.requests[i])
-        actions.extend(Drop(requests, reason) for reason, requests in by_reason.items())
+        refused = ((w.requests[i], math.inf if served[i] else None) for i in gone.tolist())
+        actions += by_reason((r, reason(r, now, soonest)) for r, soonest in refused)
         if len(gone):
             w.remove(gone.tolist())
         self._drop_at = float(give_up[now < give_up].min(initial=np.inf))
@@ -407,43 +228,13 @@ class Kairos:
             self._wake_at = self._next_ready(now)
             return
         self.matchings += 1
-        w, n = self._waiting, len(self._waiting.requests)
-        # Time from now until each worker could start: what is left of its batch.
-        wait = self._free_at - now
-        late = (wait < 0) & ~np.isneginf(wait)
-        if late.any():  # overdue: who knows; the later it is, the longer it may still take
-            for j in np.flatnonzero(late).tolist():
-                _, _, start, finish = self._order[j].flights[-1]
-                wait[j] = max(now - finish, _OVERRUN * (finish - start))
-        np.maximum(wait, self._delay_s, out=wait)
-        latency = self._latency[w.model[:n], w.size[:n]]  # (requests, kinds)
+        w, n, t = self._waiting, len(self._waiting.requests), self._tables
+        wait = self._wait(now)
+        latency = t.latency[w.model[:n], w.size[:n]]  # (requests, kinds)
         total = latency[:, self._kind] + wait  # L: (requests, workers)
         in_time = total <= (w.due[:n] - now)[:, None]
         rows = np.flatnonzero(in_time.any(axis=1))
-        if len(rows) == 0:
-            pairs: list[tuple[int, int]] = []
-        else:
-            if self._pick != "cheapest" and len(rows) > len(self._order):
-                # The least slack on the fastest worker first.
-                slack = w.due[rows] - self._shortest[w.model[rows], w.size[rows]]
-                if self._pick == "scarce":
-                    first = np.lexsort((slack, ~self._scarce[w.model[rows], w.size[rows]]))
-                else:
-                    first = np.argpartition(slack, len(self._order))
-                rows = rows[first[: len(self._order)]]
-                rows.sort()
-            cost = total if len(rows) == n else total[rows]
-            cost = cost * self._weight[w.model[rows]][:, self._kind]
-            fits = in_time if len(rows) == n else in_time[rows]
-            penalty = self._penalty * w.slo[rows]
-            if self._pick == "scarce":  # of two that need the same worker, it goes to the scarcer
-                penalty *= 1 + self._scarce[w.model[rows], w.size[rows]]
-            cost = np.where(fits, cost, penalty[:, None])
-            if len(rows) == 1:
-                pairs = [(int(rows[0]), int(cost[0].argmin()))]
-            else:
-                chosen, columns = linear_sum_assignment(cost)
-                pairs = list(zip(rows[chosen].tolist(), columns.tolist(), strict=True))
+        pairs = self._pairs(rows, total, in_time) if len(rows) else []
         sent = [(i, j) for i, j in pairs if ready[j] and in_time[i, j]]
         if self.serves_late and len(rows) < n:
             idle = np.setdiff1d(np.flatnonzero(ready), [j for _, j in pairs])
@@ -459,14 +250,56 @@ class Kairos:
         if w.requests:
             self._wake_at = min(self._next_ready(now), self._next_surprise(now))
 
+    def _wait(self, now: float) -> Floats:
+        """Time from now until each worker could start: what is left of its batch."""
+        wait = self._free_at - now
+        late = (wait < 0) & ~np.isneginf(wait)
+        if late.any():  # overdue: who knows; the later it is, the longer it may still take
+            for j in np.flatnonzero(late).tolist():
+                _, _, start, finish = self._order[j].flights[-1]
+                wait[j] = max(now - finish, _OVERRUN * (finish - start))
+        return np.asarray(np.maximum(wait, self._delay_s, out=wait))
+
+    def _pairs(
+        self, rows: NDArray[np.int64], total: Floats, in_time: NDArray[np.bool_]
+    ) -> list[tuple[int, int]]:
+        """Requests and workers at the least total cost.
+
+        Args:
+            rows: the requests that can be in time.
+        """
+        w, t = self._waiting, self._tables
+        if self._pick != "cheapest" and len(rows) > len(self._order):
+            # The least slack on the fastest worker first.
+            slack = w.due[rows] - t.shortest[w.model[rows], w.size[rows]]
+            if self._pick == "scarce":
+                first = np.lexsort((slack, ~t.scarce[w.model[rows], w.size[rows]]))
+            else:
+                first = np.argpartition(slack, len(self._order))
+            rows = rows[first[: len(self._order)]]
+            rows.sort()
+        every = len(rows) == len(total)
+        cost = total if every else total[rows]
+        cost = cost * t.weight[w.model[rows]][:, self._kind]
+        penalty = self._penalty * w.slo[rows]
+        if self._pick == "scarce":  # of two that need the same worker, it goes to the scarcer
+            penalty *= 1 + t.scarce[w.model[rows], w.size[rows]]
+        cost = np.where(in_time if every else in_time[rows], cost, penalty[:, None])
+        if len(rows) == 1:
+            return [(int(rows[0]), int(cost[0].argmin()))]
+        chosen, columns = linear_sum_assignment(cost)
+        return list(zip(rows[chosen].tolist(), columns.tolist(), strict=True))
+
     def _serve_late(
         self, now: float, rows: NDArray[np.int64], idle: NDArray[np.int64], total: Floats
     ) -> list[tuple[int, int]]:
         """Requests that will be late, on idle workers that nobody wants."""
         w = self._waiting
-        hopeless = w.due[rows] - self._shortest[w.model[rows], w.size[rows]] <= now + self._delay_s
+        hopeless = (
+            w.due[rows] - self._tables.shortest[w.model[rows], w.size[rows]] <= now + self._delay_s
+        )
         rows = rows[hopeless]
-        weight = self._weight[w.model[rows]][:, self._kind[idle]]
+        weight = self._tables.weight[w.model[rows]][:, self._kind[idle]]
         cost = np.nan_to_num(total[np.ix_(rows, idle)] * weight, posinf=1e12)
         i, j = linear_sum_assignment(cost)
         columns = idle[j]
@@ -493,9 +326,9 @@ class Kairos:
         self, now: float, sent: list[tuple[int, int]], groups: list[list[int]], wait: Floats
     ) -> None:
         """Add waiting requests to `groups`, the batches that are `sent`, most urgent first."""
-        w, n = self._waiting, len(self._waiting.requests)
+        w, n, t = self._waiting, len(self._waiting.requests), self._tables
         size, due, model = w.size[:n].tolist(), w.due[:n].tolist(), w.model[:n].tolist()
-        alone = (self._latency[w.model[:n], w.size[:n]] * self._weight[w.model[:n]]).min(axis=1)
+        alone = (t.latency[w.model[:n], w.size[:n]] * t.weight[w.model[:n]]).min(axis=1)
         taken = {i for i, _ in sent}
         total = [size[i] for i, _ in sent]
         tightest = [due[i] for i, _ in sent]
@@ -503,15 +336,15 @@ class Kairos:
             best, least = -1, float(alone[i])
             for g, (first, j) in enumerate(sent):
                 items, kind = total[g] + size[i], self._order[j].kind
-                if model[first] != model[i] or items > self._max_size:
+                if model[first] != model[i] or items > t.max_size:
                     continue
-                latency = float(self._latency[model[i], items, kind])
+                latency = float(t.latency[model[i], items, kind])
                 start = now + max(float(wait[j]), self._delay(len(groups[g]) + 1))
                 if start + latency > min(tightest[g], due[i]):
                     continue
-                more = latency - float(self._latency[model[i], total[g], kind])
-                if more * self._weight[model[i], kind] < least:
-                    best, least = g, more * float(self._weight[model[i], kind])
+                more = latency - float(t.latency[model[i], total[g], kind])
+                if more * t.weight[model[i], kind] < least:
+                    best, least = g, more * float(t.weight[model[i], kind])
             if best >= 0:
                 groups[best].append(i)
                 total[best] += size[i]
@@ -524,9 +357,9 @@ class Kairos:
         model = int(w.model[group[0]])
         items = sum([int(w.size[i]) for i in group])  # few: numpy's own sum takes longer
         start_at = now + max(wait_s, self._delay(len(group)))
-        finish_at = start_at + float(self._latency[model, items, state.kind])
+        finish_at = start_at + float(self._tables.latency[model, items, state.kind])
         self._batch_id += 1
-        variant, requests = self._variant[model, state.kind], [w.requests[i] for i in group]
+        variant, requests = self._tables.variant[model, state.kind], [w.requests[i] for i in group]
         actions.append(Dispatch(self._batch_id, state.id, variant, requests, start_at, finish_at))
-        state.flights.append((self._batch_id, variant, start_at, finish_at))
+        state.flights.append(Sent(self._batch_id, variant, start_at, finish_at))
         self._place(state)

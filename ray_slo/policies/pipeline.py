@@ -68,7 +68,7 @@ from ray_slo.core.requests import (
 )
 from ray_slo.planning import routing
 from ray_slo.policies.batching import non_negative
-from ray_slo.policies.pipeline_groups import Group, Member, Rest, Tree, serving
+from ray_slo.policies.pipeline_groups import Group, Key, Member, Rest, Tree, regroup, serving
 from ray_slo.policies.pipeline_routes import Routes
 from ray_slo.policies.shared.refusals import TOLERANCE_S
 from ray_slo.policies.shared.timers import Timers
@@ -136,7 +136,7 @@ class Pipeline:
         self.serves_late = drop in ("none", "last_task")
         self._routes = Routes(self._tree, factors or {})
         self._workers: dict[WorkerId, Member] = {}
-        self._groups: dict[tuple[str, str, str, str, str], Group] = {}
+        self._groups: dict[Key, Group] = {}
         self._of_task: dict[str, list[Group]] = {}
         self._budget: dict[tuple[WorkerId, str], float] = {}
         self._last_budget: dict[str, float] = {}  # by variant
@@ -217,7 +217,14 @@ class Pipeline:
             serving(cluster, self._tree.levels, self._waiting_factor, self._communication_s)
         )
         before = {key: len(group.members) for key, group in self._groups.items()}
-        old = self._regroup()
+        old = self._groups
+        self._groups, self._of_task = regroup(
+            self._tree, self._services, self._workers, old, self._own_queues
+        )
+        self._budget = {}
+        for s in self._services:
+            budget_s = self._waiting_factor * s.profile.latency(s.batch_size)
+            self._budget[s.worker.id, s.variant] = self._last_budget[s.variant] = budget_s
         self._rest = Rest(self._tree, self._of_task, self._waiting_factor, self._communication_s)
         self._dirty = dict.fromkeys(self._groups.values())
         for worker in self._workers.values():
@@ -231,32 +238,6 @@ class Pipeline:
                 for r in group.queue.take(len(group.queue)):
                     del self._home[r.id]
                     self._route(now, r)
-
-    def _regroup(self) -> dict[tuple[str, str, str, str, str], Group]:
-        """Groups of the workers that serve alike; those of before."""
-        old, self._groups = self._groups, {}
-        self._of_task = {task: [] for task in self._tree.parents}
-        self._budget = {}
-        for s in self._services:
-            owner = s.worker.id if self._own_queues else ""
-            key = s.task, s.variant, str(s.batch_size), s.worker.hardware, owner
-            group = self._groups.get(key)
-            if group is None:
-                group = self._groups[key] = old.get(key) or Group(s.task, s.variant, s.batch_size)
-                group.clear(s.profile, s.accuracy)
-                self._of_task[s.task].append(group)
-            worker = self._workers[s.worker.id]
-            group.members.append(worker)
-            worker.groups.append(group)
-            budget_s = self._waiting_factor * group.latency_s
-            self._budget[s.worker.id, s.variant] = self._last_budget[s.variant] = budget_s
-        for task, groups in self._of_task.items():
-            groups.sort(key=lambda g: (-g.accuracy, g.latency_s))
-            if not groups:
-                key = task, "", "", "", ""
-                limbo = self._groups[key] = old.get(key) or Group(task, "", 1)
-                groups.append(limbo)
-        return old
 
     def _rebalance(self, now: float) -> None:
         self._rebalance_at = now + self._rebalance_s

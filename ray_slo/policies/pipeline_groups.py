@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from heapq import heappop, heappush
 from typing import NamedTuple
 
@@ -185,6 +185,41 @@ def serving(
                 continue
             size = default_batch_size(model, profile)
             yield Service(model.name, worker, variant.name, profile, accuracy, size, None)
+
+
+Key = tuple[str, str, str, str, str]
+"""Of a group: task, variant, batch size, hardware, and its worker where each has its own queue."""
+
+
+def regroup(
+    tree: Tree,
+    services: Iterable[Service],
+    workers: Mapping[WorkerId, Member],
+    old: Mapping[Key, Group],
+    own_queues: bool,
+) -> tuple[dict[Key, Group], dict[str, list[Group]]]:
+    """Groups of the workers that serve alike; and by task, the most accurate first. Groups that
+    there were keep their queues. A task that nobody serves has a group without members."""
+    groups: dict[Key, Group] = {}
+    of_task: dict[str, list[Group]] = {task: [] for task in tree.parents}
+    for s in services:
+        owner = s.worker.id if own_queues else ""
+        key = s.task, s.variant, str(s.batch_size), s.worker.hardware, owner
+        group = groups.get(key)
+        if group is None:
+            group = groups[key] = old.get(key) or Group(s.task, s.variant, s.batch_size)
+            group.clear(s.profile, s.accuracy)
+            of_task[s.task].append(group)
+        worker = workers[s.worker.id]
+        group.members.append(worker)
+        worker.groups.append(group)
+    for task, found in of_task.items():
+        found.sort(key=lambda g: (-g.accuracy, g.latency_s))
+        if not found:
+            key = task, "", "", "", ""
+            limbo = groups[key] = old.get(key) or Group(task, "", 1)
+            found.append(limbo)
+    return groups, of_task
 
 
 class Rest:

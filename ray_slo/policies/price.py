@@ -41,188 +41,34 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from heapq import heapreplace, nsmallest
-from itertools import islice
-from typing import ClassVar, NamedTuple, cast
+from typing import ClassVar
 
 import numpy as np
 
 from ray_slo.core.cluster import Cluster, Model, Variant
-from ray_slo.core.profiles import LatencyProfile
 from ray_slo.core.requests import BatchOutcome, BatchStatus, WorkerId
 from ray_slo.planning import fluid
 from ray_slo.planning.queue_value import Columns, QueueValue, solve
 from ray_slo.policies.batching import BatchingPolicy
+from ray_slo.policies.price_lanes import SHED, WAIT, Choice, Offer, PriceLane, lanes_of
+from ray_slo.policies.price_load import Precision, TickedLoad, level
 from ray_slo.policies.shared.lanes import Lane, ModelState, Pool, Worker
 from ray_slo.policies.shared.refusals import TOLERANCE_S
 
 _TICKS_PER_SLO = 4  # arrivals are counted in ticks of the shortest SLO
-_TICKS = 128  # that the load is measured over
-_RECENT = (1, 2, 4, 8)  # of them must not contradict the others,
-_SURPRISE = 4.0  # by so many standard deviations
-_PER_OCTAVE = 16  # loads are rounded to this grid, and so are speeds
 _WAKE_EARLY = 0.01  # of the SLO, before a batch that waited would become impossible
-_MARGIN_QUANTILE = 0.99
-_MARGIN_SAMPLES = 512
 _SHORT = 0.1  # of the SLO: of shorter batches it does not matter how inexact they are
-_MARGIN_MAX = 2.0
 _SAME = 0.05  # profiles that differ by less have the same prices
-_MAX_SIZES = 24  # batch sizes per variant; of more, some in between are left out
 _LEAST_WORKERS = 2.0  # a model is valued with, however small its part of the load
-
-_IDLE_MAX = 32  # of so many idle workers, the others make no difference
 _REMEMBERED = 256  # loads that prices were solved for
 _SHARE_EVERY = 16  # ticks, that is four SLOs
 _SPEED_COUNTS = 0.02  # beside the fluid price
 
-_WAIT, _SHED = -1, -2
 _Tables = dict[tuple[int, int], list[float]]
 _Shares = dict[ModelState, tuple[dict[Pool, float], dict[Pool, float]]]
-
-
-class _Offer(NamedTuple):
-    variant: str
-    profile: LatencyProfile
-    accuracy: float
-
-
-class _PriceLane(Lane):
-    """A model on a pool, with everything that the pool may run for it.
-
-    Attributes:
-        runs: (variant, profile, batch size), the quickest first.
-        latency_s, accuracy: of each; accuracy_of: by variant.
-        limits: slack that each needs from its start on, seconds, non-decreasing.
-        quickest: (variant, profile) of the quickest batch of b, at b − 1.
-        throughput: the largest, requests per second and worker.
-        columns, counts, value: what prices are made of; None before the first load.
-        rows: see `row`.
-    """
-
-    __slots__ = (
-        "accuracy",
-        "accuracy_of",
-        "columns",
-        "counts",
-        "largest_run",
-        "latency_s",
-        "limits",
-        "quickest",
-        "rows",
-        "runs",
-        "share",
-        "throughput",
-        "top",
-        "value",
-        "wanted",
-    )
-
-    def __init__(
-        self,
-        order: int,
-        model: ModelState,
-        pool: Pool,
-        offers: Sequence[_Offer],
-        slo_s: float,
-        max_batch_size: int | None,
-    ) -> None:
-        largest = max(offer.profile.max_batch_size for offer in offers)
-        largest = min(largest, max_batch_size or largest)
-        by_size = [min(offers, key=lambda o: o.profile.latency(b)) for b in range(1, largest + 1)]
-        self.quickest = [(o.variant, o.profile) for o in by_size]
-        envelope = LatencyProfile([p.latency(b) for b, (_, p) in enumerate(self.quickest, 1)])
-        super().__init__(order, model, pool, by_size[0].variant, envelope)
-        runs = _front(offers, slo_s, largest) or [(by_size[0], 1)]
-        self.runs = [(offer.variant, offer.profile, size) for offer, size in runs]
-        self.accuracy_of = {offer.variant: offer.accuracy for offer in offers}
-        self.accuracy = np.array([offer.accuracy for offer, _ in runs])
-        self.latency_s = np.array([p.latency(b) for _, p, b in self.runs])
-        self.throughput = max(b / p.latency(b) for _, p, b in self.runs)
-        self.limits: list[float] = []
-        self.columns: Columns | None = None
-        self.counts = np.empty(0)
-        self.value: QueueValue | None = None
-        self.largest_run = max(b for _, _, b in self.runs)
-        self.top = 2**31
-        self.share = 1.0
-        self.rows: dict[tuple[int, int], _Row] = {}
-        self.wanted: dict[int, int] = {}
-
-    def set_limits(self, margin: float, margin_s: float) -> None:
-        self.limits = (self.latency_s * margin + margin_s).tolist()
-        self.rows = {}
-
-    def row(self, queue: int, idle: int) -> _Row:
-        """What to do with `queue` waiting, when so many other workers idle."""
-        queue = min(queue, self.top)
-        key = queue, min(idle, _IDLE_MAX) if queue <= self.largest_run else 0
-        if (row := self.rows.get(key)) is None:
-            row = self.rows[key] = self._row(*key)
-        return row
-
-    def _row(self, queue: int, idle: int) -> _Row:
-        assert self.value is not None
-        assert self.columns is not None
-        # Other idle workers wait too: what comes next is theirs.
-        virtual = queue
-        for _ in range(idle):
-            virtual -= self._wanted(virtual)
-        values = self.value.columns(self.columns, virtual, self.counts)
-        missing = np.maximum(self.columns.size - queue, 0)
-        limits = np.array(self.limits) + missing / self.value.rate
-        shed = self.value.shed(virtual) if queue > self.largest_run else -math.inf
-        row = _Row([], [_SHED if shed > -math.inf else _WAIT], [-1])
-        best = run = -1
-        for i in np.argsort(limits, kind="stable").tolist():
-            if best < 0 or values[i] > values[best]:
-                best = i
-            if not missing[i] and (run < 0 or values[i] > values[run]):
-                run = i
-            row.limits.append(float(limits[i]))
-            row.acts.append(_SHED if shed > values[best] else _WAIT if missing[best] else best)
-            row.runs.append(run)
-        return row
-
-    def _wanted(self, queue: int) -> int:
-        """Size of the best batch with `queue` waiting, were there slack for any."""
-        if (size := self.wanted.get(queue)) is None:
-            assert self.value is not None
-            assert self.columns is not None
-            values = self.value.columns(self.columns, queue, self.counts)
-            size = self.wanted[queue] = int(self.columns.size[int(np.argmax(values))])
-        return size
-
-    def reprice(self, columns: Columns) -> None:
-        self.columns = columns
-        self.rows, self.wanted = {}, {}
-
-
-class _Row(NamedTuple):
-    """What to do, by how many of `limits` the slack exceeds: a run, or to wait or shed; and what to
-    run if it is to be now (−1: nothing can)."""
-
-    limits: list[float]
-    acts: list[int]
-    runs: list[int]
-
-
-def _front(offers: Sequence[_Offer], slo_s: float, largest: int) -> list[tuple[_Offer, int]]:
-    """What meets the SLO, without what is beaten at its batch size; the quickest first."""
-    sizes = sorted(
-        {round(b) for b in np.geomspace(1, largest, _MAX_SIZES)}
-        | set(range(1, min(largest, 12) + 1))
-    )
-    kept: list[tuple[_Offer, int]] = []
-    for b in sizes:
-        best = -math.inf
-        for offer in sorted(offers, key=lambda o: (o.profile.latency(b), -o.accuracy)):
-            if offer.accuracy > best and offer.profile.latency(b) <= slo_s:
-                best = offer.accuracy
-                kept.append((offer, b))
-    return sorted(kept, key=lambda run: run[0].profile.latency(run[1]))
 
 
 def _accuracy(variant: Variant) -> float:
@@ -271,8 +117,8 @@ class Price(BatchingPolicy):
             )
         self._violation_cost = violation_cost
         self._cluster = Cluster({}, {})
-        self._demand: dict[ModelState, _Demand] = {}
-        self._precision = _Precision()
+        self._demand: dict[ModelState, TickedLoad] = {}
+        self._precision = Precision()
         self._tick_s = math.inf
         self._next_tick_at = math.inf
         self._sizes: list[int] = []
@@ -297,11 +143,11 @@ class Price(BatchingPolicy):
         if tick_s != self._tick_s:
             self._demand = {}
             self._tick_s, self._next_tick_at = tick_s, now + tick_s
-        self._demand = {m: self._demand.get(m) or _Demand() for m in self._models.values()}
+        self._demand = {m: self._demand.get(m) or TickedLoad() for m in self._models.values()}
         tables = {
             (i, lane.model.order): [*lane.latency_s.tolist(), *lane.accuracy.tolist()]
             for i, pool in enumerate(self._pools)
-            for lane in _lanes(pool)
+            for lane in lanes_of(pool)
         }
         sizes = [pool.size for pool in self._pools]
         if sizes != self._sizes or not _alike(tables, self._tables):
@@ -322,10 +168,10 @@ class Price(BatchingPolicy):
 
     def _lane(self, model: ModelState, spec: Model, pool: Pool) -> Lane | None:
         """Through every variant that the pool runs; None without one."""
-        offers = [_Offer(v.name, p, _accuracy(v)) for v, p in spec.runnable(*pool.kind)]
+        offers = [Offer(v.name, p, _accuracy(v)) for v, p in spec.runnable(*pool.kind)]
         if not offers:
             return None
-        lane = _PriceLane(
+        lane = PriceLane(
             self._next_serial(), model, pool, offers, spec.latency_slo_s, self._max_batch_size
         )
         lane.set_times(self._delay, self._margin_s, self._max_batch_size)
@@ -335,7 +181,7 @@ class Price(BatchingPolicy):
 
     def _set_limits(self) -> None:
         for pool in self._pools:
-            for lane in _lanes(pool):
+            for lane in lanes_of(pool):
                 lane.set_limits(self._precision.margin, self._margin_s)
 
     # The measured load, and the prices that follow ---------------------------------------------
@@ -345,7 +191,7 @@ class Price(BatchingPolicy):
             ticks = int((now - self._next_tick_at) / self._tick_s) + 1
             self._next_tick_at += ticks * self._tick_s
             for model in self._models.values():
-                demand = self._demand.setdefault(model, _Demand())
+                demand = self._demand.setdefault(model, TickedLoad())
                 demand.count(model.arrived, ticks)
                 model.arrived = 0
         elif not self._watched or not any(
@@ -363,7 +209,7 @@ class Price(BatchingPolicy):
         models = [model for model in self._models.values() if model.lanes]
         moved = False
         for model in models:
-            demand = self._demand.setdefault(model, _Demand())
+            demand = self._demand.setdefault(model, TickedLoad())
             if not (rate := demand.mean / self._tick_s):
                 # Before the first tick.
                 rate = model.arrived / max(
@@ -403,7 +249,9 @@ class Price(BatchingPolicy):
             busy[names[batches.model], pools[batches.workers]] += batches.busy
         # Where nobody pays for time, workers count by their speed.
         dearest = max(found.worker_price.values()) or 1.0
-        speeds = {p: max(lane.throughput for lane in _lanes(p)) for p in pools.values() if p.lanes}
+        speeds = {
+            p: max(lane.throughput for lane in lanes_of(p)) for p in pools.values() if p.lanes
+        }
         fastest = max(speeds.values())
         weight = {
             p: found.worker_price[name] / dearest + _SPEED_COUNTS * speeds[p] / fastest
@@ -440,13 +288,13 @@ class Price(BatchingPolicy):
         """
         demand, precision = self._demand[model], self._precision
         of_pools = (
-            _level(x) for lane in model.lanes for x in (weights[lane.pool], 1 + prices[lane.pool])
+            level(x) for lane in model.lanes for x in (weights[lane.pool], 1 + prices[lane.pool])
         )
         key = (model.order, demand.level, demand.burst, *precision.levels, *of_pools)
         if self._priced.get(model) == key:
             return
         self._priced[model] = key
-        lanes = _lanes(model)
+        lanes = lanes_of(model)
         for lane in lanes:
             lane.share = min(1.0, 1 / (weights[lane.pool] * lane.pool.size))
             lane.reprice(
@@ -493,7 +341,7 @@ class Price(BatchingPolicy):
                 if busy is None or self._too_soon(pool, busy.free_at - ahead_s, now):
                     return
                 worker, free_at = busy, busy.free_at
-            waiting = [lane for lane in _lanes(pool) if lane.model.queue]
+            waiting = [lane for lane in lanes_of(pool) if lane.model.queue]
             choices = [self._choose(lane, now, free_at) for lane in waiting]
             able = [choice for choice in choices if choice.size]
             if not able:
@@ -502,7 +350,7 @@ class Price(BatchingPolicy):
                 return
             best = able[0]
             if len(waiting) > 1:
-                best = max(able, key=_Choice.bid)
+                best = max(able, key=Choice.bid)
                 best = self._in_turn(best, waiting, worker, now, free_at)
             lane = best.lane
             lane.variant, lane.profile = best.variant, best.profile
@@ -513,8 +361,8 @@ class Price(BatchingPolicy):
             self._dispatch(lane, worker, best.first, best.size, free_at, now)
 
     def _choose(
-        self, lane: _PriceLane, now: float, free_at: float, within_s: float = math.inf
-    ) -> _Choice:
+        self, lane: PriceLane, now: float, free_at: float, within_s: float = math.inf
+    ) -> Choice:
         """What the lane would run on a worker that is free then, in at most `within_s`."""
         queue = lane.model.queue
         length = len(queue)
@@ -526,31 +374,31 @@ class Price(BatchingPolicy):
             row = lane.row(length - first, idle)
             possible = bisect_right(row.limits, min(slack, within_s))
             act, run = row.acts[possible], row.runs[possible]
-            if act == _SHED:
+            if act == SHED:
                 first += 1
                 continue
             if run < 0:
                 # Too late for any batch with the margin that was learned. Without it, perhaps.
                 size = lane.fit(queue[first].deadline, now, free_at, length - first)
                 if size and lane.need[size - 1] <= within_s:
-                    return _Choice(lane, first, *lane.quickest[size - 1], size)
+                    return Choice(lane, first, *lane.quickest[size - 1], size)
                 first += 1
                 continue
-            if act == _WAIT:
+            if act == WAIT:
                 wake_at = now + slack - lane.limits[run] - _WAKE_EARLY * lane.model.slo_s
                 if wake_at > now + TOLERANCE_S:
-                    return _Choice(lane, first, "", lane.profile, 0, wake_at)
-            return _Choice(lane, first, *lane.runs[run])
-        return _Choice(lane, first, "", lane.profile, 0)
+                    return Choice(lane, first, "", lane.profile, 0, wake_at)
+            return Choice(lane, first, *lane.runs[run])
+        return Choice(lane, first, "", lane.profile, 0)
 
     def _in_turn(
         self,
-        best: _Choice,
-        waiting: Sequence[_PriceLane],
+        best: Choice,
+        waiting: Sequence[PriceLane],
         worker: Worker,
         now: float,
         free_at: float,
-    ) -> _Choice:
+    ) -> Choice:
         """`best`, or what goes instead so that all other models' heads can be in time after it.
 
         They are dealt out to the other workers, the most urgent first, each as its quickest batch.
@@ -579,131 +427,4 @@ class Price(BatchingPolicy):
             return quicker
         head = first.model.queue.head.deadline
         size = first.fit(head, now, free_at, len(first.model.queue))
-        return _Choice(first, 0, *first.quickest[size - 1], size) if size else best
-
-
-class _Choice(NamedTuple):
-    """The batch `queue[first : first + size]` of a lane; size 0: none before `wake_at`."""
-
-    lane: _PriceLane
-    first: int
-    variant: str
-    profile: LatencyProfile
-    size: int
-    wake_at: float = math.inf
-
-    @property
-    def latency_s(self) -> float:
-        return self.profile.latency(self.size)
-
-    def bid(self) -> float:
-        """Points per second of a worker's time that it is worth."""
-        lane = self.lane
-        assert lane.value is not None
-        queue = len(lane.model.queue) - self.first
-        after, before = lane.value.at(np.array([queue - self.size, queue]))
-        gained = float(after - before)
-        return (self.size * lane.accuracy_of[self.variant] + gained) / self.latency_s
-
-
-class _Demand:
-    """Arrivals of a model, per tick.
-
-    Attributes:
-        mean: arrivals per tick.
-        rate_level, burst: of the load and the dispersion that prices are for, on a grid.
-    """
-
-    def __init__(self) -> None:
-        self.mean = 0.0
-        self.level = -(2**31)
-        self.burst = 0
-        self.look_at = 4
-        self._log_dispersion = 0.0
-        self._counts: deque[int] = deque(maxlen=_TICKS)
-
-    def count(self, arrived: int, ticks: int) -> None:
-        """`ticks` have passed, with so many arrivals."""
-        counts = self._counts
-        counts.extend([0] * min(ticks - 1, _TICKS))
-        counts.append(arrived)
-        mean = sum(counts) / len(counts)
-        for ticks in _RECENT:
-            if len(counts) < 4 * ticks:
-                break
-            recent = list(islice(reversed(counts), ticks))
-            deviation = math.sqrt(max(mean * ticks, 4.0) * 2**self._log_dispersion)
-            if abs(sum(recent) - mean * ticks) > _SURPRISE * deviation:
-                counts.clear()
-                counts.extend(reversed(recent))
-                mean = sum(counts) / ticks
-                break
-        if len(counts) >= _TICKS // 4 and mean > 0:
-            variance = sum((c - mean) ** 2 for c in counts) / (len(counts) - 1)
-            self._log_dispersion = min(max(math.log2(max(variance / mean, 1.0)), 0.0), 4.0)
-        self.mean = mean
-
-    def settle(self, rate: float) -> bool:
-        """Whether prices for another load are needed. What may be chance is passed over."""
-        at = _PER_OCTAVE * math.log2(rate)
-        burst = self._log_dispersion
-        # One standard deviation of the measured rate, on the grid.
-        chance = _PER_OCTAVE * math.sqrt(2 * 2**burst / max(sum(self._counts), 1))
-        if abs(at - self.level) <= 0.75 + chance and abs(burst - self.burst) <= 0.6:
-            return False
-        self.level, self.burst = round(at), round(burst)
-        return True
-
-    @property
-    def rate(self) -> float:
-        """Requests per second that prices are for."""
-        return float(2 ** (self.level / _PER_OCTAVE))
-
-
-class _Precision:
-    """How long batches take over what was predicted.
-
-    Attributes:
-        margin: what predictions are to be multiplied by so that almost all hold; at least 1.
-        pace: time taken over time predicted, of all together.
-        levels: both, on a grid.
-    """
-
-    def __init__(self) -> None:
-        self.margin = self.pace = 1.0
-        self.levels = (0, 0)
-        self._samples: deque[tuple[float, float, float]] = deque(maxlen=_MARGIN_SAMPLES)
-        self._fresh = 0
-
-    def add(self, took_s: float, predicted_s: float, short_s: float) -> bool:
-        """Whether the margin has changed.
-
-        Args:
-            short_s: the error of a shorter batch counts relative to this.
-        """
-        error = (took_s - predicted_s) / max(predicted_s, short_s)
-        self._samples.append((1 + error, took_s, predicted_s))
-        self._fresh += 1
-        if self._fresh < 32:
-            return False
-        self._fresh = 0
-        ratio, took, predicted = np.array(self._samples).T
-        quantile = min(_MARGIN_QUANTILE, len(ratio) / (len(ratio) + 1))
-        margin = min(max(float(np.quantile(ratio, quantile)), 1.0), _MARGIN_MAX)
-        # A batch that hangs says nothing of the others.
-        took = np.minimum(took, _MARGIN_MAX * np.maximum(predicted, short_s))
-        pace = min(max(float(took.sum() / predicted.sum()), 0.25), _MARGIN_MAX)
-        before = self.levels
-        # Of the margin the grid is finer, and upwards: it is what keeps batches in time.
-        self.levels = math.ceil(4 * _PER_OCTAVE * math.log2(margin) - 1e-6), _level(pace)
-        self.margin = 2 ** (self.levels[0] / (4 * _PER_OCTAVE))
-        self.pace = 2 ** (self.levels[1] / _PER_OCTAVE)
-        return self.levels[0] != before[0]
-
-
-def _lanes(of: ModelState | Pool) -> list[_PriceLane]:
-    return cast("list[_PriceLane]", of.lanes)
-
-
-def _level(value: float) -> int:
-    return round(_PER_OCTAVE * math.log2(value))
+        return Choice(first, 0, *first.quickest[size - 1], size) if size else best

@@ -14,7 +14,8 @@ from ray_slo.core import (
     DropReason,
     LatencyProfile,
 )
-from ray_slo.policies.kairos import Kairos, LearnedLatency
+from ray_slo.policies.kairos import Kairos
+from ray_slo.policies.kairos_latencies import LearnedLatency
 from ray_slo.simulation import Workload, simulate
 from tests.policies.harness import Host
 from tests.policies.pools import pool, request

@@ -6,7 +6,8 @@ from ray_slo.core import Cluster, DispatchDelay, DropReason, LatencyProfile, Mod
 from ray_slo.core.cluster import Worker
 from ray_slo.planning import fluid
 from ray_slo.policies import make_policy
-from ray_slo.policies.price import Price, _Demand, _Precision
+from ray_slo.policies.price import Price
+from ray_slo.policies.price_load import Precision, TickedLoad
 from ray_slo.simulation import WorkerEvent, Workload, simulate
 from ray_slo.simulation.workloads import Gamma
 from tests.policies.harness import Host
@@ -166,7 +167,7 @@ def test_batches_are_sent_ahead_by_the_delay():
 
 
 def test_demand_forgets_what_it_contradicts():
-    demand = _Demand()
+    demand = TickedLoad()
     for _ in range(100):
         demand.count(10, 1)
     assert demand.mean == pytest.approx(10)
@@ -175,7 +176,7 @@ def test_demand_forgets_what_it_contradicts():
 
 
 def test_margin_follows_what_is_measured():
-    precision = _Precision()
+    precision = Precision()
     for i in range(320):
         precision.add(0.1 * (0.8 + 0.4 * (i % 100) / 100), 0.1, 0.015)
     assert precision.margin == pytest.approx(1.19, abs=0.03)
@@ -187,7 +188,7 @@ def test_margin_follows_what_is_measured():
 
 
 def test_short_batches_may_be_inexact():
-    precision = _Precision()
+    precision = Precision()
     for i in range(320):
         precision.add(0.003 if i % 4 else 0.04, 0.001 if i % 4 else 0.04, 0.015)
     assert precision.margin < 1.15

@@ -27,8 +27,15 @@ def drops(
     requests: Iterable[Request], now: float, soonest: float | None, margin_s: float = 0.0
 ) -> list[Drop]:
     """Refuse requests that could be done, with the margin, by `soonest`: an action per reason."""
-    by_reason: dict[DropReason, list[Request]] = {}
-    for request in requests:
-        by_reason.setdefault(reason(request, now, soonest), []).append(request)
     finish_at = math.nan if soonest is None else soonest - margin_s
-    return [Drop(refused, why, finish_at) for why, refused in by_reason.items()]
+    return by_reason(((r, reason(r, now, soonest)) for r in requests), finish_at)
+
+
+def by_reason(
+    refused: Iterable[tuple[Request, DropReason]], finish_at: float = math.nan
+) -> list[Drop]:
+    """An action per reason."""
+    requests: dict[DropReason, list[Request]] = {}
+    for request, why in refused:
+        requests.setdefault(why, []).append(request)
+    return [Drop(group, why, finish_at) for why, group in requests.items()]

@@ -1,0 +1,118 @@
+"""What `Price` learns: the load of a model, and how exact the profiles are. Both lie on a grid, so
+that prices are solved for few of them."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from itertools import islice
+
+import numpy as np
+
+_TICKS = 128  # that the load is measured over
+_RECENT = (1, 2, 4, 8)  # of them must not contradict the others,
+_SURPRISE = 4.0  # by so many standard deviations
+_PER_OCTAVE = 16  # loads are rounded to this grid, and so are speeds
+_MARGIN_QUANTILE = 0.99
+_MARGIN_SAMPLES = 512
+_MARGIN_MAX = 2.0
+
+
+def level(value: float) -> int:
+    """A value on the grid."""
+    return round(_PER_OCTAVE * math.log2(value))
+
+
+class TickedLoad:
+    """Arrivals of a model, per tick.
+
+    Attributes:
+        mean: arrivals per tick.
+        level, burst: of the load and the dispersion that prices are for, on a grid.
+    """
+
+    def __init__(self) -> None:
+        self.mean = 0.0
+        self.level = -(2**31)
+        self.burst = 0
+        self.look_at = 4
+        self._log_dispersion = 0.0
+        self._counts: deque[int] = deque(maxlen=_TICKS)
+
+    def count(self, arrived: int, ticks: int) -> None:
+        """`ticks` have passed, with so many arrivals."""
+        counts = self._counts
+        counts.extend([0] * min(ticks - 1, _TICKS))
+        counts.append(arrived)
+        mean = sum(counts) / len(counts)
+        for ticks in _RECENT:
+            if len(counts) < 4 * ticks:
+                break
+            recent = list(islice(reversed(counts), ticks))
+            deviation = math.sqrt(max(mean * ticks, 4.0) * 2**self._log_dispersion)
+            if abs(sum(recent) - mean * ticks) > _SURPRISE * deviation:
+                counts.clear()
+                counts.extend(reversed(recent))
+                mean = sum(counts) / ticks
+                break
+        if len(counts) >= _TICKS // 4 and mean > 0:
+            variance = sum((c - mean) ** 2 for c in counts) / (len(counts) - 1)
+            self._log_dispersion = min(max(math.log2(max(variance / mean, 1.0)), 0.0), 4.0)
+        self.mean = mean
+
+    def settle(self, rate: float) -> bool:
+        """Whether prices for another load are needed. What may be chance is passed over."""
+        at = _PER_OCTAVE * math.log2(rate)
+        burst = self._log_dispersion
+        # One standard deviation of the measured rate, on the grid.
+        chance = _PER_OCTAVE * math.sqrt(2 * 2**burst / max(sum(self._counts), 1))
+        if abs(at - self.level) <= 0.75 + chance and abs(burst - self.burst) <= 0.6:
+            return False
+        self.level, self.burst = round(at), round(burst)
+        return True
+
+    @property
+    def rate(self) -> float:
+        """Requests per second that prices are for."""
+        return float(2 ** (self.level / _PER_OCTAVE))
+
+
+class Precision:
+    """How long batches take over what was predicted.
+
+    Attributes:
+        margin: what predictions are to be multiplied by so that almost all hold; at least 1.
+        pace: time taken over time predicted, of all together.
+        levels: both, on a grid.
+    """
+
+    def __init__(self) -> None:
+        self.margin = self.pace = 1.0
+        self.levels = (0, 0)
+        self._samples: deque[tuple[float, float, float]] = deque(maxlen=_MARGIN_SAMPLES)
+        self._fresh = 0
+
+    def add(self, took_s: float, predicted_s: float, short_s: float) -> bool:
+        """Whether the margin has changed.
+
+        Args:
+            short_s: the error of a shorter batch counts relative to this.
+        """
+        error = (took_s - predicted_s) / max(predicted_s, short_s)
+        self._samples.append((1 + error, took_s, predicted_s))
+        self._fresh += 1
+        if self._fresh < 32:
+            return False
+        self._fresh = 0
+        ratio, took, predicted = np.array(self._samples).T
+        quantile = min(_MARGIN_QUANTILE, len(ratio) / (len(ratio) + 1))
+        margin = min(max(float(np.quantile(ratio, quantile)), 1.0), _MARGIN_MAX)
+        # A batch that hangs says nothing of the others.
+        took = np.minimum(took, _MARGIN_MAX * np.maximum(predicted, short_s))
+        pace = min(max(float(took.sum() / predicted.sum()), 0.25), _MARGIN_MAX)
+        before = self.levels
+        # Of the margin the grid is finer, and upwards: it is what keeps batches in time.
+        self.levels = math.ceil(4 * _PER_OCTAVE * math.log2(margin) - 1e-6), level(pace)
+        self.margin = 2 ** (self.levels[0] / (4 * _PER_OCTAVE))
+        self.pace = 2 ** (self.levels[1] / _PER_OCTAVE)
+        return self.levels[0] != before[0]
