@@ -12,6 +12,7 @@ from scipy.stats import poisson
 from ray_slo.core.profiles import LatencyProfile
 from ray_slo.planning import Infeasible, loki
 from ray_slo.planning.loki import Plan, Problem, Task, Variant, capacity, fastest, plan
+from ray_slo.planning.loki.graph import Graph
 from ray_slo.planning.routing import most_accurate_first, workers_of
 
 GUROBI = find_spec("gurobipy") is not None
@@ -213,10 +214,10 @@ def test_splits_say_the_same_as_pairs(monkeypatch, demand):
         current={("detect", "d-small"): 2, ("classify", "c-large"): 1},
         swap_cost=0.5,
     )
-    found = loki._Program(problem).splits
+    found = Graph(problem).splits
     assert 1 < len(found) < 4 * 2, found  # fewer than configurations of the root
     split = served(problem)
-    monkeypatch.setattr(loki._Program, "_splits", lambda self: [])
+    monkeypatch.setattr(Graph, "find_splits", lambda self: [])
     pairs = served(problem)
     assert split.step == pairs.step
     assert split.workers == pairs.workers

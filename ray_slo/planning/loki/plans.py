@@ -1,0 +1,108 @@
+"""What Loki plans: workers with variants and batch sizes, and the shares of the paths."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from ray_slo.planning.loki.problem import Problem
+
+Step = Literal["hardware", "accuracy", "share"]
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """Workers with one variant and batch size.
+
+    Attributes:
+        workers: how many.
+        load: requests per second that all of them get, by plan.
+        throughput: requests per second of one of them, at most.
+        latency_s: of a full batch: the latency budget of the task (§4.2), waiting not included.
+    """
+
+    task: str
+    variant: str
+    batch_size: int
+    workers: int
+    load: float
+    throughput: float
+    latency_s: float
+
+    def to_json(self) -> dict[str, Any]:
+        """For logs and status: what is asked of these workers."""
+        names = ("task", "variant", "batch_size", "workers", "load")
+        return {name: getattr(self, name) for name in names}
+
+
+@dataclass(frozen=True)
+class PathShare:
+    """A path from root to sink: share of the demand, accuracy (percent), and the longest sum of
+    batch latencies on it, seconds, waiting not included."""
+
+    variants: tuple[str, ...]
+    share: float
+    accuracy: float
+    latency_s: float
+
+
+@dataclass(frozen=True)
+class Plan:
+    """`accuracy`: percent, over the requests that are served, mean of the sinks. `shed_share`: of
+    the planned demand. `swaps`: workers that now have another variant. `gap`: no other plan can
+    improve the objective of `step` by more than this share of it. `shared`: each worker serves all
+    tasks, and every assignment holds for each worker (`best_effort`)."""
+
+    step: Step
+    assignments: tuple[Assignment, ...]
+    paths: tuple[PathShare, ...]
+    accuracy: float
+    planned_demand: float
+    shed_share: float
+    swaps: int
+    gap: float
+    explanation: str
+    shared: bool = False
+
+    @property
+    def workers(self) -> int:
+        counts = [a.workers for a in self.assignments]
+        return max(counts, default=0) if self.shared else sum(counts)
+
+    @property
+    def loaded(self) -> dict[tuple[str, str], int]:
+        """Workers by (task, variant): `current` of the next problem."""
+        counts: dict[tuple[str, str], int] = {}
+        for a in self.assignments:
+            counts[a.task, a.variant] = counts.get((a.task, a.variant), 0) + a.workers
+        return counts
+
+
+def swaps_of(problem: Problem, loaded: Mapping[tuple[str, str], int]) -> int:
+    """Workers that change their variant."""
+    if problem.current is None:
+        return 0
+    loads = sum(max(n - problem.current.get(key, 0), 0) for key, n in loaded.items())
+    return max(loads - max(problem.workers - sum(problem.current.values()), 0), 0)
+
+
+def explain(problem: Problem, made: Plan, swaps: int) -> str:
+    """A plan in words."""
+    said = {
+        "hardware": "Hardware scaling: the most accurate variants suffice.",
+        "accuracy": "Accuracy scaling: the most accurate variants do not suffice.",
+        "share": f"Not all demand can be served: {100 * made.shed_share:.3g} % is shed.",
+    }[made.step]
+    margin = ""
+    if problem.headroom_quantile is not None:
+        margin = f" (average {problem.demand:.5g}, quantile {problem.headroom_quantile:g} of "
+        margin += f"{problem.headroom_period_s:g} s)"
+    parts = [
+        said,
+        f"{made.planned_demand:.5g} req/s{margin} on {made.workers} of {problem.workers} workers, "
+        f"accuracy {made.accuracy:.4g} %.",
+    ]
+    if problem.current is not None:
+        parts.append(f"{swaps} workers change their variant.")
+    return " ".join(parts)

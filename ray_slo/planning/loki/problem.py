@@ -1,0 +1,202 @@
+"""What Loki plans for: tasks with variants, a demand, workers, an SLO."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from ray_slo.core.profiles import LatencyProfile
+from ray_slo.planning.milp import Backend
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A network for one task.
+
+    Args:
+        name: unique in the pipeline.
+        accuracy: of this network alone, percent.
+        profile: latency by batch size on the cluster's workers.
+        factors: requests made for each child task per request (the paper's multiplicative factor
+            times the branch ratio); 1 for a child that is not named.
+    """
+
+    name: str
+    accuracy: float
+    profile: LatencyProfile
+    factors: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Task:
+    """A node of the pipeline; the root has no parent."""
+
+    name: str
+    variants: tuple[Variant, ...]
+    parent: str | None = None
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What is to be planned.
+
+    Args:
+        tasks: a rooted tree.
+        demand: D, requests per second at the root, on average.
+        workers: S, of one kind.
+        slo_s: L, end to end, seconds.
+        batch_sizes: B, those that may be configured; a variant's largest is its profile's.
+        waiting_factor: a request is in a task for so many executions of a batch, waiting included
+            (2 is the paper's "SLO/2").
+        communication_s: delay per server on the path, seconds (§4.2).
+        any_route: whatever hosted configurations a request comes by, the path is fast enough, and
+            a variant has one batch size, y(i, k) in the paper. The published program sees only to
+            the paths that it uses itself, but its routing tables (Algorithm 1) form any: False.
+        headroom_quantile: plan for this quantile of what arrives in `headroom_period_s` if arrivals
+            are Poisson at `demand`; None plans for the average itself, as the paper does.
+        fits_alone: the requests that one request at the root makes at a task fit, in batches of the
+            task's workers, into the time that the task has (ours): a lone request is in time, too.
+        path_accuracies: measured end-to-end accuracy, percent, by the names of the variants from
+            root to sink; a path that is missing has the product of its variants' accuracies.
+        accuracy_floor: percent; requests are shed rather than served at a lower mean accuracy.
+        current: workers by (task, variant) that are loaded now; None where nothing runs.
+        swap_cost: points of accuracy that reloading one of them must gain. In step 1 swaps only
+            decide between plans with as few workers.
+        max_swaps: reload at most so many of them. Loading idle workers is no swap.
+        backend, time_limit_s, relative_gap, seed: of the solver, for each program.
+
+    Raises:
+        ValueError: naming the field.
+    """
+
+    tasks: tuple[Task, ...]
+    demand: float
+    workers: int
+    slo_s: float
+    batch_sizes: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64)
+    waiting_factor: float = 2.0
+    communication_s: float = 0.0
+    any_route: bool = True
+    headroom_quantile: float | None = None
+    headroom_period_s: float = 1.0
+    fits_alone: bool = True
+    path_accuracies: Mapping[tuple[str, ...], float] = field(default_factory=dict)
+    accuracy_floor: float = 0.0
+    current: Mapping[tuple[str, str], int] | None = None
+    swap_cost: float = 0.0
+    max_swaps: int | None = None
+    backend: Backend = "auto"
+    time_limit_s: float = 10.0
+    relative_gap: float = 1e-4
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("demand", "communication_s", "swap_cost", "accuracy_floor", "relative_gap"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
+        for name in ("slo_s", "headroom_period_s", "time_limit_s"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
+        if self.workers < 1:
+            raise ValueError(f"workers must be at least 1, got {self.workers}")
+        if not self.waiting_factor >= 1:
+            raise ValueError(f"waiting_factor must be at least 1, got {self.waiting_factor}")
+        if self.headroom_quantile is not None and not 0 < self.headroom_quantile < 1:
+            raise ValueError(
+                f"headroom_quantile must be between 0 and 1, got {self.headroom_quantile}"
+            )
+        if not self.batch_sizes or min(self.batch_sizes) < 1:
+            raise ValueError(f"batch_sizes must be at least 1, got {self.batch_sizes}")
+        if self.max_swaps is not None and self.max_swaps < 0:
+            raise ValueError(f"max_swaps must be at least 0, got {self.max_swaps}")
+        self._check_tree()
+        if self.current is not None:
+            known = {(t.name, v.name) for t in self.tasks for v in t.variants}
+            if unknown := set(self.current) - known:
+                raise ValueError(f"current: no such variants: {sorted(unknown)}")
+            if min(self.current.values(), default=0) < 0:
+                raise ValueError(f"current must count at least 0 workers, got {self.current}")
+
+    def _check_tree(self) -> None:
+        names = {t.name for t in self.tasks}
+        if not names or len(names) < len(self.tasks):
+            raise ValueError("tasks must be at least one, with names of their own")
+        variants = [v.name for t in self.tasks for v in t.variants]
+        if twice := sorted({v for v in variants if variants.count(v) > 1}):
+            raise ValueError(f"variants must have names of their own in the pipeline: {twice}")
+        roots = [t.name for t in self.tasks if t.parent is None]
+        if len(roots) != 1:
+            raise ValueError(f"tasks must have one root (a task without parent), got {roots}")
+        for task in self.tasks:
+            if task.parent is not None and task.parent not in names:
+                raise ValueError(
+                    f"parent of task {task.name!r} must be one of {sorted(names)}, "
+                    f"got {task.parent!r}"
+                )
+            if not task.variants:
+                raise ValueError(f"variants of task {task.name!r} must name at least one")
+            children = {t.name for t in self.tasks if t.parent == task.name}
+            for variant in task.variants:
+                if unknown := set(variant.factors) - children:
+                    raise ValueError(
+                        f"factors of variant {variant.name!r}: no children of task "
+                        f"{task.name!r}: {sorted(unknown)}"
+                    )
+                if min(variant.factors.values(), default=0.0) < 0:
+                    raise ValueError(f"factors of variant {variant.name!r} must be at least 0")
+                if not 0 <= variant.accuracy <= 100:
+                    raise ValueError(
+                        f"accuracy of variant {variant.name!r} must be 0 to 100 percent, "
+                        f"got {variant.accuracy}"
+                    )
+        if len(self.order) < len(self.tasks):
+            lost = sorted(names - {t.name for t in self.order})
+            raise ValueError(f"tasks must be a tree: {lost} are in a cycle")
+
+    @cached_property
+    def order(self) -> tuple[Task, ...]:
+        """The tasks, parents first."""
+        found = [t for t in self.tasks if t.parent is None]
+        for task in found:  # grows as it goes
+            found += self.children(task)
+        return tuple(found)
+
+    def children(self, task: Task) -> list[Task]:
+        return [t for t in self.tasks if t.parent == task.name]
+
+    @cached_property
+    def planned_demand(self) -> float:
+        """The demand with its headroom, requests per second."""
+        if self.headroom_quantile is None:
+            return self.demand
+        from scipy.stats import poisson  # 0.4 s to import, and every replica imports this module
+
+        mean = self.demand * self.headroom_period_s
+        return max(
+            self.demand,
+            float(poisson.ppf(self.headroom_quantile, mean)) / self.headroom_period_s,
+        )
+
+
+def fastest(problem: Problem) -> float:
+    """The shortest time to the slowest sink, seconds, waiting and communication included."""
+    return least_rest(problem, problem.order)[problem.order[0].name]
+
+
+def cost(problem: Problem, latency_s: float) -> float:
+    return problem.waiting_factor * latency_s + problem.communication_s
+
+
+def least_rest(problem: Problem, tasks: Sequence[Task]) -> dict[str, float]:
+    """Least time from entering a task to the last of its sinks."""
+    rest: dict[str, float] = {}
+    for task in reversed(tasks):
+        own = min(
+            v.profile.latency(min(min(problem.batch_sizes), v.profile.max_batch_size))
+            for v in task.variants
+        )
+        below = max((rest[child.name] for child in problem.children(task)), default=0.0)
+        rest[task.name] = cost(problem, own) + below
+    return rest
