@@ -250,8 +250,6 @@ def _gurobi(
     seed: int,
     start: tuple[Indices, Floats] | None,
 ) -> Solution:  # pragma: no cover - where gurobipy is installed
-    from scipy import sparse
-
     try:
         gp: Any = import_module("gurobipy")
     except ImportError as error:
@@ -264,48 +262,58 @@ def _gurobi(
             env.setParam("OutputFlag", 0)
             env.start()
             with gp.Model(env=env) as model:
-                model.Params.MIPGap = relative_gap
-                model.Params.Seed = seed
-                model.Params.DualReductions = 0  # tells infeasible from unbounded
+                x = _load(model, program, start)
+                model.Params.MIPGap, model.Params.Seed = relative_gap, seed
                 if math.isfinite(time_limit_s):
                     model.Params.TimeLimit = time_limit_s
-                kinds = np.where(program.integer, "I", "C")
-                x = model.addMVar(
-                    program.cost.size, program.lower, program.upper, sign * program.cost, kinds
-                )
-                if start is not None:
-                    x[start[0]].Start = start[1]
-                equal = program.row_lower == program.row_upper
-                for rows, sense, side in (
-                    (equal, "=", program.row_lower),
-                    (~equal & np.isfinite(program.row_lower), ">", program.row_lower),
-                    (~equal & np.isfinite(program.row_upper), "<", program.row_upper),
-                ):
-                    if rows.any():
-                        matrix = sparse.csr_matrix(program.matrix[np.flatnonzero(rows)])
-                        model.addMConstr(matrix, x, sense, side[rows])
                 model.optimize()
-                code = model.Status
-                if model.SolCount == 0:
-                    statuses: dict[int, Status] = {
-                        gp.GRB.INFEASIBLE: "infeasible",
-                        gp.GRB.UNBOUNDED: "unbounded",
-                    }
-                    return Solution(
-                        statuses.get(code, "unknown"), math.nan, -sign * math.inf, _NONE
-                    )
-                if code == gp.GRB.UNBOUNDED:
-                    return Solution("unbounded", math.nan, -sign * math.inf, _NONE)
-                bound = model.ObjBound if model.IsMIP else model.ObjVal
-                return Solution(
-                    "optimal" if code == gp.GRB.OPTIMAL else "feasible",
-                    sign * model.ObjVal,
-                    sign * bound,
-                    np.asarray(x.X),
-                )
+                return _solution(gp, model, x, sign)
     except gp.GurobiError as error:
         rows_, columns = program.matrix.shape
         raise ValueError(
             f"Gurobi does not take this model ({columns} variables, {rows_} rows; its pip licence "
             f"takes {GUROBI_PIP_LIMIT} of each): {error}"
         ) from error
+
+
+def _load(
+    model: Any, program: _Program, start: tuple[Indices, Floats] | None
+) -> Any:  # pragma: no cover
+    """A program as Gurobi's; its variables."""
+    from scipy import sparse
+
+    sign = -1.0 if program.maximise else 1.0
+    model.Params.DualReductions = 0  # tells infeasible from unbounded
+    kinds = np.where(program.integer, "I", "C")
+    x = model.addMVar(program.cost.size, program.lower, program.upper, sign * program.cost, kinds)
+    if start is not None:
+        x[start[0]].Start = start[1]
+    equal = program.row_lower == program.row_upper
+    for rows, sense, side in (
+        (equal, "=", program.row_lower),
+        (~equal & np.isfinite(program.row_lower), ">", program.row_lower),
+        (~equal & np.isfinite(program.row_upper), "<", program.row_upper),
+    ):
+        if rows.any():
+            matrix = sparse.csr_matrix(program.matrix[np.flatnonzero(rows)])
+            model.addMConstr(matrix, x, sense, side[rows])
+    return x
+
+
+def _solution(gp: Any, model: Any, x: Any, sign: float) -> Solution:  # pragma: no cover
+    code = model.Status
+    if model.SolCount == 0:
+        statuses: dict[int, Status] = {
+            gp.GRB.INFEASIBLE: "infeasible",
+            gp.GRB.UNBOUNDED: "unbounded",
+        }
+        return Solution(statuses.get(code, "unknown"), math.nan, -sign * math.inf, _NONE)
+    if code == gp.GRB.UNBOUNDED:
+        return Solution("unbounded", math.nan, -sign * math.inf, _NONE)
+    bound = model.ObjBound if model.IsMIP else model.ObjVal
+    return Solution(
+        "optimal" if code == gp.GRB.OPTIMAL else "feasible",
+        sign * model.ObjVal,
+        sign * bound,
+        np.asarray(x.X),
+    )

@@ -119,7 +119,7 @@ class QueueValue:
         self.owed = owed
         self.h = np.zeros(owed + limit + 1)
         self._dispersion = dispersion
-        self._cost = violation_cost
+        self.violation_cost = violation_cost
         self._held = HOLDING_COST / deadline_s
 
     def columns(self, columns: Columns, queue: int, counts: Array | None = None) -> Array:
@@ -134,7 +134,7 @@ class QueueValue:
         if counts is None:
             counts = self.arrivals(columns)
         queue = max(queue, columns.size.max() - self.owed)
-        after, reward = self._run(columns, np.array([queue]))
+        after, reward = self.run(columns, np.array([queue]))
         low = np.floor(after[0]).astype(np.int64)
         h = self.at(low[:, None] + np.arange(counts.shape[1] + 1))
         share = after[0] - low
@@ -143,21 +143,21 @@ class QueueValue:
 
     def shed(self, queue: int) -> float:
         """Value of giving the oldest request up."""
-        return float(self.at(np.array(queue - 1)) - self._cost)
+        return float(self.at(np.array(queue - 1)) - self.violation_cost)
 
     def at(self, queue: Array) -> Array:
         """h, beyond the limit with those given up who are beyond it."""
         limit = len(self.h) - 1 - self.owed
         return np.asarray(
             self.h[np.clip(queue, -self.owed, limit) + self.owed]
-            - self._cost * np.maximum(queue - limit, 0)
+            - self.violation_cost * np.maximum(queue - limit, 0)
         )
 
     def arrivals(self, columns: Columns) -> Array:
         """Probabilities of 0, 1, … arrivals during each column, shape (columns, counts)."""
         return arrivals(self.rate * columns.latency_s * columns.weight, self._dispersion)
 
-    def _run(self, columns: Columns, queue: Array) -> tuple[Array, Array]:
+    def run(self, columns: Columns, queue: Array) -> tuple[Array, Array]:
         """(queue left but for arrivals during the batch, reward less g·t), shape (queue, columns).
 
         While the worker waits for the rest of its batch, the others go on.
@@ -207,89 +207,123 @@ def solve(
     limit = 1 + math.ceil(mean + math.sqrt(dispersion * mean))
     owed = largest + min(math.ceil(1 / columns.weight.min()), _MAX_OWED)
     value = QueueValue(rate, deadline_s, dispersion, violation_cost, limit, owed)
-    counts = value.arrivals(columns)
-    count = len(columns)
-    nodes = np.concatenate([np.arange(-owed, 0), _nodes(limit, min(largest, 12))])
-    n, states, origin = len(nodes), np.arange(len(nodes)), owed
-    # A queue of q lies between nodes `below[q + owed]` and the next, `share[…]` of the way.
-    lengths = np.arange(-owed, limit + 1)
-    below = np.minimum(np.searchsorted(nodes, lengths, side="right") - 1, n - 2)
-    share = (lengths - nodes[below]) / (nodes[below + 1] - nodes[below])
-    # E h(q + arrivals) for every column and q at once, as a correlation.
-    steps = np.arange(counts.shape[1] + 1)
-    width = len(lengths) + len(steps)
-    spectrum = np.conj(np.fft.rfft(counts, width))
-
-    def transitions(queue: Array, probability: Array) -> Array:
-        """Matrix over the nodes; `queue` and `probability` have shape (nodes, …)."""
-        at = np.minimum(queue, limit) + owed
-        start = (states[:, None] * n + below[at]).ravel()
-        p = np.bincount(start, (probability * (1 - share[at])).ravel(), n * n)
-        p += np.bincount(start + 1, (probability * share[at]).ravel(), n * n + 1)[:-1]
-        return p.reshape(n, n)
-
-    waited = deadline_s * (np.maximum(nodes[:, None], columns.size) - 1) / limit
-    allowed = columns.time_s <= deadline_s - waited + 1e-12
-    allowed |= (columns.size == 1) & (columns.time_s <= deadline_s) & (nodes[:, None] <= 1)
-    allowed &= nodes[:, None] - columns.size >= -owed
-    after, _ = value._run(columns, nodes)
-    low = np.maximum(np.floor(after).astype(np.int64), -owed)
-    part = after - low
-    sheddable = (nodes > largest) | (~allowed.any(axis=1) & (nodes > 0))
-    idles = ~allowed.any(axis=1) & (nodes <= 0)
-
-    # To begin with, the most efficient batch; where the slack allows none any more, give up.
-    throughput = np.where(allowed, columns.size / work_s, 0.0)
-    policy = throughput.argmax(axis=1)
-    inefficient = throughput.max(axis=1) < 0.9 * throughput.max()
-    policy[sheddable & (inefficient | ~allowed.any(axis=1))] = count
-    policy[idles] = count + 1
-    for iteration in range(1, _MAX_ITERATIONS + 1):
-        value.iterations = iteration
-        # Evaluate: h = r − g·t + P·h with h(0) = 0.
-        value.gain = 0.0
-        _, reward = value._run(columns, nodes)
-        r, t = np.full(n, -violation_cost), np.zeros(n)
-        to, chance = np.tile(nodes[:, None] - 1, (1, len(steps))), np.zeros((n, len(steps)))
-        chance[:, 0] = 1.0
-        run = np.flatnonzero(policy < count)
-        chosen = policy[run]
-        to[run] = low[run, chosen][:, None] + steps
-        up = part[run, chosen][:, None]
-        chance[run, :-1] = (1 - up) * counts[chosen]
-        chance[run, -1] = 0.0
-        chance[run, 1:] += up * counts[chosen]
-        missing = np.maximum(columns.size[chosen] - nodes[run], 0)
-        t[run] = columns.weight[chosen] * (columns.latency_s[chosen] + missing / rate)
-        r[run] = reward[run, chosen]
-        waits = policy == count + 1
-        to[waits] += 2
-        r[waits], t[waits] = 0.0, 1 / rate
-        r -= violation_cost * (chance * np.maximum(to - limit, 0)).sum(axis=1)
-        # Now and then the queue empties by a miracle, lest the chain fall apart.
-        system = np.eye(n) - (1 - 1e-9) * transitions(to, chance)
-        system[:, origin] = t
-        solution = np.linalg.solve(system, r)
-        value.gain, solution[origin] = float(solution[origin]), 0.0
-        value.h = np.interp(lengths, nodes, solution)
-        # Improve.
-        ahead = np.fft.rfft(value.at(np.arange(-owed, width - owed)), width)
-        expected = np.fft.irfft(ahead * spectrum, width)
-        _, reward = value._run(columns, nodes)
-        columns_of = np.arange(count)
-        options = np.full((n, count + 2), -np.inf)
-        best = (1 - part) * expected[columns_of, low + owed]
-        best += part * expected[columns_of, low + owed + 1] + reward
-        options[:, :count] = np.where(allowed, best, -np.inf)
-        options[sheddable, count] = value.at(nodes[sheddable] - 1) - violation_cost
-        options[idles, count + 1] = value.at(nodes[idles] + 1) - value.gain / rate
-        better, now = options.argmax(axis=1), options[states, policy]
-        keep = options[states, better] <= now + 1e-7 * (1 + np.abs(now))
-        better[keep] = policy[keep]
+    iteration = _Iteration(columns, value, deadline_s, limit)
+    policy = iteration.first()
+    for value.iterations in range(1, _MAX_ITERATIONS + 1):
+        iteration.evaluate(policy)
+        better = iteration.improved(policy)
         if (better == policy).all():
             break
         policy = better
     return value
+
+
+class _Iteration:
+    """Policy iteration over the queue lengths at which `value.h` is held, its nodes.
+
+    A policy says for each node which column to run; `len(columns)`: give the oldest request up;
+    one more: wait.
+    """
+
+    def __init__(self, columns: Columns, value: QueueValue, deadline_s: float, limit: int) -> None:
+        self.columns, self.value, self.limit = columns, value, limit
+        owed, largest = value.owed, int(columns.size.max())
+        self.counts = value.arrivals(columns)
+        self.nodes = nodes = np.concatenate([np.arange(-owed, 0), _nodes(limit, min(largest, 12))])
+        self.states = np.arange(len(nodes))
+        # A queue of q lies between nodes `below[q + owed]` and the next, `share[…]` of the way.
+        self.lengths = np.arange(-owed, limit + 1)
+        self.below = np.minimum(
+            np.searchsorted(nodes, self.lengths, side="right") - 1, len(nodes) - 2
+        )
+        self.share = (self.lengths - nodes[self.below]) / (
+            nodes[self.below + 1] - nodes[self.below]
+        )
+        # E h(q + arrivals) for every column and q at once, as a correlation.
+        self.steps = np.arange(self.counts.shape[1] + 1)
+        self.width = len(self.lengths) + len(self.steps)
+        self.spectrum = np.conj(np.fft.rfft(self.counts, self.width))
+        waited = deadline_s * (np.maximum(nodes[:, None], columns.size) - 1) / limit
+        allowed = columns.time_s <= deadline_s - waited + 1e-12
+        allowed |= (columns.size == 1) & (columns.time_s <= deadline_s) & (nodes[:, None] <= 1)
+        allowed &= nodes[:, None] - columns.size >= -owed
+        self.allowed = allowed
+        after, _ = value.run(columns, nodes)
+        self.low = np.maximum(np.floor(after).astype(np.int64), -owed)
+        self.part = after - self.low
+        self.sheddable = (nodes > largest) | (~allowed.any(axis=1) & (nodes > 0))
+        self.idles = ~allowed.any(axis=1) & (nodes <= 0)
+
+    def first(self) -> Array:
+        """The most efficient batch; where the slack allows none any more, give up."""
+        columns, allowed = self.columns, self.allowed
+        work_s = columns.weight * columns.latency_s
+        throughput = np.where(allowed, columns.size / work_s, 0.0)
+        policy = throughput.argmax(axis=1)
+        inefficient = throughput.max(axis=1) < 0.9 * throughput.max()
+        policy[self.sheddable & (inefficient | ~allowed.any(axis=1))] = len(columns)
+        policy[self.idles] = len(columns) + 1
+        return np.asarray(policy)
+
+    def evaluate(self, policy: Array) -> None:
+        """Set h and the gain to those of a policy: h = r − g·t + P·h with h(0) = 0."""
+        columns, value, nodes, counts = self.columns, self.value, self.nodes, self.counts
+        n, count, origin = len(nodes), len(columns), value.owed
+        value.gain = 0.0
+        _, reward = value.run(columns, nodes)
+        r, t = np.full(n, -value.violation_cost), np.zeros(n)
+        shape = (n, len(self.steps))
+        to, chance = np.tile(nodes[:, None] - 1, (1, len(self.steps))), np.zeros(shape)
+        chance[:, 0] = 1.0
+        run = np.flatnonzero(policy < count)
+        chosen = policy[run]
+        to[run] = self.low[run, chosen][:, None] + self.steps
+        up = self.part[run, chosen][:, None]
+        chance[run, :-1] = (1 - up) * counts[chosen]
+        chance[run, -1] = 0.0
+        chance[run, 1:] += up * counts[chosen]
+        missing = np.maximum(columns.size[chosen] - nodes[run], 0)
+        t[run] = columns.weight[chosen] * (columns.latency_s[chosen] + missing / value.rate)
+        r[run] = reward[run, chosen]
+        waits = policy == count + 1
+        to[waits] += 2
+        r[waits], t[waits] = 0.0, 1 / value.rate
+        r -= value.violation_cost * (chance * np.maximum(to - self.limit, 0)).sum(axis=1)
+        # Now and then the queue empties by a miracle, lest the chain fall apart.
+        system = np.eye(n) - (1 - 1e-9) * self._transitions(to, chance)
+        system[:, origin] = t
+        solution = np.linalg.solve(system, r)
+        value.gain, solution[origin] = float(solution[origin]), 0.0
+        value.h = np.interp(self.lengths, nodes, solution)
+
+    def _transitions(self, queue: Array, probability: Array) -> Array:
+        """Matrix over the nodes; `queue` and `probability` have shape (nodes, …)."""
+        n = len(self.nodes)
+        at = np.minimum(queue, self.limit) + self.value.owed
+        start = (self.states[:, None] * n + self.below[at]).ravel()
+        p = np.bincount(start, (probability * (1 - self.share[at])).ravel(), n * n)
+        p += np.bincount(start + 1, (probability * self.share[at]).ravel(), n * n + 1)[:-1]
+        return np.asarray(p.reshape(n, n))
+
+    def improved(self, policy: Array) -> Array:
+        """The best policy by h, the same where another is no better."""
+        columns, value, nodes, owed = self.columns, self.value, self.nodes, self.value.owed
+        count, low, part = len(columns), self.low, self.part
+        ahead = np.fft.rfft(value.at(np.arange(-owed, self.width - owed)), self.width)
+        expected = np.fft.irfft(ahead * self.spectrum, self.width)
+        _, reward = value.run(columns, nodes)
+        columns_of = np.arange(count)
+        options = np.full((len(nodes), count + 2), -np.inf)
+        best = (1 - part) * expected[columns_of, low + owed]
+        best += part * expected[columns_of, low + owed + 1] + reward
+        options[:, :count] = np.where(self.allowed, best, -np.inf)
+        shed, idle = self.sheddable, self.idles
+        options[shed, count] = value.at(nodes[shed] - 1) - value.violation_cost
+        options[idle, count + 1] = value.at(nodes[idle] + 1) - value.gain / value.rate
+        better, now = options.argmax(axis=1), options[self.states, policy]
+        keep = options[self.states, better] <= now + 1e-7 * (1 + np.abs(now))
+        better[keep] = policy[keep]
+        return np.asarray(better)
 
 
 def arrivals(mean: Array, dispersion: float) -> Array:

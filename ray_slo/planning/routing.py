@@ -109,25 +109,8 @@ def most_accurate_first(
     """
     if not demand >= 0:
         raise ValueError(f"demand must be at least 0, got {demand}")
-    children: dict[str, list[str]] = {}
-    for task, parent in parents.items():
-        if (parent is None) != (not children) or (parent is not None and parent not in children):
-            raise ValueError(
-                f"parents must be a tree, root first, parents before children; got {dict(parents)}"
-            )
-        children[task] = []
-        if parent is not None:
-            children[parent].append(task)
-    of_task: dict[str, list[Worker]] = {task: [] for task in children}
-    for worker in workers:
-        if worker.task not in of_task:
-            raise ValueError(
-                f"task of worker {worker.id!r} must be one of {sorted(of_task)}, "
-                f"got {worker.task!r}"
-            )
-        of_task[worker.task].append(worker)
-    for members in of_task.values():
-        members.sort(key=_falling_accuracy)
+    children = _children(parents)
+    of_task = _by_task(children, workers)
     left = {w.id: w.capacity for members in of_task.values() for w in members}
     if len(left) < sum(map(len, of_task.values())):
         raise ValueError("workers must have ids of their own")
@@ -172,6 +155,35 @@ def most_accurate_first(
         for task, members in of_task.items()
     }
     return Routing(frontend, tables, backup, incoming, unrouted)
+
+
+def _children(parents: Mapping[str, str | None]) -> dict[str, list[str]]:
+    """Child tasks by task. Raises ValueError: `parents` is no tree, root first."""
+    children: dict[str, list[str]] = {}
+    for task, parent in parents.items():
+        if (parent is None) != (not children) or (parent is not None and parent not in children):
+            raise ValueError(
+                f"parents must be a tree, root first, parents before children; got {dict(parents)}"
+            )
+        children[task] = []
+        if parent is not None:
+            children[parent].append(task)
+    return children
+
+
+def _by_task(tasks: Iterable[str], workers: Iterable[Worker]) -> dict[str, list[Worker]]:
+    """Workers by task, the most accurate first. Raises ValueError: a worker of no task."""
+    of_task: dict[str, list[Worker]] = {task: [] for task in tasks}
+    for worker in workers:
+        if worker.task not in of_task:
+            raise ValueError(
+                f"task of worker {worker.id!r} must be one of {sorted(of_task)}, "
+                f"got {worker.task!r}"
+            )
+        of_task[worker.task].append(worker)
+    for members in of_task.values():
+        members.sort(key=_falling_accuracy)
+    return of_task
 
 
 def _slots(members: list[Worker]) -> list[tuple[Hashable, float]]:

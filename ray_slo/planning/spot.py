@@ -37,7 +37,8 @@ import numpy as np
 from scipy.stats import binom
 
 from ray_slo.planning import kairos
-from ray_slo.planning.kairos import Configuration, Floats, Ints, Problem, _Tables
+from ray_slo.planning.kairos.bounds import Floats, Ints, Tables, by_name, fluid_bounds_of, text_of
+from ray_slo.planning.kairos.problem import Configuration, Problem
 from ray_slo.planning.result import Infeasible
 
 Limit = Literal["capacity", "interruptions", "large requests"]
@@ -119,7 +120,7 @@ def plan(
         raise ValueError(f"large_size must be at least 0, got {large_size}")
     if not 0 < large_load <= 1:
         raise ValueError(f"large_load must be above 0 and at most 1, got {large_load}")
-    t = _Tables(problem)
+    t = Tables(problem)
     if t.base is None or t.prices[t.base] > problem.budget_per_hour:
         none = kairos.plan(problem)
         assert isinstance(none, Infeasible)
@@ -132,7 +133,7 @@ def plan(
     firm, spot = _configurations(problem, t.base, there)
     reach = _reach(t, firm + spot, large_size)
     large = large_load * _large_bounds(t, t.base, firm, reach)
-    expected = np.minimum(kairos._fluid_bounds(t, firm + there * spot), large)
+    expected = np.minimum(fluid_bounds_of(t, firm + there * spot), large)
     cost = firm @ t.prices + spot @ np.nan_to_num(_spot_prices(problem), posinf=0.0)
     order = np.lexsort((cost, -expected))
     best_bound, chosen, limit = 0.0, int(order[0]), _LIMITS[0]
@@ -190,7 +191,7 @@ def _configurations(problem: Problem, base: int, there: Floats) -> tuple[Ints, I
     return made[0], made[1]
 
 
-def _reach(t: _Tables, counts: Ints, large_size: int | None) -> Ints:
+def _reach(t: Tables, counts: Ints, large_size: int | None) -> Ints:
     """How many of the sizes need not live through the loss of all spot instances."""
     if large_size is not None:
         return np.full(len(counts), int(np.searchsorted(t.sizes, large_size, "right")))
@@ -198,7 +199,7 @@ def _reach(t: _Tables, counts: Ints, large_size: int | None) -> Ints:
     return np.asarray(np.where(counts > 0, auxiliary, 0).max(axis=1))
 
 
-def _large_bounds(t: _Tables, base: int, firm: Ints, reach: Ints) -> Floats:
+def _large_bounds(t: Tables, base: int, firm: Ints, reach: Ints) -> Floats:
     """Equation 12 with the on-demand instances of the base."""
     bounds = np.full(len(firm), np.inf)
     for r in np.unique(reach).tolist():
@@ -210,7 +211,7 @@ def _large_bounds(t: _Tables, base: int, firm: Ints, reach: Ints) -> Floats:
 
 
 def _with_interruptions(
-    t: _Tables, firm: Ints, spot: Ints, there: Floats, loss: float
+    t: Tables, firm: Ints, spot: Ints, there: Floats, loss: float
 ) -> tuple[Floats, Floats]:
     """For each configuration B(n + m), and the λ at which E[(1 − B(n + K)/λ)⁺] = `loss`."""
     states, owners, chances = [], [], []
@@ -221,7 +222,7 @@ def _with_interruptions(
             chances.append(math.prod(p for _, p in state))
             owners.append(i)
     owner, chance = np.array(owners), np.array(chances)
-    bounds = kairos._fluid_bounds(t, firm[owner] + np.array(states))
+    bounds = fluid_bounds_of(t, firm[owner] + np.array(states))
     # With states in rising order, the expectation over the first j alone is `loss` at λ_j, and
     # λ is the least of them: more or fewer states only make the sum smaller.
     order = np.lexsort((bounds, owner))
@@ -244,7 +245,7 @@ def _present(instances: int, availability: float) -> list[tuple[int, float]]:
 
 def _make_plan(
     problem: Problem,
-    t: _Tables,
+    t: Tables,
     firm: Ints,
     spot: Ints,
     bound: float,
@@ -252,7 +253,7 @@ def _make_plan(
     limit: Limit,
     considered: int,
 ) -> SpotPlan:
-    on_demand, interruptible = kairos._named(t, firm), kairos._named(t, spot)
+    on_demand, interruptible = by_name(t, firm), by_name(t, spot)
     cost = float(firm @ t.prices) + sum(
         n * (kind.spot_price_per_hour or 0.0)
         for n, kind in zip(spot.tolist(), problem.types, strict=True)
@@ -263,9 +264,9 @@ def _make_plan(
         "interruptions": "more would be lost when instances are interrupted",
         "large requests": "on-demand instances alone serve no more of the large requests",
     }[limit]
-    text = f"{kairos._text(on_demand)} on demand"
+    text = f"{text_of(on_demand)} on demand"
     if interruptible:
-        text += f", {kairos._text(interruptible)} as spot instances"
+        text += f", {text_of(interruptible)} as spot instances"
     text += f", at most {bound:.4g} requests/s: {because}."
     if interruptible and reach < len(t.sizes):
         text += f" Requests larger than {large} do not need spot instances."

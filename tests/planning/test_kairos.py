@@ -19,6 +19,7 @@ from ray_slo.planning.kairos import (
     plan,
     search,
 )
+from ray_slo.planning.kairos.bounds import Tables
 
 
 def kind(name, price):
@@ -133,7 +134,7 @@ def test_the_rule_of_ten(monkeypatch):
     import ray_slo.planning.kairos as module
 
     problem = random_problem(1)
-    t = module._Tables(problem)
+    t = Tables(problem)
     counts = np.array([[3, 5, 5], [1, 5, 5], [1, 5, 6], [1, 6, 5], [1, 5, 4]])
     bounds = np.array([10.0, 9, 8, 7, 6])
     limited = np.zeros(5, dtype=bool)

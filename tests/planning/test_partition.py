@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from ray_slo.planning import Infeasible, partition
 from ray_slo.planning.partition import Model, Plan, Problem
+from ray_slo.planning.partition.search import Search
 
 GUROBI = find_spec("gurobipy") is not None
 
@@ -107,7 +108,7 @@ def test_agrees_with_brute_force(p):
     else:
         assert isinstance(plan, Plan)
         assert_keeps_constraints(p, plan)
-        within = 1e-3 * partition._Search(p).scale + 1e-6  # the default tolerance
+        within = 1e-3 * Search(p).scale + 1e-6  # the default tolerance
         assert plan.bound - 1e-6 <= best <= plan.objective + 1e-6 <= best + within + 2e-6
 
 

@@ -13,6 +13,7 @@ from ray_slo.core import LatencyProfile
 from ray_slo.planning import Infeasible, kairos, spot
 from ray_slo.planning.catalogue import InstanceType
 from ray_slo.planning.kairos import Problem
+from ray_slo.planning.kairos.bounds import Tables
 
 
 def kind(name, price, spot_price=None, per_hour=0.0):
@@ -33,7 +34,7 @@ def problem(per_hour=20 / 9, budget=2.0, spot_price=0.1):
 
 
 def test_the_worked_example():
-    t = kairos._Tables(Problem([kind("a", 1.0)], {"a": LatencyProfile([0.1])}, 1.0, [1], 1.0))
+    t = Tables(Problem([kind("a", 1.0)], {"a": LatencyProfile([0.1])}, 1.0, [1], 1.0))
     whole, rate = spot._with_interruptions(
         t, np.array([[0]]), np.array([[2]]), np.array([0.9]), 0.01
     )

@@ -1,39 +1,14 @@
-"""Sub-cluster partitioning: models → sub-clusters of equal load and memory (Symphony §4.4, App. A).
-
-Every worker of a sub-cluster holds all its models and one dispatcher thread drives it, so rate and
-memory are bounded and should be even:
-
-    minimise ΔR + w·ΔS                                       (3)
-    Σ_i r_i x_ij ≤ R_max,  Σ_i s_i x_ij + max_i d_i x_ij ≤ S_max    (4, 5)
-    |Σ_i r_i x_ij − R̄| ≤ ΔR,  |Σ_i s_i x_ij − S̄| ≤ ΔS        (6, 7)
-    Σ_j x_ij = 1,  x binary                                  (8, 9)
-    Σ_ij c_ij |x_ij − x'_ij| ≤ C_max                         (10)
-
-Worked example: rates 5, 4, 3, 2 and equal memory over two sub-clusters: {5, 2} and {4, 3}.
-
-    >>> models = [Model(n, rate=r, static_mb=10) for n, r in zip("abcd", [5, 4, 3, 2])]
-    >>> p = plan(Problem(tuple(models), sub_clusters=2))
-    >>> sorted(s.models for s in p.sub_clusters), p.rate_spread, p.gap
-    ([('a', 'd'), ('b', 'c')], 0.0, 0.0)
-
-How it is solved. A start (the current assignment, else longest processing time first) is improved
-by moves and swaps of models, all of one sub-cluster evaluated at once, on a smooth stand-in for the
-objective; where that ends further from the bound than `tolerance`, the MILP (`program`) is solved
-for at most `time_limit_s` and the better of both is taken. Hundreds of models are even to a
-fraction of a percent by the search alone; few and large ones are what the MILP is for.
-"""
+"""The search by moves and swaps of models."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ray_slo.planning.milp import Backend, Indices, Milp
-from ray_slo.planning.result import Infeasible
+from ray_slo.planning.partition.problem import Plan, Problem, SubCluster
 
 Array = NDArray[Any]
 _EPS = 1e-9
@@ -42,196 +17,9 @@ _KICKS = 12  # restarts of the search from a disturbed best
 _STEPS = 4000  # of one descent, at most
 
 
-@dataclass(frozen=True)
-class Model:
-    """`rate` in requests per second, memory of its weights and of its execution in MB."""
+class Search:
+    """Assignments of one problem's models to sub-clusters."""
 
-    name: str
-    rate: float
-    static_mb: float
-    dynamic_mb: float = 0.0
-
-
-@dataclass(frozen=True)
-class Problem:
-    """What is to be partitioned.
-
-    Args:
-        models: m models.
-        sub_clusters: l.
-        max_rate: R_max, requests per second that one dispatcher can handle.
-        max_memory_mb: S_max, memory of a worker.
-        memory_weight: w, requests per second that a MB of ΔS counts as; R̄ / S̄ when None, where both
-            spreads count as shares of their averages.
-        current: (m,) sub-cluster of each model now, −1 for a new one; None at the start.
-        change_cost: c, cost of loading or unloading a model: (m,), or (m, l) rows; 1 when None.
-        max_change_cost: C_max.
-        tolerance: spread, as a share of the averages, below which the search is good enough.
-        time_limit_s: for the MILP; 0 leaves it out.
-
-    Raises:
-        ValueError: naming the field.
-    """
-
-    models: tuple[Model, ...]
-    sub_clusters: int
-    max_rate: float = math.inf
-    max_memory_mb: float = math.inf
-    memory_weight: float | None = None
-    current: tuple[int, ...] | None = None
-    change_cost: tuple[float, ...] | tuple[tuple[float, ...], ...] | None = None
-    max_change_cost: float = math.inf
-    tolerance: float = 1e-3
-    time_limit_s: float = 10.0
-    backend: Backend = "auto"
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        count, parts = len(self.models), self.sub_clusters
-        if not count:
-            raise ValueError("models must not be empty")
-        if len({m.name for m in self.models}) < count:
-            raise ValueError("models must have names of their own")
-        if parts < 1:
-            raise ValueError(f"sub_clusters must be at least 1, got {parts}")
-        for m in self.models:
-            for field in ("rate", "static_mb", "dynamic_mb"):
-                if not 0 <= getattr(m, field) < math.inf:
-                    raise ValueError(
-                        f"{field} of model {m.name!r} must be at least 0, got {getattr(m, field)}"
-                    )
-        for field in ("max_rate", "max_memory_mb", "max_change_cost", "tolerance", "time_limit_s"):
-            if not getattr(self, field) >= 0:
-                raise ValueError(f"{field} must be at least 0, got {getattr(self, field)}")
-        if self.memory_weight is not None and not 0 <= self.memory_weight < math.inf:
-            raise ValueError(f"memory_weight must be at least 0, got {self.memory_weight}")
-        if self.current is not None:
-            if len(self.current) != count:
-                raise ValueError(f"current has {len(self.current)} entries for {count} models")
-            if bad := [j for j in self.current if not -1 <= j < parts]:
-                raise ValueError(
-                    f"current: no sub-cluster {bad[0]} among {parts} (−1 is a new model)"
-                )
-        if self.change_cost is not None:
-            cost = np.asarray(self.change_cost, float)
-            if cost.shape not in ((count,), (count, parts)) or not (cost >= 0).all():
-                raise ValueError(
-                    f"change_cost must be at least 0 and of shape ({count},) or "
-                    f"({count}, {parts}), got shape {cost.shape}"
-                )
-
-
-@dataclass(frozen=True)
-class SubCluster:
-    """`memory_mb`: static memory of all models and the largest dynamic one."""
-
-    models: tuple[str, ...]
-    rate: float
-    static_mb: float
-    memory_mb: float
-
-
-@dataclass(frozen=True)
-class Plan:
-    """`rate_spread` and `memory_spread` are ΔR and ΔS, `objective` is ΔR + w·ΔS, and no partition
-    has one below `bound`. `gap` is their distance as a share of R̄ + w·S̄. `moved`: models that are
-    loaded elsewhere than now."""
-
-    sub_clusters: tuple[SubCluster, ...]
-    rate_spread: float
-    memory_spread: float
-    objective: float
-    bound: float
-    gap: float
-    moved: tuple[str, ...]
-    change_cost: float
-    unplaced: tuple[str, ...]
-    explanation: str
-
-    @property
-    def load_imbalance(self) -> float:
-        """(max − min) / average of the rates (Figure 16)."""
-        return _imbalance([s.rate for s in self.sub_clusters])
-
-    @property
-    def memory_imbalance(self) -> float:
-        """(max − min) / average of the static memory (Figure 16)."""
-        return _imbalance([s.static_mb for s in self.sub_clusters])
-
-
-def _imbalance(values: list[float]) -> float:
-    average = sum(values) / len(values)
-    return (max(values) - min(values)) / average if average else 0.0
-
-
-def plan(problem: Problem) -> Plan | Infeasible[Plan]:
-    """The partition with the least objective, or as near to it as its `gap` says."""
-    search = _Search(problem)
-    bound, scale = search.bound(), search.scale
-    why = search.impossible()
-    best = None if why else search.run()
-    how = "moves and swaps"
-    status = "infeasible" if why else "unknown"
-    good = best is not None and search.objective(best) - bound <= problem.tolerance * scale
-    if not why and not good and problem.time_limit_s > 0:
-        milp, x = program(problem)
-        solution = milp.solve(problem.backend, problem.time_limit_s, seed=problem.seed)
-        status = solution.status
-        if math.isfinite(solution.bound):
-            bound = max(bound, solution.bound)
-        if solution.found:
-            exact = solution[x].argmax(axis=1)
-            if best is None or search.objective(exact) < search.objective(best):
-                best, how = exact, "the MILP"
-        if status == "infeasible":
-            limits = ("(4) rate limit", "(5) memory limit", "(10) change cost")
-            clash = milp.conflicts(problem.backend, problem.time_limit_s / 3, among=limits)
-            why = "the MILP has no solution" + f" because of {' and '.join(clash)}" * bool(clash)
-    if best is not None:
-        return search.to_plan(best, bound, how)
-    return _infeasible(problem, search, why, proven=status == "infeasible")
-
-
-def program(problem: Problem) -> tuple[Milp, Indices]:
-    """The MILP of Symphony Appendix A, and x (models, sub-clusters)."""
-    search = _Search(problem)
-    rate, static, dynamic = search.rate, search.static, search.dynamic
-    count, parts = len(rate), problem.sub_clusters
-    m = Milp("min")
-    x = m.variables("x: model in sub-cluster", (count, parts), upper=1, integer=True)  # (9)
-    spread = m.variables("ΔR, ΔS", 2)
-    largest = m.variables("max d", parts)
-    m.objective((1, spread[:1]), (search.weight, spread[1:]))
-    m.block("(4) rate limit", (rate, x.T), upper=problem.max_rate)
-    m.block("(5) memory limit", (static, x.T), (1, largest[:, None]), upper=problem.max_memory_mb)
-    m.block(
-        "(5) largest dynamic memory",
-        (dynamic[:, None, None], x[..., None]),
-        (-1, largest[:, None]),
-        upper=0,
-    )
-    for name, amount, k in (("(6) rate balance", rate, 0), ("(7) memory balance", static, 1)):
-        of_part = np.broadcast_to(spread[k], (parts, 1))
-        average = float(amount.sum()) / parts
-        m.block(f"{name}: above", (amount, x.T), (-1, of_part), upper=average)
-        m.block(f"{name}: below", (amount, x.T), (1, of_part), lower=average)
-    m.block("(8) one sub-cluster", (1, x), lower=1, upper=1)
-    if search.budget < math.inf:
-        now = np.zeros((count, parts))
-        known = np.flatnonzero(search.current >= 0)
-        now[known, search.current[known]] = 1
-        y = m.variables("y: change", (count, parts), upper=1)
-        m.block("(10) change: load", (1, y[..., None]), (-1, x[..., None]), lower=-now)
-        m.block("(10) change: unload", (1, y[..., None]), (1, x[..., None]), lower=now)
-        m.block("(10) change cost", (search.cost.ravel(), y.ravel()), upper=search.budget)
-    else:  # sub-clusters are interchangeable: model i goes to one of the first i + 1
-        i, j = np.triu_indices(count, 1, parts)
-        if len(i):
-            m.block("sub-clusters in order", (1, x[i, j][:, None]), upper=0)
-    return m, x
-
-
-class _Search:
     def __init__(self, problem: Problem) -> None:
         self.problem, models = problem, problem.models
         self.parts = problem.sub_clusters
@@ -499,18 +287,3 @@ class _Search:
 
 def _share(spread: float, average: float) -> str:
     return f"{spread / average:.2%}" if average else "0%"
-
-
-def _infeasible(problem: Problem, search: _Search, why: str, proven: bool) -> Infeasible[Plan]:
-    if search.budget < math.inf:
-        free = plan(replace(problem, max_change_cost=math.inf))
-        if isinstance(free, Plan):
-            reason = (
-                f"max_change_cost {problem.max_change_cost:g} is too small: the best partition "
-                f"without it costs {free.change_cost:g}"
-            )
-            return Infeasible(reason, free, proven)
-        return free
-    group = search.start(partly=True)
-    effort = search.to_plan(group, 0.0, "largest first, as many as fit")
-    return Infeasible(why or "no partition that keeps the limits was found", effort, proven)

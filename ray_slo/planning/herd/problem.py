@@ -1,0 +1,117 @@
+"""What HERD plans for, and what it plans."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from ray_slo.planning.milp import Backend
+
+
+@dataclass(frozen=True)
+class ModelStream:
+    """All streams of one model. `load`: workers that its average load needs, Σ rate_i / T_i."""
+
+    name: str
+    load: float
+    memory_mb: float
+    affinity_set: int = 0
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What is to be planned.
+
+    Args:
+        models: the model-streams (`aggregate` makes their loads from streams).
+        workers: N, workers in the cluster.
+        group_worker_limit: Ḡ, workers that one scheduler can drive.
+        memory_mb: a worker's memory for models.
+        max_groups: at most so many groups; as many as there are workers when None.
+        min_headroom: every group has at least so many workers per worker of average load. 0 is the
+            published ILP, which allows groups that cannot sustain even their average.
+        exact_cells: where bound and plan do not meet, solve the ILP if models × groups is at most
+            this, for at most `time_limit_s`, with `backend` and `seed`.
+
+    Raises:
+        ValueError: naming the field.
+    """
+
+    models: tuple[ModelStream, ...]
+    workers: int
+    group_worker_limit: int
+    memory_mb: float
+    max_groups: int | None = None
+    min_headroom: float = 0.0
+    exact_cells: int = 150
+    time_limit_s: float = 10.0
+    backend: Backend = "auto"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.models:
+            raise ValueError("models must not be empty")
+        if len({m.name for m in self.models}) < len(self.models):
+            raise ValueError("models must have names of their own")
+        for field in ("workers", "group_worker_limit"):
+            if getattr(self, field) < 1:
+                raise ValueError(f"{field} must be at least 1, got {getattr(self, field)}")
+        if self.max_groups is not None and self.max_groups < 1:
+            raise ValueError(f"max_groups must be at least 1, got {self.max_groups}")
+        for field in ("min_headroom", "time_limit_s"):
+            if not 0 <= getattr(self, field) < math.inf:
+                raise ValueError(f"{field} must be at least 0, got {getattr(self, field)}")
+        if not self.memory_mb > 0:
+            raise ValueError(f"memory_mb must be positive, got {self.memory_mb}")
+        for m in self.models:
+            if not 0 <= m.load < math.inf:
+                raise ValueError(f"load of model {m.name!r} must be at least 0, got {m.load}")
+            if not 0 <= m.memory_mb < math.inf:
+                raise ValueError(
+                    f"memory_mb of model {m.name!r} must be at least 0, got {m.memory_mb}"
+                )
+
+    @property
+    def groups(self) -> int:
+        most = min(self.workers, len(self.models))
+        return most if self.max_groups is None else min(self.max_groups, most)
+
+
+@dataclass(frozen=True)
+class Group:
+    """`load`: workers that the average load of all its models needs."""
+
+    workers: int
+    models: tuple[str, ...]
+    affinity_set: int
+    memory_mb: float
+    load: float
+
+    @property
+    def headroom(self) -> float:
+        """Workers per worker of average load: below 1 the group is overloaded on average."""
+        return self.workers / self.load if self.load else math.inf
+
+
+@dataclass(frozen=True)
+class Plan:
+    """`bound`: no plan has a larger least burst tolerance. `unplaced`: models in no group (only
+    in the best effort of an infeasible problem)."""
+
+    groups: tuple[Group, ...]
+    burst_tolerance: float
+    bound: float
+    spare_workers: int
+    unplaced: tuple[str, ...]
+    explanation: str
+
+    @property
+    def gap(self) -> float:
+        """Share by which the best plan may be better; 0 is proven optimal."""
+        if self.bound <= self.burst_tolerance:
+            return 0.0
+        return self.bound / self.burst_tolerance - 1 if self.burst_tolerance else math.inf
+
+    @property
+    def headroom(self) -> float:
+        return min((g.headroom for g in self.groups), default=math.inf)

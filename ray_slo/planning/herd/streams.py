@@ -1,0 +1,63 @@
+"""From streams to model-streams, and which models are alike."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+Array = NDArray[Any]
+
+
+def aggregate(model_of_stream: ArrayLike, rates: ArrayLike, throughput: ArrayLike) -> Array:
+    """Loads n_k of the model-streams, in workers (SHEPHERD §4, first step).
+
+    Args:
+        model_of_stream: (streams,) index of the model that a stream asks for.
+        rates: (streams,) average requests per second.
+        throughput: T_i, largest goodput on one worker, requests per second: (streams,) or, where
+            it depends on the model alone, (models,).
+
+    Returns:
+        (models,) Σ rate_i / T_i over the streams of each model. The burst tolerance of a
+        model-stream is a lower bound of that of every stream in it.
+    """
+    model, rate = np.asarray(model_of_stream), np.asarray(rates, float)
+    limit = np.asarray(throughput, float)
+    if model.shape != rate.shape or model.ndim != 1:
+        raise ValueError(f"rates: {rate.shape} rates for {model.shape} streams")
+    if limit.min(initial=math.inf) <= 0:
+        raise ValueError(f"throughput must be positive, got {limit.min()}")
+    if limit.shape == model.shape:
+        return np.bincount(model, rate / limit)
+    return np.asarray(np.bincount(model, rate, len(limit)) / limit)
+
+
+def affinity(alpha: ArrayLike, beta: ArrayLike) -> Array:
+    """A(m_i, m_j) for ℓ(b) = α·b + β, (models, models) (SHEPHERD §5.2, Eq. 3)."""
+    a, b = np.asarray(alpha, float), np.asarray(beta, float)
+    if a.min() <= 0 or b.min() < 0:
+        raise ValueError("alpha must be positive and beta at least 0")
+    single = (a + b)[:, None] / a
+    rest = a + b - b[:, None]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        paired = np.minimum(single, np.maximum(a[:, None] / rest, a[:, None] / a))
+    return np.asarray(np.where(rest <= 0, single, paired))
+
+
+def affinity_sets(alpha: ArrayLike, beta: ArrayLike, k: float) -> list[int]:
+    """A set per model such that any two models of a set have an affinity of at most `k` ≥ 1, both
+    ways (complete linkage; the fewest sets would be NP-hard)."""
+    if k < 1:
+        raise ValueError(f"k must be at least 1, got {k}")
+    matrix = affinity(alpha, beta)
+    if len(matrix) == 1:
+        return [0]
+    from scipy.cluster.hierarchy import fcluster, linkage  # every replica imports this module
+    from scipy.spatial.distance import squareform
+
+    distance = squareform(np.maximum(matrix, matrix.T), checks=False)  # drops the diagonal
+    labels: Array = fcluster(linkage(distance, "complete"), k, "distance")
+    return [int(label) - 1 for label in labels]

@@ -1,0 +1,252 @@
+"""Which instances to rent: the most requests per second in time, under a budget (Kairos §5.2).
+
+    problem = Problem(types, profiles, latency_slo_s=0.025, sizes=recent_sizes, budget_per_hour=2.5)
+    chosen = plan(problem)                         # `kairos`: from upper bounds alone
+    found = search(problem, evaluate)              # `kairos_plus`: Algorithm 1
+
+A *configuration* is a number of instances of each type. The *base* type is the one that meets the
+SLO at every size; *auxiliary* types do up to some size s. Every configuration under the budget is
+scored by an upper bound on its throughput, all of them at once:
+
+* `paper_bounds` (Equations 9–15): all auxiliary instances serve the requests up to the largest s,
+  the base serves the rest, and what base time is left serves the mix;
+* `fluid_bounds` (ours): for any prices y of a second of each type, λ ≤ n·y / E[min_k y_k ℓ_k(S)],
+  the minimum over the types that can serve size S in time. This is LP duality for the fluid limit,
+  so every price vector gives a true bound, and a few thousand of them come close to the best.
+
+Equation 15 is no true bound: in the slack term it lets the base serve the mix, though it could
+serve the large requests and leave the small ones to auxiliary instances, which are relatively
+better at them. It is also loose where auxiliary types differ in s, as all are given the largest.
+
+`plan` takes the configuration with the highest bound if the top three agree on the number of base
+instances, else the one of the top ten that is nearest to the others (least squared distance). With
+"fluid", only configurations that use up the budget take part: others are a part of one that does.
+
+Worked example (as Figure 7, scenario 2): Q_b = 60/s for the mix, Q_b^{s+} = 40/s beyond s, Q_a =
+50/s up to s, of which there are f = 80 %. The auxiliary one is the bottleneck, as 50·0.2/0.8 = 12.5
+is less than 40: the bound is 50/0.8 + (40 − 12.5)/40·60 = 103.75/s.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ray_slo.planning.kairos.bounds import (
+    Floats,
+    Ints,
+    Tables,
+    by_name,
+    configurations,
+    fluid_bounds,
+    fluid_bounds_of,
+    paper_bounds,
+    paper_bounds_of,
+    text_of,
+)
+from ray_slo.planning.kairos.problem import Configuration, Found, Plan, Problem
+from ray_slo.planning.result import Infeasible
+
+__all__ = [
+    "Bound",
+    "Configuration",
+    "Floats",
+    "Found",
+    "Ints",
+    "Plan",
+    "Problem",
+    "configurations",
+    "fluid_bounds",
+    "paper_bounds",
+    "plan",
+    "search",
+]
+
+
+Bound = Literal["paper", "fluid"]
+
+
+def plan(problem: Problem, bound: Bound = "fluid") -> Plan | Infeasible[Plan]:
+    """`kairos`: the configuration to rent, from upper bounds alone (§5.2).
+
+    Args:
+        bound: "fluid", or "paper" (Equation 15), whose choices sustain up to 3 % less
+            (`kairos-bounds`).
+
+    Returns:
+        `Infeasible` where no type meets the SLO at every size, or the budget does not pay for one;
+        its best effort serves the largest share of the sizes that can be served.
+    """
+    ranked = _ranked(problem, bound)
+    if isinstance(ranked, Infeasible):
+        return ranked
+    t, base, counts, bounds, limited = ranked
+    considered = len(counts)
+    if bound == "fluid":
+        full = counts @ t.prices + t.prices.min() > problem.budget_per_hour * (1 + 1e-12)
+        counts, bounds, limited = counts[full], bounds[full], limited[full]
+    top = counts[:3]
+    if len(set(top[:, base].tolist())) == 1:
+        chosen, rule = 0, "the highest upper bound; the top three have as many base instances"
+    else:
+        near = counts[:10].astype(float)
+        distance = ((near[:, None] - near[None]) ** 2).sum(axis=(1, 2))
+        chosen = int(distance.argmin())
+        rule = "nearest to the other nine of the ten highest upper bounds"
+    runner_up = 1 if chosen == 0 else 0
+    return _make_plan(
+        t,
+        base,
+        counts,
+        bounds,
+        limited,
+        chosen,
+        runner_up if len(counts) > 1 else None,
+        rule,
+        considered,
+    )
+
+
+def _ranked(
+    problem: Problem, bound: Bound
+) -> tuple[Tables, int, Ints, Floats, NDArray[np.bool_]] | Infeasible[Plan]:
+    """Configurations by falling upper bound (ties: cheaper first), or why there is none."""
+    if bound not in ("paper", "fluid"):
+        raise ValueError(f"bound must be one of paper, fluid, got {bound!r}")
+    t = Tables(problem)
+    if t.base is None:
+        return _best_effort(problem, t, "no type meets the SLO at every size")
+    if t.prices[t.base] > problem.budget_per_hour:
+        return _best_effort(
+            problem,
+            t,
+            f"one {t.names[t.base]} costs {t.prices[t.base]:g} per hour, the budget is "
+            f"{problem.budget_per_hour:g}",
+        )
+    counts = configurations(t.prices, problem.budget_per_hour)
+    counts = counts[counts.sum(axis=1) > 0]
+    bounds, limited = paper_bounds_of(t, t.base, counts)
+    if bound == "fluid":
+        bounds = fluid_bounds_of(t, counts)
+    served = bounds > 0
+    counts, bounds, limited = counts[served], bounds[served], limited[served]
+    order = np.lexsort((counts @ t.prices, -bounds))
+    return t, t.base, counts[order], bounds[order], limited[order]
+
+
+def _make_plan(
+    t: Tables,
+    base: int,
+    counts: Ints,
+    bounds: Floats,
+    limited: NDArray[np.bool_],
+    chosen: int,
+    runner_up: int | None,
+    rule: str,
+    considered: int,
+) -> Plan:
+    mine = by_name(t, counts[chosen])
+    other = None if runner_up is None else by_name(t, counts[runner_up])
+    bottleneck: Literal["base", "auxiliary"] = "base" if limited[chosen] else "auxiliary"
+    if len(mine) == 1:
+        limit = "it serves all sizes alone"
+    elif limited[chosen]:
+        limit = f"{t.names[base]} is the bottleneck: what only it can serve in time fills it"
+    else:
+        limit = f"{t.names[base]} has time left beside what only it can serve in time"
+    text = f"{text_of(mine)}, at most {bounds[chosen]:.4g} requests/s: {rule}; {limit}."
+    if other is not None and runner_up is not None:
+        text += f" Runner-up: {text_of(other)}, at most {bounds[runner_up]:.4g}/s."
+    return Plan(
+        mine,
+        float(counts[chosen] @ t.prices),
+        float(bounds[chosen]),
+        t.names[base],
+        bottleneck,
+        other,
+        considered,
+        text,
+    )
+
+
+def _best_effort(problem: Problem, t: Tables, reason: str) -> Infeasible[Plan]:
+    """The largest sizes are given up until what is left can be served under the budget."""
+    affordable = np.flatnonzero(t.prices <= problem.budget_per_hour).tolist()
+    reach = t.reach[affordable].max(initial=0)
+    if reach == 0:
+        nothing = Plan({}, 0.0, 0.0, "", "base", None, 0, "nothing can be served")
+        return Infeasible(f"{reason}; no type within the budget meets the SLO at any size", nothing)
+    largest = int(t.sizes[reach - 1])
+    sizes = np.asarray(problem.sizes)
+    smaller = Problem(
+        [problem.types[k] for k in affordable],
+        problem.profiles,
+        problem.latency_slo_s,
+        sizes[sizes <= largest],
+        problem.budget_per_hour,
+        problem.xi,
+    )
+    best = plan(smaller)
+    assert isinstance(best, Plan)
+    share = float(np.mean(sizes <= largest))
+    return Infeasible(f"{reason}; best effort serves sizes up to {largest}, {share:.1%}", best)
+
+
+def search(
+    problem: Problem,
+    evaluate: Callable[[Configuration], float],
+    *,
+    bound: Bound = "fluid",
+    parallel: int = 1,
+    map_: Callable[..., Any] = map,
+    margin: float | None = None,
+    max_evaluations: int | None = None,
+) -> Found | Infeasible[Plan]:
+    """`kairos_plus`: the best configuration, evaluating as few as possible (Algorithm 1).
+
+    Configurations are evaluated by falling upper bound. One is passed over when its bound is not
+    above the best throughput so far, or when it is a sub-configuration of one that was evaluated
+    (fewer instances cannot serve more). With a true bound and exact evaluations the result is the
+    optimum. That proof costs evaluations: a good policy attains, say, 93 % of the best bound, and
+    all bounds between have to be tried. With a `margin` m they are not: a bound is taken times the
+    largest share of a bound that any evaluation attained, plus m.
+
+    Args:
+        evaluate: throughput of a configuration, requests per second.
+        bound: "fluid", a true bound, or "paper" (Equation 15), which may prune the optimum.
+        parallel: evaluate this many at once, through
+        map_: a `map`, such as `ProcessPoolExecutor.map`.
+        margin: 0.01 or so to trust that shares of bounds differ by no more; None for certainty.
+        max_evaluations: stop then.
+    """
+    if parallel < 1:
+        raise ValueError(f"parallel must be at least 1, got {parallel}")
+    ranked = _ranked(problem, bound)
+    if isinstance(ranked, Infeasible):
+        return ranked
+    t, _, counts, bounds, _ = ranked
+    live = np.ones(len(counts), dtype=bool)
+    evaluated: list[tuple[Configuration, float]] = []
+    best, best_throughput, attained = 0, -math.inf, 0.0
+    while live.any() and (max_evaluations is None or len(evaluated) < max_evaluations):
+        batch = np.flatnonzero(live)[:parallel].tolist()
+        named = [by_name(t, counts[i]) for i in batch]
+        for i, configuration, value in zip(batch, named, map_(evaluate, named), strict=True):
+            evaluated.append((configuration, float(value)))
+            if value > best_throughput:
+                best, best_throughput = i, float(value)
+            attained = max(attained, float(value) / float(bounds[i]))
+            live &= ~(counts <= counts[i]).all(axis=1)
+        scale = 1.0 if margin is None else attained + margin
+        live &= bounds * scale > best_throughput
+    return Found(
+        by_name(t, counts[best]),
+        best_throughput,
+        tuple(evaluated),
+        len(counts),
+        len(counts) - len(evaluated),
+    )

@@ -1,0 +1,110 @@
+"""What to serve on which instances, and which to rent."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ray_slo.core.profiles import LatencyProfile
+from ray_slo.planning.catalogue import InstanceType
+
+Configuration = dict[str, int]
+"""Number of instances by name of type; types left out are not rented."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What to serve, on what, for how much.
+
+    Attributes:
+        types: to choose from.
+        profiles: ℓ(size) by name of type, one request of that size at a time.
+        latency_slo_s: every request's.
+        sizes: of recent requests, shape (n,); the distribution that is planned for.
+        budget_per_hour: not to be exceeded.
+        xi: share of the SLO that may be used, as in the policy.
+        base: name of the base type; by default the one of those that meet the SLO at every size
+            that serves the mix at the least cost.
+    """
+
+    types: Sequence[InstanceType]
+    profiles: Mapping[str, LatencyProfile]
+    latency_slo_s: float
+    sizes: Sequence[int] | NDArray[Any]
+    budget_per_hour: float
+    xi: float = 0.98
+    base: str | None = None
+
+    def __post_init__(self) -> None:
+        names = [t.name for t in self.types]
+        if not names or len(set(names)) < len(names):
+            raise ValueError(f"types must be different and at least one, got {names}")
+        if missing := [n for n in names if n not in self.profiles]:
+            raise ValueError(f"profiles has none for {', '.join(missing)}")
+        if self.base is not None and self.base not in names:
+            raise ValueError(f"base must be one of {', '.join(names)}, got {self.base!r}")
+        for name, value in (
+            ("latency_slo_s", self.latency_slo_s),
+            ("budget_per_hour", self.budget_per_hour),
+        ):
+            if not (math.isfinite(value) and value > 0):
+                raise ValueError(f"{name} must be positive, got {value}")
+        if not 0 < self.xi <= 1:
+            raise ValueError(f"xi must be above 0 and at most 1, got {self.xi}")
+        sizes = np.asarray(self.sizes)
+        if sizes.ndim != 1 or len(sizes) == 0 or sizes.min() < 1:
+            raise ValueError("sizes must be a non-empty list of sizes of at least 1")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A configuration and why.
+
+    Attributes:
+        counts: instances by type, those that are rented.
+        cost_per_hour: of them all.
+        bound: upper bound on its throughput, requests per second.
+        base: name of the base type.
+        bottleneck: "base" where auxiliary instances wait for it, else "auxiliary".
+        runner_up: the configuration that came next, None if there is only one.
+        considered: configurations scored.
+        explanation: the choice in words.
+    """
+
+    counts: Configuration
+    cost_per_hour: float
+    bound: float
+    base: str
+    bottleneck: Literal["base", "auxiliary"]
+    runner_up: Configuration | None
+    considered: int
+    explanation: str
+
+
+@dataclass(frozen=True)
+class Found:
+    """Result of a search by evaluation.
+
+    Attributes:
+        counts: the best configuration that was evaluated.
+        throughput: what `evaluate` said of it.
+        evaluated: configurations and their throughputs, in order of evaluation.
+        space: size of the search space.
+        pruned: configurations that needed no evaluation.
+    """
+
+    counts: Configuration
+    throughput: float
+    evaluated: tuple[tuple[Configuration, float], ...] = field(repr=False)
+    space: int = 0
+    pruned: int = 0
+
+    @property
+    def share(self) -> float:
+        """Of the space that was evaluated."""
+        return len(self.evaluated) / self.space

@@ -1,0 +1,132 @@
+"""What is partitioned, and the partition."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from ray_slo.planning.milp import Backend
+
+
+@dataclass(frozen=True)
+class Model:
+    """`rate` in requests per second, memory of its weights and of its execution in MB."""
+
+    name: str
+    rate: float
+    static_mb: float
+    dynamic_mb: float = 0.0
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What is to be partitioned.
+
+    Args:
+        models: m models.
+        sub_clusters: l.
+        max_rate: R_max, requests per second that one dispatcher can handle.
+        max_memory_mb: S_max, memory of a worker.
+        memory_weight: w, requests per second that a MB of ΔS counts as; R̄ / S̄ when None, where both
+            spreads count as shares of their averages.
+        current: (m,) sub-cluster of each model now, −1 for a new one; None at the start.
+        change_cost: c, cost of loading or unloading a model: (m,), or (m, l) rows; 1 when None.
+        max_change_cost: C_max.
+        tolerance: spread, as a share of the averages, below which the search is good enough.
+        time_limit_s: for the MILP; 0 leaves it out.
+
+    Raises:
+        ValueError: naming the field.
+    """
+
+    models: tuple[Model, ...]
+    sub_clusters: int
+    max_rate: float = math.inf
+    max_memory_mb: float = math.inf
+    memory_weight: float | None = None
+    current: tuple[int, ...] | None = None
+    change_cost: tuple[float, ...] | tuple[tuple[float, ...], ...] | None = None
+    max_change_cost: float = math.inf
+    tolerance: float = 1e-3
+    time_limit_s: float = 10.0
+    backend: Backend = "auto"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        count, parts = len(self.models), self.sub_clusters
+        if not count:
+            raise ValueError("models must not be empty")
+        if len({m.name for m in self.models}) < count:
+            raise ValueError("models must have names of their own")
+        if parts < 1:
+            raise ValueError(f"sub_clusters must be at least 1, got {parts}")
+        for m in self.models:
+            for field in ("rate", "static_mb", "dynamic_mb"):
+                if not 0 <= getattr(m, field) < math.inf:
+                    raise ValueError(
+                        f"{field} of model {m.name!r} must be at least 0, got {getattr(m, field)}"
+                    )
+        for field in ("max_rate", "max_memory_mb", "max_change_cost", "tolerance", "time_limit_s"):
+            if not getattr(self, field) >= 0:
+                raise ValueError(f"{field} must be at least 0, got {getattr(self, field)}")
+        if self.memory_weight is not None and not 0 <= self.memory_weight < math.inf:
+            raise ValueError(f"memory_weight must be at least 0, got {self.memory_weight}")
+        if self.current is not None:
+            if len(self.current) != count:
+                raise ValueError(f"current has {len(self.current)} entries for {count} models")
+            if bad := [j for j in self.current if not -1 <= j < parts]:
+                raise ValueError(
+                    f"current: no sub-cluster {bad[0]} among {parts} (−1 is a new model)"
+                )
+        if self.change_cost is not None:
+            cost = np.asarray(self.change_cost, float)
+            if cost.shape not in ((count,), (count, parts)) or not (cost >= 0).all():
+                raise ValueError(
+                    f"change_cost must be at least 0 and of shape ({count},) or "
+                    f"({count}, {parts}), got shape {cost.shape}"
+                )
+
+
+@dataclass(frozen=True)
+class SubCluster:
+    """`memory_mb`: static memory of all models and the largest dynamic one."""
+
+    models: tuple[str, ...]
+    rate: float
+    static_mb: float
+    memory_mb: float
+
+
+@dataclass(frozen=True)
+class Plan:
+    """`rate_spread` and `memory_spread` are ΔR and ΔS, `objective` is ΔR + w·ΔS, and no partition
+    has one below `bound`. `gap` is their distance as a share of R̄ + w·S̄. `moved`: models that are
+    loaded elsewhere than now."""
+
+    sub_clusters: tuple[SubCluster, ...]
+    rate_spread: float
+    memory_spread: float
+    objective: float
+    bound: float
+    gap: float
+    moved: tuple[str, ...]
+    change_cost: float
+    unplaced: tuple[str, ...]
+    explanation: str
+
+    @property
+    def load_imbalance(self) -> float:
+        """(max − min) / average of the rates (Figure 16)."""
+        return _imbalance([s.rate for s in self.sub_clusters])
+
+    @property
+    def memory_imbalance(self) -> float:
+        """(max − min) / average of the static memory (Figure 16)."""
+        return _imbalance([s.static_mb for s in self.sub_clusters])
+
+
+def _imbalance(values: list[float]) -> float:
+    average = sum(values) / len(values)
+    return (max(values) - min(values)) / average if average else 0.0
