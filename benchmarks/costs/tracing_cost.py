@@ -137,7 +137,7 @@ def _tracing(on: bool) -> Iterator[None]:
         provider.add_span_processor(BatchSpanProcessor(Drop()))
     tracer = provider.get_tracer("ray_slo")
     with (
-        mock.patch.object(tracing.serve_tracing, "_tracing_enabled", on),
+        mock.patch.object(tracing.serve_tracing, "is_enabled", lambda: on),
         mock.patch.object(tracing, "_tracer", lambda: tracer),
     ):
         yield
