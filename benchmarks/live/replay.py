@@ -153,7 +153,7 @@ def _compared(case: str, live: Sequence[Report], said: Sequence[Report]) -> list
 def _record(url: str, policy: str, case: Case, seconds: float, seed: int, folder: Path) -> Any:
     from ray_slo.demo.systems import running
     from ray_slo.load.workload import Payloads
-    from ray_slo.record.rows import read
+    from ray_slo.record.decode import read
     from ray_slo.serve import build_app
 
     app = build_app(

@@ -12,7 +12,7 @@ import typer
 from ray_slo.cli._output import key_values, number, percent, print_json, table
 
 if TYPE_CHECKING:
-    from ray_slo.record.rows import Life
+    from ray_slo.record.decode import Life
     from ray_slo.simulation.report import Report
 
 _COLUMNS = (
@@ -39,7 +39,7 @@ def replay(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Replay what a scheduler was fed. Exit code 1: the policy did not decide the same."""
-    from ray_slo.record.rows import read
+    from ray_slo.record.decode import read
 
     lives = read(log)
     if run is not None:

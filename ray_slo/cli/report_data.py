@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from ray_slo.core.cluster import Cluster
+    from ray_slo.record.decode import Life
     from ray_slo.record.plans import Planned
-    from ray_slo.record.rows import Life
     from ray_slo.simulation.replay import Tape
     from ray_slo.simulation.report import Report
 
@@ -110,7 +110,7 @@ def of_log(path: Path, run: str | None = None, warmup_s: float = 0.0) -> Source:
     """The newest scheduler of the log that served anything, or `run`."""
     from datetime import datetime, timezone
 
-    from ray_slo.record.rows import read
+    from ray_slo.record.decode import read
     from ray_slo.simulation.replay import recorded, tape
 
     lives = [life for life in read(path) if run is None or run in life.scheduler]

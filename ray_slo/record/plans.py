@@ -156,7 +156,7 @@ _PLAIN = ("wall_at", "trigger", "demand", "why", "shortfall", "error", "took_s")
 
 
 class PlanEncoder:
-    """As `decision_log.Encoder`, of `Planned`."""
+    """As `encode.Encoder`, of `Planned`."""
 
     def __init__(self) -> None:
         self.rows: list[Row] = []

@@ -5,7 +5,7 @@ little at a time so that it never holds the interpreter for long, and writes the
 every few seconds: whole or not at all, so that a crash costs no more than those seconds. When the
 queue is full, decisions go unlogged, and the log says how many rows that were.
 
-A planner's log is a table of its own (`simulation.plan_log`), as it runs in another process. Both
+A planner's log is a table of its own (`plans`), as it runs in another process. Both
 say which clock their times are of. Where a planner is on another machine than a scheduler, it
 writes beside its plans how far that clock is ahead of its own (`Clocks`).
 """
@@ -22,13 +22,13 @@ from collections import deque
 from collections.abc import Mapping
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from ray_slo.core import Policy
+from ray_slo.record.encode import Encoder
 from ray_slo.record.plans import FOLDER, PLANS, Outline, PlanEncoder, Planned
 from ray_slo.record.rows import (
     DECISIONS,
-    Encoder,
     Recording,
     Round,
     Row,
@@ -37,10 +37,8 @@ from ray_slo.record.rows import (
     to_arrow,
     write_file,
 )
-from ray_slo.serve.config.spec import AppSpec
 
 logger = logging.getLogger(__name__)
-_L = TypeVar("_L", bound="_Log")
 
 _QUEUE_ROWS = 50_000  # about 20 MB of requests and actions at worst
 _FILE_ROWS = 20_000  # about half a megabyte: little to write anew
@@ -51,39 +49,6 @@ _SLICE_S = 0.0005  # the thread encodes so long, then lets the event loop have t
 _PAUSE_S = 0.001
 _CLOSE_S = 5.0
 _READINGS = 120  # of a clock: a minute's; clocks drift
-
-
-def open_log(spec: AppSpec, epoch: str) -> DecisionLog | None:
-    """The log that the application asks of its schedulers; None if it does not."""
-    return _opened(DecisionLog, spec, epoch)
-
-
-def open_plan_log(spec: AppSpec, epoch: str) -> PlanLog | None:
-    """The log that the application asks of its planner; None if it does not, or it cannot be."""
-    planner = spec.planner
-    try:
-        log = _opened(PlanLog, spec, f"plan-{epoch}")
-        if log is not None:
-            kwargs = planner.kwargs if planner else {}
-            log.begin(planner and planner.name, kwargs, time.monotonic())
-    except Exception:
-        logger.exception("no log of the planner")
-        return None
-    return log
-
-
-def _opened(kind: type[_L], spec: AppSpec, name: str) -> _L | None:
-    if (wanted := spec.decision_log) is None:
-        return None
-    application = spec.name or next(iter(spec.models))
-    return kind(
-        wanted.dir,
-        f"{application}-{name}",
-        max_mb=wanted.max_mb,
-        flush_s=wanted.flush_s,
-        application=application,
-        models=list(spec.models),
-    )
 
 
 @functools.cache

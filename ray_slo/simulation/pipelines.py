@@ -32,8 +32,9 @@ from ray_slo.planning import loki
 from ray_slo.planning.brains.loki import Job, LokiBrain, LokiSetting
 from ray_slo.planning.meanwhile import Made, Plans, plan_both
 from ray_slo.policies.registry import make_policy
+from ray_slo.record.encode import Lines
 from ray_slo.record.plans import PlanLines
-from ray_slo.record.rows import Lines, Recording, Start
+from ray_slo.record.rows import Recording, Start
 from ray_slo.simulation.engine import noise_factors, non_negative
 from ray_slo.simulation.fleet import KIND, Timing
 from ray_slo.simulation.pipeline_report import PipelineReport

@@ -8,7 +8,8 @@ from typer.testing import CliRunner
 from ray_slo.cli import app
 from ray_slo.core import Cluster, Decision, Dispatch, LatencyProfile, Model, Request, Variant
 from ray_slo.policies import make_policy
-from ray_slo.record.rows import Lines, Recording, Start
+from ray_slo.record.encode import Lines
+from ray_slo.record.rows import Recording, Start
 from ray_slo.simulation import simulate
 from ray_slo.simulation.workloads import Workload
 

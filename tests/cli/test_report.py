@@ -27,7 +27,8 @@ from ray_slo.core import (
 from ray_slo.load.report import LoadResult
 from ray_slo.planning import loki
 from ray_slo.policies import make_policy
-from ray_slo.record.rows import Lines, Recording, Start
+from ray_slo.record.encode import Lines
+from ray_slo.record.rows import Recording, Start
 from ray_slo.simulation import Trace, WorkerEvent, simulate, simulate_pipeline
 from ray_slo.simulation.report import Report
 from ray_slo.simulation.workloads import Workload

@@ -2,7 +2,8 @@
 
 from ray_slo.core import Cluster, LatencyProfile, Model, Variant
 from ray_slo.policies import make_policy
-from ray_slo.record.rows import Lines, Recording, Start
+from ray_slo.record.encode import Lines
+from ray_slo.record.rows import Recording, Start
 from ray_slo.simulation import Workload, simulate
 
 

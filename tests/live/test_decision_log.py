@@ -3,7 +3,7 @@
 import pytest
 from waiting import eventually
 
-from ray_slo.record.rows import read
+from ray_slo.record.decode import read
 from ray_slo.serve import build_app
 from ray_slo.simulation.replay import recorded, replay, tape, what_if
 

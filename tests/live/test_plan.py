@@ -12,8 +12,8 @@ import stages
 from waiting import eventually
 
 import ray_slo
+from ray_slo.record import decode as decision_log
 from ray_slo.record import plans as plan_log
-from ray_slo.record import rows as decision_log
 from ray_slo.serve.planner.links import find_planner
 from ray_slo.serve.watch.status import read_dry_run
 from ray_slo.simulation.replay import replay

@@ -8,7 +8,7 @@ import pytest
 from ray_slo.core import LatencyProfile
 from ray_slo.planning import loki
 from ray_slo.planning.loki import Problem, Task, Variant
-from ray_slo.record import rows as decision_log
+from ray_slo.record import decode as decision_log
 from ray_slo.record.plans import FOLDER, Outline, PlanLines, Planned, Planner, read
 from ray_slo.record.rows import Start
 from ray_slo.simulation import Trace, Workload, simulate_pipeline

@@ -25,17 +25,9 @@ from ray_slo.core import (
     Variant,
     Worker,
 )
-from ray_slo.record.rows import (
-    COLUMNS,
-    Encoder,
-    Lines,
-    Recording,
-    Round,
-    Start,
-    read,
-    to_arrow,
-    write_file,
-)
+from ray_slo.record.decode import read
+from ray_slo.record.encode import Encoder, Lines
+from ray_slo.record.rows import COLUMNS, Recording, Round, Start, to_arrow, write_file
 
 SMALL = LatencyProfile([0.1, 0.1 + 1e-17, 1 / 3])
 LARGE = LatencyProfile([0.2, 0.7])

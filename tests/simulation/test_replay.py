@@ -20,7 +20,9 @@ from ray_slo.core import (
 )
 from ray_slo.planning import ramsis
 from ray_slo.policies import make_policy
-from ray_slo.record.rows import Lines, Recording, Round, Start, read
+from ray_slo.record.decode import read
+from ray_slo.record.encode import Lines
+from ray_slo.record.rows import Recording, Round, Start
 from ray_slo.simulation import WorkerEvent, simulate
 from ray_slo.simulation.replay import Nearest, fit, recorded, replay, tape, truth_of, what_if
 from ray_slo.simulation.workloads import Workload

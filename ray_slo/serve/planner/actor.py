@@ -38,13 +38,14 @@ from ray_slo.planning.brains.brain import (
     Wanted,
     WorkerSays,
 )
-from ray_slo.record.writer import PlanLog, open_plan_log
+from ray_slo.record.writer import PlanLog
 from ray_slo.serve.config.spec import AppSpec
 from ray_slo.serve.errors import ConfigError, UnknownModel
 from ray_slo.serve.planner import told
 from ray_slo.serve.planner.heard import Heard
 from ray_slo.serve.planner.registry import make_brain, setting
 from ray_slo.serve.ray_private.actors import Releases, application_is_gone, in_task
+from ray_slo.serve.watch.logs import open_plan_log
 
 logger = logging.getLogger(__name__)
 

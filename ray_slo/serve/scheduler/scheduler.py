@@ -26,7 +26,6 @@ from ray_slo.core import (
     Preempt,
 )
 from ray_slo.policies.registry import live_arguments, make_policy
-from ray_slo.record.writer import open_log
 from ray_slo.serve.config.spec import AppSpec
 from ray_slo.serve.messages import (
     BatchReport,
@@ -48,6 +47,7 @@ from ray_slo.serve.scheduler.learned import Learned
 from ray_slo.serve.scheduler.roster import Quarantine, Roster, WorkerState
 from ray_slo.serve.scheduler.seats import NearPayloads
 from ray_slo.serve.scheduler.solver import Aside, Solver
+from ray_slo.serve.watch.logs import open_log
 
 logger = logging.getLogger(__name__)
 

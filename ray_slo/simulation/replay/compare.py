@@ -14,7 +14,7 @@ from ray_slo.core.decisions import Action, Decision, Dispatch, Drop
 from ray_slo.core.names import import_attr
 from ray_slo.core.policy import Policy
 from ray_slo.policies.registry import POLICIES, make_policy
-from ray_slo.record.rows import Life
+from ray_slo.record.decode import Life
 
 
 @dataclass(frozen=True)

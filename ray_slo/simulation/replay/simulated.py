@@ -24,7 +24,7 @@ from ray_slo.core.policy import Policy
 from ray_slo.core.profiles import LatencyProfile
 from ray_slo.core.requests import Request
 from ray_slo.policies.registry import make_policy, refuse_sizes
-from ray_slo.record.rows import Life
+from ray_slo.record.decode import Life
 from ray_slo.simulation.engine import Batch, Event, Run, Slot
 from ray_slo.simulation.replay.tapes import (
     Tape,

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from ray_slo.core.cluster import Cluster, Model, Worker
 from ray_slo.core.decisions import Dispatch, Drop, DropReason, Preempt
 from ray_slo.core.requests import BatchOutcome, BatchStatus, Request, WorkerId
-from ray_slo.record.rows import Life, Logged
+from ray_slo.record.decode import Life
+from ray_slo.record.rows import Logged
 from ray_slo.simulation.report import Report
 from ray_slo.simulation.workloads import Requests
 

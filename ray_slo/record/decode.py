@@ -1,0 +1,265 @@
+"""Rows of the decision log as the rounds of policies."""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+import tempfile
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ray_slo.core.cluster import Assigned, Cluster, DispatchDelay, Model, Variant, Worker
+from ray_slo.core.decisions import Action, Decision, Dispatch, Drop, DropReason, Preempt
+from ray_slo.core.profiles import LatencyProfile
+from ray_slo.core.requests import BatchOutcome, BatchStatus, Request, Upstream
+from ray_slo.record.rows import AGAIN, COLUMNS, INDEX, SUFFIX, Logged, Round, Row, Start, about_file
+
+
+@dataclass(frozen=True)
+class _File:
+    path: Path
+    scheduler: str
+    sequence: int
+    what: list[tuple[int, str, str | None, str | None, int | None]]  # of rows that bound a life
+
+
+def _open(path: Path) -> _File:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+    import pyarrow.parquet as pq
+
+    try:
+        with pq.ParquetFile(path) as file:
+            schema, table = file.schema_arrow, file.read(["what", "reason", "detail", "size"])
+        about = about_file(path, schema)
+        marks = pc.is_in(table["what"], value_set=pa.array(["start", "lost"]))
+        found = []
+        for i in pc.indices_nonzero(marks).to_pylist():
+            row = table.slice(i, 1).to_pylist()[0]
+            found.append((i, row["what"], row["reason"], row["detail"], row["size"]))
+    except (pa.ArrowException, OSError, KeyError, UnicodeDecodeError) as error:
+        if isinstance(error, FileNotFoundError):
+            raise
+        raise ValueError(f"{path}: no decision log, or cut short: {error}") from None
+    return _File(path, about["scheduler"], about["sequence"], found)
+
+
+@dataclass(frozen=True)
+class Life:
+    """What one policy object was fed and decided, from its start or from what is left of it.
+
+    Attributes:
+        begins: its first event is here; without it a replay cannot be exact.
+        lost: rows that were not kept, and files that are missing (as −1 each).
+    """
+
+    scheduler: str
+    start: Start | None
+    begins: bool
+    lost: tuple[int, ...]
+    _slices: tuple[tuple[Path, int, int | None], ...]
+
+    @property
+    def whole(self) -> bool:
+        """Whether everything from its beginning is here."""
+        return self.begins and not self.lost
+
+    def rounds(self) -> Iterator[Round]:
+        """In order; read file by file."""
+        decoder = Decoder()
+        for path, begin, end in self._slices:
+            yield from decoder.decode(_read_rows(path, begin, end))
+
+
+def read(path: str | Path) -> list[Life]:
+    """Every life in a file or a folder of them, by scheduler, in order.
+
+    Raises:
+        FileNotFoundError: no such file or folder.
+        ValueError: no decision log there, or a file that is none or cut short; it is named.
+    """
+    path = Path(path)
+    paths = sorted(path.glob(f"*{SUFFIX}")) if path.is_dir() else [path]
+    if not paths:
+        raise ValueError(f"{path}: no decision log here: no file *{SUFFIX}")
+    if not path.exists():
+        raise FileNotFoundError(2, "no such decision log", str(path))
+    files = sorted((_open(p) for p in paths), key=lambda f: (f.scheduler, f.sequence))
+    lives: list[dict[str, Any]] = []
+    last: _File | None = None
+    for file in files:
+        follows = last is not None and last.scheduler == file.scheduler
+        if not follows:
+            lives.append(_life(file.scheduler))
+        elif last is not None and file.sequence != last.sequence + 1:
+            lives[-1]["lost"].append(-1)
+        begin = 0
+        for i, what, reason, detail, size in file.what:
+            if what == "lost":
+                lives[-1]["lost"].append(size)
+            elif reason == AGAIN:
+                lives[-1]["start"] = lives[-1]["start"] or Start.from_json(detail or "")
+            else:
+                if i > begin:
+                    lives[-1]["_slices"].append((file.path, begin, i))
+                if lives[-1]["_slices"] or lives[-1]["begins"]:
+                    lives.append(_life(file.scheduler))
+                lives[-1] |= {"start": Start.from_json(detail or ""), "begins": True}
+                begin = i
+        lives[-1]["_slices"].append((file.path, begin, None))
+        last = file
+    return [
+        Life(**{**life, "lost": tuple(life["lost"]), "_slices": tuple(life["_slices"])})
+        for life in lives
+        if life["_slices"]
+    ]
+
+
+def _life(scheduler: str) -> dict[str, Any]:
+    return {"scheduler": scheduler, "start": None, "begins": False, "lost": [], "_slices": []}
+
+
+def _read_rows(path: Path, begin: int, end: int | None) -> Iterator[Row]:
+    import pyarrow.parquet as pq
+
+    # Opened once: a live writer may put a longer file in its place at any time.
+    with pq.ParquetFile(path) as file:
+        table = file.read(list(COLUMNS)).slice(begin)
+    if end is not None:
+        table = table.slice(0, end - begin)
+    return zip(*(column.to_pylist() for column in table.columns), strict=True)
+
+
+class Decoder:
+    """Rows in, rounds out: the inverse of `Encoder`."""
+
+    def __init__(self) -> None:
+        self._profiles: dict[int, LatencyProfile] = {}
+        self._cluster: Cluster | None = None
+        self._requests: dict[int, Request] = {}
+
+    def decode(self, rows: Iterable[Row]) -> Iterator[Round]:
+        """Rounds of one file; what follows its last `decide` belongs to the next file's first."""
+        (event_at, at_at, what_at), i = (INDEX[k] for k in ("event", "at", "what")), INDEX
+        events: list[tuple[str, tuple[Any, ...]]] = []
+        last: tuple[Any, ...] = ()
+        deciding: Round | None = None
+        for row in rows:
+            what, at = row[what_at], row[at_at]
+            if deciding is not None and what not in ("dispatch", "drop", "preempt"):
+                yield deciding
+                deciding, events, last = None, [], ()
+            if what in ("arrived", "cancelled"):
+                if what == "arrived":
+                    request = self._request(row)
+                else:
+                    request = self._known(row[i["request"]])
+                if last == (what, row[event_at]):
+                    events[-1][1][1].append(request)
+                else:
+                    events.append((f"requests_{what}", (at, [request])))
+                    last = (what, row[event_at])
+                continue
+            last = ()
+            if what == "finished":
+                status = BatchStatus(row[i["reason"]])
+                requests = [self._known(r) for r in row[i["requests"]]]
+                if status is BatchStatus.FINISHED:
+                    for r in requests:
+                        self._requests.pop(r.id, None)
+                outcome = BatchOutcome(
+                    row[i["batch"]], requests, row[i["start_at"]], row[i["finish_at"]], status
+                )
+                events.append(("batch_finished", (at, row[i["worker"]], outcome)))
+            elif what == "profile":
+                self._profiles[row[i["size"]]] = LatencyProfile(row[i["table_s"]])
+            elif what == "cluster":
+                known = self._cluster is not None
+                self._cluster = self._decode_cluster(row[i["detail"]])
+                if not (known and row[i["reason"]] == AGAIN):
+                    events.append(("cluster_changed", (at, self._cluster)))
+            elif what == "preempt_failed":
+                events.append(("preempt_failed", (at, row[i["worker"]], row[i["batch"]])))
+            elif what == "tables":
+                texts = json.loads(row[i["detail"]])
+                tables = [None if t is None else _table_from(t) for t in texts]
+                events.append(("tables_solved", (at, tables)))
+            elif what == "decide":
+                deciding = Round(at, events, Decision([], row[i["wake_at"]]))
+            elif what == "error":
+                yield Round(at, events, None, row[i["detail"]])
+                events = []
+            elif deciding is not None and deciding.decision is not None:
+                deciding.decision.actions.append(self._action(what, row))
+        if deciding is not None:
+            yield deciding
+
+    def _request(self, row: Row) -> Request:
+        number, client, client_request, model, arrival, deadline, size = row[4:11]
+        known = self._requests.get(number)
+        if known is not None and (known.arrival, known.deadline) == (arrival, deadline):
+            return known  # came back
+        detail = row[-1]
+        upstream = None if detail is None else Upstream(*json.loads(detail))
+        request = Logged(number, model, arrival, deadline, size, upstream)
+        request.origin = None if client_request is None else (client, client_request)
+        self._requests[number] = request
+        return request
+
+    def _known(self, number: int) -> Request:
+        """A request that arrived before; nameless where that is not in the log any more."""
+        request = self._requests.get(number)
+        if request is None:
+            request = self._requests[number] = Logged(number, "", math.nan, math.nan)
+        return request
+
+    def _action(self, what: str, row: Row) -> Action:
+        i = INDEX
+        if what == "preempt":
+            return Preempt(row[i["worker"]], row[i["reason"]], row[i["variant"]], row[i["value"]])
+        requests = [self._known(r) for r in row[i["requests"]]]
+        if what == "drop":
+            for r in requests:
+                self._requests.pop(r.id, None)
+            return Drop(requests, DropReason(row[i["reason"]]), row[i["finish_at"]])
+        return Dispatch(
+            row[i["batch"]],
+            row[i["worker"]],
+            row[i["variant"]],
+            requests,
+            row[i["start_at"]],
+            row[i["finish_at"]],
+            row[i["value"]],
+        )
+
+    def _decode_cluster(self, text: str) -> Cluster:
+        body = json.loads(text)
+        models = [
+            Model(
+                name,
+                slo_s,
+                tuple(
+                    Variant(v, {k: self._profiles[n] for k, n in numbers.items()}, accuracy)
+                    for v, accuracy, numbers in variants
+                ),
+            )
+            for name, slo_s, variants in body["models"]
+        ]
+        workers = [
+            Worker(w, hardware, frozenset(loaded), None if plan is None else Assigned(*plan))
+            for w, hardware, loaded, plan in body["workers"]
+        ]
+        delay = DispatchDelay(*body["delay_s"])
+        return Cluster.of(models, workers, delay, body["preempt_delay_s"])
+
+
+def _table_from(text: str) -> Any:
+    from ray_slo.planning.ramsis.table import Table
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "table.npz"
+        path.write_bytes(base64.b85decode(text))
+        return Table.load(path)
