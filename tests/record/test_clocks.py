@@ -10,6 +10,7 @@ STAMPS = {
     "record/writer.py",  # names of files, and when a log began
     "serve/scheduler/flights.py",
     "serve/config/spec.py",  # which of two releases is newer, in an actor that just started
+    "serve/watch/spans.py",
     "serve/watch/tracing.py",
 }
 WALL = {("time", "time"), ("time", "time_ns"), ("datetime", "now"), ("datetime", "utcnow")}
