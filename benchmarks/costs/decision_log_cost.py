@@ -119,7 +119,7 @@ def _timed(scheduler: Any) -> list[float]:
     """Seconds that each hand-over to the log takes; filled as it runs."""
     times: list[float] = []
     if scheduler._log is not None:
-        recording = scheduler._host.policy
+        recording = scheduler._host.policy.policy  # which knows nothing of nodes
         put = recording._sink
 
         def timed(round: Any) -> None:

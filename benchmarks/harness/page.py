@@ -8,7 +8,7 @@ from typing import Any
 
 from benchmarks.harness.registry import PROGRAMS, Program
 from benchmarks.harness.results import FOLDER, load
-from benchmarks.harness.rows import number
+from benchmarks.harness.rows import number, titled
 
 PAGE = Path(__file__).parents[2] / "docs" / "benchmarks.md"
 
@@ -102,15 +102,9 @@ def _took(name: str, run: dict[str, Any]) -> str:
 
 def _tables(rows: Sequence[dict[str, Any]]) -> list[str]:
     """A line per case and a column per metric, as the program prints them."""
-    cases: dict[str, list[dict[str, Any]]] = {}
-    for row in rows:
-        cases.setdefault(row["case"], []).append(row)
     made: dict[tuple[str, ...], list[list[str]]] = {}
     notes: dict[tuple[str, ...], dict[str, None]] = {}
-    for case, of_case in cases.items():
-        title, dot, label = case.partition(" · ")
-        if not dot:
-            title, label = "", case
+    for title, label, of_case in titled((row["case"], row) for row in rows):
         key = (title, *(_heading(row) for row in of_case))
         made.setdefault(key, []).append([label, *(_cell(row) for row in of_case)])
         for row in of_case:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from rich import box
 from rich.table import Table
@@ -41,18 +41,25 @@ class Failed(Exception):
         self.rows, self.complaints = rows, complaints
 
 
-def tables(rows: Sequence[Row]) -> list[Table]:
-    """A line per case and a column per metric. What stands before the first " · " of a case is the
-    title of its table; cases with other metrics get a table of their own. The paper's own figures
-    stand below ours, those of its peers below the table."""
-    cases: dict[str, list[Row]] = {}
-    for row in rows:
-        cases.setdefault(row.case, []).append(row)
-    made: dict[tuple[str, ...], Table] = {}
-    for case, of_case in cases.items():
+T = TypeVar("T")
+
+
+def titled(of: Iterable[tuple[str, T]]) -> Iterator[tuple[str, str, list[T]]]:
+    """(title, label, what belongs to it) of each case: what stands before the first " · " of a case
+    is the title of its table."""
+    cases: dict[str, list[T]] = {}
+    for case, one in of:
+        cases.setdefault(case, []).append(one)
+    for case, found in cases.items():
         title, dot, label = case.partition(" · ")
-        if not dot:
-            title, label = "", case
+        yield (title, label, found) if dot else ("", case, found)
+
+
+def tables(rows: Sequence[Row]) -> list[Table]:
+    """A line per case and a column per metric; cases with other metrics get a table of their own.
+    The paper's own figures stand below ours, those of its peers below the table."""
+    made: dict[tuple[str, ...], Table] = {}
+    for title, label, of_case in titled((row.case, row) for row in rows):
         headings = [row.heading for row in of_case]
         if (key := (title, *headings)) not in made:
             made[key] = table = Table(box=box.SIMPLE_HEAD, title=title or None)

@@ -22,9 +22,9 @@ from typing import Any
 import numpy as np
 
 from benchmarks.harness.rows import Row
-from benchmarks.kairos.systems import KAIROS, TYPES, Case, Policy
+from benchmarks.kairos.systems import KAIROS, TYPES, Case, Policy, planned
 from ray_slo.core import Cluster, LatencyProfile, Model, Variant, Worker
-from ray_slo.planning import Infeasible, kairos, tiers
+from ray_slo.planning import Infeasible, tiers
 from ray_slo.planning.catalogue import CATALOGUE
 from ray_slo.policies import make_policy
 from ray_slo.simulation import simulate
@@ -40,8 +40,7 @@ def run(quick: bool, seed: int) -> list[Row]:
     rows, took = [], []
     for model in ("RM2",) if quick else ("RM2", "WND", "DIEN"):
         case = Case(model)
-        first = kairos.plan(case.problem())
-        assert isinstance(first, kairos.Plan)
+        first = planned(case.problem())
         for factor in FACTORS[2:3] if quick else FACTORS:
             demand = factor * 0.9 * first.bound
             problem = tiered(case, demand)

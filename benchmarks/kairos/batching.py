@@ -10,57 +10,44 @@ fixed part of a GPU's latency, 35 to 40 % of that of the largest request in our 
 from __future__ import annotations
 
 from benchmarks.harness.rows import Row
-from benchmarks.kairos.systems import (
-    BASE,
-    KAIROS,
-    MODELS,
-    Case,
-    Policy,
-    best_of,
-    homogeneous,
-    space,
-    text,
-    throughput,
-)
-from ray_slo.planning import kairos
+from benchmarks.kairos import systems
 from ray_slo.planning.catalogue import CATALOGUE
 
 SOURCE = "ray-slo"
-BATCHING: Policy = ("kairos", {"batch": True})
+BATCHING: systems.Policy = ("kairos", {"batch": True})
 
 
 def run(quick: bool, seed: int) -> list[Row]:
     how = {"requests": 600 if quick else 5000, "tolerance": 0.03 if quick else 0.01, "seed": seed}
     rows = []
-    for model in ("WND",) if quick else MODELS:
-        case = Case(model)
-        base, count = homogeneous(case, **how)
-        scale = case.budget / (count * CATALOGUE[BASE].price_per_hour)
-        plan = kairos.plan(case.problem())
-        assert isinstance(plan, kairos.Plan)
+    for model in ("WND",) if quick else systems.MODELS:
+        case = systems.Case(model)
+        base, count = systems.homogeneous(case, **how)
+        scale = case.budget / (count * CATALOGUE[systems.BASE].price_per_hour)
+        plan = systems.planned(case.problem())
         # The highest bounds for each number of base instances.
-        named = space(case)[0]
+        named = systems.space(case)[0]
         candidates = [
             c
             for bases in range(1, count + 1)
-            for c in [c for c in named if c[BASE] == bases][: 1 if quick else 4]
+            for c in [c for c in named if c[systems.BASE] == bases][: 1 if quick else 4]
         ]
-        best, chosen = best_of(case, candidates, BATCHING, **how)
+        best, chosen = systems.best_of(case, candidates, BATCHING, **how)
         for name, value in (
-            (f"{count} × {BASE}, scaled, no batches", base),
+            (f"{count} × {systems.BASE}, scaled, no batches", base),
             (
-                f"{count} × {BASE}, scaled, batches",
-                scale * throughput(case, {BASE: count}, BATCHING, **how),
+                f"{count} × {systems.BASE}, scaled, batches",
+                scale * systems.throughput(case, {systems.BASE: count}, BATCHING, **how),
             ),
             (
-                f"Kairos {text(plan.counts)}, no batches",
-                throughput(case, plan.counts, KAIROS, **how),
+                f"Kairos {systems.text(plan.counts)}, no batches",
+                systems.throughput(case, plan.counts, systems.KAIROS, **how),
             ),
             (
-                f"Kairos {text(plan.counts)}, batches",
-                throughput(case, plan.counts, BATCHING, **how),
+                f"Kairos {systems.text(plan.counts)}, batches",
+                systems.throughput(case, plan.counts, BATCHING, **how),
             ),
-            (f"best of the tried {text(chosen)}, batches", best),
+            (f"best of the tried {systems.text(chosen)}, batches", best),
         ):
             label = f"{model} · {name}"
             rows += [

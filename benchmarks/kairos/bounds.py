@@ -8,14 +8,12 @@ over the fluid bound of the best configuration; and how many of a sample of conf
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
-from typing import Any
+from functools import partial
 
 import numpy as np
 
 from benchmarks.harness.rows import Row
-from benchmarks.kairos.systems import MODELS, TYPES, Case, text, throughput
+from benchmarks.kairos.systems import MODELS, TYPES, Case, planned, quickest_ms, text, throughput
 from ray_slo.planning import kairos
 
 SOURCE = "Kairos §5.2"
@@ -35,15 +33,12 @@ def run(quick: bool, seed: int) -> list[Row]:
         label = f"time · {len(counts):,} configurations (${budget:g}/h)"
         repeats = 5 if quick else 30
         rows += [
-            Row(label, "all listed", "ms", _best(repeats, kairos.configurations, prices, budget)),
-            Row(
-                label,
-                "Equation 15",
-                "ms",
-                _best(repeats, kairos.paper_bounds, problem, counts),
-                paper_ms,
-            ),
-            Row(label, "fluid", "ms", _best(repeats, kairos.fluid_bounds, problem, counts)),
+            Row(label, metric, "ms", quickest_ms(repeats, act), paper)
+            for metric, act, paper in (
+                ("all listed", partial(kairos.configurations, prices, budget), None),
+                ("Equation 15", partial(kairos.paper_bounds, problem, counts), paper_ms),
+                ("fluid", partial(kairos.fluid_bounds, problem, counts), None),
+            )
         ]
     requests, tolerance = (800, 0.03) if quick else (6000, 0.005)
     for model in MODELS[:2] if quick else MODELS:
@@ -56,8 +51,7 @@ def run(quick: bool, seed: int) -> list[Row]:
         # The fluid bound is within half a percent of the limit, so 1 % below it is below it.
         below = 100 * float(np.mean(paper[served] < 0.99 * fluid[served]))
         for name in ("paper", "fluid"):
-            plan = kairos.plan(problem, name)
-            assert isinstance(plan, kairos.Plan)
+            plan = planned(problem, name)
             got = throughput(case, plan.counts, requests=requests, tolerance=tolerance, seed=seed)
             label = {"paper": "Equation 15", "fluid": "fluid"}[name]
             rows.append(
@@ -72,12 +66,3 @@ def run(quick: bool, seed: int) -> list[Row]:
             Row(f"Equation 15 · {model}", "below what is possible", "% of configurations", below)
         )
     return rows
-
-
-def _best(repeats: int, function: Callable[..., Any], *args: Any) -> float:
-    best = float("inf")
-    for _ in range(repeats):
-        began = time.perf_counter()
-        function(*args)
-        best = min(best, time.perf_counter() - began)
-    return best * 1e3

@@ -18,17 +18,7 @@ from __future__ import annotations
 import numpy as np
 
 from benchmarks.harness.rows import Row
-from benchmarks.kairos.systems import (
-    BASE,
-    KAIROS,
-    RIBBON,
-    Case,
-    Policy,
-    cost,
-    homogeneous,
-    text,
-    throughput,
-)
+from benchmarks.kairos import systems
 from ray_slo.planning.kairos import Configuration
 
 SOURCE = "Kairos Figure 1"
@@ -38,7 +28,10 @@ POOLS: tuple[tuple[Configuration, float | None], ...] = (
     ({"g4dn.xlarge": 2, "r5n.large": 9}, None),
     ({"g4dn.xlarge": 1, "c5n.2xlarge": 4, "r5n.large": 2}, None),
 )
-POLICIES: dict[str, Policy] = {"first come, first served": RIBBON, "Kairos": KAIROS}
+POLICIES: dict[str, systems.Policy] = {
+    "first come, first served": systems.RIBBON,
+    "Kairos": systems.KAIROS,
+}
 
 
 def run(quick: bool, seed: int) -> list[Row]:
@@ -47,14 +40,16 @@ def run(quick: bool, seed: int) -> list[Row]:
         "tolerance": 0.03 if quick else 0.005,
         "seed": seed,
     }
-    case = Case("RM2")
-    base = {name: homogeneous(case, [policy], **how)[0] for name, policy in POLICIES.items()}
+    case = systems.Case("RM2")
+    base = {
+        name: systems.homogeneous(case, [policy], **how)[0] for name, policy in POLICIES.items()
+    }
     rows = []
     for counts, paper in POOLS:
-        label = f"RM2 · {text(counts)}, ${cost(counts):.2f}/h"
+        label = f"RM2 · {systems.text(counts)}, ${systems.cost(counts):.2f}/h"
         for name, policy in POLICIES.items():
-            got = throughput(case, counts, policy, **how) / base[name]
-            printed = paper if policy is RIBBON else None
+            got = systems.throughput(case, counts, policy, **how) / base[name]
+            printed = paper if policy is systems.RIBBON else None
             rows.append(Row(label, f"over homogeneous, {name}", "×", got, printed))
         rows.append(
             Row(label, "at risk, first come, first served", "%", 100 * at_risk(case, counts))
@@ -62,7 +57,7 @@ def run(quick: bool, seed: int) -> list[Row]:
     return rows
 
 
-def at_risk(case: Case, counts: Configuration) -> float:
+def at_risk(case: systems.Case, counts: Configuration) -> float:
     """Share of the requests that are too large for where they go, if chance sends them anywhere
     and every instance is busy all the time."""
     sizes = case.sizes.quantiles((np.arange(2000) + 0.5) / 2000)
@@ -72,5 +67,5 @@ def at_risk(case: Case, counts: Configuration) -> float:
         latency = np.array([profile(int(s)) for s in sizes])
         rate = n / latency.mean()
         served += rate
-        late += rate * float(np.mean(latency > case.slo_s)) if name != BASE else 0.0
+        late += rate * float(np.mean(latency > case.slo_s)) if name != systems.BASE else 0.0
     return late / served

@@ -16,18 +16,7 @@ from functools import partial
 from typing import Any
 
 from benchmarks.harness.rows import Row
-from benchmarks.kairos.systems import (
-    BASE,
-    CLKWRK,
-    KAIROS,
-    MODELS,
-    RIBBON,
-    Case,
-    drs,
-    space,
-    sustains,
-    throughput,
-)
+from benchmarks.kairos import systems
 from ray_slo.planning import kairos
 from ray_slo.planning.kairos import Configuration
 
@@ -39,18 +28,21 @@ PEERS_ON = "RM2"
 def run(quick: bool, seed: int) -> list[Row]:
     how = {"requests": 400 if quick else 2000, "tolerance": 0.03 if quick else 0.01, "seed": seed}
     rows = []
-    for model in ("RM2",) if quick else MODELS:
-        case = Case(model, budget=1.3 if quick else 2.5)
+    for model in ("RM2",) if quick else systems.MODELS:
+        case = systems.Case(model, budget=1.3 if quick else 2.5)
         problem = case.problem()
-        known: dict[str, float] = {}
-        own = partial(_memoised, case, known, how)
+        own = systems.once_each(case, **how)
         plus = _search(problem, own, margin=0.01)
         certain = _search(problem, own)
         schemes = {"Kairos+": plus, "Kairos+, certain": certain}
         if model == PEERS_ON:
             schemes |= {
-                "Ribbon": _search(problem, partial(throughput, case, policy=RIBBON, **how)),
-                "CLKWRK": _search(problem, partial(throughput, case, policy=CLKWRK, **how)),
+                "Ribbon": _search(
+                    problem, partial(systems.throughput, case, policy=systems.RIBBON, **how)
+                ),
+                "CLKWRK": _search(
+                    problem, partial(systems.throughput, case, policy=systems.CLKWRK, **how)
+                ),
                 "DRS": _search(problem, partial(_drs, case, how)),
             }
         for name, found in schemes.items():
@@ -61,7 +53,10 @@ def run(quick: bool, seed: int) -> list[Row]:
             ]
         loss = 100 * (1 - plus.throughput / certain.throughput)
         limits = {"requests": how["requests"], "seed": seed}
-        others = sum(sustains(case, c, 1.01 * plus.throughput, **limits) for c in space(case)[0])
+        others = sum(
+            systems.sustains(case, c, 1.01 * plus.throughput, **limits)
+            for c in systems.space(case)[0]
+        )
         label = f"{model}, Kairos+ · margin of 1 %"
         rows += [
             Row(label, "margin loss", "%", loss),
@@ -76,16 +71,7 @@ def _search(problem: kairos.Problem, evaluate: Any, **kwargs: Any) -> kairos.Fou
     return found
 
 
-def _memoised(
-    case: Case, known: dict[str, float], how: dict[str, Any], counts: Configuration
-) -> float:
-    key = repr(sorted(counts.items()))
-    if key not in known:
-        known[key] = throughput(case, counts, KAIROS, **how)
-    return known[key]
-
-
-def _drs(case: Case, how: dict[str, Any], counts: Configuration) -> float:
+def _drs(case: systems.Case, how: dict[str, Any], counts: Configuration) -> float:
     budget = 0.98 * case.slo_s
-    reach = [case.profiles()[n].max_batch_within(budget) for n in counts if n != BASE]
-    return throughput(case, counts, drs(min(reach, default=0)), **how)
+    reach = [case.profiles()[n].max_batch_within(budget) for n in counts if n != systems.BASE]
+    return systems.throughput(case, counts, systems.drs(min(reach, default=0)), **how)

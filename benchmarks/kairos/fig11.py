@@ -8,15 +8,13 @@ sub-configurations of what they evaluated. With `--quick`, the budget is $1.3/h.
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 import numpy as np
 
 from benchmarks.harness.rows import Row
-from benchmarks.kairos.systems import Case, space, throughput
+from benchmarks.kairos.systems import Case, once_each, space
 from benchmarks.peers.searches import SEARCHES, Space
 from ray_slo.planning import kairos
-from ray_slo.planning.kairos import Configuration
 
 SOURCE = "Kairos Figure 11"
 
@@ -27,16 +25,11 @@ def run(quick: bool, seed: int) -> list[Row]:
     for model in ("RM2",) if quick else ("RM2", "WND"):
         case = Case(model, budget=1.3 if quick else 2.5)
         named, counts, _ = space(case)
-        known: dict[int, float] = {}
-        evaluate = partial(_memoised, case, named, known, how)
-        index = {repr(sorted(c.items())): i for i, c in enumerate(named)}
+        own = once_each(case, **how)
+        fresh = partial(Space, counts, lambda i, named=named, own=own: own(named[i]))
         plus, best = [], 0.0
         for margin in (0.01, None):
-            found = kairos.search(
-                case.problem(),
-                lambda c, at=index, value=evaluate: value(at[repr(sorted(c.items()))]),
-                margin=margin,
-            )
+            found = kairos.search(case.problem(), own, margin=margin)
             assert isinstance(found, kairos.Found)
             best = max(best, found.throughput)
             plus.append(found)
@@ -48,7 +41,7 @@ def run(quick: bool, seed: int) -> list[Row]:
         for name, search in SEARCHES.items():
             counted = []
             for s in range(3 if quick else 10):
-                steps = search(Space(counts, evaluate), np.random.default_rng([seed, s]))
+                steps = search(fresh(), np.random.default_rng([seed, s]))
                 counted.append(next((i for i, (_, v) in enumerate(steps, 1) if v >= enough), 0))
             rows += _rows(f"{label} · {name}", float(np.median(counted)), len(named))
     return rows
@@ -60,11 +53,3 @@ def _rows(label: str, first: float | None, whole: int) -> list[Row]:
         Row(label, "evaluations until the best", "", first),
         Row(label, "share", "% of the space", share),
     ]
-
-
-def _memoised(
-    case: Case, named: list[Configuration], known: dict[int, float], how: dict[str, Any], i: int
-) -> float:
-    if i not in known:
-        known[i] = throughput(case, named[i], **how)
-    return known[i]

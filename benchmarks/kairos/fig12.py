@@ -11,24 +11,13 @@ from __future__ import annotations
 
 import itertools
 from functools import partial
-from typing import Any
 
 import numpy as np
 
 from benchmarks.harness.rows import Row
-from benchmarks.kairos.systems import (
-    CLKWRK,
-    GAUSSIAN,
-    RIBBON,
-    Case,
-    Policy,
-    homogeneous,
-    space,
-    throughput,
-)
+from benchmarks.kairos import systems
 from benchmarks.peers.searches import Space, bayesian
 from ray_slo.planning import kairos
-from ray_slo.planning.kairos import Configuration
 
 SOURCE = "Kairos Figure 12"
 AT = (1, 5, 10, 20)
@@ -37,12 +26,10 @@ AT = (1, 5, 10, 20)
 def run(quick: bool, seed: int) -> list[Row]:
     how = {"requests": 400 if quick else 3000, "tolerance": 0.05 if quick else 0.01, "seed": seed}
     marks = AT[:2] if quick else AT
-    before, after = Case("RM2"), Case("RM2", sizes=GAUSSIAN)
-    base, _ = homogeneous(after, **how)
-    old, new = kairos.plan(before.problem()), kairos.plan(after.problem())
-    assert isinstance(old, kairos.Plan)
-    assert isinstance(new, kairos.Plan)
-    named, counts, _ = space(after)
+    before, after = systems.Case("RM2"), systems.Case("RM2", sizes=systems.GAUSSIAN)
+    base, _ = systems.homogeneous(after, **how)
+    old, new = systems.planned(before.problem()), systems.planned(after.problem())
+    named, counts, _ = systems.space(after)
     rows = []
 
     def add(name: str, first: float, values: list[float]) -> None:
@@ -51,24 +38,18 @@ def run(quick: bool, seed: int) -> list[Row]:
         reached = {0: first} | {n: float(best[min(n, len(best)) - 1]) for n in marks}
         rows.extend(Row(label, str(n), "×", value / base) for n, value in reached.items())
 
-    kept = throughput(after, old.counts, **how)
-    add("Kairos", kept, [throughput(after, new.counts, **how)])
+    kept = systems.throughput(after, old.counts, **how)
+    add("Kairos", kept, [systems.throughput(after, new.counts, **how)])
     found = kairos.search(
-        after.problem(), partial(throughput, after, **how), max_evaluations=marks[-1]
+        after.problem(), partial(systems.throughput, after, **how), max_evaluations=marks[-1]
     )
     assert isinstance(found, kairos.Found)
     add("Kairos+", kept, [v for _, v in found.evaluated])
-    for name, policy in (("Ribbon", RIBBON), ("CLKWRK", CLKWRK)):
+    for name, policy in (("Ribbon", systems.RIBBON), ("CLKWRK", systems.CLKWRK)):
         steps = bayesian(
-            Space(counts, partial(_evaluate, after, named, policy, how)),
+            Space(counts, lambda i, p=policy: systems.throughput(after, named[i], p, **how)),
             np.random.default_rng(seed),
         )
         values = [v for _, v in itertools.islice(steps, marks[-1])]
-        add(name, throughput(after, old.counts, policy, **how), values)
+        add(name, systems.throughput(after, old.counts, policy, **how), values)
     return rows
-
-
-def _evaluate(
-    case: Case, named: list[Configuration], policy: Policy, how: dict[str, Any], i: int
-) -> float:
-    return throughput(case, named[i], policy, **how)

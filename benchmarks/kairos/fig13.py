@@ -10,7 +10,7 @@ from __future__ import annotations
 from scipy.stats import spearmanr
 
 from benchmarks.harness.rows import Row
-from benchmarks.kairos.systems import MODELS, Case, homogeneous, space, text, throughput
+from benchmarks.kairos.systems import MODELS, Case, homogeneous, planned, space, text, throughput
 from ray_slo.planning import kairos
 
 SOURCE = "Kairos Figure 13"
@@ -29,8 +29,7 @@ def run(quick: bool, seed: int) -> list[Row]:
         by_paper = sorted(range(len(named)), key=lambda i, p=paper: -p[i])
         tried = sorted({*range(top), *by_paper[:top]})
         got = {i: throughput(case, named[i], **how) for i in tried}
-        plan = kairos.plan(problem)
-        assert isinstance(plan, kairos.Plan)
+        plan = planned(problem)
         for rank, i in enumerate(tried[:top], 1):
             star = " *" if named[i] == plan.counts else ""
             label = f"{model}, over homogeneous · {rank}. {text(named[i])}{star}"

@@ -7,40 +7,29 @@ the paper), in percent. A good configuration is one only together with a policy 
 from __future__ import annotations
 
 from benchmarks.harness.rows import Row
-from benchmarks.kairos.systems import (
-    CLKWRK,
-    KAIROS,
-    RIBBON,
-    Case,
-    Policy,
-    best_oracle,
-    drs_best,
-    space,
-    text,
-    throughput,
-)
+from benchmarks.kairos import systems
 
 SOURCE = "Kairos Figure 14"
-POLICIES: dict[str, Policy] = {
-    "Ribbon": RIBBON,
-    "CLKWRK": CLKWRK,
-    "Kairos": KAIROS,
+POLICIES: dict[str, systems.Policy] = {
+    "Ribbon": systems.RIBBON,
+    "CLKWRK": systems.CLKWRK,
+    "Kairos": systems.KAIROS,
     "Kairos, cheapest first (the paper)": ("kairos", {"pick": "cheapest"}),
 }
 
 
 def run(quick: bool, seed: int) -> list[Row]:
     how = {"requests": 500 if quick else 5000, "tolerance": 0.05 if quick else 0.01, "seed": seed}
-    case = Case("RM2")
-    named, _, bounds = space(case)
-    best, _ = best_oracle(case, 500 if quick else 4000)
+    case = systems.Case("RM2")
+    named, _, bounds = systems.space(case)
+    best, _ = systems.best_oracle(case, 500 if quick else 4000)
     rows = []
     for i in range(2 if quick else 8):
-        label = f"RM2, of ORACLE · {text(named[i])}"
+        label = f"RM2, of ORACLE · {systems.text(named[i])}"
         rows.append(Row(label, "fluid bound", "%", 100 * float(bounds[i]) / best))
         for name, policy in POLICIES.items():
-            got = throughput(case, named[i], policy, **how)
+            got = systems.throughput(case, named[i], policy, **how)
             rows.append(Row(label, name, "%", 100 * got / best))
-        value, _, _ = drs_best(case, [named[i]], **how)
+        value, _, _ = systems.drs_best(case, [named[i]], **how)
         rows.append(Row(label, "DRS", "%", 100 * value / best))
     return rows

@@ -9,8 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from benchmarks.harness.rows import Row
-from benchmarks.kairos.systems import MODELS, Case, homogeneous, text, throughput
-from ray_slo.planning import kairos
+from benchmarks.kairos.systems import MODELS, Case, homogeneous, planned, text, throughput
 
 SOURCE = "Kairos Figure 15"
 CASES: dict[str, dict[str, Any]] = {
@@ -27,8 +26,7 @@ def run(quick: bool, seed: int) -> list[Row]:
         for name, changes in CASES.items():
             case = Case(model, **changes)
             base, _ = homogeneous(case, **how)
-            plan = kairos.plan(case.problem())
-            assert isinstance(plan, kairos.Plan)
+            plan = planned(case.problem())
             got = throughput(case, plan.counts, **how)
             label = f"{model} · {name} {text(plan.counts)}"
             rows += [

@@ -12,16 +12,7 @@ it sees. (The paper's policy always learns; ours is told the latencies elsewhere
 from __future__ import annotations
 
 from benchmarks.harness.rows import Row
-from benchmarks.kairos.systems import (
-    GAUSSIAN,
-    KAIROS,
-    MODELS,
-    Case,
-    homogeneous,
-    text,
-    throughput,
-)
-from ray_slo.planning import kairos
+from benchmarks.kairos import systems
 from ray_slo.simulation import Gaussian
 
 SOURCE = "Kairos Figure 16"
@@ -31,21 +22,22 @@ LARGER = Gaussian(mean=250, std=100)
 def run(quick: bool, seed: int) -> list[Row]:
     how = {"requests": 800 if quick else 8000, "tolerance": 0.03 if quick else 0.01, "seed": seed}
     rows = []
-    for model in MODELS[:1] if quick else MODELS:
-        case = Case(model)
+    for model in systems.MODELS[:1] if quick else systems.MODELS:
+        case = systems.Case(model)
         for name, at, policy, noise in (
-            ("log-normal", case, KAIROS, {}),
-            ("Gaussian", Case(model, sizes=GAUSSIAN), KAIROS, {}),
-            ("Gaussian, mean 250", Case(model, sizes=LARGER), KAIROS, {}),
-            ("5 % noise", case, KAIROS, {"latency_noise": 0.05}),
+            ("log-normal", case, systems.KAIROS, {}),
+            ("Gaussian", systems.Case(model, sizes=systems.GAUSSIAN), systems.KAIROS, {}),
+            ("Gaussian, mean 250", systems.Case(model, sizes=LARGER), systems.KAIROS, {}),
+            ("5 % noise", case, systems.KAIROS, {"latency_noise": 0.05}),
             ("5 % noise, learned", case, ("kairos", {"learn": True}), {"latency_noise": 0.05}),
         ):
-            base, _ = homogeneous(at, **how, **noise)
-            plan = kairos.plan(at.problem())
-            assert isinstance(plan, kairos.Plan)
+            base, _ = systems.homogeneous(at, **how, **noise)
+            plan = systems.planned(at.problem())
             guess = "learned" in name
-            got = throughput(at, plan.counts, policy, guess=1.3 if guess else 1.0, **how, **noise)
-            label = f"{model} · {name} {text(plan.counts)}"
+            got = systems.throughput(
+                at, plan.counts, policy, guess=1.3 if guess else 1.0, **how, **noise
+            )
+            label = f"{model} · {name} {systems.text(plan.counts)}"
             rows += [
                 Row(label, "throughput", "req/s", got),
                 Row(label, "over homogeneous", "×", got / base),

@@ -11,8 +11,7 @@ choice of requests (`pick="cheapest"`).
 from __future__ import annotations
 
 from benchmarks.harness.rows import Row
-from benchmarks.kairos.systems import KAIROS, MODELS, Case, homogeneous, text, throughput
-from ray_slo.planning import kairos
+from benchmarks.kairos.systems import KAIROS, MODELS, Case, homogeneous, planned, text, throughput
 
 SOURCE = "Kairos Figure 8"
 ASKED = [("* · Kairos (*", "over homogeneous", "≥", 1.25)]
@@ -30,8 +29,7 @@ def run(quick: bool, seed: int) -> list[Row]:
             ("Kairos", "fluid", KAIROS),
             ("Kairos, as in the paper", "paper", ("kairos", {"pick": "cheapest"})),
         ):
-            plan = kairos.plan(case.problem(), bound)
-            assert isinstance(plan, kairos.Plan)
+            plan = planned(case.problem(), bound)
             got = throughput(case, plan.counts, policy, **how)
             label = f"{model} · {name} {text(plan.counts)}"
             paper = PAPER.get(model) if name == "Kairos" else None

@@ -11,21 +11,7 @@ from __future__ import annotations
 from functools import partial
 
 from benchmarks.harness.rows import Row
-from benchmarks.kairos.systems import (
-    BASE,
-    CLKWRK,
-    MODELS,
-    RIBBON,
-    Case,
-    best_of,
-    best_oracle,
-    drs_best,
-    homogeneous,
-    maximal,
-    space,
-    text,
-    throughput,
-)
+from benchmarks.kairos import systems
 from ray_slo.planning import kairos
 
 SOURCE = "Kairos Figure 9"
@@ -35,26 +21,30 @@ ASKED = [("* · Kairos (*", "of ORACLE", "≥", 85)]
 def run(quick: bool, seed: int) -> list[Row]:
     how = {"requests": 600 if quick else 4000, "tolerance": 0.03 if quick else 0.01, "seed": seed}
     rows = []
-    for model in ("WND",) if quick else MODELS:
-        case = Case(model)
-        base, count = homogeneous(case, **how)
-        candidates = [*space(case)[0][:3], {BASE: count}] if quick else maximal(case)
+    for model in ("WND",) if quick else systems.MODELS:
+        case = systems.Case(model)
+        base, count = systems.homogeneous(case, **how)
+        candidates = (
+            [*systems.space(case)[0][:3], {systems.BASE: count}] if quick else systems.maximal(case)
+        )
         found: dict[str, tuple[float, str]] = {}
         # Under Ribbon more instances may serve less: it uses them for what they are too slow for.
-        every = candidates if quick else space(case)[0]
-        for name, policy, among in (("Ribbon", RIBBON, every), ("CLKWRK", CLKWRK, candidates)):
-            value, chosen = best_of(case, among, policy, **how)
-            found[name] = value, text(chosen)
-        value, chosen, threshold = drs_best(case, candidates, **how)
-        found["DRS"] = value, f"{text(chosen)}, threshold {threshold}"
-        plan = kairos.plan(case.problem())
-        assert isinstance(plan, kairos.Plan)
-        found["Kairos"] = throughput(case, plan.counts, **how), text(plan.counts)
-        plus = kairos.search(case.problem(), partial(throughput, case, **how), margin=0.01)
+        every = candidates if quick else systems.space(case)[0]
+        for name, policy, among in (
+            ("Ribbon", systems.RIBBON, every),
+            ("CLKWRK", systems.CLKWRK, candidates),
+        ):
+            value, chosen = systems.best_of(case, among, policy, **how)
+            found[name] = value, systems.text(chosen)
+        value, chosen, threshold = systems.drs_best(case, candidates, **how)
+        found["DRS"] = value, f"{systems.text(chosen)}, threshold {threshold}"
+        plan = systems.planned(case.problem())
+        found["Kairos"] = systems.throughput(case, plan.counts, **how), systems.text(plan.counts)
+        plus = kairos.search(case.problem(), partial(systems.throughput, case, **how), margin=0.01)
         assert isinstance(plus, kairos.Found)
-        found["Kairos+"] = plus.throughput, text(plus.counts)
-        value, chosen = best_oracle(case, 500 if quick else 4000)
-        found["ORACLE"] = value, text(chosen)
+        found["Kairos+"] = plus.throughput, systems.text(plus.counts)
+        value, chosen = systems.best_oracle(case, 500 if quick else 4000)
+        found["ORACLE"] = value, systems.text(chosen)
         for name, (value, where) in found.items():
             label = f"{model} · {name} {where}"
             rows += [

@@ -8,8 +8,6 @@ costs. The best of several runs, as machines have other things to do. The paper 
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -17,7 +15,7 @@ import numpy as np
 from scipy.optimize import linear_sum_assignment
 
 from benchmarks.harness.rows import Row
-from benchmarks.kairos.systems import Case
+from benchmarks.kairos.systems import Case, quickest_ms
 from ray_slo.core import Cluster, Request
 from ray_slo.policies.kairos import Kairos
 
@@ -44,36 +42,21 @@ def run(quick: bool, seed: int) -> list[Row]:
         label = f"{requests} requests × {workers} workers"
         profiles = [case.profiles()[w.hardware] for w in cluster.workers.values()]
         costs = np.array([[p.latency(s) for p in profiles] for s in sizes])
-        scipy_ms = _best(repeats, list, partial(_solve, costs))
+        scipy_ms = quickest_ms(repeats, partial(linear_sum_assignment, costs))
         rows.append(Row(label, "scipy alone", "ms", scipy_ms))
         for pick in ("urgent", "cheapest"):
-            ms = _best(repeats, partial(_policy, pick, cluster), partial(_decide, queries))
+            ms = quickest_ms(repeats, partial(_decide, queries), partial(_policy, pick, cluster))
             paper = PAPER.get((requests, workers)) if pick == "urgent" else None
             rows.append(Row(label, f"policy, pick={pick}", "ms", ms, paper))
     return rows
 
 
-def _solve(costs: Any, _: Any) -> None:
-    linear_sum_assignment(costs)
-
-
-def _policy(pick: Any, cluster: Cluster) -> Kairos:
+def _policy(pick: Any, cluster: Cluster) -> tuple[Kairos]:
     made = Kairos(pick=pick)
     made.cluster_changed(0.0, cluster)
-    return made
+    return (made,)
 
 
 def _decide(queries: list[Request], policy: Kairos) -> None:
     policy.requests_arrived(0.0, queries)
     policy.decide(0.0)
-
-
-def _best(repeats: int, prepare: Callable[[], Any], act: Callable[[Any], Any]) -> float:
-    """Milliseconds of the quickest `act` on what `prepare` made."""
-    best = float("inf")
-    for _ in range(repeats):
-        prepared = prepare()
-        began = time.perf_counter()
-        act(prepared)
-        best = min(best, time.perf_counter() - began)
-    return best * 1e3

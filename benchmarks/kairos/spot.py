@@ -24,7 +24,7 @@ from dataclasses import replace
 import numpy as np
 
 from benchmarks.harness.rows import Row
-from benchmarks.kairos.systems import KAIROS, TYPES, Case, Policy, text, throughput
+from benchmarks.kairos.systems import KAIROS, TYPES, Case, Policy, planned, text, throughput
 from ray_slo.planning import kairos, spot
 from ray_slo.planning.kairos import Configuration
 from ray_slo.policies import make_policy
@@ -43,8 +43,7 @@ def run(quick: bool, seed: int) -> list[Row]:
     rows = []
     for model in ("RM2",) if quick else ("RM2", "WND"):
         case = Case(model)
-        on_demand = kairos.plan(case.problem())
-        assert isinstance(on_demand, kairos.Plan)
+        on_demand = planned(case.problem())
         base = throughput(case, on_demand.counts, **how)
         label = f"{model} · on demand {text(on_demand.counts)}"
         rows += [

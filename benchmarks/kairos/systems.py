@@ -11,7 +11,8 @@ dropped (99th percentile within the SLO).
 from __future__ import annotations
 
 import csv
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from heapq import heapify, heapreplace
@@ -105,6 +106,13 @@ def zoo() -> Mapping[str, tuple[float, dict[str, LatencyProfile]]]:
     return read
 
 
+def planned(problem: kairos.Problem, *how: Any) -> kairos.Plan:
+    """What the planner chooses, where there is something to choose."""
+    plan = kairos.plan(problem, *how)
+    assert isinstance(plan, kairos.Plan)
+    return plan
+
+
 def cost(counts: Configuration) -> float:
     return sum(CATALOGUE[name].price_per_hour * n for name, n in counts.items())
 
@@ -153,6 +161,19 @@ def throughput(
         **simulate_kwargs,
     )
     return found.rate
+
+
+def once_each(case: Case, **how: Any) -> Callable[[Configuration], float]:
+    """Throughput of a pool, which is found once, however often it is asked for."""
+    known: dict[str, float] = {}
+
+    def found(counts: Configuration) -> float:
+        key = repr(sorted(counts.items()))
+        if key not in known:
+            known[key] = throughput(case, counts, **how)
+        return known[key]
+
+    return found
 
 
 def sustains(
@@ -282,6 +303,19 @@ def drs_best(
         lambda t: throughput(case, chosen, drs(t), **kwargs), 1000, threshold, 32
     )
     return value, chosen, threshold
+
+
+def quickest_ms(
+    repeats: int, act: Callable[..., Any], prepare: Callable[[], tuple[Any, ...]] = tuple
+) -> float:
+    """Milliseconds of the quickest `act(*prepare())`, without the preparation."""
+    best_s = float("inf")
+    for _ in range(repeats):
+        prepared = prepare()
+        began = time.perf_counter()
+        act(*prepared)
+        best_s = min(best_s, time.perf_counter() - began)
+    return best_s * 1e3
 
 
 def text(counts: Configuration) -> str:

@@ -241,19 +241,21 @@ class Seen:
         )
 
     def rows(self, reasons: list[str]) -> list[Row]:
-        case = self.fault
+        figures = {
+            "in flight": self.in_flight,
+            "sent": self.sent,
+            "answered": self.answered,
+            "refused": sum(self.reasons.values()),
+            "lost": self.lost,
+            "overdue": self.overdue,
+            "duplicated": self.duplicated,
+            "run twice": self.run_twice,
+            "late": self.late,
+        }
         return [
-            Row(case, "in flight", "", self.in_flight),
-            Row(case, "sent", "", self.sent),
-            Row(case, "answered", "", self.answered),
-            Row(case, "refused", "", sum(self.reasons.values())),
-            Row(case, "lost", "", self.lost),
-            Row(case, "overdue", "", self.overdue),
-            Row(case, "duplicated", "", self.duplicated),
-            Row(case, "run twice", "", self.run_twice),
-            Row(case, "late", "", self.late),
-            Row(case, "recovery", "s", self.recovery_s),
-            *(Row(f"refused, by reason · {case}", r, "", self.reasons[r]) for r in reasons),
+            *(Row(self.fault, metric, "", value) for metric, value in figures.items()),
+            Row(self.fault, "recovery", "s", self.recovery_s),
+            *(Row(f"refused, by reason · {self.fault}", r, "", self.reasons[r]) for r in reasons),
         ]
 
 

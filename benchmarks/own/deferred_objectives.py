@@ -20,8 +20,8 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from benchmarks.harness.rows import Row
-from benchmarks.symphony.systems import search
-from ray_slo.core import Cluster, LatencyProfile, Model, Variant
+from benchmarks.symphony.systems import System, alike, goodput, search
+from ray_slo.core import Cluster, LatencyProfile
 from ray_slo.policies import make_policy
 from ray_slo.simulation import Report, Workload, simulate
 
@@ -48,8 +48,7 @@ class Case(NamedTuple):
 
     @property
     def cluster(self) -> Cluster:
-        variant = Variant(self.name, {"default": self.profile})
-        return Cluster.uniform([Model(self.name, self.slo_ms / 1e3, (variant,))], WORKERS)
+        return alike(self.profile, self.slo_ms / 1e3, 1, WORKERS, self.name)
 
 
 RESNET = Case(
@@ -60,6 +59,21 @@ INCEPTION = Case(
     *("InceptionResNetV2", 5.090, 18.368, 70, 1083, 8, 926),
     {"Clockwork": 458, "Nexus": 618, "Shepherd": 778},
 )
+
+
+def at_goodput(case: Case, system: System, quick: bool, seed: int) -> Report | None:
+    """A run of a system at its goodput; None where that is 0."""
+    scale = case.slo_ms / RESNET.slo_ms
+    return goodput(
+        system,
+        case.cluster,
+        Workload.poisson(case.bound),
+        start_rate=0.8 * case.bound,
+        tolerance=0.02 if quick else 0.005,
+        warmup_s=(1 if quick else 5) * scale,
+        duration_s=(3 if quick else 25) * scale,
+        seed=seed,
+    ).report
 
 
 def staggered_bound(profile: LatencyProfile, slo_s: float, workers: int) -> tuple[int, float]:

@@ -11,18 +11,9 @@ from functools import partial
 
 from benchmarks.harness.plots import plot_series
 from benchmarks.harness.rows import Row
-from benchmarks.ramsis.systems import (
-    IMAGE_WORKERS,
-    LOADS,
-    cluster,
-    image_task,
-    ramsis,
-    rows_of,
-    under_load,
-)
+from benchmarks.ramsis.systems import image_rows, ramsis
 
 SOURCE = "RAMSIS Appendix C, Figure 10"
-SLO_MS = 150.0
 STEPS = {
     "FLD, D = 2": {"num_slacks": 2},
     "FLD, D = 10": {"num_slacks": 10},
@@ -32,14 +23,11 @@ STEPS = {
 
 
 def run(quick: bool, seed: int) -> list[Row]:
-    points = under_load(
-        cluster(image_task(), SLO_MS / 1e3, IMAGE_WORKERS),
+    return image_rows(
         lambda load: {name: ramsis(load, options=options) for name, options in STEPS.items()},
-        quick=quick,
-        seed=seed,
-        loads=(800, 2400) if quick else LOADS,
+        quick,
+        seed,
     )
-    return rows_of(f"image, SLO {SLO_MS:g} ms, {IMAGE_WORKERS} workers", points, "{:g}/s")
 
 
 plot = partial(plot_series, x_label="load (requests/s)")

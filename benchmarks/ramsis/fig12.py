@@ -11,20 +11,7 @@ from functools import partial
 
 from benchmarks.harness.plots import plot_series
 from benchmarks.harness.rows import Row
-from benchmarks.ramsis.systems import (
-    IMAGE_WORKERS,
-    JELLYFISH,
-    LOADS,
-    RAMSIS,
-    Measured,
-    System,
-    cluster,
-    image_task,
-    jellyfish,
-    ramsis,
-    rows_of,
-    under_load,
-)
+from benchmarks.ramsis import systems
 
 SOURCE = "RAMSIS Appendix E, Figure 12"
 SLO_MS = 150.0
@@ -32,22 +19,27 @@ FEW = ("shufflenet_v2_x0_5", "efficientnet_b2", "efficientnet_v2_s")
 
 
 def run(quick: bool, seed: int) -> list[Row]:
-    points: Measured = {}
-    every = image_task()
+    points: systems.Measured = {}
+    every = systems.image_task()
     for variants in (every, [v for v in every if v.name in FEW]):
         label = f"{len(variants)} models"
 
-        def systems_at(load: float, label: str = label) -> dict[str, System]:
-            return {f"{RAMSIS}, {label}": ramsis(load), f"{JELLYFISH}, {label}": jellyfish(load)}
+        def systems_at(load: float, label: str = label) -> dict[str, systems.System]:
+            return {
+                f"{systems.RAMSIS}, {label}": systems.ramsis(load),
+                f"{systems.JELLYFISH}, {label}": systems.jellyfish(load),
+            }
 
-        points |= under_load(
-            cluster(variants, SLO_MS / 1e3, IMAGE_WORKERS),
+        points |= systems.under_load(
+            systems.cluster(variants, SLO_MS / 1e3, systems.IMAGE_WORKERS),
             systems_at,
             quick=quick,
             seed=seed,
-            loads=(800, 2400) if quick else LOADS,
+            loads=(800, 2400) if quick else systems.LOADS,
         )
-    return rows_of(f"image, SLO {SLO_MS:g} ms, {IMAGE_WORKERS} workers", points, "{:g}/s")
+    return systems.rows_of(
+        f"image, SLO {SLO_MS:g} ms, {systems.IMAGE_WORKERS} workers", points, "{:g}/s"
+    )
 
 
 plot = partial(plot_series, x_label="load (requests/s)")

@@ -29,11 +29,11 @@ from benchmarks.ramsis.systems import (
     TEXT_SLOS_MS,
     TEXT_WORKERS,
     cluster,
+    every_system,
     gains,
     image_task,
     rows_of,
     switching_limits,
-    systems,
     text_task,
     under_load,
 )
@@ -93,7 +93,7 @@ def run(quick: bool, seed: int) -> list[Row]:
             limits = switching_limits(here, quick=quick, loads=loads)
             points = under_load(
                 here,
-                partial(systems, limits),
+                partial(every_system, limits),
                 quick=quick,
                 seed=seed,
                 loads=loads,

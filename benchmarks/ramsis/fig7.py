@@ -15,18 +15,7 @@ from functools import partial
 from benchmarks.harness.data import published
 from benchmarks.harness.plots import plot_series
 from benchmarks.harness.rows import Row
-from benchmarks.ramsis.systems import (
-    LOADS,
-    Measured,
-    cluster,
-    constant,
-    image_task,
-    measure,
-    ramsis,
-    read_variants,
-    rows_of,
-    shown,
-)
+from benchmarks.ramsis import systems
 from ray_slo.planning.ramsis import Problem, Table, solve
 
 SOURCE = "RAMSIS §7.3.1, Figure 7"
@@ -36,24 +25,31 @@ EXPECTED, SIMULATED, VARYING = "expected", "simulated", "varying"
 
 def run(quick: bool, seed: int) -> list[Row]:
     rows: list[Row] = []
-    variants = image_task()
-    medians = {v.name: v for v in read_variants(published("ramsis/image_profiles.csv"), "p50")}
+    variants = systems.image_task()
+    medians = {
+        v.name: v for v in systems.read_variants(published("ramsis/image_profiles.csv"), "p50")
+    }
     for workers in (60,) if quick else (40, 60, 80):
-        points: Measured = {EXPECTED: {}, SIMULATED: {}, VARYING: {}}
-        here = cluster(variants, SLO_S, workers)
-        truth = cluster([medians[v.name] for v in variants], SLO_S, workers)
-        for load in (800, 2400) if quick else LOADS:
+        points: systems.Measured = {EXPECTED: {}, SIMULATED: {}, VARYING: {}}
+        here = systems.cluster(variants, SLO_S, workers)
+        truth = systems.cluster([medians[v.name] for v in variants], SLO_S, workers)
+        for load in (800, 2400) if quick else systems.LOADS:
             solved: list[Table] = []
 
             def keep(problem: Problem, solved: list[Table] = solved) -> Table:
                 solved.append(solve(problem))
                 return solved[0]
 
-            policy, kwargs = ramsis(load)
+            policy, kwargs = systems.ramsis(load)
             kwargs["solver"] = keep
             seconds = 3.0 if quick else 30.0
-            points[SIMULATED][load] = measure(
-                policy, here, constant(load), policy_kwargs=kwargs, duration_s=seconds, seed=seed
+            points[SIMULATED][load] = systems.measure(
+                policy,
+                here,
+                systems.constant(load),
+                policy_kwargs=kwargs,
+                duration_s=seconds,
+                seed=seed,
             )
             (table,) = solved
             points[EXPECTED][load] = {
@@ -61,10 +57,10 @@ def run(quick: bool, seed: int) -> list[Row]:
                 "violation_rate": table.violation_rate,
             }
             kwargs["solver"] = lambda problem, table=table: table
-            points[VARYING][load] = measure(
+            points[VARYING][load] = systems.measure(
                 policy,
                 here,
-                constant(load),
+                systems.constant(load),
                 policy_kwargs=kwargs,
                 duration_s=seconds,
                 seed=seed,
@@ -72,11 +68,11 @@ def run(quick: bool, seed: int) -> list[Row]:
                 latency_noise=0.05,
             )
         title = f"image, SLO {1e3 * SLO_S:g} ms, {workers} workers"
-        rows += rows_of(title, points, "{:g}/s")
+        rows += systems.rows_of(title, points, "{:g}/s")
         rows += [
             Row(f"{title}, expected − simulated · accuracy", f"gap at {load:g}/s", "points", gap)
             for load in points[EXPECTED]
-            if shown(points[SIMULATED][load])
+            if systems.shown(points[SIMULATED][load])
             for gap in [points[EXPECTED][load]["accuracy"] - points[SIMULATED][load]["accuracy"]]
         ]
     return rows

@@ -12,45 +12,31 @@ from functools import partial
 
 from benchmarks.harness.plots import plot_series
 from benchmarks.harness.rows import Row
-from benchmarks.ramsis.systems import (
-    LOADS,
-    RAMSIS,
-    SWITCHING,
-    Measured,
-    System,
-    cluster,
-    image_task,
-    interpolated,
-    ramsis,
-    rows_of,
-    switching,
-    switching_limits,
-    under_load,
-)
+from benchmarks.ramsis import systems
 
 SOURCE = "RAMSIS §7.3.2, Figure 8"
 WORKERS, SLO_MS = 100, 150.0
 
 
 def run(quick: bool, seed: int) -> list[Row]:
-    points: Measured = {}
-    loads = (2400,) if quick else LOADS
-    few = image_task()
-    for variants in (few, interpolated(few)):
-        here = cluster(variants, SLO_MS / 1e3, WORKERS)
-        limits = switching_limits(here, quick=quick, loads=loads, slos=100.0)
+    points: systems.Measured = {}
+    loads = (2400,) if quick else systems.LOADS
+    few = systems.image_task()
+    for variants in (few, systems.interpolated(few)):
+        here = systems.cluster(variants, SLO_MS / 1e3, WORKERS)
+        limits = systems.switching_limits(here, quick=quick, loads=loads, slos=100.0)
         label = f"{len(variants)} models"
 
         def systems_at(
             load: float, limits: dict[str, float] = limits, label: str = label
-        ) -> dict[str, System]:
+        ) -> dict[str, systems.System]:
             return {
-                f"{RAMSIS}, {label}": ramsis(load),
-                f"{SWITCHING}, {label}": switching(limits, load),
+                f"{systems.RAMSIS}, {label}": systems.ramsis(load),
+                f"{systems.SWITCHING}, {label}": systems.switching(limits, load),
             }
 
-        points |= under_load(here, systems_at, quick=quick, seed=seed, loads=loads)
-    return rows_of(f"image, SLO {SLO_MS:g} ms, {WORKERS} workers", points, "{:g}/s")
+        points |= systems.under_load(here, systems_at, quick=quick, seed=seed, loads=loads)
+    return systems.rows_of(f"image, SLO {SLO_MS:g} ms, {WORKERS} workers", points, "{:g}/s")
 
 
 plot = partial(plot_series, x_label="load (requests/s)")

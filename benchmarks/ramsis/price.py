@@ -19,24 +19,7 @@ from functools import partial
 
 from benchmarks.harness.plots import plot_series
 from benchmarks.harness.rows import Row
-from benchmarks.ramsis.systems import (
-    HARDWARE,
-    IMAGE_WORKERS,
-    MODEL,
-    RAMSIS,
-    TEXT_WORKERS,
-    Measured,
-    System,
-    cluster,
-    constant,
-    image_task,
-    measure,
-    ramsis,
-    rows_of,
-    shown,
-    text_task,
-    twitter,
-)
+from benchmarks.ramsis import systems
 from ray_slo.core import Variant
 from ray_slo.planning import fluid
 
@@ -52,14 +35,16 @@ SHAPE = 0.3
 
 def fluid_accuracy(variants: Sequence[Variant], slo_s: float, workers: int, load: float) -> float:
     """Percent; NaN where not every request can be served."""
-    models = cluster(variants, slo_s, workers).models.values()
-    found = fluid.solve(fluid.Problem(list(models), {MODEL: load}, {HARDWARE: workers}))
+    models = systems.cluster(variants, slo_s, workers).models.values()
+    found = fluid.solve(
+        fluid.Problem(list(models), {systems.MODEL: load}, {systems.HARDWARE: workers})
+    )
     return found.accuracy if found.feasible else float("nan")
 
 
 def run(quick: bool, seed: int) -> list[Row]:
-    image = "image", image_task(), IMAGE_WORKERS, 0.15
-    text = "text", text_task(), TEXT_WORKERS, 0.1
+    image = "image", systems.image_task(), systems.IMAGE_WORKERS, 0.15
+    text = "text", systems.text_task(), systems.TEXT_WORKERS, 0.1
     rows: list[Row] = []
     for (task, variants, workers, slo_s), shape, loads in (
         (image, 1.0, (800, 2000, 3200) if quick else LOADS),
@@ -67,16 +52,19 @@ def run(quick: bool, seed: int) -> list[Row]:
         (image, SHAPE, (2000,) if quick else LOADS),
         (text, SHAPE, (1600,) if quick else LOADS),
     ):
-        points: Measured = {}
+        points: systems.Measured = {}
         for load in loads:
-            systems: dict[str, System] = {"price": ("price", {}), RAMSIS: ramsis(load)}
+            chosen: dict[str, systems.System] = {
+                "price": ("price", {}),
+                systems.RAMSIS: systems.ramsis(load),
+            }
             if not quick:
-                systems[DROPS] = "ramsis", {"load_rps": load}
-            for name, (policy, kwargs) in systems.items():
-                points.setdefault(name, {})[load] = measure(
+                chosen[DROPS] = "ramsis", {"load_rps": load}
+            for name, (policy, kwargs) in chosen.items():
+                points.setdefault(name, {})[load] = systems.measure(
                     policy,
-                    cluster(variants, slo_s, workers),
-                    constant(load, shape),
+                    systems.cluster(variants, slo_s, workers),
+                    systems.constant(load, shape),
                     policy_kwargs=kwargs,
                     duration_s=3.0 if quick else 30.0,
                     seed=seed,
@@ -92,17 +80,17 @@ def run(quick: bool, seed: int) -> list[Row]:
             )
             for load in loads
         ]
-        rows += rows_of(title, points, "{:g}/s")
+        rows += systems.rows_of(title, points, "{:g}/s")
         rows += _gains(title, points)
     if not quick:
         rows += _trace(image[1], seed)
     return rows
 
 
-def _gains(title: str, points: Measured) -> list[Row]:
+def _gains(title: str, points: systems.Measured) -> list[Row]:
     """Price over RAMSIS at the loads where that is late for at most 5 %."""
-    ours, theirs = points["price"], points[RAMSIS]
-    gains = [ours[x]["accuracy"] - p["accuracy"] for x, p in theirs.items() if shown(p)]
+    ours, theirs = points["price"], points[systems.RAMSIS]
+    gains = [ours[x]["accuracy"] - p["accuracy"] for x, p in theirs.items() if systems.shown(p)]
     later = [x for x, p in theirs.items() if ours[x]["violation_rate"] > p["violation_rate"]]
     case = f"price over RAMSIS · {title}"
     return [
@@ -117,11 +105,14 @@ def _trace(variants: Sequence[Variant], seed: int) -> list[Row]:
     """Both measure the load."""
     rows = []
     for workers in (60, 80, 100):
-        for name, (policy, kwargs) in {"price": ("price", {}), RAMSIS: ramsis()}.items():
-            found = measure(
+        for name, (policy, kwargs) in {
+            "price": ("price", {}),
+            systems.RAMSIS: systems.ramsis(),
+        }.items():
+            found = systems.measure(
                 policy,
-                cluster(variants, 0.15, workers),
-                twitter(),
+                systems.cluster(variants, 0.15, workers),
+                systems.twitter(),
                 policy_kwargs=kwargs,
                 seed=seed,
             )

@@ -24,16 +24,7 @@ from typing import Any
 
 from benchmarks.harness.plots import plot_series
 from benchmarks.harness.rows import Row
-from benchmarks.ramsis.systems import (
-    HARDWARE,
-    IMAGE_WORKERS,
-    Measured,
-    System,
-    cluster,
-    constant,
-    image_task,
-    measure,
-)
+from benchmarks.ramsis import systems
 from ray_slo.core import Cluster, Variant
 
 SOURCE = "ray-slo, RAMSIS §7.2"
@@ -42,8 +33,8 @@ MARGIN_MS = 15.0
 
 
 def run(quick: bool, seed: int) -> list[Row]:
-    variants = image_task()
-    here = cluster(variants, 0.15, IMAGE_WORKERS)
+    variants = systems.image_task()
+    here = systems.cluster(variants, 0.15, systems.IMAGE_WORKERS)
     worlds: dict[str, tuple[float, dict[str, Any]]] = {
         "exact": (1.0, {}),
         "varies by 5 %": (1.0, {"latency_noise": 0.05}),
@@ -57,13 +48,13 @@ def run(quick: bool, seed: int) -> list[Row]:
         worlds = {name: worlds[name] for name in ("exact", "varies by 10 %", "bursty")}
     rows: list[Row] = []
     for world, (shape, options) in worlds.items():
-        points: Measured = {}
+        points: systems.Measured = {}
         for load in loads:
             for name, (policy, kwargs) in _systems(load).items():
-                points.setdefault(name, {})[load] = measure(
+                points.setdefault(name, {})[load] = systems.measure(
                     policy,
                     here,
-                    constant(load, shape),
+                    systems.constant(load, shape),
                     policy_kwargs=kwargs,
                     duration_s=3.0 if quick else 10.0,
                     seed=seed,
@@ -78,7 +69,7 @@ def run(quick: bool, seed: int) -> list[Row]:
     return rows
 
 
-def _systems(load: float) -> dict[str, System]:
+def _systems(load: float) -> dict[str, systems.System]:
     return {
         "price": ("price", {}),
         "ramsis": ("ramsis", {"load_rps": load}),
@@ -88,10 +79,10 @@ def _systems(load: float) -> dict[str, System]:
 
 def _scaled(variants: Sequence[Variant], factor: float) -> Cluster:
     slower = [
-        Variant(v.name, {HARDWARE: v.profiles[HARDWARE].scaled(factor)}, v.accuracy)
+        Variant(v.name, {systems.HARDWARE: v.profiles[systems.HARDWARE].scaled(factor)}, v.accuracy)
         for v in variants
     ]
-    return cluster(slower, 0.15, IMAGE_WORKERS)
+    return systems.cluster(slower, 0.15, systems.IMAGE_WORKERS)
 
 
 plot = partial(plot_series, x_label="load (requests/s)")

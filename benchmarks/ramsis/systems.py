@@ -242,7 +242,7 @@ def greedy() -> System:
     return "benchmarks.peers.greedy:Greedy", {}
 
 
-def systems(limits: Mapping[str, float], load: float | None = None) -> dict[str, System]:
+def every_system(limits: Mapping[str, float], load: float | None = None) -> dict[str, System]:
     """Those of the paper, our default and greedy.
 
     Args:
@@ -289,6 +289,19 @@ def under_load(
                 seed=seed,
             )
     return points
+
+
+def image_rows(
+    systems_at: Callable[[float], Mapping[str, System]],
+    quick: bool,
+    seed: int,
+    quick_loads: Sequence[float] = (800, 2400),
+) -> list[Row]:
+    """Systems on the image task: 60 workers, SLO 150 ms, constant loads."""
+    here = cluster(image_task(), 0.15, IMAGE_WORKERS)
+    loads = quick_loads if quick else LOADS
+    points = under_load(here, systems_at, quick=quick, seed=seed, loads=loads)
+    return rows_of(f"image, SLO 150 ms, {IMAGE_WORKERS} workers", points, "{:g}/s")
 
 
 # Rows --------------------------------------------------------------------------------------------

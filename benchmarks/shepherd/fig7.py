@@ -18,16 +18,7 @@ from functools import partial
 
 from benchmarks.harness.plots import plot_series
 from benchmarks.harness.rows import Row
-from benchmarks.shepherd.systems import (
-    OVERHEADS,
-    WORKERS,
-    WORKLOADS,
-    compared,
-    run_system,
-    systems,
-    traces,
-    zoo,
-)
+from benchmarks.shepherd import systems
 
 SOURCE = "SHEPHERD §7.1, Figure 7"
 PAPER = {
@@ -45,28 +36,28 @@ PAPER_BUSY = {  # per cent: at least for SHEPHERD and Clockwork, at most for Nex
 
 
 def run(quick: bool, seed: int) -> list[Row]:
-    models = zoo()
+    models = systems.zoo()
     names = [m.name for m in models]
     loads = (3_000, 144_000) if quick else (3_000, 6_000, 12_000, 24_000, 72_000, 144_000)
     rows = []
-    for workload, burst in WORKLOADS.items():
+    for workload, burst in systems.WORKLOADS.items():
         goodput: dict[str, dict[float, float]] = {}
         busy: dict[str, dict[float, float]] = {}
         for load in loads:
             longest_s, requests, intervals = (3.0, 25_000, 2) if quick else (10.0, 80_000, 3)
             interval_s = min(longest_s, requests / load)
-            arrivals = traces(names, load, intervals, interval_s, burst)
-            for name in systems(interval_s):
-                if quick and name == OVERHEADS:
+            arrivals = systems.traces(names, load, intervals, interval_s, burst)
+            for name in systems.systems(interval_s):
+                if quick and name == systems.OVERHEADS:
                     continue  # the slowest to simulate
-                report = run_system(
-                    name, models, WORKERS, arrivals, interval_s=interval_s, seed=seed
+                report = systems.run_system(
+                    name, models, systems.WORKERS, arrivals, interval_s=interval_s, seed=seed
                 )
                 goodput.setdefault(name, {})[load] = report.goodput
                 busy.setdefault(name, {})[load] = 100 * (1 - report.idle_fraction)
         top = loads[-1]
         paper = {(peer, float(top)): x for (w, peer), x in PAPER.items() if w == workload}
-        rows += compared(workload, goodput, "{}/s", paper)
+        rows += systems.compared(workload, goodput, "{}/s", paper)
         best = goodput["SHEPHERD"][top]
         rows += [
             Row(

@@ -16,15 +16,7 @@ from functools import partial
 
 from benchmarks.harness.plots import plot_series
 from benchmarks.harness.rows import Row
-from benchmarks.shepherd.systems import (
-    WORKERS,
-    WORKLOADS,
-    compared,
-    run_system,
-    systems,
-    traces,
-    zoo,
-)
+from benchmarks.shepherd import systems
 
 SOURCE = "SHEPHERD §7.1, Figure 9"
 RATE = 3_000
@@ -35,17 +27,17 @@ PAPER_UP_TO = {"Clockwork": 1.3, "Nexus, as planned": 38.0}
 def run(quick: bool, seed: int) -> list[Row]:
     interval_s, intervals = (3.0, 2) if quick else (10.0, 3)
     slos_ms = (20, 100, 500) if quick else SLOS_MS
-    names = [m.name for m in zoo()]
+    names = [m.name for m in systems.zoo()]
     rows = []
-    for workload, burst in WORKLOADS.items():
-        arrivals = traces(names, RATE, intervals, interval_s, burst)
-        goodput: dict[str, dict[float, float]] = {name: {} for name in systems(interval_s)}
+    for workload, burst in systems.WORKLOADS.items():
+        arrivals = systems.traces(names, RATE, intervals, interval_s, burst)
+        goodput: dict[str, dict[float, float]] = {name: {} for name in systems.systems(interval_s)}
         possible = {}
         for slo_ms in slos_ms:
-            models = zoo(slo_ms)
+            models = systems.zoo(slo_ms)
             for name, of_slo in goodput.items():
-                report = run_system(
-                    name, models, WORKERS, arrivals, interval_s=interval_s, seed=seed
+                report = systems.run_system(
+                    name, models, systems.WORKERS, arrivals, interval_s=interval_s, seed=seed
                 )
                 of_slo[slo_ms] = report.goodput
             served = [m.name for m in models if m.alpha_ms + m.beta_ms <= slo_ms]
@@ -54,7 +46,7 @@ def run(quick: bool, seed: int) -> list[Row]:
             Row(f"{workload} · can be met", f"goodput at {slo_ms} ms", "req/s", rate)
             for slo_ms, rate in possible.items()
         ]
-        rows += compared(workload, goodput, "{} ms", {})
+        rows += systems.compared(workload, goodput, "{} ms", {})
         rows += [
             Row(
                 f"{workload}, SHEPHERD over, best case · {name}",

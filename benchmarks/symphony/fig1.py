@@ -11,10 +11,9 @@ import numpy as np
 
 from benchmarks.harness.plots import plot_series
 from benchmarks.harness.rows import Row
-from benchmarks.own.deferred_objectives import INCEPTION, RESNET, WORKERS
-from benchmarks.symphony.systems import SYSTEMS, goodput
+from benchmarks.own.deferred_objectives import INCEPTION, RESNET, WORKERS, at_goodput
+from benchmarks.symphony.systems import SYSTEMS
 from benchmarks.symphony.table2 import PAPER_BATCH
-from ray_slo.simulation import Workload
 
 SOURCE = "Symphony Figure 1"
 
@@ -22,21 +21,10 @@ SOURCE = "Symphony Figure 1"
 def run(quick: bool, seed: int) -> list[Row]:
     rows: list[Row] = []
     for case in (RESNET, INCEPTION):
-        scale = case.slo_ms / RESNET.slo_ms
         for name, system in SYSTEMS.items():
-            found = goodput(
-                system,
-                case.cluster,
-                Workload.poisson(case.bound),
-                start_rate=0.8 * case.bound,
-                tolerance=0.02 if quick else 0.005,
-                warmup_s=(1 if quick else 5) * scale,
-                duration_s=(3 if quick else 25) * scale,
-                seed=seed,
-            )
-            if found.report is None:
+            if (report := at_goodput(case, system, quick, seed)) is None:
                 continue
-            sizes = found.report.batch_sizes
+            sizes = report.batch_sizes
             of_requests = np.repeat(sizes, sizes)
             for p in (5, 25, 50, 75, 95):
                 paper = PAPER_BATCH[case.name].get(name) if p == 50 else None

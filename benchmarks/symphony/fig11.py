@@ -19,8 +19,8 @@ from functools import partial
 from benchmarks.harness.plots import plot_series
 from benchmarks.harness.rows import Row
 from benchmarks.own.deferred_objectives import RESNET, staggered_bound
-from benchmarks.symphony.systems import SYSTEMS, System, goodput
-from ray_slo.core import Cluster, Model, Variant
+from benchmarks.symphony.systems import SYSTEMS, System, alike, goodput
+from ray_slo.core import Cluster
 from ray_slo.simulation import Gamma, Poisson, Workload
 from ray_slo.simulation.workloads import Zipf
 
@@ -38,11 +38,7 @@ SETUPS = {
 
 def cluster(slo_ms: float, gpus: int = GPUS) -> Cluster:
     """20 ResNet50 with one SLO."""
-    models = [
-        Model(f"m{i}", slo_ms / 1e3, (Variant(f"m{i}", {"default": RESNET.profile}),))
-        for i in range(MODELS)
-    ]
-    return Cluster.uniform(models, gpus)
+    return alike(RESNET.profile, slo_ms / 1e3, MODELS, gpus)
 
 
 def systems(period_s: float) -> dict[str, System]:

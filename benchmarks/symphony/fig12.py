@@ -17,9 +17,14 @@ import numpy as np
 
 from benchmarks.harness.plots import plot_series
 from benchmarks.harness.rows import Row
-from benchmarks.own.deferred_objectives import INCEPTION, RESNET, WORKERS, staggered_bound
-from benchmarks.symphony.systems import SYSTEMS, System, goodput
-from ray_slo.simulation import Workload
+from benchmarks.own.deferred_objectives import (
+    INCEPTION,
+    RESNET,
+    WORKERS,
+    at_goodput,
+    staggered_bound,
+)
+from benchmarks.symphony.systems import SYSTEMS, System
 
 SOURCE = "Symphony Figure 12"
 PERCENTILES = (5, 25, 50, 75, 95, 99, 100)
@@ -34,22 +39,11 @@ def run(quick: bool, seed: int) -> list[Row]:
     rows: list[Row] = []
     for case in (RESNET, INCEPTION):
         title = f"{case.name}, SLO {case.slo_ms:g} ms, {WORKERS} GPUs"
-        scale = case.slo_ms / RESNET.slo_ms
         waits: dict[str, np.ndarray] = {}
         for name, system in COMPARED.items():
-            found = goodput(
-                system,
-                case.cluster,
-                Workload.poisson(case.bound),
-                start_rate=0.8 * case.bound,
-                tolerance=0.02 if quick else 0.005,
-                warmup_s=(1 if quick else 5) * scale,
-                duration_s=(3 if quick else 25) * scale,
-                seed=seed,
-            )
-            if found.report is None:
+            if (report := at_goodput(case, system, quick, seed)) is None:
                 continue
-            waits[name] = np.percentile(found.report.queueing_s() * 1e3, PERCENTILES)
+            waits[name] = np.percentile(report.queueing_s() * 1e3, PERCENTILES)
             longest = case.slo_ms / 2 if name.startswith("Nexus, 1") else None
             rows += [
                 Row(

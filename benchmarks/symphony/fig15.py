@@ -31,6 +31,7 @@ import numpy as np
 
 from benchmarks.harness.plots import saved
 from benchmarks.harness.rows import Row
+from benchmarks.symphony.fig9 import largest
 from benchmarks.zoos import ZooModel, load
 from ray_slo.core import BatchOutcome, Cluster, Decision, Dispatch, Drop, Policy, Request, WorkerId
 from ray_slo.planning.autoscale import Limits, Problem, Signals, State, plan
@@ -170,10 +171,8 @@ def least_gpus(models: Sequence[ZooModel], rates: dict[str, list[float]]) -> np.
     """GPUs that are busy in each period if every batch is the largest with ℓ(b) ≤ SLO."""
     total = np.zeros(len(next(iter(rates.values()))))
     for m in models:
-        model = m.model()
-        profile = model.variants[0].profiles["default"]
-        batch = profile.max_batch_within(model.latency_slo_s + 1e-9)
-        total += np.array(rates[m.name]) * profile.latency(batch) / batch
+        seconds, batch = largest(m)
+        total += np.array(rates[m.name]) * seconds / batch
     return total
 
 

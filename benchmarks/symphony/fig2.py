@@ -15,8 +15,7 @@ from functools import partial
 from benchmarks.harness.plots import plot_series
 from benchmarks.harness.rows import Row
 from benchmarks.own.deferred_objectives import RESNET, staggered_bound
-from benchmarks.symphony.systems import SYSTEMS, System, run_at
-from ray_slo.core import Cluster, Model, Variant
+from benchmarks.symphony.systems import SYSTEMS, System, alike, run_at
 from ray_slo.simulation import Workload
 
 SOURCE = "Symphony Figure 2"
@@ -29,11 +28,7 @@ COMPARED: dict[str, System] = {
 
 
 def run(quick: bool, seed: int) -> list[Row]:
-    models = [
-        Model(f"m{i}", SLO_S, (Variant(f"m{i}", {"default": RESNET.profile}),))
-        for i in range(MODELS)
-    ]
-    cluster = Cluster.uniform(models, GPUS)
+    cluster = alike(RESNET.profile, SLO_S, MODELS, GPUS)
     loads = (3_000, 12_000, 20_000, 30_000) if quick else range(3_000, 30_001, 3_000)
     rows = []
     for name, system in COMPARED.items():

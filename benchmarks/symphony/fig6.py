@@ -20,9 +20,9 @@ from functools import partial
 from benchmarks.harness.plots import plot_series
 from benchmarks.harness.rows import Row
 from benchmarks.own.deferred_objectives import RESNET, staggered_bound
-from benchmarks.symphony.systems import search
+from benchmarks.symphony.systems import alike, search
 from benchmarks.zoos import load
-from ray_slo.core import Cluster, LatencyProfile, Model, Policy, Variant
+from ray_slo.core import Cluster, LatencyProfile, Policy
 from ray_slo.policies import make_policy
 from ray_slo.policies.shared.lanes import Lane
 from ray_slo.policies.timeout import Timeout
@@ -49,10 +49,7 @@ def run(quick: bool, seed: int) -> list[Row]:
     for beta in (1, 5, 15) if quick else (1, 2, 3, 5, 7, 9, 11, 13, 15):
         profile = LatencyProfile.linear(1e-3, beta * 1e-3)
         slo_s = 2 * profile(8)
-        models = [
-            Model(f"m{i}", slo_s, (Variant(f"m{i}", {"default": profile}),)) for i in range(10)
-        ]
-        cluster = Cluster.uniform(models, 32)
+        cluster = alike(profile, slo_s, 10, 32)
         eager = _goodput(lambda: make_policy("eager"), cluster, quick, seed)
         for yardstick, kwargs in (("as Algorithm 1", ALGORITHM_1), ("default", {})):
             deferred = _goodput(lambda k=kwargs: make_policy("deferred", k), cluster, quick, seed)
@@ -67,11 +64,10 @@ def run(quick: bool, seed: int) -> list[Row]:
     rows.sort(key=lambda row: row.case)
 
     gpus = 16 if quick else 64
-    single = Model("ResNet50", 0.05, (Variant("ResNet50", {"default": RESNET.profile}),))
     mixed = [m.model() for m in load("symphony_a100").values()]
     shares = (0, 20, 40, 60) if quick else range(0, 91, 10)
     for title, cluster in (
-        ("(b) timeouts, ResNet50 on 8 GPUs", Cluster.uniform([single], 8)),
+        ("(b) timeouts, ResNet50 on 8 GPUs", alike(RESNET.profile, 0.05, 1, 8)),
         (f"(b) timeouts, 37 models on {gpus} GPUs", Cluster.uniform(mixed, gpus)),
     ):
         timeouts = {

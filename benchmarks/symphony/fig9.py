@@ -48,13 +48,16 @@ COMPARED: dict[str, System] = {
 
 def upper_bound(models: Sequence[ZooModel], gpus: int) -> float:
     """Requests per second with equal rates that no scheduler can exceed."""
-    per_round = 0.0  # GPU seconds for one request of each
-    for m in models:
-        model = m.model()
-        profile = model.variants[0].profiles["default"]
-        batch = profile.max_batch_within(model.latency_slo_s + 1e-9)
-        per_round += profile.latency(batch) / batch
+    per_round = sum(seconds / batch for seconds, batch in map(largest, models))  # of GPUs
     return gpus * len(models) / per_round
+
+
+def largest(zoo_model: ZooModel) -> tuple[float, int]:
+    """Latency in seconds and size of the largest batch with ℓ(b) ≤ SLO."""
+    model = zoo_model.model()
+    profile = model.variants[0].profiles["default"]
+    batch = profile.max_batch_within(model.latency_slo_s + 1e-9)
+    return profile.latency(batch), batch
 
 
 def run(quick: bool, seed: int) -> list[Row]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ray_slo.core import Cluster, Policy
+from ray_slo.core import Cluster, LatencyProfile, Model, Policy, Variant
 from ray_slo.policies import make_policy
 from ray_slo.simulation import GoodputResult, Report, Workload, goodput_search, simulate
 
@@ -26,6 +26,15 @@ SYSTEMS: dict[str, System] = {
 Shepherd gathers batches as its Algorithm 2 is written, which is what Symphony compared with;
 `flex` by default gathers the largest set that can be served together, and does better.
 """
+
+
+def alike(
+    profile: LatencyProfile, slo_s: float, models: int, gpus: int, name: str = "m{}"
+) -> Cluster:
+    """Models that differ in their names only."""
+    names = [name.format(i) for i in range(models)]
+    each = [Model(n, slo_s, (Variant(n, {"default": profile}),)) for n in names]
+    return Cluster.uniform(each, gpus)
 
 
 def goodput(
