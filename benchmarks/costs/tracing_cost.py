@@ -126,7 +126,7 @@ def _tracing(on: bool) -> Iterator[None]:
     from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
     from opentelemetry.sdk.trace.sampling import ParentBasedTraceIdRatio
 
-    from ray_slo.serve.watch import tracing
+    from ray_slo.serve.watch import spans, tracing
 
     class Drop(SpanExporter):
         def export(self, spans: Any) -> SpanExportResult:
@@ -138,7 +138,7 @@ def _tracing(on: bool) -> Iterator[None]:
     tracer = provider.get_tracer("ray_slo")
     with (
         mock.patch.object(tracing.serve_tracing, "is_enabled", lambda: on),
-        mock.patch.object(tracing, "_tracer", lambda: tracer),
+        mock.patch.object(spans, "tracer", lambda: tracer),
     ):
         yield
     provider.shutdown()
