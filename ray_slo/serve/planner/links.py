@@ -11,8 +11,8 @@ import itertools
 import logging
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from typing import Any, Protocol
+from collections.abc import Coroutine, Iterable, Mapping
+from typing import Any, Protocol, TypeVar
 
 from ray_slo.core import LatencyProfile
 from ray_slo.core.cluster import Assigned
@@ -31,6 +31,8 @@ from ray_slo.serve.scheduler.channel import Channel, WorkerLink
 from ray_slo.serve.watch.metrics import PlanMetrics
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 _ANSWER_S = 10.0  # more than a long poll takes
 _AGAIN_S = 0.3  # after the planner could not be reached
@@ -163,6 +165,7 @@ class Follower:
         self._link = link or PlannerLink(spec, app_key)
         self._refs = spec.variants()
         self._had: str | None = None  # names the last answer
+        self._latest: Wanted | None = None
         self._group: str | None = None
         self._failures = itertools.count(1)
         self._errors: dict[str, tuple[str, float]] = {}  # why, and number of the failure
@@ -178,44 +181,39 @@ class Follower:
         Raises:
             Exception: whatever keeps it from serving; the worker ends.
         """
-        wanted, ready = None, False
+        ready = False
         while not ready:
-            while wanted is None:
-                wanted = await self._ask()
-            first = asyncio.ensure_future(self.first(wanted))
-            wanted = None
-            while not first.done():
-                asking = asyncio.ensure_future(self._ask())  # or we are taken for dead
-                await asyncio.wait({first, asking}, return_when=asyncio.FIRST_COMPLETED)
-                if asking.done():
-                    wanted = asking.result() or wanted
-                asking.cancel()
-            ready = await first
+            ready = await self._while_asking(self.first(await self._orders()))
 
     async def follow(self) -> None:
         """Do what is wanted, for ever."""
         self._ready = True
-        doing: asyncio.Task[None] | None = None
-        latest: Wanted | None = None
+        while True:
+            try:
+                await self._while_asking(self.do(await self._orders()))
+            except Exception:
+                logger.exception("could not take up what is wanted")
+
+    async def _orders(self) -> Wanted:
+        """The newest orders that were not taken up yet."""
+        while (wanted := self._latest) is None:
+            self._latest = await self._ask()
+        self._latest = None
+        return wanted
+
+    async def _while_asking(self, doing: Coroutine[Any, Any, T]) -> T:
+        """Do it, and ask meanwhile, or the planner would take the worker for dead."""
+        task = asyncio.ensure_future(doing)
         try:
-            while True:
+            while not task.done():
                 asking = asyncio.ensure_future(self._ask())
-                await asyncio.wait(
-                    {asking} if doing is None else {asking, doing},
-                    return_when=asyncio.FIRST_COMPLETED,
-                )
+                await asyncio.wait({task, asking}, return_when=asyncio.FIRST_COMPLETED)
                 if asking.done():
-                    latest = asking.result() or latest
+                    self._latest = asking.result() or self._latest
                 asking.cancel()
-                if doing is not None and doing.done():
-                    if (error := doing.exception()) is not None:
-                        logger.error("could not take up what is wanted", exc_info=error)
-                    doing = None
-                elif doing is None and latest is not None:
-                    doing, latest = asyncio.ensure_future(self.do(latest)), None
+            return await task
         finally:
-            if doing is not None:
-                doing.cancel()
+            task.cancel()
 
     def leave(self) -> None:
         """Tell the planner, if it is there, that the worker is going. Does not wait."""

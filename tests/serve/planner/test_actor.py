@@ -141,7 +141,7 @@ def test_a_change_of_demand_is_planned_for_before_the_interval_is_over():
         spec = spec_of()
         cluster = Cluster(spec, "a", "b")
         with actor_of(spec) as actor:
-            actor._brain.counted(
+            actor.planning.brain.counted(
                 time.monotonic() - 30, 0.1, Counts({"detect": 1})
             )  # it has listened a while
             await cluster.settle(actor)
@@ -157,15 +157,15 @@ def test_a_dry_run_says_what_it_would_do_and_does_nothing(monkeypatch):
     async def scenario():
         spec = spec_of()
         cluster = Cluster(spec, "a", "b")
-        with actor_of(spec) as actor:
+        with actor_of(spec, gap_s=3600) as actor:  # it does not plan itself
             with pytest.raises(ConfigError, match="no worker is there yet"):
                 await actor.dry_run()
             before = await cluster.settle(actor)
             same = await actor.dry_run()
             assert same["replicas"] == {"default": {"running": 2, "target": 2, "would": 2}}
             assert all(w["does"] == w["would"] and not w["load"] for w in same["workers"].values())
-            monkeypatch.setattr(actor._brain, "rate", lambda now: 60.0)  # what is heard fades
-            actor._planning = asyncio.ensure_future(asyncio.sleep(60))  # it does not plan itself
+            # What is heard fades.
+            monkeypatch.setattr(actor.planning.brain, "rate", lambda now: 60.0)
             would = await actor.dry_run()
             assert would["replicas"] == {"default": {"running": 2, "target": 2, "would": 4}}
             assert "Accuracy scaling" in would["why"]
@@ -181,7 +181,6 @@ def test_a_dry_run_says_what_it_would_do_and_does_nothing(monkeypatch):
             actor.aside = broken
             with pytest.raises(ConfigError, match="planning failed: RuntimeError: the solver"):
                 await actor.dry_run()
-            actor._planning.cancel()
 
     clock.run(scenario())
 
@@ -364,7 +363,7 @@ def test_what_was_planned_and_why_is_logged(tmp_path):
         spec = spec_of(decision_log={"dir": str(tmp_path), "flush_s": 0.05})
         cluster = Cluster(spec, "a", "b")
         with actor_of(spec) as actor:
-            actor._brain.counted(time.monotonic() - 30, 0.1, Counts({"detect": 1}))
+            actor.planning.brain.counted(time.monotonic() - 30, 0.1, Counts({"detect": 1}))
             await cluster.settle(actor)
             cluster.requests = 40
             await cluster.until(actor, lambda status: status["targets"]["default"] > 2)
@@ -376,7 +375,7 @@ def test_what_was_planned_and_why_is_logged(tmp_path):
             )
             await actor.frontend(says)
             await actor.replan()
-            actor._log.close(20.0)
+            actor.planning.log.close(20.0)
 
     clock.run(scenario())
     (planner,) = read(tmp_path)
@@ -405,12 +404,14 @@ def test_what_changed_is_said_rather_than_that_it_was_time_anyway(monkeypatch):
         cluster = Cluster(spec, "a", "b")
         with actor_of(spec) as actor:
             await cluster.settle(actor)
-            monkeypatch.setattr(actor._brain, "due", lambda now, seen: reasons[0])
-            later = actor._tried_at + 3600
+            monkeypatch.setattr(actor.planning.brain, "due", lambda now, seen: reasons[0])
+            later = time.monotonic() + 3600
             for reasons in ([""], ["arguments changed"]):
-                assert actor._plan_is_due(later) == (reasons[0] or "period")
-            actor._failed = True  # what changed since then may not be why
-            assert actor._plan_is_due(later) == "period"
+                assert actor.planning.due(later) == (reasons[0] or "period")
+            actor.aside = broken  # what changed since then may not be why
+            await actor.replan()
+            later = time.monotonic() + 3600
+            assert actor.planning.due(later) == "period"
 
     clock.run(scenario())
 
@@ -422,7 +423,7 @@ def test_a_successors_first_plan_is_told_against_what_runs(tmp_path):
         for _ in range(2):
             with actor_of(spec) as actor:
                 await cluster.settle(actor)
-                actor._log.close(20.0)
+                actor.planning.log.close(20.0)
 
     clock.run(scenario())
     before, after = sorted(read(tmp_path), key=lambda planner: planner.plans[0].at)

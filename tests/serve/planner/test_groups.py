@@ -173,7 +173,7 @@ def test_an_infeasible_problem_later_on_moves_nothing():
         cluster = Cluster(spec)
         with planner_of(spec) as planner:
             before = models_of(await cluster.settle(planner))
-            planner._spec.planner.kwargs["memory_mb"] = 1  # three groups, for two workers
+            spec.planner.kwargs["memory_mb"] = 1  # three groups, for two workers
             await planner.replan(cluster.says())
             status = await cluster.settle(planner)
             assert models_of(status) == before
@@ -270,7 +270,7 @@ def test_layouts_and_why_are_logged(tmp_path):
             await cluster.settle(planner)
             planner.aside = broken
             await planner.replan(cluster.says())
-            planner._log.close(20.0)
+            planner.planning.log.close(20.0)
             return group
 
     group = clock.run(scenario())

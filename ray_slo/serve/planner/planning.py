@@ -1,0 +1,416 @@
+"""When an application is planned, what becomes of it, and what is logged."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import copy
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+from ray_slo.planning.brains.brain import (
+    FIRST,
+    RESTARTED,
+    FrontendHears,
+    FrontendSays,
+    NotYet,
+    Plans,
+    Seen,
+    Verdict,
+    Wanted,
+    WorkerSays,
+)
+from ray_slo.serve.config.spec import AppSpec
+from ray_slo.serve.errors import ConfigError, UnknownModel
+from ray_slo.serve.planner import told
+from ray_slo.serve.planner.heard import Heard
+from ray_slo.serve.planner.registry import make_brain, setting
+from ray_slo.serve.watch.logs import open_plan_log
+
+logger = logging.getLogger(__name__)
+
+Aside = Callable[[Callable[[Any], Any], Any], Awaitable[Any]]
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How often things are done, in seconds.
+
+    Attributes:
+        step_s: between looks at what is due.
+        poll_s: a worker's long poll returns after this, so that the silent are noticed.
+        report_s: a frontend's does: it reports twice a second.
+        gone_s: workers and frontends are taken for dead after this silence.
+        gap_s: between plans, however much changes.
+        retry_s: after planning failed.
+        remind_s: between profiles for frontends.
+        avoid_s: a variant that could not be loaded is avoided for so long.
+    """
+
+    step_s: float = 0.2
+    poll_s: float = 2.0
+    report_s: float = 0.5
+    gone_s: float = 10.0
+    gap_s: float = 1.0
+    retry_s: float = 10.0
+    remind_s: float = 20.0
+    avoid_s: float = 60.0
+
+
+class Planning:
+    """Plans one release of an application, and sees to it that workers and frontends hear of it.
+
+    Attributes:
+        brain: decides.
+        heard: of workers and frontends.
+        wanted: of each worker.
+        planned_at: when the plan in force was made; None before there is one.
+        plans: how many were made.
+        error: what is wrong with the plan, or with the last attempt to make one.
+
+    Args:
+        epoch: names this planner.
+        aside: runs a function of one argument elsewhere.
+    """
+
+    def __init__(self, spec: AppSpec, epoch: str, aside: Aside, pace: Pace) -> None:
+        self._spec = spec
+        self._epoch = epoch
+        self._aside = aside
+        self._pace = pace
+        self.brain = make_brain(spec)
+        self._started = time.monotonic()
+        self.heard = Heard(self._started, pace.gone_s, pace.avoid_s)
+        self.log = open_plan_log(spec, epoch)
+        self.wanted: dict[str, Wanted] = {}
+        self.planned_at: float | None = None
+        self.plans = Plans(epoch)
+        self.error: str | None = None
+        self._running: asyncio.Task[None] | None = None
+        self._tried_at: float | None = None
+        self._failed = False  # the last attempt
+        self._why = "not planned yet"
+        self._changed = asyncio.Event()
+
+    def configure(self, spec: AppSpec) -> None:
+        """Take over a specification that differs in nothing that replicas would have to know of."""
+        self._spec = spec
+        self.brain.configure(setting(spec))
+
+    def close(self, wait_s: float = 0.0) -> None:
+        """Stop, and wake all long polls; wait for the log at most so many seconds."""
+        if self._running is not None:
+            self._running.cancel()
+        if self.log is not None:
+            self.log.close(wait_s)
+        self._tell()
+
+    # -- hearing and telling ---------------------------------------------------------------
+
+    def worker_says(self, says: WorkerSays) -> None:
+        """Hear a worker."""
+        if self.heard.worker(says, time.monotonic(), planned=self.planned_at is not None):
+            self.refresh()
+
+    def frontend_says(self, says: FrontendSays) -> None:
+        """Hear a frontend."""
+        now = time.monotonic()
+        if self.log is not None:
+            for clock, reading in says.clocks.items():
+                self.log.clocks.heard(clock, reading, now)
+        epoch, number = says.applied
+        if epoch != self._epoch:  # this planner is new, the frontend may not be
+            number = -1
+        counted = self.heard.frontend(says._replace(applied=(self._epoch, number)), now)
+        if counted is not None:
+            self.brain.counted(now, *counted)
+        if self.brain.tune(says.tuned):
+            logger.info("arguments of the planner: %s", dict(says.tuned))
+
+    def answer(self, client: str) -> FrontendHears:
+        """What a frontend hears."""
+        now = time.monotonic()
+        age_s = None if self.planned_at is None else now - self.planned_at
+        why = self.heard.load_errors.values() if self.error else ()
+        hears = FrontendHears(
+            age_s,
+            self.replicas(),
+            None,
+            self.plans,
+            "; ".join(filter(None, [self.error, *dict.fromkeys(why)])) or None,
+            self._epoch,
+            self.brain.routing,
+        )
+        known = self.heard.frontends.get(client)
+        if known is None or age_s is None or now - known.told_at < self._pace.remind_s:
+            return hears
+        known.told_at = now
+        return hears._replace(profiles=dict(self.heard.profiles))
+
+    @property
+    def number(self) -> int:
+        """Of what frontends are told last."""
+        return 0 if (routing := self.brain.routing) is None else routing.number
+
+    def replicas(self) -> dict[str, tuple[int | None, int]]:
+        """Workers wanted and running, by kind."""
+        running = self.heard.running(self._spec.workers)
+        return {kind: (self.brain.target(kind), n) for kind, n in running.items()}
+
+    def refresh(self) -> None:
+        """See what workers and frontends should do; tell them if that is news."""
+        before = self.number, {w: orders(v) for w, v in self.wanted.items()}
+        hopeless = self.planned_at is None and self.error is not None
+        seen = self.heard.seen()
+        self.wanted = {
+            worker: w
+            # Who takes a model over from another group measures it, and is warm then.
+            if w.group is not None
+            else w._replace(profiles=self.heard.known(seen.workers[worker].kind, w.keep))
+            for worker, w in self.brain.wanted(time.monotonic(), seen, hopeless).items()
+        }
+        if before != (self.number, {w: orders(v) for w, v in self.wanted.items()}):
+            self._tell()
+
+    def _tell(self) -> None:
+        """Wake all long polls."""
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def news(self, until: float) -> None:
+        """Wait for the next `_tell`, at most until then."""
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self._changed.wait(), max(until - time.monotonic(), 0.0))
+
+    # -- asked by people -------------------------------------------------------------------
+
+    def move(self, model: str, group: str) -> None:
+        """Serve a model in another group from now on (until a planner decides otherwise).
+
+        Raises:
+            UnknownModel: no such model.
+            ConfigError: no such group, no groups, or no layout of them yet.
+        """
+        try:
+            why = self.brain.move(model, group)
+        except LookupError:
+            raise UnknownModel(model=model, valid=self._spec.models) from None
+        except (NotYet, ValueError) as error:
+            raise ConfigError(str(error)) from None
+        if self._running is not None:
+            self._running.cancel()  # it knows nothing of the move
+        self._go_by(time.monotonic(), why, "moved by hand")
+
+    async def replan(self, says: FrontendSays | None = None) -> None:
+        """Plan now; returns when that is done.
+
+        Args:
+            says: what the frontend that asks would report next.
+
+        Raises:
+            ConfigError: there is no planner, nothing to plan with yet, or no plan; says why.
+        """
+        if self._spec.planner is None:
+            raise ConfigError("the application has no planner; name one, or move models by hand")
+        if says is not None and says.version == self._spec.fingerprint:
+            self.frontend_says(says)
+        if not self._is_planning and (why := self._plan_now(time.monotonic(), "asked for")):
+            raise ConfigError(why)
+        assert self._running is not None
+        await asyncio.wait([self._running])
+
+    async def dry_run(self) -> dict[str, Any]:
+        """What it would plan now, and why, beside what runs; nothing is gone by.
+
+        Raises:
+            ConfigError: there is nothing to plan with yet, or no plan; says why.
+        """
+        if not self._spec.planned:
+            raise ConfigError(
+                "the application has no planner of its workers: its args have no `planner` named "
+                "loki, kairos or kairos_plus"
+            )
+        self.heard.learn()
+        now, seen = time.monotonic(), self.heard.seen()
+        try:
+            problem = self.brain.problem(now, seen)
+        except (NotYet, ValueError) as reason:
+            raise ConfigError(str(reason)) from None
+        try:
+            answer = await self._aside(self.brain.solve, problem)
+        except Exception as error:
+            raise ConfigError(f"planning failed: {type(error).__name__}: {error}") from None
+        trial = copy.deepcopy(self.brain)
+        verdict = trial.adopt(problem, answer)
+        return {
+            "planner": self._planner_name,
+            "why_in_force": self._why,
+            "took_s": time.monotonic() - now,
+            **told.trial(trial, verdict, now, seen, self.replicas()),
+        }
+
+    def status(self) -> dict[str, Any]:
+        """What `ray-slo status` shows of the plan."""
+        now = time.monotonic()
+        state = "planned" if self.planned_at is not None else "starting"
+        if self.planned_at is None and self.heard.successor:
+            state = "taken over"
+        return {
+            "planner": self._planner_name,
+            "state": state,
+            "plan_age_s": None if self.planned_at is None else now - self.planned_at,
+            "last_tried_s": None if self._tried_at is None else now - self._tried_at,
+            "epoch": self._epoch,
+            "plans": self.plans.planned,
+            "failures": self.plans.failed,
+            "planning_took_s": self.plans.took_s,
+            "why": self._why,
+            "error": self.error,
+            "load_errors": {f"{v} on {k}": why for (v, k), why in self.heard.load_errors.items()},
+            **told.status(self.brain, now, self.heard.seen(), self.wanted, self.replicas()),
+        }
+
+    @property
+    def _planner_name(self) -> str | None:
+        return self._spec.planner.name if self._spec.planner is not None else None
+
+    # -- plans -----------------------------------------------------------------------------
+
+    @property
+    def _is_planning(self) -> bool:
+        return self._running is not None and not self._running.done()
+
+    def step(self, now: float) -> None:
+        """Do what is due."""
+        self.heard.forget(now)
+        self.refresh()
+        if self._is_planning:
+            return
+        if self._tried_at is None:
+            self._begin(now)
+        elif trigger := self.due(now):
+            self._plan_now(now, trigger)
+
+    def _begin(self, now: float) -> None:
+        """Make the first decision, once enough was heard."""
+        seen = self.heard.seen()
+        listened_s = now - self.heard.listens_since
+        if not self.brain.may_begin(seen, now - self._started, listened_s):
+            return
+        trigger = RESTARTED if seen.planned_before else FIRST
+        if why := self.brain.begin(now, seen):
+            self._tried_at = now
+            self._go_by(now, why, trigger)
+        else:
+            self._plan_now(now, trigger)
+
+    def _go_by(self, now: float, why: str, trigger: str) -> None:
+        """Go by what the brain decided without a plan."""
+        self.planned_at, self._why = now, why
+        self.refresh()
+        self._note(now, trigger, {"workers": self.heard.running(self._spec.workers)}, Verdict(why))
+
+    def due(self, now: float) -> str:
+        """What makes it plan now; "" where nothing does."""
+        planner = self._spec.planner
+        if planner is None or self._tried_at is None:
+            return ""
+        since_s = now - self._tried_at
+        period = "period" if since_s >= planner.interval_s else ""
+        if self._failed:
+            return period or ("tried again" if since_s >= self._pace.retry_s else "")
+        if period or since_s >= self._pace.gap_s:
+            return self.brain.due(now, self.heard.seen()) or period
+        return ""
+
+    def _plan_now(self, now: float, trigger: str) -> str:
+        """Begin to plan; returns why there is nothing to plan, "" where there is."""
+        self.heard.learn()
+        seen = self.heard.seen()
+        try:
+            problem = self.brain.problem(now, seen)
+        except NotYet as reason:
+            if self.planned_at is None:
+                self._why = str(reason)
+            return str(reason)
+        except ValueError as error:
+            if str(error) != self.error:  # it may be tried every second
+                self._count_failure(str(error))
+                self._note(now, trigger, self._inputs(now, seen), error=str(error))
+            self._tried_at = now
+            return str(error)
+        self._tried_at = now
+        work = self._plan(problem, now, trigger, self._inputs(now, seen))
+        self._running = asyncio.get_running_loop().create_task(work)
+        return ""
+
+    async def _plan(self, problem: Any, now: float, trigger: str, inputs: dict[str, Any]) -> None:
+        """Plan, and go by it. Whatever fails, the last plan stays."""
+        began = time.monotonic()
+        try:
+            verdict = self.brain.adopt(problem, await self._aside(self.brain.solve, problem))
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:
+            logger.exception("planning failed; the last plan holds")
+            self._failed = True
+            self._count_failure(f"planning failed: {type(error).__name__}: {error}")
+            took_s = time.monotonic() - began
+            self._note(now, trigger, inputs, error=self.error, took_s=took_s)
+            return
+        took_s = time.monotonic() - began
+        self._failed = False
+        if verdict.holds:
+            self._count_failure(verdict.why)
+            self._note(now, trigger, inputs, error=verdict.why, took_s=took_s)
+            return
+        if verdict.why != self._why:
+            logger.info("plan: %s", verdict.why)
+        self._why, self.error = verdict.why, verdict.shortfall
+        self.planned_at = time.monotonic()
+        self.plans = self.plans._replace(planned=self.plans.planned + 1, took_s=took_s)
+        self.refresh()
+        self._note(now, trigger, inputs, verdict, took_s=took_s)
+
+    def _count_failure(self, why: str) -> None:
+        self.error = why
+        self.plans = self.plans._replace(failed=self.plans.failed + 1)
+
+    # -- what is logged of it --------------------------------------------------------------
+
+    def _inputs(self, now: float, seen: Seen) -> dict[str, Any]:
+        if self.log is None:
+            return {}
+        there = self.heard.running(self._spec.workers)
+        avoided = {"avoided": sorted(map("@".join, seen.avoided))} if seen.avoided else {}
+        return {"workers": there, **self.brain.inputs(now, seen), **avoided}
+
+    def _note(
+        self,
+        now: float,
+        trigger: str,
+        inputs: dict[str, Any],
+        verdict: Verdict | None = None,
+        **rest: Any,
+    ) -> None:
+        """Log a question to the planner. Without a verdict, the last plan holds."""
+        if self.log is not None:
+            told.log(
+                self.log,
+                self.brain,
+                (now, trigger),
+                self.heard.seen(),
+                self.wanted,
+                self.replicas(),
+                inputs,
+                verdict,
+                **rest,
+            )
+
+
+def orders(wanted: Wanted) -> tuple[Any, ...]:
+    """What a worker should do, without profiles, which change all the time."""
+    return wanted.assigned, wanted.keep, wanted.group
