@@ -122,11 +122,11 @@ async def _app(traced: bool) -> AsyncIterator[Any]:
 @contextlib.contextmanager
 def _tracing(on: bool) -> Iterator[None]:
     """As Serve sets it up, with an exporter that drops everything."""
+    from opentelemetry import trace
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
     from opentelemetry.sdk.trace.sampling import ParentBasedTraceIdRatio
-
-    from ray_slo.serve.watch import spans, tracing
+    from ray.serve._private import tracing_utils
 
     class Drop(SpanExporter):
         def export(self, spans: Any) -> SpanExportResult:
@@ -137,8 +137,8 @@ def _tracing(on: bool) -> Iterator[None]:
         provider.add_span_processor(BatchSpanProcessor(Drop()))
     tracer = provider.get_tracer("ray_slo")
     with (
-        mock.patch.object(tracing.serve_tracing, "is_enabled", lambda: on),
-        mock.patch.object(spans, "tracer", lambda: tracer),
+        mock.patch.object(tracing_utils, "is_tracing_enabled", lambda: on),
+        mock.patch.object(trace, "get_tracer", lambda *_: tracer),
     ):
         yield
     provider.shutdown()
