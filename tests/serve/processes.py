@@ -18,7 +18,7 @@ import ray
 from ray_slo.serve.errors import WorkerLost
 from ray_slo.serve.frontend.frontend import Frontend
 from ray_slo.serve.frontend.surroundings import Surroundings
-from ray_slo.serve.scheduler import actor as scheduler_actor
+from ray_slo.serve.ray_private import actors
 from ray_slo.serve.scheduler import channel
 from ray_slo.serve.scheduler.actor import SchedulerActor
 from ray_slo.serve.worker import batches
@@ -371,7 +371,7 @@ def in_place_of_ray():
             (channel, "serve", _Serve()),
             (channel, "get_or_create_scheduler", _scheduler),
             (channel, "find_actor", _scheduler),
-            (scheduler_actor, "application_is_gone", lambda *_: False),
+            (actors, "application_is_gone", lambda *_: False),
         ):
             stack.enter_context(mock.patch.object(module, name, value))
         yield

@@ -20,19 +20,15 @@ import time
 import uuid
 from typing import Any
 
-import ray
-
 from ray_slo.planning.brains.brain import FrontendHears, FrontendSays, Wanted, WorkerSays
 from ray_slo.serve.config.spec import AppSpec
 from ray_slo.serve.planner.planning import Aside, Pace, Planning, orders
-from ray_slo.serve.ray_private.actors import Releases, application_is_gone, in_task
+from ray_slo.serve.ray_private.actors import AppActor, in_task
 
 logger = logging.getLogger(__name__)
 
-_WATCH_S = 2.0
 
-
-class Planner:
+class Planner(AppActor):
     """Hears, plans and tells, for one application.
 
     Attributes:
@@ -43,35 +39,34 @@ class Planner:
     def __init__(
         self, spec: AppSpec, app_key: str, aside: Aside = in_task, pace: Pace = Pace()
     ) -> None:
-        self._app_key = app_key
-        self._releases = Releases(spec)
+        super().__init__(spec, app_key, pace.step_s)
         self._pace = pace
         self.aside = aside
-        self._tasks: list[asyncio.Task[None]] = []
-        self._begin(spec)
+        self._plan_anew()
 
-    def _begin(self, spec: AppSpec) -> None:
-        """Begin anew, with a specification."""
-        self._spec = spec
+    def _plan_anew(self) -> None:
         self._epoch = uuid.uuid4().hex[:8]
         aside: Aside = lambda function, argument: self.aside(function, argument)  # noqa: E731
-        self.planning = Planning(spec, self._epoch, aside, self._pace)
+        self.planning = Planning(self._spec, self._epoch, aside, self._pace)
 
-    async def configure(self, spec: AppSpec) -> None:
-        """Take over a newer specification (a redeployed application)."""
-        if self._releases.is_news(spec, self._spec):
-            if spec.fingerprint != self._spec.fingerprint:
-                self.planning.close()
-                self._begin(spec)
-            else:
-                self._spec = spec
-                self.planning.configure(spec)
-        self._start()
+    def _begin_anew(self) -> None:
+        self.planning.close()
+        self._plan_anew()
+
+    def _go_on(self) -> None:
+        self.planning.configure(self._spec)
+
+    def _step(self, now: float) -> None:
+        self.planning.step(now)
+
+    def _is_alone(self) -> bool:
+        return self.planning.heard.is_alone
+
+    def _leave(self) -> None:
+        self.planning.close(1.0)
 
     def close(self) -> None:
-        """Stop."""
-        for task in self._tasks:
-            task.cancel()
+        super().close()
         self.planning.close()
 
     async def worker(self, says: WorkerSays, had: str | None) -> tuple[str | None, Wanted | None]:
@@ -139,31 +134,3 @@ class Planner:
         """What `ray-slo status` shows of the plan."""
         self._start()
         return self.planning.status()
-
-    def _start(self) -> None:
-        # Not in __init__: there is no running event loop there.
-        if not self._tasks:
-            loop = asyncio.get_running_loop()
-            self._tasks = [loop.create_task(self._run()), loop.create_task(self._watch())]
-
-    async def _run(self) -> None:
-        while True:
-            try:
-                self.planning.step(time.monotonic())
-            except Exception:
-                logger.exception("planner step failed; going on")
-            await asyncio.sleep(self._pace.step_s)
-
-    async def _watch(self) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            await asyncio.sleep(_WATCH_S)
-            try:
-                if self.planning.heard.is_alone and await loop.run_in_executor(
-                    None, application_is_gone, self._app_key
-                ):
-                    logger.info("application %s is gone; leaving", self._app_key)
-                    self.planning.close(1.0)
-                    ray.kill(ray.get_runtime_context().current_actor, no_restart=True)
-            except Exception:
-                logger.exception("watch failed; going on")

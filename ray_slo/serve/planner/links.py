@@ -26,7 +26,7 @@ from ray_slo.planning.brains.brain import (
     WorkerSays,
 )
 from ray_slo.serve.config.spec import AppSpec
-from ray_slo.serve.ray_private.actors import find_actor, get_or_create
+from ray_slo.serve.ray_private.actors import find_actor, get_or_create, in_time
 from ray_slo.serve.scheduler.channel import Channel, WorkerLink
 from ray_slo.serve.watch.metrics import PlanMetrics
 
@@ -93,25 +93,12 @@ class PlannerLink:
                 actor = await loop.run_in_executor(
                     None, get_or_create_planner, self._spec, self._app_key
                 )
-                await _in_time(actor.configure.remote(self._spec.without_code()))
+                await in_time(actor.configure.remote(self._spec.without_code()), _ANSWER_S)
                 self._actor = actor
-            return await _in_time(getattr(self._actor, method).remote(*args))
+            return await in_time(getattr(self._actor, method).remote(*args), _ANSWER_S)
         except Exception:
             self._actor = None
             raise
-
-
-async def _in_time(response: Any) -> Any:
-    """Await a Ray reference.
-
-    Raises:
-        TimeoutError: no answer.
-    """
-    return await asyncio.wait_for(_result(response), _ANSWER_S)
-
-
-async def _result(response: Any) -> Any:
-    return await response
 
 
 class _Worker(Protocol):
@@ -391,9 +378,7 @@ class FrontendLink:
         without it."""
         told = await self._channel.status()
         try:
-            plan: dict[str, Any] = await asyncio.wait_for(
-                _result(self._link.actor.status.remote()), 3.0
-            )
+            plan: dict[str, Any] = await in_time(self._link.actor.status.remote(), 3.0)
         except Exception as error:
             plan = {"state": _UNREACHABLE, "error": f"{type(error).__name__}: {error}"}
             if self._decided_at is not None:

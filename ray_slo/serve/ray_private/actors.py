@@ -4,10 +4,13 @@ when they should leave.
 
 from __future__ import annotations
 
+import asyncio
 import functools
+import itertools
+import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import ray
@@ -16,7 +19,10 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from ray_slo.serve.config.spec import AppSpec
 
+logger = logging.getLogger(__name__)
+
 NAMESPACE = "ray_slo"
+_WATCH_S = 2.0
 _SETTLED_S = 10.0  # by then whoever knew an actor's earlier life has found it again
 
 
@@ -67,6 +73,19 @@ def find_actor(name: str) -> Any:
     return ray.get_actor(name, namespace=NAMESPACE)
 
 
+async def in_time(response: Awaitable[Any], timeout_s: float) -> Any:
+    """Await a Ray reference, or a response of Serve's.
+
+    Raises:
+        TimeoutError: no answer.
+    """
+
+    async def answered() -> Any:
+        return await response
+
+    return await asyncio.wait_for(answered(), timeout_s)
+
+
 async def in_task(function: Callable[[Any], Any], argument: Any) -> Any:
     """Run `function(argument)` in a Ray task, anywhere in the cluster."""
     return await _as_task(function).remote(argument)
@@ -98,3 +117,77 @@ class Releases:
         if self._clock() - self._started < _SETTLED_S:
             return spec.version > current.version
         return unheard
+
+
+class AppActor:
+    """An actor that serves one application: it takes newer specifications over, does something at
+    every step, and leaves when its application is gone.
+
+    Args:
+        app_key: see `application_is_gone`.
+        step_s: between steps.
+    """
+
+    def __init__(self, spec: AppSpec, app_key: str, step_s: float) -> None:
+        self._spec = spec
+        self._app_key = app_key
+        self._releases = Releases(spec)
+        self._step_s = step_s
+        self._stepping: asyncio.Task[None] | None = None
+
+    async def configure(self, spec: AppSpec) -> None:
+        """Take over a newer specification (a redeployed application)."""
+        if self._releases.is_news(spec, self._spec):
+            before, self._spec = self._spec, spec
+            if spec.fingerprint != before.fingerprint:
+                self._begin_anew()
+            else:
+                self._go_on()
+        self._start()
+
+    def close(self) -> None:
+        """Step no more; for tests, as Ray kills the actor."""
+        if self._stepping is not None:
+            self._stepping.cancel()
+
+    def _begin_anew(self) -> None:
+        """The specification is another one."""
+        raise NotImplementedError
+
+    def _go_on(self) -> None:
+        """The specification differs in nothing that replicas would have to know of."""
+
+    def _step(self, now: float) -> None:
+        raise NotImplementedError
+
+    def _is_alone(self) -> bool:
+        """Whether neither a worker nor a frontend was heard of lately."""
+        raise NotImplementedError
+
+    def _leave(self) -> None:
+        """Called before Ray kills the actor. May block for a second."""
+
+    def _start(self) -> None:
+        # Not in __init__: there is no running event loop there.
+        if self._stepping is None:
+            self._stepping = asyncio.get_running_loop().create_task(self._steps())
+
+    async def _steps(self) -> None:
+        for step in itertools.count(1):
+            await asyncio.sleep(self._step_s)
+            try:
+                self._step(time.monotonic())
+            except Exception:
+                logger.exception("a step of %s failed; going on", type(self).__name__)
+            if step % round(_WATCH_S / self._step_s) == 0 and self._is_alone():
+                await self._leave_if_gone()
+
+    async def _leave_if_gone(self) -> None:
+        try:
+            loop = asyncio.get_running_loop()
+            if await loop.run_in_executor(None, application_is_gone, self._app_key):
+                logger.info("application %s is gone; leaving", self._app_key)
+                self._leave()
+                ray.kill(ray.get_runtime_context().current_actor, no_restart=True)
+        except Exception:
+            logger.exception("cannot tell whether the application is gone; going on")

@@ -5,19 +5,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import logging
 import time
 import uuid
 from typing import Any
 
-import ray
-
 from ray_slo.record.writer import clock_id
 from ray_slo.serve.config.spec import AppSpec
 from ray_slo.serve.memory import vitals
 from ray_slo.serve.messages import BatchReport, Capacity, Event, Heartbeat, Message
-from ray_slo.serve.ray_private.actors import Releases, application_is_gone, get_or_create, in_task
+from ray_slo.serve.ray_private.actors import AppActor, get_or_create, in_task
 from ray_slo.serve.scheduler.scheduler import Scheduler
 from ray_slo.serve.watch.metrics import SchedulerMetrics
 from ray_slo.serve.watch.tracing import Decisions, name_of
@@ -26,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 _POLL_S = 5.0  # an idle long poll returns after this, so that a silent client is noticed
 _CLIENT_GONE_S = 15.0
-_WATCH_S = 2.0
+_ALONE_S = 2.0  # without clients, and anybody else
 _TICK_S = 0.25
 # Ticks without a poll, after which a client is taken for gone. What it leaves unread is worth
 # nothing any more, and may hold workers: a second. Counted, not timed: a scheduler that did not run
@@ -63,24 +60,20 @@ class _Mailbox:
         return self.ticks >= (_UNREAD_TICKS if self.messages else _SILENT_TICKS)
 
 
-class SchedulerActor:
-    """Ray's side of `Scheduler`: mailboxes, long polls, watch."""
+class SchedulerActor(AppActor):
+    """Ray's side of `Scheduler`: mailboxes and long polls."""
 
     def __init__(self, spec: AppSpec, app_key: str) -> None:
-        self._spec = spec
-        self._releases = Releases(spec)
-        self._app_key = app_key
+        super().__init__(spec, app_key, _TICK_S)
         self._scheduler: Scheduler | None = None
         self._mailboxes: dict[str, _Mailbox] = {}
         self._decisions = Decisions(app_key, name_of(spec.policy.name))
         self._metrics = SchedulerMetrics(app_key)
-        self._watcher: asyncio.Task[None] | None = None
-        self._last_contact = 0.0
+        self._last_contact = time.monotonic()
 
-    def _start(self) -> Scheduler:
-        # Not in __init__: there is no running event loop there.
-        loop = asyncio.get_running_loop()
-        self._last_contact = loop.time()
+    def _heard(self) -> Scheduler:
+        self._start()
+        self._last_contact = time.monotonic()
         if self._scheduler is None:
             self._scheduler = Scheduler(
                 self._spec,
@@ -88,26 +81,19 @@ class SchedulerActor:
                 aside=in_task,
                 on_unclaimed=self._metrics.unclaimed,
             )
-        if self._watcher is None:
-            self._watcher = loop.create_task(self._watch())
         return self._scheduler
 
-    async def configure(self, spec: AppSpec) -> None:
-        """Take over a newer specification (a redeployed application)."""
-        if self._releases.is_news(spec, self._spec):
-            old_spec, self._spec = self._spec, spec
-            if spec.fingerprint != old_spec.fingerprint:
-                old, self._scheduler = self._scheduler, None
-                if old is not None:
-                    old.close()
-                self._decisions = Decisions(self._app_key, name_of(spec.policy.name))
-                for client in list(self._mailboxes):
-                    self._withdraw(client)
-        self._start()
+    def _begin_anew(self) -> None:
+        old, self._scheduler = self._scheduler, None
+        if old is not None:
+            old.close()
+        self._decisions = Decisions(self._app_key, name_of(self._spec.policy.name))
+        for client in list(self._mailboxes):
+            self._withdraw(client)
 
     async def events(self, client: str, epoch: str, events: list[Event]) -> None:
         """A bunch of a client's events, in order. Events meant for an earlier self are void."""
-        scheduler = self._start()
+        scheduler = self._heard()
         box = self._mailboxes.get(client)
         if box is not None and box.epoch == epoch:
             for event in events:
@@ -122,7 +108,7 @@ class SchedulerActor:
         Args:
             node: where the client is, by Ray's id.
         """
-        scheduler = self._start()
+        scheduler = self._heard()
         box = self._mailboxes.get(client)
         if box is None or box.epoch != epoch:
             self._withdraw(client)
@@ -134,7 +120,7 @@ class SchedulerActor:
             box.ready.clear()
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(box.ready.wait(), _POLL_S)
-            self._start()
+            self._heard()
             box.polled(acked)
         return box.epoch, box.sequence, [message for _, message in box.messages]
 
@@ -143,17 +129,17 @@ class SchedulerActor:
         self._withdraw(client)
 
     async def heartbeat(self, beat: Heartbeat) -> None:
-        self._start().heartbeat(beat)
+        self._heard().heartbeat(beat)
 
     async def report(self, report: BatchReport) -> None:
-        self._start().report(report)
+        self._heard().report(report)
 
     async def capacity(self) -> dict[str, Capacity]:
         """See `Scheduler.capacity`."""
-        return self._start().capacity
+        return self._heard().capacity
 
     async def status(self) -> dict[str, Any]:
-        status = self._start().status()
+        status = self._heard().status()
         process = vitals(
             queued=sum(status["queued"].values()),
             in_flight=status["in_flight"],
@@ -182,7 +168,7 @@ class SchedulerActor:
             self._scheduler.client_gone(client, unread)
         self._decisions.gone(client)
 
-    def _tick(self) -> None:
+    def _step(self, now: float) -> None:
         for client, box in list(self._mailboxes.items()):
             if box.tick():
                 logger.warning(
@@ -192,24 +178,12 @@ class SchedulerActor:
                 )
                 self._withdraw(client)
 
-    async def _watch(self) -> None:
-        for tick in itertools.count(1):
-            await asyncio.sleep(_TICK_S)
-            try:
-                self._tick()
-                if tick % round(_WATCH_S / _TICK_S) == 0 and await self._application_is_gone():
-                    logger.info("application %s is gone; leaving", self._app_key)
-                    self._decisions.flush()
-                    ray.kill(ray.get_runtime_context().current_actor, no_restart=True)
-            except Exception:
-                logger.exception("watch failed; going on")
+    def _is_alone(self) -> bool:
+        silent_s = time.monotonic() - self._last_contact
+        return silent_s > (_CLIENT_GONE_S if self._mailboxes else _ALONE_S)
 
-    async def _application_is_gone(self) -> bool:
-        loop = asyncio.get_running_loop()
-        silent_s = loop.time() - self._last_contact
-        if silent_s <= (_CLIENT_GONE_S if self._mailboxes else _WATCH_S):
-            return False
-        return await loop.run_in_executor(None, application_is_gone, self._app_key)
+    def _leave(self) -> None:
+        self._decisions.flush()
 
 
 def get_or_create_scheduler(spec: AppSpec, app_key: str) -> Any:

@@ -30,7 +30,7 @@ from ray_slo.serve.messages import (
     Unreachable,
     Withdrawn,
 )
-from ray_slo.serve.ray_private.actors import find_actor, in_task, this_node
+from ray_slo.serve.ray_private.actors import find_actor, in_task, in_time, this_node
 from ray_slo.serve.scheduler.actor import get_or_create_scheduler
 from ray_slo.serve.scheduler.scheduler import Scheduler
 from ray_slo.serve.watch.metrics import SchedulerMetrics
@@ -263,7 +263,7 @@ class WorkerLink:
                     )
                 self._is_sure = True
             call = self._target.slo_heartbeat if self._embedded else self._target.heartbeat
-            await asyncio.wait_for(_result(call.remote(beat)), 5.0)
+            await in_time(call.remote(beat), 5.0)
         except Exception:
             self._is_sure = False  # reports go there still: it may have been slow only
             raise
@@ -275,7 +275,3 @@ class WorkerLink:
         if self._target is not None:
             self._target.report.remote(report)
         return None
-
-
-async def _result(response: Any) -> Any:
-    return await response

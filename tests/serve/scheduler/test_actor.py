@@ -38,13 +38,13 @@ async def running(workers=("w0",), watching=False):
     actor = SchedulerActor(SPEC, "app#m")
     await actor.configure(SPEC)
     if not watching:
-        actor._watcher.cancel()
+        actor.close()
     for worker in workers:
         await actor.heartbeat(Heartbeat(worker, "default", {"m": LatencyProfile([0.01] * 8)}, []))
     try:
         yield actor
     finally:
-        actor._watcher.cancel()
+        actor.close()
         actor._scheduler.close()
 
 
@@ -81,7 +81,7 @@ async def acquainted(actor, *names):
 
 def tick(actor, times):
     for _ in range(times):
-        actor._tick()
+        actor._step(0.0)
 
 
 @in_loop
@@ -293,7 +293,7 @@ async def stop_and_go(operations):
             elif operation == "go":
                 frontend.goes.set()
             elif operation == "tick":
-                actor._tick()
+                actor._step(0.0)
             elif operation == "finish":
                 await finish()
             else:
@@ -303,7 +303,7 @@ async def stop_and_go(operations):
         for _ in range(20 + number):
             await settle()
             await finish()
-            actor._tick()
+            actor._step(0.0)
         assert [f.waiting for f in frontends] == [set(), set(), set()]
         sent = Counter()
         for frontend in frontends:

@@ -391,7 +391,7 @@ async def test_a_scheduler_actor_has_spans_of_its_own(traces):
     assert left.attributes == {"slo.outcome": "cancelled", "slo.reason": "cancelled"}
     await actor.goodbye("f")
     actor._scheduler.close()
-    actor._watcher.cancel()
+    actor.close()
 
 
 @in_loop
