@@ -22,7 +22,7 @@ from ray_slo.serve.frontend.ledger import Asked
 from ray_slo.serve.frontend.surroundings import Surroundings
 from ray_slo.serve.frontend.workers import offers
 from ray_slo.serve.messages import Capacity
-from ray_slo.serve.proxy.gate import Door
+from ray_slo.serve.proxy.gate import Door, Known
 from ray_slo.serve.suspects import ATTEMPT
 
 _DIGITS = 7  # of a number of requests
@@ -235,7 +235,7 @@ class Intake:
         capacity = self._capacity(self.offers[asked.model][1])
         rate = None if capacity is None else capacity.rate / self._spec.num_frontends
         try:
-            ticket = await self._door.enter(asked.deadline, rate=rate)
+            ticket = await self._door.enter(asked.deadline, Known(rate))
         except RefusedEarly as error:
             self._refuse(asked.model, error.reason)
             error.model, error.latency_slo_ms = asked.model, asked.slo_s * 1e3

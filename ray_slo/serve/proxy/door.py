@@ -19,7 +19,7 @@ from typing import NamedTuple
 from ray_slo.serve.deadlines import PROXY_CALLBACK, PROXY_CALLBACK_ENV
 from ray_slo.serve.errors import RefusedEarly
 from ray_slo.serve.frontend.http import too_large
-from ray_slo.serve.proxy.gate import Door, Gate, Ticket
+from ray_slo.serve.proxy.gate import NOTHING, Door, Gate, Known, Ticket
 from ray_slo.serve.proxy.haproxy import BINARY_ENV, COMMAND
 
 _ORDERED_BY_S = 1.0  # of a request whose deadline is not known
@@ -37,20 +37,16 @@ class Place(NamedTuple):
     """What the answers from a place have shown.
 
     Attributes:
-        rate: requests/s that its workers can do.
-        most: requests that its frontends keep.
+        known: of those who answer there.
         slo_s: of its model.
         max_body_bytes: more of a body they refuse.
         max_json_bytes: the same of JSON.
-        least_s: from the door to the answer.
     """
 
-    rate: float
-    most: int
+    known: Known
     slo_s: float
     max_body_bytes: int
     max_json_bytes: int
-    least_s: float
 
     def check_size(self, num_bytes: int, is_json: bool) -> None:
         """Whether the frontends read a body of this size.
@@ -85,8 +81,8 @@ class ProxyDoor:
 
     def slo_s(self, place: Hashable) -> float | None:
         """Of the place's model; None where no application of ours is known."""
-        known = self._places.get(place)
-        return None if known is None else known.slo_s
+        seen = self._places.get(place)
+        return None if seen is None else seen.slo_s
 
     def check(self, place: Hashable, arrival: float, budget_s: float | None) -> None:
         """Whether it makes sense to read a request's body, and then to `enter`.
@@ -94,13 +90,11 @@ class ProxyDoor:
         Raises:
             RefusedEarly: it does not.
         """
-        known = self._places.get(place)
-        if known is None or budget_s is None:
+        seen = self._places.get(place)
+        if seen is None or budget_s is None:
             return
         try:
-            self._door.check(
-                arrival + budget_s, rate=known.rate, most=known.most, least_s=known.least_s
-            )
+            self._door.check(arrival + budget_s, seen.known)
         except RefusedEarly:
             self._refused[place] += 1
             raise
@@ -131,18 +125,16 @@ class ProxyDoor:
         """
         deadline = arrival + (_ORDERED_BY_S if budget_s is None else budget_s)
         is_pioneer = is_ours and await self._is_pioneer(place, deadline)
-        known = self._places.get(place)
-        if known is not None:
-            known.check_size(num_bytes, is_json)
-        if known is not None and budget_s is None:
-            budget_s = known.slo_s
+        seen = self._places.get(place)
+        if seen is not None:
+            seen.check_size(num_bytes, is_json)
+        if seen is not None and budget_s is None:
+            budget_s = seen.slo_s
         try:
             ticket = await self._door.enter(
                 arrival + (_ORDERED_BY_S if budget_s is None else budget_s),
-                rate=None if known is None else known.rate,
-                most=None if known is None else known.most,
-                least_s=0.0 if known is None else known.least_s,
-                may_refuse=known is not None,
+                NOTHING if seen is None else seen.known,
+                may_refuse=seen is not None,
             )
         except BaseException as error:
             if isinstance(error, RefusedEarly):  # not who left: a client chooses its path
@@ -199,16 +191,15 @@ class ProxyDoor:
         """
         rate, slo_ms, most, *sizes = map(float, said.split(";"))
         max_body_bytes, max_json_bytes = map(int, sizes)
-        known = self._places.pop(place, None)
-        if known is None:
+        seen = self._places.pop(place, None)
+        if seen is None:
             self._tell()
-        least_s = 0.0 if known is None else known.least_s
+        least_s = 0.0 if seen is None else seen.known.least_s
         if took_s is not None:
             least_s = took_s if not least_s else min(_FORGET * least_s, took_s)
         least_s = min(least_s, _LEAST_OF_SLO * slo_ms / 1e3)
-        self._places[place] = Place(
-            rate, int(most), slo_ms / 1e3, max_body_bytes, max_json_bytes, least_s
-        )
+        answers = Known(rate, int(most), least_s)
+        self._places[place] = Place(answers, slo_ms / 1e3, max_body_bytes, max_json_bytes)
         if len(self._places) > _PLACES_KEPT:
             gone = next(iter(self._places))
             del self._places[gone]

@@ -44,32 +44,46 @@ class Refused(NamedTuple):
     retry_after_s: float
 
 
+class Known(NamedTuple):
+    """What is known of those who will answer a request.
+
+    Attributes:
+        rate: requests/s that the workers can do; None: not known.
+        most: requests that the frontends keep; None: not known.
+        least_s: what a request needs from here, at least.
+    """
+
+    rate: float | None = None
+    most: int | None = None
+    least_s: float = 0.0
+
+
+NOTHING = Known()
+
+
 class Ticket:
     """A request at the gate.
 
     Attributes:
         deadline: seconds of the host's clock.
-        least_s: what it needs from here, at least.
-        windowed: whether the gate's window holds for it.
+        known: of those who will answer it. The gate's window holds for it where the rate is known.
         may_refuse: False for one that goes on in any case.
         told: called once, when it goes on (None) or is refused.
     """
 
-    __slots__ = ("deadline", "inside", "least_s", "may_refuse", "number", "told", "windowed")
+    __slots__ = ("deadline", "inside", "known", "may_refuse", "number", "told")
 
     def __init__(
         self,
         number: int,
         deadline: float,
-        least_s: float,
-        windowed: bool,
+        known: Known,
         may_refuse: bool,
         told: Callable[[Refused | None], None],
     ) -> None:
         self.number = number
         self.deadline = deadline
-        self.least_s = least_s
-        self.windowed = windowed
+        self.known = known
         self.may_refuse = may_refuse
         self.told = told
         self.inside = False
@@ -114,25 +128,18 @@ class Gate:
         now: float,
         deadline: float,
         told: Callable[[Refused | None], None],
-        *,
-        rate: float | None = None,
-        most: int | None = None,
-        least_s: float = 0.0,
+        known: Known = NOTHING,
         may_refuse: bool = True,
     ) -> Ticket | None:
         """A request is here; None where it is refused at once.
 
         Args:
-            rate: requests/s that the workers can do, where that is known.
-            most: requests that the frontends keep, where that is known.
-            least_s: see `Ticket`.
             may_refuse: False where its deadline is not its own, but says in which order it goes.
         """
-        is_known = rate is not None
-        ticket = Ticket(next(self._numbers), deadline, least_s, is_known, may_refuse, told)
+        ticket = Ticket(next(self._numbers), deadline, known, may_refuse, told)
         before = bisect_right(self._order, ticket.key)
         if may_refuse:
-            refused = self._refused(now, ticket.key, before, rate, most, least_s)
+            refused = self._refused(now, ticket.key, before, known)
             if refused is not None:
                 told(refused)
                 return None
@@ -148,29 +155,15 @@ class Gate:
                 return None
         return ticket
 
-    def hopeless(
-        self,
-        now: float,
-        deadline: float,
-        *,
-        rate: float | None = None,
-        most: int | None = None,
-        least_s: float = 0.0,
-    ) -> Refused | None:
+    def hopeless(self, now: float, deadline: float, known: Known = NOTHING) -> Refused | None:
         """Why a request would be refused if it arrived now; see `arrive`."""
         key = deadline, next(self._numbers)
-        return self._refused(now, key, bisect_right(self._order, key), rate, most, least_s)
+        return self._refused(now, key, bisect_right(self._order, key), known)
 
     def _refused(
-        self,
-        now: float,
-        key: tuple[float, int],
-        before: int,
-        rate: float | None,
-        most: int | None,
-        least_s: float,
+        self, now: float, key: tuple[float, int], before: int, known: Known
     ) -> Refused | None:
-        left_s = key[0] - now
+        left_s, (rate, most, least_s) = key[0] - now, known
         wait_s = before * self._interval_s
         if wait_s + least_s > left_s and before:
             said = (
@@ -197,7 +190,7 @@ class Gate:
         if not self._order:
             return False
         first = self._waiting[self._order[0]]
-        return not first.windowed or bisect_right(self._inside, first.key) < self.window
+        return first.known.rate is None or bisect_right(self._inside, first.key) < self.window
 
     def turn(self, now: float) -> bool:
         """Let one on, if any may and can make it; whether another could go on now."""
@@ -207,7 +200,7 @@ class Gate:
                 return False
             ticket = self._take(0)
             left_s = ticket.deadline - now
-            if left_s >= ticket.least_s or not self._inside or not ticket.may_refuse:
+            if left_s >= ticket.known.least_s or not self._inside or not ticket.may_refuse:
                 self._let_on(now, ticket)
                 break
             ticket.told(self.too_late())
@@ -260,13 +253,7 @@ class Door:
         self._turns = False
 
     async def enter(
-        self,
-        deadline: float,
-        *,
-        rate: float | None = None,
-        most: int | None = None,
-        least_s: float = 0.0,
-        may_refuse: bool = True,
+        self, deadline: float, known: Known = NOTHING, may_refuse: bool = True
     ) -> Ticket:
         """Wait to go on; see `Gate.arrive`. Whoever went on says `leave` at the end.
 
@@ -283,15 +270,7 @@ class Door:
             if not verdict.done():
                 verdict.set_result(refused)
 
-        ticket = self.gate.arrive(
-            self._clock(),
-            deadline,
-            told,
-            rate=rate,
-            most=most,
-            least_s=least_s,
-            may_refuse=may_refuse,
-        )
+        ticket = self.gate.arrive(self._clock(), deadline, told, known, may_refuse)
         if ticket is not None and self._left and self.gate.can_turn:
             self._left -= 1
             self.gate.turn(self._clock())
@@ -312,22 +291,13 @@ class Door:
         assert ticket is not None
         return ticket
 
-    def check(
-        self,
-        deadline: float,
-        *,
-        rate: float | None = None,
-        most: int | None = None,
-        least_s: float = 0.0,
-    ) -> None:
+    def check(self, deadline: float, known: Known = NOTHING) -> None:
         """Whether it makes sense to `enter`.
 
         Raises:
             RefusedEarly: it does not.
         """
-        now = self._clock()
-        refused = self.gate.hopeless(now, deadline, rate=rate, most=most, least_s=least_s)
-        if refused is not None:
+        if (refused := self.gate.hopeless(self._clock(), deadline, known)) is not None:
             raise _error(refused)
 
     def leave(self, ticket: Ticket) -> None:

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ray_slo.errors import RefusedEarly
-from ray_slo.serve.proxy.gate import Door, Gate
+from ray_slo.serve.proxy.gate import Door, Gate, Known
 
 PURE = settings(derandomize=True, database=None, deadline=None, max_examples=300)
 
@@ -24,7 +24,7 @@ def test_a_lone_request_goes_on_whatever_its_time():
     gate = Gate()
     for left_s in (-1.0, 1e-3, 10.0):
         told = Told()
-        ticket = gate.arrive(0.0, left_s, told, rate=1e-9, least_s=20.0)
+        ticket = gate.arrive(0.0, left_s, told, Known(1e-9, least_s=20.0))
         assert not gate.turn(0.0)
         assert told.said == [None]
         gate.leave(ticket)
@@ -65,7 +65,7 @@ def test_no_more_go_on_than_workers_can_do_by_the_deadline():
     let = refused = 0
     for _ in range(500):
         told = Told()
-        if gate.arrive(0.0, 1.0, told, rate=100.0) is None:
+        if gate.arrive(0.0, 1.0, told, Known(100.0)) is None:
             refused += 1
             assert told.said[0].reason == "queue_full"
             assert "the workers can do about 100" in told.said[0].message
@@ -74,19 +74,19 @@ def test_no_more_go_on_than_workers_can_do_by_the_deadline():
             let += 1
     assert (let, refused) == (200, 300)
     # Those with a day of time do not keep out those with a second, and the other way round.
-    assert gate.arrive(0.0, 0.9, Told(), rate=100.0) is not None
-    assert gate.arrive(0.0, 86_400.0, Told(), rate=100.0) is not None
+    assert gate.arrive(0.0, 0.9, Told(), Known(100.0)) is not None
+    assert gate.arrive(0.0, 86_400.0, Told(), Known(100.0)) is not None
 
 
 def test_no_more_are_on_their_way_than_the_window():
     gate, told = Gate(), [Told() for _ in range(200)]
     gate.window = 100
-    tickets = [gate.arrive(0.0, 86_400.0, one, rate=100.0) for one in told]
+    tickets = [gate.arrive(0.0, 86_400.0, one, Known(100.0)) for one in told]
     while gate.turn(0.0):
         pass
     assert (gate.inside, gate.waiting) == (100, 100)
     short = Told()
-    gate.arrive(0.0, 0.9, short, rate=100.0)
+    gate.arrive(0.0, 0.9, short, Known(100.0))
     assert gate.can_turn  # whoever has less time does not wait for those
     gate.turn(0.0)
     assert short.said == [None]
@@ -133,7 +133,7 @@ def test_what_has_no_deadline_of_its_own_is_never_refused():
 def test_hopeless_ones_do_not_hold_up_the_others():
     gate, told = Gate(), [Told() for _ in range(100)]
     for one in told:
-        gate.arrive(0.0, 1.0, one, least_s=0.5)
+        gate.arrive(0.0, 1.0, one, Known(least_s=0.5))
     good = Told()
     gate.arrive(0.0, 9.0, good)
     turns = 0
@@ -164,9 +164,7 @@ def test_everybody_hears_once_and_nobody_is_left_behind(steps, most):
     for number, (what, value, rate, may_refuse) in enumerate(steps):
         if what == "arrive":
             said = verdicts[number] = Told()
-            ticket = gate.arrive(
-                now, now + value, said, rate=rate, least_s=value / 4, may_refuse=may_refuse
-            )
+            ticket = gate.arrive(now, now + value, said, Known(rate, least_s=value / 4), may_refuse)
             if ticket is None:
                 assert len(said.said) == 1 and said.said[0] is not None
                 assert may_refuse
@@ -219,7 +217,7 @@ def test_coroutines_wait_at_a_door():
         assert (door.gate.waiting, door.gate.inside) == (0, 0)
         with pytest.raises(RefusedEarly) as refused:
             tickets = [
-                asyncio.ensure_future(door.enter(asyncio.get_running_loop().time() + 1, rate=1.0))
+                asyncio.ensure_future(door.enter(asyncio.get_running_loop().time() + 1, Known(1.0)))
                 for _ in range(70)
             ]
             await asyncio.gather(*tickets)
