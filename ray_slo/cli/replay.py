@@ -117,17 +117,9 @@ def _what_if(
     from rich.console import Console
 
     from ray_slo.policies.registry import live_arguments
-    from ray_slo.simulation.replay import policy_arguments, recorded, tape, what_if
+    from ray_slo.simulation.replay import newest, policy_arguments, recorded, what_if
 
-    life, found = lives[-1], None
-    for life in reversed(lives):  # the newest that served anything
-        try:
-            found = tape(life)
-            break
-        except ValueError:
-            if life is lives[0]:
-                raise
-    assert found is not None
+    life, found = newest(lives)
     reports: dict[str, Report] = {RECORDED: recorded(found, warmup_s)}
     try:
         name, kwargs = policy_arguments(life)

@@ -11,7 +11,7 @@ from ray_slo.cli._output import will_write
 from ray_slo.cli.report_html import Page, Section
 
 if TYPE_CHECKING:
-    from ray_slo.cli.report_data import Source
+    from ray_slo.cli.report_source import Source
 
 _OVER_TIME = "Every request by the time of its arrival. Drag sideways to choose a time."
 _LATENCY = "Share of all requests answered within a time: what was refused or lost never is."
@@ -46,11 +46,39 @@ def report(
     ] = 0.0,
 ) -> None:
     """Write a self-contained HTML page: what was answered when, by whom, and why not in time."""
-    from ray_slo.cli.report_data import load
-
     will_write("--out", out)
     path = page(load(source, run, warmup_s)).write(out)
     typer.echo(f"wrote {path} ({path.stat().st_size / 1e6:.1f} MB)")
+
+
+def load(path: str | Path, run: str | None = None, warmup_s: float = 0.0) -> Source:
+    """Read a decision log (file or folder), a simulation (`report.npz`, or the folder that
+    `ray-slo simulate --report` wrote) or a bench run (the folder of `ray-slo bench --out`).
+
+    Raises:
+        FileNotFoundError: nothing there.
+        ValueError: none of these, or broken.
+    """
+    from ray_slo.cli.report_bench import of_bench
+    from ray_slo.cli.report_log import of_log
+    from ray_slo.cli.report_run import of_report
+    from ray_slo.record.rows import SUFFIX
+    from ray_slo.simulation.report import Report
+
+    path = Path(path)
+    if not path.exists():
+        raise FileNotFoundError(2, "No such file or folder", str(path))
+    if path.suffix == ".npz" or (path / "report.npz").is_file():
+        file = path if path.is_file() else path / "report.npz"
+        return of_report(Report.load(file), f"simulation {file}")
+    if (path / "requests.csv").is_file() and (path / "summary.json").is_file():
+        return of_bench(path)
+    if path.is_file() or list(path.glob(f"*{SUFFIX}")):
+        return of_log(path, run, warmup_s)
+    raise ValueError(
+        f"{path}: neither a decision log (*{SUFFIX}), nor a simulation (report.npz), nor a bench "
+        "run (requests.csv and summary.json)"
+    )
 
 
 def page(source: Source) -> Page:

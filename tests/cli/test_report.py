@@ -12,9 +12,9 @@ import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
-from ray_slo.cli import app, report_data
-from ray_slo.cli.report import page
-from ray_slo.cli.report_data import load, of_report
+from ray_slo.cli import app, report_bench, report_run
+from ray_slo.cli.report import load, page
+from ray_slo.cli.report_run import of_report
 from ray_slo.core import (
     Assigned,
     Cluster,
@@ -286,7 +286,8 @@ def test_without_a_miss_the_tightest_are_shown():
 
 
 def test_long_runs_show_their_end(sources, monkeypatch):
-    monkeypatch.setattr(report_data, "MOST_REQUESTS", 100)
+    for module in (report_run, report_bench):
+        monkeypatch.setattr(module, "MOST_REQUESTS", 100)
     folder, report = sources
     for name in ("sim", "bench"):
         source = load(folder / name)

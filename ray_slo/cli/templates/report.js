@@ -1,6 +1,6 @@
 "use strict";
 // Draws the page's charts from its data, again whenever the filter, the width or the theme changes.
-// Columns are described in ray_slo/cli/report_data.py. No library, no network.
+// Columns are described in ray_slo/cli/report_run.py. No library, no network.
 (() => {
   const D = JSON.parse(document.getElementById("data").textContent);
   const R = D.requests, B = D.batches, N = R.t.length;

@@ -8,7 +8,7 @@ from ray_slo.simulation.replay.compare import (
     replay,
 )
 from ray_slo.simulation.replay.simulated import Nearest, Truth, fit, truth_of, what_if
-from ray_slo.simulation.replay.tapes import Tape, recorded, tape
+from ray_slo.simulation.replay.tapes import Tape, newest, recorded, tape
 
 __all__ = [
     "Difference",
@@ -17,6 +17,7 @@ __all__ = [
     "Tape",
     "Truth",
     "fit",
+    "newest",
     "policy_arguments",
     "policy_of",
     "recorded",

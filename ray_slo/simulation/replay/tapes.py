@@ -114,6 +114,21 @@ def tape(life: Life) -> Tape:
     return made
 
 
+def newest(lives: Sequence[Life]) -> tuple[Life, Tape]:
+    """The newest life that served anything.
+
+    Raises:
+        ValueError: none did.
+    """
+    for life in reversed(lives):
+        try:
+            return life, tape(life)
+        except ValueError:
+            if life is lives[0]:
+                raise
+    raise ValueError("no scheduler is in the log")
+
+
 def all_models(clusters: Sequence[tuple[float, Cluster]]) -> dict[str, Model]:
     """Models of all clusters, by name; the last one of a name."""
     return {m.name: m for _, c in clusters for m in c.models.values()}

@@ -1,0 +1,134 @@
+"""What clients of a bench run saw, for a report page."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ray_slo.cli._output import number, percent
+from ray_slo.cli.report_html import Details, Table
+from ray_slo.cli.report_source import MOST_REQUESTS, WORST, Source, down, outcomes, rounded
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+def of_bench(folder: Path) -> Source:
+    """What clients saw: the folder that `ray-slo bench --out` wrote.
+
+    Raises:
+        ValueError: its files are not those of a bench run.
+    """
+    import pandas as pd
+
+    try:
+        frame = pd.read_csv(folder / "requests.csv")
+        summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+        slo_ms, measured = float(summary["slo_ms"]), frame["measured"].to_numpy(dtype=bool)
+        facts, notes = _facts(summary, slo_ms), list(summary["warnings"])
+        data = _columns(frame, slo_ms, measured)
+    except (KeyError, ValueError) as error:
+        raise ValueError(f"{folder}: no bench run: {error}") from None
+    if len(frame) > MOST_REQUESTS:
+        notes.append(f"Charts show the last {MOST_REQUESTS:,} of {len(frame):,} requests.")
+    source = Source("What clients saw", f"bench run {folder}", facts, data, [], notes)
+    left = slo_ms - 1e3 * frame["latency_s"]
+    chosen = frame[measured].assign(left=left[measured]).sort_values("left").head(WORST)
+    source.worst = [_client_saw(row, slo_ms) for _, row in chosen.iterrows()]
+    counts = Counter(frame["error"].dropna().astype(str)) if "error" in frame else Counter()
+    if counts:
+        rows = [(text[:200], f"{n:,}") for text, n in counts.most_common(10)]
+        source.tables.append(("Errors", [], Table(("text", "requests"), rows)))
+    return source
+
+
+def _facts(summary: Mapping[str, Any], slo_ms: float) -> list[tuple[str, str]]:
+    return [
+        ("requests", f"{summary['requests']:,}"),
+        ("SLO", number(slo_ms, suffix=" ms")),
+        ("offered", number(summary["offered_rate"], suffix="/s")),
+        ("goodput", number(summary["goodput"], suffix="/s")),
+        ("violations", percent(summary["bad_rate"])),
+        ("p50", number(summary["p50_ms"], suffix=" ms")),
+        ("p99", number(summary["p99_ms"], suffix=" ms")),
+        ("mean batch", number(summary["mean_batch"])),
+        ("right answers", percent(summary["accuracy"])),
+    ]
+
+
+def _columns(frame: pd.DataFrame, slo_ms: float, measured: NDArray[np.bool_]) -> dict[str, Any]:
+    status = frame["status"].astype(str)
+    names = list(dict.fromkeys(status))
+    answered = status.isin(("ok", "late"))
+    models, model = _coded(frame.get("model"), len(frame), "all")
+    variants, variant = _coded(frame.get("variant"), len(frame), "")
+    accuracy: list[float | None] = [None] * len(variants)
+    if "accuracy" in frame and variants:
+        by = frame.groupby(variant)["accuracy"].mean()
+        means = [float(by.get(i, math.nan)) for i in range(len(variants))]
+        accuracy = [None if math.isnan(mean) else mean for mean in means]
+    shown = slice(max(len(frame) - MOST_REQUESTS, 0), None)
+    t = frame["intended_s"].to_numpy()
+    return {
+        "models": models,
+        "variants": variants,
+        "accuracy": accuracy,
+        "workers": [],
+        "slo_ms": [slo_ms] * len(models),
+        **outcomes(names),
+        "from": down(min([*t[measured][:1].tolist(), t.max(initial=0.0)])),
+        "to": -down(-t.max(initial=0.0)),
+        "requests": {
+            "t": rounded(t[shown], 4),
+            "latency": rounded(np.where(answered, 1e3 * frame["latency_s"], np.nan)[shown], 2),
+            "outcome": [names.index(s) for s in status[shown]],
+            "model": model[shown].tolist(),
+            "variant": variant[shown].tolist(),
+            "worker": [-1] * len(t[shown]),
+            "batch": [],
+            "batch_size": rounded(frame["batch_size"][shown], 0) if "batch_size" in frame else [],
+        },
+        "batches": None,
+    }
+
+
+def _coded(values: Any, count: int, default: str) -> tuple[list[str], NDArray[Any]]:
+    """Names, and the index of each value among them; −1 for none."""
+    if values is None or values.isna().all():
+        return ([default], np.zeros(count, int)) if default else ([], np.full(count, -1))
+    names = sorted(values.dropna().astype(str).unique())
+    index = {name: i for i, name in enumerate(names)}
+    return names, np.array([-1 if v != v else index[str(v)] for v in values])
+
+
+def _client_saw(row: Any, slo_ms: float) -> Details:
+    latency = 1e3 * float(row["latency_s"])
+    late_ms = 1e3 * (float(row["sent_s"]) - float(row["intended_s"]))
+    steps = [f"meant to be sent at {row['intended_s']:.3f} s"]
+    if late_ms > 1:
+        steps.append(f"+{late_ms:.1f} ms: sent; the load generator was that late")
+    known: Sequence[tuple[str, str]] = (
+        ("queue_s", "waited in the queue for"),
+        ("exec_s", "its batch ran for"),
+    )
+    for column, words in known:
+        if column in row and row[column] == row[column]:
+            steps.append(f"{words} {1e3 * row[column]:.1f} ms")
+    if "variant" in row and isinstance(row["variant"], str):
+        size = row.get("batch_size", math.nan)
+        of = "" if size != size else f" in a batch of {size:.0f}"
+        steps.append(f"answered by {row['variant']}{of}")
+    status = str(row["status"])
+    steps.append(f"+{latency:.1f} ms: {status}, with an SLO of {slo_ms:g} ms")
+    if isinstance(row.get("error"), str):
+        steps.append(str(row["error"])[:300])
+    head = f"sent at {row['intended_s']:.3f} s: {status} after {latency:.1f} ms"
+    model = row["model"] if isinstance(row.get("model"), str) else "all"
+    return Details(head, steps, {"model": model, "outcome": status})
