@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from ray_slo.serve.app.pipeline import Pipeline as Pipeline
     from ray_slo.serve.app.pipeline import Task as Task
     from ray_slo.serve.batch.decorator import batch as batch
-    from ray_slo.serve.config.spec import Variant as Variant
+    from ray_slo.serve.config.models import Variant as Variant
     from ray_slo.serve.frontend.answer import Answer as Answer
     from ray_slo.serve.frontend.tree import Outputs as Outputs
 
@@ -27,7 +27,7 @@ _LAZY = {
     "Outputs": "ray_slo.serve.frontend.tree",
     "Pipeline": "ray_slo.serve.app.pipeline",
     "Task": "ray_slo.serve.app.pipeline",
-    "Variant": "ray_slo.serve.config.spec",
+    "Variant": "ray_slo.serve.config.models",
 }
 __all__ = [
     "Answer",

@@ -56,7 +56,7 @@ def run(quick: bool, seed: int) -> list[Row]:
 
 async def _serve(rate: float, seconds: float, seed: int, folder: str | None) -> dict[str, float]:
     from ray_slo.core import BatchStatus, LatencyProfile
-    from ray_slo.serve.config.spec import parse_spec
+    from ray_slo.serve.config.resolve import parse_spec
     from ray_slo.serve.messages import BatchReport, Grant, Heartbeat, Submit
     from ray_slo.serve.scheduler.scheduler import Scheduler
 

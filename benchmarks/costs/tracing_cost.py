@@ -86,7 +86,7 @@ async def _serve(how: str, at_a_time: int, count: int) -> tuple[float, float]:
 @contextlib.asynccontextmanager
 async def _app(traced: bool) -> AsyncIterator[Any]:
     """A frontend that reaches its worker by a plain call."""
-    from ray_slo.serve.config.spec import parse_spec
+    from ray_slo.serve.config.resolve import parse_spec
     from ray_slo.serve.frontend.frontend import Frontend
     from ray_slo.serve.frontend.surroundings import Surroundings
     from ray_slo.serve.worker import batches, worker

@@ -195,7 +195,7 @@ def _named(variant: str) -> dict[str, Any]:
 def _config_targets(path: Path, kwargs: dict[str, Any]) -> dict[str, Target]:
     from ray_slo.core.documents import read_yaml
     from ray_slo.models.profiling import Target
-    from ray_slo.serve.config.spec import parse_spec
+    from ray_slo.serve.config.resolve import parse_spec
 
     applications = read_yaml(path).get("applications")
     if not isinstance(applications, list) or not all(isinstance(a, dict) for a in applications):

@@ -20,7 +20,7 @@ from kubernetes_validate.utils import ValidationError
 from ray.serve.schema import ServeDeploySchema
 
 from ray_slo.serve import build_app
-from ray_slo.serve.config.spec import parse_spec
+from ray_slo.serve.config.resolve import parse_spec
 from ray_slo.serve.proxy.bounds import PROXY_CALLBACK, PROXY_CALLBACK_ENV
 
 ROOT = Path(__file__).parents[2]
@@ -130,7 +130,7 @@ def test_every_replica_has_a_place(manifest):
     spec = parse_spec(application["args"])
     wanted = [
         (spec.frontend_actor_options, spec.num_frontends),
-        *((k.ray_actor_options, k.max_replicas or k.num_replicas) for k in spec.workers.values()),
+        *((k.ray_actor_options, k.most_replicas) for k in spec.workers.values()),
     ]
     for options, replicas in wanted:
         assert options["num_cpus"] > 0  # else it may be placed on the head

@@ -16,7 +16,7 @@ from ray.serve.schema import HTTPOptionsSchema, ServeDeploySchema
 from ray_slo.cli import app as cli
 from ray_slo.load.workload import Payloads, load_payloads
 from ray_slo.models.loading import WEIGHTS_VARIABLE, WORDS
-from ray_slo.serve.config.spec import parse_spec
+from ray_slo.serve.config.resolve import parse_spec
 
 ROOT = Path(__file__).parents[2]
 CONFIGS = [

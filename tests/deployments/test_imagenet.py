@@ -16,7 +16,7 @@ from PIL import Image
 
 from deployments.imagenet import ImageNet, app, pictures, variants
 from ray_slo.models import vision
-from ray_slo.serve.config.spec import parse_spec
+from ray_slo.serve.config.resolve import parse_spec
 
 ROOT = Path(__file__).parents[2]
 

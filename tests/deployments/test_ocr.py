@@ -19,7 +19,7 @@ from deployments import ocr
 from deployments.ocr import Detect, Recognise, app, join, measure, networks
 from deployments.ocr.networks import Box, reading_order
 from deployments.ocr.pages import edit_distance, errors, image, line, page, pages
-from ray_slo.serve.config.spec import parse_spec
+from ray_slo.serve.config.resolve import parse_spec
 
 ROOT = Path(__file__).parents[2]
 

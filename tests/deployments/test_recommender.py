@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from deployments.recommender import Query, Recommender, app, data, train
-from ray_slo.serve.config.spec import parse_spec
+from ray_slo.serve.config.resolve import parse_spec
 
 ROOT = Path(__file__).parents[2]
 

@@ -11,7 +11,7 @@ import yaml
 
 from deployments.text import Entailment, app, payloads, variants
 from ray_slo.models import text
-from ray_slo.serve.config.spec import parse_spec
+from ray_slo.serve.config.resolve import parse_spec
 
 ROOT = Path(__file__).parents[2]
 PAIR = ("It rains.", "The street is wet.")

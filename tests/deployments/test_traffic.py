@@ -17,7 +17,7 @@ from deployments.imagenet import pictures
 from deployments.traffic import Detect, Faces, Vehicles, app, boxes, detection, detectors
 from ray_slo.load.workload import load_payloads
 from ray_slo.models import vision
-from ray_slo.serve.config.spec import parse_spec
+from ray_slo.serve.config.resolve import parse_spec
 from ray_slo.serve.frontend.tree import Tree, Visit
 
 ROOT = Path(__file__).parents[2]

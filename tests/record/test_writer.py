@@ -16,7 +16,7 @@ from ray_slo.record.writer import (
     PlanLog,
     clock_id,
 )
-from ray_slo.serve.config.spec import parse_spec
+from ray_slo.serve.config.resolve import parse_spec
 from ray_slo.serve.watch.logs import open_log, open_plan_log
 from ray_slo.simulation.replay import recorded, replay, tape, what_if
 from tests.waiting import until

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from ray_slo.serve.config.spec import parse_spec
+from ray_slo.serve.config.resolve import parse_spec
 from ray_slo.serve.frontend.frontend import Frontend
 from ray_slo.serve.worker import batches
 from ray_slo.serve.worker import worker as worker_module

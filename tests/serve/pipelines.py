@@ -9,7 +9,7 @@ from typing import ClassVar
 import ray
 
 from ray_slo import Outputs
-from ray_slo.serve.config.spec import parse_spec
+from ray_slo.serve.config.resolve import parse_spec
 from tests.serve.fakes import Silent
 
 STEP_S = 0.005

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 import ray_slo
 from ray_slo.errors import Expired, SLOError
-from ray_slo.serve.config.spec import parse_spec
+from ray_slo.serve.config.resolve import parse_spec
 from tests.serve import processes
 
 SEQUENCES = int(os.environ.get("RAY_SLO_SEQUENCES", "0"))

@@ -19,15 +19,11 @@ from ray.serve import Application
 
 from ray_slo.core.profiles import load_profiles
 from ray_slo.core.text import quoted
-from ray_slo.serve.config.spec import (
-    AppSpec,
-    ModelSpec,
-    Variant,
-    check_arguments,
-    check_user_class,
-    parse_spec,
-    worker_deployment,
-)
+from ray_slo.policies.registry import refuse_sizes
+from ray_slo.serve.config.models import ModelConfig, Variant
+from ray_slo.serve.config.resolve import parse_spec
+from ray_slo.serve.config.spec import AppSpec, worker_deployment
+from ray_slo.serve.config.user_class import check_arguments, check_user_class
 from ray_slo.serve.frontend.frontend import Frontend
 from ray_slo.serve.planner.autoscaling import autoscaling
 from ray_slo.serve.ray_private.deploy import router_of, versioned
@@ -55,7 +51,7 @@ class Deployment:
         return self._user_class
 
     @property
-    def model(self) -> ModelSpec:
+    def model(self) -> ModelConfig:
         """The model that it serves, without arguments of the constructor."""
         return next(iter(self._spec((), {}).models.values()))
 
@@ -185,7 +181,7 @@ def deployment(
         max_batch_size: upper bound; the policy chooses the size.
         decision_log: folder for what the scheduler was told and decided (`ray-slo report`).
 
-    The other arguments are fields of `AppSpec` and `ModelSpec` (`ray_slo.serve.config.spec`) and
+    The other arguments are fields of `AppConfig` and `ModelConfig` (`ray_slo.serve.config`) and
     documented there.
 
     Raises:
@@ -204,7 +200,7 @@ def build_app(args: dict[str, Any]) -> Application:
     """The import path for `serve run` configs: `import_path: ray_slo.serve:build_app`.
 
     Args:
-        args: the fields of `ray_slo.serve.config.spec.AppSpec`.
+        args: the fields of `ray_slo.serve.config.app.AppConfig`.
 
     Raises:
         ValueError: one line per mistake in `args`.
@@ -229,7 +225,7 @@ def build_app_from_spec(spec: AppSpec) -> Application:
     workers = {}
     for kind, worker in spec.workers.items():
         replicas: dict[str, Any] = {"num_replicas": worker.num_replicas}
-        if spec.replica_bounds(kind) is not None:
+        if worker.replica_bounds is not None:
             replicas = {"autoscaling_config": autoscaling(spec, kind)}
         deployed = _deployment(
             f"workers.{kind}.ray_actor_options",
@@ -293,7 +289,7 @@ def _check_code(spec: AppSpec) -> None:
                 raise ValueError(f"{field}: {file}: {said.removeprefix(f'{file}: ')}") from None
         try:
             if hasattr(cls, "size"):
-                spec.policy.refuse_sizes()
+                refuse_sizes(spec.policy.name, spec.policy.kwargs)
         except ValueError as error:
             raise ValueError(f"{where}.{name}.callable: {cls.__name__}.size: {error}") from None
         try:
@@ -312,7 +308,7 @@ def _check_code(spec: AppSpec) -> None:
     spec.joins()
 
 
-def _profile_files(where: str, model: ModelSpec) -> Iterator[tuple[str, str]]:
+def _profile_files(where: str, model: ModelConfig) -> Iterator[tuple[str, str]]:
     """Field and path of every file with profiles that a model names."""
     if model.profile is not None:
         yield f"{where}.profile", model.profile
@@ -323,7 +319,7 @@ def _profile_files(where: str, model: ModelSpec) -> Iterator[tuple[str, str]]:
 
 def _tunable(spec: AppSpec) -> dict[str, Any]:
     """Arguments of the planner that can be changed while it runs."""
-    return spec.planner.kwargs if spec.planner is not None and spec.planner.is_kairos else {}
+    return spec.planner.kwargs if spec.planner is not None and spec.planner.tunable else {}
 
 
 def _fingerprint(spec: AppSpec) -> str:
@@ -334,7 +330,7 @@ def _fingerprint(spec: AppSpec) -> str:
     rest = {
         k: v
         for k, v in spec.__dict__.items()
-        if k not in {"models", "workers", "groups", "policy", "num_frontends"}
+        if k not in {"models", "workers", "groups", "policy", "num_frontends", "version"}
     }
     if _tunable(spec):
         rest["planner"] = spec.planner.model_copy(update={"kwargs": {}})  # type: ignore[union-attr]

@@ -9,7 +9,9 @@ from typing import Any
 from ray.serve import Application
 
 from ray_slo.serve.app.decorator import build_app_from_spec
-from ray_slo.serve.config.spec import AppSpec, Variant, parse_spec
+from ray_slo.serve.config.models import Variant
+from ray_slo.serve.config.resolve import parse_spec
+from ray_slo.serve.config.spec import AppSpec
 
 
 @dataclass(frozen=True)
@@ -27,7 +29,8 @@ class Task:
         args, kwargs: of the class's constructor.
         accuracy: percent, of a task without variants.
         factors: items that it is expected to make per request, by child task; 1 where not given.
-        options: further fields of `ray_slo.serve.config.spec.TaskSpec`, e.g. {"max_batch_size": 8}.
+        options: further fields of `TaskConfig` (`ray_slo.serve.config`), e.g.
+            {"max_batch_size": 8}.
     """
 
     name: str
@@ -69,11 +72,11 @@ class Pipeline:
         min_replicas, max_replicas: the planner decides how many between these; without
             `max_replicas`, always `num_replicas`.
         ray_actor_options: of a worker, e.g. {"num_gpus": 1}.
-        planner: "loki", or a dictionary with its name and other fields of `PlannerSpec`
-            (`ray_slo.serve.config.spec`). None: workers load all variants, and `policy` chooses.
+        planner: "loki", or a dictionary with its name and other fields of `PlannerConfig`
+            (`ray_slo.serve.config`). None: workers load all variants, and `policy` chooses.
         policy, policy_kwargs: "pipeline" (the default), or another one.
         name: of the deployment that answers, and in metrics.
-        options: further fields of `ray_slo.serve.config.spec.AppSpec`, e.g. num_frontends=2.
+        options: further fields of `ray_slo.serve.config.app.AppConfig`, e.g. num_frontends=2.
 
     Raises:
         ValueError: what cannot work, with the field, the value and the choices.

@@ -33,6 +33,7 @@ from ray_slo.serve.frontend.workers import Workers, check_names
 from ray_slo.serve.memory import vitals
 from ray_slo.serve.messages import Heartbeat
 from ray_slo.serve.planner.links import FrontendLink
+from ray_slo.serve.planner.plugin import planner_class
 from ray_slo.serve.protos import DescribeReply, InferReply
 from ray_slo.serve.ray_private.http_head import arrival_here
 from ray_slo.serve.scheduler.channel import ActorChannel, Channel, EmbeddedChannel
@@ -230,16 +231,14 @@ class Frontend:
         Raises:
             ConfigError: another key, or arguments that the planner does not take.
         """
-        from ray_slo.planning.brains.kairos import arguments
-
         planner = self._spec.planner
-        if set(user_config) != {"planner"} or planner is None or not planner.is_kairos:
+        if set(user_config) != {"planner"} or planner is None or not planner.tunable:
             raise ConfigError(
                 "user_config of a frontend: {'planner': {…}}, with arguments of 'kairos'; "
                 f"got {user_config!r}"
             )
         try:
-            arguments({**planner.kwargs, **user_config["planner"]})
+            planner_class(planner.name).arguments({**planner.kwargs, **user_config["planner"]})
         except (ValueError, TypeError) as error:
             raise ConfigError(f"user_config.{error}") from None
         assert self._plan is not None

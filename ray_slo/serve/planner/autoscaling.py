@@ -97,7 +97,7 @@ def autoscaling(spec: AppSpec, kind: str) -> AutoscalingConfig:
     More replicas are started at once; fewer are kept when that has been the plan for an interval,
     so that noise in the demand does not stop and start processes.
     """
-    bounds = spec.replica_bounds(kind)
+    bounds = spec.workers[kind].replica_bounds
     assert spec.planner is not None and bounds is not None
     return AutoscalingConfig(
         min_replicas=bounds[0],

@@ -27,7 +27,7 @@ from ray_slo.serve.config.spec import AppSpec
 from ray_slo.serve.errors import ConfigError, UnknownModel
 from ray_slo.serve.planner import told
 from ray_slo.serve.planner.heard import Heard
-from ray_slo.serve.planner.registry import make_brain, setting
+from ray_slo.serve.planner.plugin import make_brain, planner_of
 from ray_slo.serve.watch.logs import open_plan_log
 
 logger = logging.getLogger(__name__)
@@ -98,7 +98,7 @@ class Planning:
     def configure(self, spec: AppSpec) -> None:
         """Take over a specification that differs in nothing that replicas would have to know of."""
         self._spec = spec
-        self.brain.configure(setting(spec))
+        self.brain.configure(planner_of(spec).setting(spec))
 
     def close(self, wait_s: float = 0.0) -> None:
         """Stop, and wake all long polls; wait for the log at most so many seconds."""

@@ -23,7 +23,8 @@ from ray_slo.models.preemption_profile import load_preemption
 from ray_slo.models.profiling import to_profile
 from ray_slo.models.sweep import Sweep
 from ray_slo.serve import user_code
-from ray_slo.serve.config.spec import AppSpec, ModelSpec, VariantRef, VariantSpec
+from ray_slo.serve.config.models import ModelConfig, VariantConfig
+from ray_slo.serve.config.spec import AppSpec, VariantRef
 from ray_slo.serve.errors import ConfigError
 
 logger = logging.getLogger(__name__)
@@ -241,7 +242,7 @@ class Models:
         size = getattr(cls, "size", None)
         self.loaded[key] = Loaded(key, ref, call, is_async, cls.__name__, size)
 
-    async def _load_network(self, ref: VariantRef, spec: VariantSpec) -> Any:
+    async def _load_network(self, ref: VariantRef, spec: VariantConfig) -> Any:
         try:
             load = user_code.call(spec.loader)
             return await self._loop.run_in_executor(
@@ -293,7 +294,7 @@ class Models:
         if loaded.least_s > model.latency_slo_ms / 1e3:
             logger.warning("variant %s is too slow for its SLO to be used: %s", key, loaded.says)
 
-    async def _first_profile(self, loaded: Loaded, model: ModelSpec) -> LatencyProfile:
+    async def _first_profile(self, loaded: Loaded, model: ModelConfig) -> LatencyProfile:
         """From a file, else measured here, else a guess that a few batches will mend."""
         ref, limit = loaded.ref, model.max_batch_size
         slo_s = model.latency_slo_ms / 1e3

@@ -17,7 +17,7 @@ from ray_slo.planning.brains.group_plans import (
     worth_it,
 )
 from ray_slo.planning.brains.layouts import Layout, Place, members, orders, routed, settled
-from ray_slo.serve.config.spec import parse_spec
+from ray_slo.serve.config.resolve import parse_spec
 
 
 class World:
@@ -217,12 +217,12 @@ def test_groups_name_their_workers():
     spec = parse_spec({"models": TWO, "groups": GROUPS})
     assert list(spec.workers) == ["a", "b-cpu"]
     assert spec.workers["b-cpu"].num_replicas == 2
-    assert [spec.group_of_kind(k) for k in ("a", "b-cpu", "other")] == ["a", "b", None]
+    assert [spec.workers[k].group for k in ("a", "b-cpu")] == ["a", "b"]
     assert spec.grouped
     assert not spec.embedded
     pool = parse_spec({"models": TWO, "planner": {"name": "herd"}})
     assert pool.grouped
-    assert pool.group_of_kind("default") is None
+    assert pool.workers["default"].group is None
 
 
 @pytest.mark.parametrize(
@@ -243,10 +243,16 @@ def test_groups_name_their_workers():
             {"groups": {"a": {"workers": {"b": {}}, "models": ["m"]}, "a-b": {"models": ["n"]}}},
             "workers of the same name; rename",
         ),
-        ({"planner": {"name": "hurd"}}, r"planner\.name: .*'herd', 'partition', .*got 'hurd'"),
+        (
+            {"planner": {"name": "hurd"}},
+            "one of herd, .*did you mean 'herd'.*got 'hurd'",
+        ),
         ({"planner": {"name": "herd", "every_s": 5}}, r"planner\.every_s: unknown key.*interval_s"),
         ({"planner": {"name": "herd", "interval_s": 0}}, r"planner\.interval_s: .*greater than 0"),
-        ({"planner": {"name": "herd", "kwargs": {"x": 1}}}, "has no argument 'x'; valid .*backend"),
+        (
+            {"planner": {"name": "herd", "kwargs": {"x": 1}}},
+            "x: unknown key; valid .*backend",
+        ),
         (
             {"planner": {"name": "herd", "kwargs": {"group_worker_limit": 0}}},
             "group_worker_limit must be at least 1, got 0",

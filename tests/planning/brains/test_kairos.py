@@ -6,8 +6,8 @@ import pytest
 from ray_slo.core import LatencyProfile
 from ray_slo.planning.brains.brain import Counts, NotYet, Seen, WorkerSays
 from ray_slo.planning.brains.kairos import arguments
-from ray_slo.serve.config.spec import parse_spec
-from ray_slo.serve.planner.registry import make_brain
+from ray_slo.serve.config.resolve import parse_spec
+from ray_slo.serve.planner.plugin import make_brain
 
 # Only "big" answers 100 items within the SLO of 1 s; "small" costs a quarter, and is half as fast
 # for one item.
@@ -218,12 +218,12 @@ def test_mistakes_in_the_application_name_the_field(change, says):
 
 def test_replicas_are_bounded_by_the_budget_and_resources_come_with_the_type():
     spec = spec_of()
-    assert spec.replica_bounds("big") == (0, 3)
-    assert spec.replica_bounds("small") == (0, 12)
-    assert spec_of(most=2).replica_bounds("small") == (0, 2)
+    assert spec.workers["big"].replica_bounds == (0, 3)
+    assert spec.workers["small"].replica_bounds == (0, 12)
+    assert spec_of(most=2).workers["small"].replica_bounds == (0, 2)
     typed = {"w": {"instance_type": "r5n.large", "min_replicas": 1}}
     args = {**spec.model_dump(include={"models"}), "workers": typed}
     args["planner"] = {"name": "kairos", "kwargs": {"budget_per_hour": 0.3}}
     spec = parse_spec(args)
     assert spec.workers["w"].ray_actor_options == {"num_cpus": 2}
-    assert spec.replica_bounds("w") == (1, 2)
+    assert spec.workers["w"].replica_bounds == (1, 2)

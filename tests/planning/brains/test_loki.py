@@ -7,8 +7,8 @@ from ray_slo.core.cluster import Assigned
 from ray_slo.core.profiles import save_profiles
 from ray_slo.planning.brains.brain import Counts, NotYet, Seen, WorkerSays
 from ray_slo.planning.brains.loki import best
-from ray_slo.serve.config.spec import parse_spec
-from ray_slo.serve.planner.registry import make_brain
+from ray_slo.serve.config.resolve import parse_spec
+from ray_slo.serve.planner.plugin import make_brain
 
 # ℓ in seconds: "large" serves 20/s, "small" 100/s, the detector 50/s.
 SECONDS = {"det": 0.02, "large": 0.05, "small": 0.01}

@@ -19,7 +19,7 @@ from ray_slo.load.workload import Recorded
 from ray_slo.planning.catalogue import load_catalogue
 from ray_slo.planning.ramsis.spec import SolveSpec
 from ray_slo.planning.ramsis.table import PolicySet
-from ray_slo.serve.config.spec import parse_spec
+from ray_slo.serve.config.resolve import parse_spec
 from ray_slo.simulation.report import Report
 from ray_slo.simulation.sizing import PlanSpec
 from ray_slo.simulation.spec import SimulationSpec
@@ -44,8 +44,7 @@ def read(document, path):
             spec = parse_spec(application["args"])
             assert spec.models
             spec.variants()
-            for kind in spec.workers:
-                spec.replica_bounds(kind)
+            assert spec.workers
     elif path.parent.name == "policies":
         SolveSpec.model_validate(document).problem(ROOT / "policies")
     elif path.name.startswith("plan-"):

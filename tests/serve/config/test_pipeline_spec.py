@@ -10,7 +10,7 @@ from ray_slo.core import LatencyProfile
 from ray_slo.planning import loki
 from ray_slo.policies.price import Price
 from ray_slo.serve.app.decorator import build_app_from_spec
-from ray_slo.serve.config.spec import parse_spec
+from ray_slo.serve.config.resolve import parse_spec
 
 
 def load(name="net"):
@@ -221,13 +221,16 @@ def test_for_the_scheduler_there_is_no_user_code():
             "policy.kwargs.waiting_factor: follows from the arguments of the planner; leave it out",
         ),
         (args(workers={"a": {}, "b": {}}), "plans for workers that are alike, but there are a, b"),
-        (loki_args(kwargs={"quantile": 1}), "planner 'loki' has no argument 'quantile'; valid arg"),
-        (loki_args(kwargs={"slo_s": 1}), "planner 'loki' has no argument 'slo_s'; valid arguments"),
+        (
+            loki_args(kwargs={"quantile": 1}),
+            "planner.kwargs.quantile: unknown key (did you mean ",
+        ),
+        (loki_args(kwargs={"slo_s": 1}), "planner.kwargs.slo_s: unknown key; valid keys are "),
         (
             loki_args(kwargs={"headroom_quantile": 1.5}),
             "planner.kwargs: headroom_quantile must be between 0 and 1, got 1.5",
         ),
-        (loki_args(kwargs={"max_swaps": "x"}), "planner.kwargs: "),
+        (loki_args(kwargs={"max_swaps": "x"}), "planner.kwargs.max_swaps: Input should be a valid"),
         (loki_args(min_gain=1), "planner: min_gain: not for the planner 'loki'"),
         (loki_args(demand="mean"), "planner.demand: Input should be 'ewma', 'peak' or 'holt', got"),
         (loki_args(rates={"spell": 1}), "planner.rates: give what is expected of the root, 'find'"),
@@ -290,9 +293,9 @@ def test_what_is_for_pipelines_only(changes, says):
 
 def test_replicas_between_bounds():
     worker = parse_spec(loki_args({"min_replicas": 2, "max_replicas": 5})).workers["default"]
-    assert (worker.num_replicas, worker.most_replicas, worker.scales) == (2, 5, True)
+    assert (worker.num_replicas, worker.replica_bounds) == (2, (2, 5))
     worker = parse_spec(args()).workers["default"]
-    assert (worker.num_replicas, worker.most_replicas, worker.scales) == (1, 1, False)
+    assert (worker.num_replicas, worker.replica_bounds) == (1, None)
 
 
 @pytest.mark.parametrize(
@@ -359,7 +362,7 @@ def test_from_python():
     assert spec.pipeline.factors == {"find": {"spell": 3.0}, "s0": {}}
     assert spec.pipeline.join is join
     worker = spec.workers["default"]
-    assert (worker.num_replicas, worker.max_replicas) == (2, 4)
+    assert (worker.num_replicas, worker.most_replicas) == (2, 4)
     assert python(**FIXED).spec().planner is None
     assert python(planner={"name": "loki", "interval_s": 3}).spec().planner.interval_s == 3
     assert python().name == "words"

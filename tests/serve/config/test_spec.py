@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 import ray_slo
 from ray_slo.models import vision
 from ray_slo.serve.app.decorator import build_app_from_spec
-from ray_slo.serve.config.spec import AppSpec, parse_spec
+from ray_slo.serve.config.app import AppConfig
+from ray_slo.serve.config.resolve import parse_spec
+from ray_slo.serve.config.spec import AppSpec
 
 
 class Model:
@@ -229,7 +231,7 @@ json = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner),
     max_leaves=8,
 )
-fields = st.sampled_from([*AppSpec.model_fields, "callable", "latency_slo_ms", "name", "x"])
+fields = st.sampled_from([*AppConfig.model_fields, "callable", "latency_slo_ms", "name", "x"])
 nearly = st.dictionaries(fields, json | st.dictionaries(fields, json, max_size=3), max_size=4)
 
 

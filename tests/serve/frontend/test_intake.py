@@ -8,7 +8,7 @@ import pytest
 from starlette.requests import Request
 
 from ray_slo.errors import BadHeader, BadInput, BodyTooLarge, UnknownModel
-from ray_slo.serve.config.spec import parse_spec
+from ray_slo.serve.config.resolve import parse_spec
 from ray_slo.serve.frontend.intake import Intake
 from ray_slo.serve.messages import Capacity
 from ray_slo.serve.protos import InferRequest

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ray_slo.errors import BadInput, Expired, RefusedEarly, WorkerLost
-from ray_slo.serve.config.spec import parse_spec
+from ray_slo.serve.config.resolve import parse_spec
 from ray_slo.serve.frontend.ledger import (
     CONSEQUENCES,
     GRACE_S,

@@ -8,7 +8,7 @@ import pytest
 import ray
 
 from ray_slo.errors import ConfigError, WorkerLost
-from ray_slo.serve.config.spec import parse_spec
+from ray_slo.serve.config.resolve import parse_spec
 from ray_slo.serve.frontend.ledger import Asked, Entry, WorkerGone
 from ray_slo.serve.frontend.workers import Up, Workers, check_names
 from ray_slo.serve.messages import Capacity, Grant, PieceResult

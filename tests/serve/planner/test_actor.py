@@ -11,7 +11,7 @@ from ray_slo.core.cluster import Assigned
 from ray_slo.errors import ConfigError
 from ray_slo.planning.brains.brain import Counts, FrontendSays, WorkerSays
 from ray_slo.record.plans import read
-from ray_slo.serve.config.spec import parse_spec
+from ray_slo.serve.config.resolve import parse_spec
 from ray_slo.serve.planner.actor import Pace, Planner
 from tests.serve import clock
 
@@ -329,8 +329,7 @@ def test_a_newer_release_starts_afresh_and_older_workers_go_on():
         cluster = Cluster(spec, "a", "b")
         with actor_of(spec) as actor:
             await cluster.settle(actor)
-            newer = spec_of().stamped("two")
-            newer._version = spec.version + 1
+            newer = spec_of().stamped("two").model_copy(update={"version": spec.version + 1})
             await actor.configure(newer)
             assert await actor.target("default", 4) is None
             assert await actor.worker(cluster.workers["a"], None) == (None, None)

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from ray_slo.serve.config.spec import parse_spec
+from ray_slo.serve.config.resolve import parse_spec
 from ray_slo.serve.planner import autoscaling as plan_autoscaling
 from ray_slo.serve.planner.autoscaling import PlanAutoscaling, autoscaling
 from tests.waiting import until

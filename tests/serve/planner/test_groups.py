@@ -9,7 +9,7 @@ import pytest
 from ray_slo.errors import ConfigError, UnknownModel
 from ray_slo.planning.brains.brain import Counts, FrontendSays, WorkerSays
 from ray_slo.record.plans import read
-from ray_slo.serve.config.spec import parse_spec
+from ray_slo.serve.config.resolve import parse_spec
 from ray_slo.serve.planner.actor import Pace, Planner
 from tests.serve import clock
 

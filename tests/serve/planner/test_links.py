@@ -17,7 +17,7 @@ from ray_slo.planning.brains.brain import (
     Routing,
     Wanted,
 )
-from ray_slo.serve.config.spec import parse_spec
+from ray_slo.serve.config.resolve import parse_spec
 from ray_slo.serve.planner import links
 from ray_slo.serve.planner.links import Follower, FrontendLink
 from tests.serve import clock
@@ -268,7 +268,7 @@ def test_a_frontend_goes_by_routes_and_tells_what_waits_and_what_time_schedulers
 
 
 def test_a_budget_is_checked_before_it_is_told():
-    from ray_slo.serve.planner.registry import make_brain
+    from ray_slo.serve.planner.plugin import make_brain
 
     spec = parse_spec(
         {

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 from ray.serve._private import constants as serve_constants
 
-from ray_slo.serve.config.spec import parse_spec
+from ray_slo.serve.config.resolve import parse_spec
 from ray_slo.serve.ray_private import actors
 from ray_slo.serve.ray_private.actors import Releases
 from tests.serve import clock
@@ -14,8 +14,7 @@ from tests.serve.loops import until
 
 def release(stamp):
     spec = parse_spec({"models": {"m": {"callable": dict, "latency_slo_ms": 100}}})
-    spec._version = float(stamp)
-    return spec
+    return spec.model_copy(update={"version": float(stamp)})
 
 
 def test_what_was_never_heard_of_is_news_whatever_its_stamp():

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ray_slo.core import BatchStatus, LatencyProfile
-from ray_slo.serve.config.spec import parse_spec
+from ray_slo.serve.config.resolve import parse_spec
 from ray_slo.serve.messages import BatchReport, Grant, Heartbeat, Refusal, Submit
 from ray_slo.serve.scheduler import channel
 from ray_slo.serve.scheduler.actor import _SILENT_TICKS, _UNREAD_TICKS, SchedulerActor

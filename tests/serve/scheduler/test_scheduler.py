@@ -14,7 +14,7 @@ from ray_slo.core import (
     LatencyProfile,
 )
 from ray_slo.core.requests import Upstream
-from ray_slo.serve.config.spec import parse_spec
+from ray_slo.serve.config.resolve import parse_spec
 from ray_slo.serve.messages import (
     BatchReport,
     Cancel,

@@ -4,7 +4,7 @@ import asyncio
 import time
 
 from ray_slo.core import BatchStatus, LatencyProfile
-from ray_slo.serve.config.spec import parse_spec
+from ray_slo.serve.config.resolve import parse_spec
 from ray_slo.serve.messages import BatchReport, Grant, Heartbeat, Refusal, Submit
 from ray_slo.serve.scheduler.scheduler import Scheduler
 from tests.serve import clock

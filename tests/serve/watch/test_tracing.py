@@ -17,7 +17,7 @@ from ray.serve._private import tracing_utils
 
 import ray_slo
 from ray_slo.errors import BadInput, RefusedEarly
-from ray_slo.serve.config.spec import parse_spec
+from ray_slo.serve.config.resolve import parse_spec
 from ray_slo.serve.messages import Cancel, Grant, Refusal, Submit
 from ray_slo.serve.scheduler.actor import SchedulerActor
 from ray_slo.serve.watch import spans, tracing

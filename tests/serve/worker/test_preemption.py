@@ -17,7 +17,7 @@ from ray_slo.core import (
 from ray_slo.core.profiles import save_profiles
 from ray_slo.errors import RefusedEarly
 from ray_slo.models.checkpoint import PreemptionFlag, preemption_scope
-from ray_slo.serve.config.spec import parse_spec
+from ray_slo.serve.config.resolve import parse_spec
 from ray_slo.serve.errors import ConfigError
 from ray_slo.serve.messages import BatchReport, Grant, Heartbeat, Stop, Submit, Unreachable
 from ray_slo.serve.scheduler.scheduler import Scheduler

@@ -1,0 +1,79 @@
+"""What is wrong with a user's class or function, found before anything is deployed."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+
+def check_arguments(
+    target: Callable[..., Any], what: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> None:
+    """Refuse arguments that do not fit a signature, where it can be known.
+
+    Raises:
+        ValueError: says which, and what is taken.
+    """
+    try:
+        signature = inspect.signature(target)
+    except (TypeError, ValueError):  # written in C
+        return
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        takes = ", ".join(signature.parameters) or "nothing"
+        raise ValueError(f"args and kwargs do not fit {what}: {error}; it takes {takes}") from None
+
+
+def check_user_class(target: Any, has_variants: bool = False) -> type[Any]:
+    """Refuse, before anything is deployed, a class that cannot work.
+
+    Args:
+        has_variants: its batch method is `__call__(self, network, items)`.
+
+    Raises:
+        ValueError: says what is wrong and what is wanted.
+    """
+    wanted = "__call__(self, network, items: list) -> list"
+    if not has_variants:
+        wanted = wanted.replace("network, ", "")
+    if not inspect.isclass(target):
+        raise ValueError(f"a deployment is made from a class with {wanted}, got {target!r}")
+    call = target.__dict__.get("__call__") or getattr(target, "__call__", None)  # noqa: B004
+    if not inspect.isfunction(call):
+        raise ValueError(
+            f"{target.__name__} has no __call__; it must map a list of items to a list of results"
+        )
+    if inspect.isgeneratorfunction(call) or inspect.isasyncgenfunction(call):
+        raise ValueError(
+            f"{target.__name__}.__call__ is a generator; a coordinated batch returns a list. "
+            "For streaming, use @ray_slo.batch"
+        )
+    parameters = inspect.signature(call).parameters.values()
+    takes = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    takes_any = any(p.kind is p.VAR_POSITIONAL for p in parameters)
+    if len(takes) < 2 and not takes_any:
+        raise ValueError(
+            f"{target.__name__}.__call__ takes no argument; it must take a list of items"
+        )
+    if has_variants and len(takes) < 3 and not takes_any:
+        raise ValueError(
+            f"{target.__name__}.__call__ takes only a list of items; with variants it must be "
+            f"{wanted}, where network is what the variant's load returned"
+        )
+    if not has_variants and [p.default for p in takes[2:3]] == [inspect.Parameter.empty]:
+        raise ValueError(
+            f"{target.__name__}.__call__ takes ({', '.join(p.name for p in takes[1:])}); without "
+            f"variants it must be {wanted}"
+        )
+    for name in ("preprocess", "postprocess", "example_input", "size"):
+        for owner in target.__mro__:
+            if name in owner.__dict__:
+                if not isinstance(owner.__dict__[name], staticmethod | classmethod):
+                    raise ValueError(
+                        f"{target.__name__}.{name} must be a @staticmethod or @classmethod: it "
+                        "runs where the model is not loaded"
+                    )
+                break
+    return target

@@ -1,0 +1,145 @@
+"""The planners `herd` and `partition`: which models, and which workers, make a serving group
+(SHEPHERD §4, Symphony §4.4)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from ray_slo.core.text import quoted
+from ray_slo.planning import herd, partition
+from ray_slo.planning.brains import group_plans
+from ray_slo.planning.brains.groups import GroupsBrain, GroupsSetting
+from ray_slo.serve.config.files import profiles_of_files
+from ray_slo.serve.planner.plugin import PlannerPlugin, arguments_of
+
+if TYPE_CHECKING:
+    from ray_slo.serve.config.app import AppConfig, PlannerConfig
+    from ray_slo.serve.config.spec import AppSpec
+
+
+class Groups(PlannerPlugin):
+    """Groups as the config lists them."""
+
+    makes_groups = True
+    interval_s = 60.0
+    unused = frozenset({"demand", "make_before_break"})
+
+    @classmethod
+    def check(cls, config: AppConfig, planner: PlannerConfig) -> None:
+        models, kinds = config.models, config.kinds
+        if config.pipeline is not None:
+            raise ValueError(
+                f"planner.name: {planner.name!r} makes groups of models; the planner of a "
+                "pipeline is 'loki'"
+            )
+        for what, given in (("rates", planner.rates), ("memory_mb", planner.memory_mb)):
+            for model, value in given.items():
+                if model not in models:
+                    raise ValueError(
+                        f"planner.{what}: no model {model!r}; "
+                        f"the models are {', '.join(sorted(models))}"
+                    )
+                if not 0 <= value < math.inf:
+                    raise ValueError(
+                        f"planner.{what}.{model} must be at least 0 and finite, got {value}"
+                    )
+        if not config.groups and len(kinds) > 1:
+            raise ValueError(
+                f"workers: a planner makes groups of workers that are alike, but there are "
+                f"{', '.join(kinds)}; name one kind, or name groups"
+            )
+        room = planner.kwargs.get("memory_mb", math.inf)
+        if not isinstance(room, int | float) or math.isnan(room):
+            raise ValueError(
+                f"planner.kwargs.memory_mb must be a number of megabytes, got {quoted(room)}"
+            )
+        cls._check_groups(config, planner)
+        parts = planner.kwargs.get("sub_clusters")
+        names = list(config.groups) or ["g"] * int(parts or 1)
+        alike = group_plans.Measured(dict.fromkeys(models, 1.0), dict.fromkeys(models, 1.0))
+        kwargs = cls.arguments(planner.kwargs)
+        try:
+            group_plans.make_problem(planner.name, kwargs, alike, planner.memory_mb, 1, names, {})
+        except (ValueError, TypeError) as error:
+            raise ValueError(f"planner.kwargs: {error}") from None
+
+    @classmethod
+    def _check_groups(cls, config: AppConfig, planner: PlannerConfig) -> None:
+        """Refuse groups that do not fit this planner."""
+
+    @classmethod
+    def brain(cls, spec: AppSpec) -> GroupsBrain:
+        return GroupsBrain(cls.setting(spec))
+
+    @classmethod
+    def setting(cls, spec: AppSpec) -> GroupsSetting:
+        variants: dict[str, tuple[str, ...]] = dict.fromkeys(spec.models, ())
+        for key, ref in spec.variants().items():
+            variants[ref.model] += (key,)
+        homes = {kind: w.group for kind, w in spec.workers.items() if w.group is not None}
+        plain = GroupsSetting(
+            variants,
+            {name: model.latency_slo_ms / 1e3 for name, model in spec.models.items()},
+            sum(worker.num_replicas for worker in spec.workers.values()),
+            {name: tuple(group.models) for name, group in spec.groups.items()},
+            homes,
+        )
+        if (planner := spec.planner) is None:
+            return plain
+        return replace(
+            plain,
+            planner=planner.name,
+            kwargs=planner.kwargs,
+            rates=planner.rates,
+            memory_mb=planner.memory_mb,
+            min_gain=planner.min_gain,
+            profiles=profiles_of_files(spec),
+        )
+
+
+class Herd(Groups):
+    """Sizes the groups itself, for the largest burst tolerance."""
+
+    Arguments = arguments_of(herd.Problem, without={"models", "workers"})
+
+    @classmethod
+    def _check_groups(cls, config: AppConfig, planner: PlannerConfig) -> None:
+        if config.groups:
+            raise ValueError(
+                "planner.name: 'herd' decides how many workers a group has; leave groups out and "
+                "name the workers, or choose 'partition'"
+            )
+        if "memory_mb" not in planner.kwargs and planner.memory_mb:
+            raise ValueError(
+                "planner.kwargs.memory_mb: with memory_mb of models, say what a worker has"
+            )
+        room = planner.kwargs.get("memory_mb", math.inf)
+        for model, memory_mb in planner.memory_mb.items():
+            if memory_mb > room:
+                raise ValueError(
+                    f"planner.memory_mb.{model} is {memory_mb:g}, more than a worker has "
+                    f"(planner.kwargs.memory_mb is {room:g})"
+                )
+
+
+class Partition(Groups):
+    """Even loads on a fixed number of groups."""
+
+    Arguments = arguments_of(partition.Problem, without={"models", "current", "change_cost"})
+
+    @classmethod
+    def _check_groups(cls, config: AppConfig, planner: PlannerConfig) -> None:
+        parts = planner.kwargs.get("sub_clusters")
+        if config.groups and parts not in (None, len(config.groups)):
+            raise ValueError(
+                f"planner.kwargs.sub_clusters is {parts}, but there are {len(config.groups)} "
+                "groups; leave it out"
+            )
+        most = sum(worker.first_replicas for worker in config.kinds.values())
+        if not config.groups and (not isinstance(parts, int) or not 1 <= parts <= most):
+            raise ValueError(
+                f"planner.kwargs.sub_clusters: say how many groups 'partition' should make, "
+                f"from 1 to {most} (workers), got {parts!r}"
+            )

@@ -1,0 +1,108 @@
+"""The planners `kairos` and `kairos_plus`: how many workers of which instance type there are, under
+a budget (Kairos §5.2)."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING, ClassVar
+
+from ray_slo.planning.brains.kairos import Arguments, KairosBrain, KairosSetting, Sustained
+from ray_slo.planning.catalogue import CATALOGUE
+from ray_slo.policies.registry import make_policy
+from ray_slo.serve.planner.plugin import PlannerPlugin
+
+if TYPE_CHECKING:
+    from ray_slo.core.policy import Policy
+    from ray_slo.serve.config.app import AppConfig, PlannerConfig
+    from ray_slo.serve.config.spec import AppSpec
+    from ray_slo.serve.config.workers import WorkerConfig
+
+
+class Kairos(PlannerPlugin):
+    simulates: ClassVar[bool] = False
+    Arguments = Arguments
+    default_policy = "kairos"
+    tunable = True
+    unused = frozenset({"memory_mb", "make_before_break"})
+
+    @classmethod
+    def check(cls, config: AppConfig, planner: PlannerConfig) -> None:
+        name = planner.name
+        if config.pipeline is not None:
+            raise ValueError(f"planner.name: {name!r} plans for a model; a pipeline has 'loki'")
+        if config.groups:
+            raise ValueError(f"groups: {name!r} plans `workers`; leave groups out")
+        if len(config.models) > 1 or any(model.variants for model in config.models.values()):
+            raise ValueError(f"models: {name!r} plans for one model without variants")
+        for kind, worker in config.kinds.items():
+            if worker.instance_type is None:
+                raise ValueError(
+                    f"workers.{kind}.instance_type: required by the planner {name!r}: a name in "
+                    f"the catalogue ({', '.join(CATALOGUE)}) or, e.g., {{price_per_hour: 0.5}}"
+                )
+        for model, rate in planner.rates.items():
+            if model not in config.models or not 0 < rate < math.inf:
+                raise ValueError(
+                    f"planner.rates: a positive rate of {', '.join(config.models)}, "
+                    f"got {model!r}: {rate}"
+                )
+        given = cls.arguments(planner.kwargs)
+        ((model, served),) = config.models.items()
+        if (sizes := given.get("sizes")) and max(sizes) > served.max_batch_size:
+            raise ValueError(
+                f"planner.kwargs.sizes: {max(sizes)} is more than {model!r} takes "
+                f"(max_batch_size is {served.max_batch_size})"
+            )
+        if (base := given.get("base")) is not None and base not in config.kinds:
+            raise ValueError(
+                f"planner.kwargs.base must be one of the workers, {', '.join(config.kinds)}, "
+                f"got {base!r}"
+            )
+
+    @classmethod
+    def replica_bounds(cls, worker: WorkerConfig, planner: PlannerConfig) -> tuple[int, int] | None:
+        assert worker.instance_type is not None
+        paid = planner.kwargs["budget_per_hour"] / worker.instance_type.price_per_hour
+        most = worker.max_replicas or max(worker.first_replicas, math.floor(paid + 1e-9))
+        return worker.min_replicas or 0, most
+
+    @classmethod
+    def brain(cls, spec: AppSpec) -> KairosBrain:
+        return KairosBrain(cls.setting(spec))
+
+    @classmethod
+    def setting(cls, spec: AppSpec) -> KairosSetting:
+        planner = spec.planner
+        assert planner is not None
+        ((name, model),) = spec.models.items()
+        policy = functools.partial(make_policy, spec.policy.name, spec.policy.kwargs)
+        return KairosSetting(
+            name,
+            tuple(spec.variants()),
+            max(model.latency_slo_ms - spec.response_margin_ms, 1.0) / 1e3,
+            {
+                kind: worker.instance_type.model_copy(update={"name": kind})
+                for kind, worker in spec.workers.items()
+                if worker.instance_type is not None
+            },
+            {kind: b[1] for kind, w in spec.workers.items() if (b := w.replica_bounds)},
+            planner.kwargs,
+            planner.rates.get(name, 1.0),
+            planner.demand,
+            planner.min_gain,
+            _sustained(policy, name) if cls.simulates else None,
+        )
+
+
+class KairosPlus(Kairos):
+    """Simulates what it chooses from."""
+
+    simulates = True
+
+
+def _sustained(policy: Callable[[], Policy], model: str) -> Sustained:
+    from ray_slo.simulation.sustained import sustained  # only one planner simulates
+
+    return functools.partial(sustained, policy, model)

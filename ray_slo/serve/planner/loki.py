@@ -1,0 +1,118 @@
+"""The planner `loki`: how many workers of a pipeline serve which variant (Loki §4)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from ray_slo.core import LatencyProfile
+from ray_slo.planning import loki
+from ray_slo.planning.brains.loki import LokiBrain, LokiSetting
+from ray_slo.serve.config.files import profiles_of_files
+from ray_slo.serve.planner.plugin import PlannerPlugin, arguments_of
+
+if TYPE_CHECKING:
+    from ray_slo.serve.config.app import AppConfig, PlannerConfig
+    from ray_slo.serve.config.spec import AppSpec
+    from ray_slo.serve.config.workers import WorkerConfig
+
+_MEASURED = {"tasks", "demand", "workers", "slo_s", "path_accuracies", "current"}
+_SAME = ("waiting_factor", "communication_s")  # what its policy must see alike
+
+
+# A live plan has room for Poisson arrivals, and does not reload networks for nothing.
+_LIVE = {"headroom_quantile": 0.95, "swap_cost": 0.1}
+
+
+class Loki(PlannerPlugin):
+    Arguments = arguments_of(loki.Problem, without=_MEASURED)
+    default_policy = "pipeline"
+    unused = frozenset({"memory_mb", "min_gain"})
+
+    @classmethod
+    def check(cls, config: AppConfig, planner: PlannerConfig) -> None:
+        pipeline, kinds = config.pipeline, config.kinds
+        if pipeline is None:
+            raise ValueError("planner.name: 'loki' plans a pipeline, and there is none")
+        if len(kinds) > 1:
+            raise ValueError(
+                f"workers: the planner 'loki' plans for workers that are alike, but there are "
+                f"{', '.join(kinds)}; name one kind"
+            )
+        if none := [kind for kind, worker in kinds.items() if worker.least_replicas < 1]:
+            raise ValueError(f"workers.{none[0]}.min_replicas must be at least 1, got 0")
+        for task, rate in planner.rates.items():
+            if task != pipeline.root:
+                raise ValueError(
+                    f"planner.rates: give what is expected of the root, {pipeline.root!r}; "
+                    f"got {task!r}"
+                )
+            if not 0 < rate < math.inf:
+                raise ValueError(f"planner.rates.{task} must be positive, got {rate}")
+        slo_s = pipeline.latency_slo_ms / 1e3
+        try:  # with profiles that do not matter here
+            loki.Problem(
+                pipeline.loki_tasks(lambda _: LatencyProfile([slo_s])),
+                demand=1.0,
+                workers=sum(w.max_replicas or w.first_replicas for w in kinds.values()),
+                slo_s=slo_s,
+                path_accuracies=pipeline.measured_paths,
+                **cls.arguments(planner.kwargs),
+            )
+        except TypeError as error:
+            raise ValueError(f"planner.kwargs: {error}") from None
+        except ValueError as error:
+            said = str(error)
+            raise ValueError(
+                said if said.startswith("planner.kwargs") else f"planner.kwargs: {said}"
+            ) from None
+
+    @classmethod
+    def replica_bounds(cls, worker: WorkerConfig, planner: PlannerConfig) -> tuple[int, int] | None:
+        most = worker.max_replicas
+        return None if most is None else (worker.least_replicas, most)
+
+    @classmethod
+    def policy_kwargs(
+        cls, config: AppConfig, planner: PlannerConfig, given: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        pipeline = config.pipeline
+        assert pipeline is not None
+        same = {key: planner.kwargs[key] for key in _SAME if key in planner.kwargs}
+        kwargs = {"parents": pipeline.parents, "factors": pipeline.factors}
+        if wrong := sorted(set(given) & {*kwargs, *same}):
+            raise ValueError(
+                f"policy.kwargs.{wrong[0]}: follows from the "
+                f"{'pipeline' if wrong[0] in kwargs else 'arguments of the planner'}; leave it out"
+            )
+        return {**kwargs, **same, **given}
+
+    @classmethod
+    def brain(cls, spec: AppSpec) -> LokiBrain:
+        return LokiBrain(cls.setting(spec))
+
+    @classmethod
+    def setting(cls, spec: AppSpec) -> LokiSetting:
+        pipeline, planner = spec.pipeline, spec.planner
+        assert pipeline is not None and planner is not None
+        kind, worker = next(iter(spec.workers.items()))
+        slo_s = max(pipeline.latency_slo_ms - spec.response_margin_ms, 1.0) / 1e3
+        problem = loki.Problem(
+            pipeline.loki_tasks(lambda _: LatencyProfile([slo_s])),
+            planner.rates.get(pipeline.root, 1.0),
+            worker.most_replicas,
+            slo_s,
+            path_accuracies=pipeline.measured_paths,
+            **{**_LIVE, **planner.kwargs},
+        )
+        return LokiSetting(
+            problem,
+            kind,
+            worker.num_replicas,
+            worker.replica_bounds is not None,
+            planner.interval_s,
+            planner.demand,
+            planner.make_before_break,
+            profiles_of_files(spec),
+        )

@@ -1,0 +1,148 @@
+"""What an application may name as its planner: a class in a module, and a line here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import MISSING, fields
+from typing import TYPE_CHECKING, Any, ClassVar, cast, get_type_hints
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
+
+from ray_slo.core.documents import Strict
+from ray_slo.core.explain import explained
+from ray_slo.core.names import import_attr, nearest
+
+if TYPE_CHECKING:
+    from ray_slo.planning.brains.brain import Brain
+    from ray_slo.serve.config.app import AppConfig, PlannerConfig
+    from ray_slo.serve.config.spec import AppSpec
+    from ray_slo.serve.config.workers import WorkerConfig
+
+PLANNERS: dict[str, str] = {
+    "herd": "ray_slo.serve.planner.groups:Herd",
+    "partition": "ray_slo.serve.planner.groups:Partition",
+    "loki": "ray_slo.serve.planner.loki:Loki",
+    "kairos": "ray_slo.serve.planner.kairos:Kairos",
+    "kairos_plus": "ray_slo.serve.planner.kairos:KairosPlus",
+}
+_CONFIGURED = "ray_slo.serve.planner.groups:Groups"
+
+
+class PlannerPlugin:
+    """A planner as the config knows it; nobody makes an instance.
+
+    Attributes:
+        Arguments: what `planner.kwargs` may hold.
+        makes_groups: it plans serving groups, and does not say what workers load.
+        default_policy: of an application with this planner; None: as without a planner.
+        tunable: its arguments can be changed while it runs.
+        interval_s: default time between plans.
+        unused: fields of `planner` that it does not read.
+    """
+
+    Arguments: ClassVar[type[BaseModel]]
+    makes_groups: ClassVar[bool] = False
+    default_policy: ClassVar[str | None] = None
+    tunable: ClassVar[bool] = False
+    interval_s: ClassVar[float] = 10.0
+    unused: ClassVar[frozenset[str]] = frozenset()
+
+    @classmethod
+    def check(cls, config: AppConfig, planner: PlannerConfig) -> None:
+        """Refuse an application that it cannot plan.
+
+        Raises:
+            ValueError: names the field, the value and the valid choices.
+        """
+
+    @classmethod
+    def replica_bounds(cls, worker: WorkerConfig, planner: PlannerConfig) -> tuple[int, int] | None:
+        """The least and the most workers of a kind that it may want; None: always
+        `num_replicas`."""
+        return None
+
+    @classmethod
+    def policy_kwargs(
+        cls, config: AppConfig, planner: PlannerConfig, given: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """Arguments of its default policy: those that are given, and what follows from the rest.
+
+        Raises:
+            ValueError: given, although it follows from the rest.
+        """
+        return dict(given)
+
+    @classmethod
+    def brain(cls, spec: AppSpec) -> Brain:
+        """What decides for the application."""
+        raise NotImplementedError
+
+    @classmethod
+    def setting(cls, spec: AppSpec) -> Any:
+        """What the brain is told of the application."""
+        raise NotImplementedError
+
+    @classmethod
+    def arguments(cls, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """`planner.kwargs`, checked; without the defaults.
+
+        Raises:
+            ValueError: one line per mistake: field, value, valid choices.
+        """
+        try:
+            made = cls.Arguments.model_validate(dict(kwargs))
+        except ValidationError as error:
+            lines = explained(error, cls.Arguments, kwargs)
+            raise ValueError("\n".join(f"planner.kwargs.{line}" for line in lines)) from None
+        return {name: getattr(made, name) for name in made.model_fields_set}
+
+
+def planner_class(name: str) -> type[PlannerPlugin]:
+    """A planner from its name or "module:Class".
+
+    Raises:
+        ValueError: unknown; lists the valid names.
+    """
+    if name not in PLANNERS and ":" not in name:
+        raise ValueError(
+            f"must be one of {', '.join(PLANNERS)}, or your own as 'module:Class'"
+            f"{nearest(name, list(PLANNERS))}"
+        )
+    found = import_attr(PLANNERS.get(name, name))
+    if not (isinstance(found, type) and issubclass(found, PlannerPlugin)):
+        raise ValueError(
+            f"{name!r} gives {found!r}, which is no PlannerPlugin (ray_slo.serve.planner)"
+        )
+    return found
+
+
+def planner_of(spec: AppSpec) -> type[PlannerPlugin]:
+    """The planner of an application, or of groups that nobody plans."""
+    return planner_class(_CONFIGURED if spec.planner is None else spec.planner.name)
+
+
+def make_brain(spec: AppSpec) -> Brain:
+    """What decides for an application."""
+    return planner_of(spec).brain(spec)
+
+
+def arguments_of(problem: type[Any], *, without: set[str]) -> type[BaseModel]:
+    """A model of a planner's problem (a dataclass), but for fields that are measured or follow from
+    the rest of the application."""
+    hints = get_type_hints(problem)
+    given: dict[str, Any] = {}
+    for field in fields(problem):
+        if field.name in without:
+            continue
+        default: Any = None if field.default is MISSING else field.default
+        made = field.default_factory
+        value = Field(default) if made is MISSING else Field(default_factory=cast(Any, made))
+        given[field.name] = (hints[field.name], value)
+    made_model: type[BaseModel] = create_model(
+        "Arguments", __base__=_Frozen, __module__=__name__, **given
+    )
+    return made_model
+
+
+class _Frozen(Strict):
+    model_config = ConfigDict(frozen=True, arbitrary_types_allowed=True)
