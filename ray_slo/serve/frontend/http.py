@@ -12,10 +12,10 @@ from collections.abc import Coroutine
 from typing import Any
 
 import orjson
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 
 from ray_slo.serve.deadlines import WHOLE_HEADER
-from ray_slo.serve.errors import BadInput, BodyTooLarge, RefusedEarly, SlowBody
+from ray_slo.serve.errors import BodyTooLarge, RefusedEarly, SlowBody
 
 MAX_DEPTH = 100  # of JSON; pickle gives up at a few hundred
 INLINE_BYTES = 32_768  # of JSON: more of it is parsed on a thread
@@ -44,12 +44,12 @@ async def body_of(
         BodyTooLarge: it is larger, or says that it is.
         SlowBody: it was not there by the deadline, or when too many others were read.
         RefusedEarly: nor was it, and that was not the client's doing.
-        BadInput: the client left before it was.
+        ClientDisconnect: the client left before it was.
     """
     declared = request.headers.get("content-length", "")
     if declared.isdecimal() and (len(declared) > 18 or int(declared) > max_bytes):
         raise too_large("body", declared[:18], max_bytes, option=option)
-    limit_s = within_s(left_s)
+    limit_s = min(max(left_s, 0.0) + _LATE_S, _BODY_S)
     body = bytearray()
 
     async def read() -> None:
@@ -62,20 +62,19 @@ async def body_of(
     try:
         await asyncio.wait([task], timeout=limit_s)
         if task.cancelled():
-            raise SlowBody(
+            said = (
                 f"of the body, {len(body)} bytes had come when too many bodies were being read at "
-                "once, and this one had been for longest",
-                field="body",
+                "once, and this one had been for longest"
             )
+            raise SlowBody(said, field="body")
         if task.done():
             task.result()
             return bytes(body)
         if request.headers.get(WHOLE_HEADER) == "1":
             said = f"the proxy was too busy to hand its body over within {limit_s:.4g} s"
             raise RefusedEarly(said, reason="queue_full")
-        raise slow_body(len(body), limit_s)
-    except ClientDisconnect:
-        raise BadInput("the client left before its body was here", field="body") from None
+        came = f"of the body, {len(body)} bytes came within {limit_s:.4g} s"
+        raise SlowBody(f"{came}; the request's deadline is over", field="body")
     finally:
         task.cancel()
 
@@ -101,23 +100,6 @@ class Readers:
         self._tasks[task] = None
         task.add_done_callback(lambda done: self._tasks.pop(done, None))
         return task
-
-
-def within_s(left_s: float) -> float:
-    """How long a client may take for a body, seconds.
-
-    Args:
-        left_s: until the request's deadline.
-    """
-    return min(max(left_s, 0.0) + _LATE_S, _BODY_S)
-
-
-def slow_body(size: int, limit_s: float) -> SlowBody:
-    """The refusal of a body that did not come in time."""
-    return SlowBody(
-        f"of the body, {size} bytes came within {limit_s:.4g} s; the request's deadline is over",
-        field="body",
-    )
 
 
 def too_large(

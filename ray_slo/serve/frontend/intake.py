@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
 
 from ray_slo.core.text import quoted
@@ -182,10 +183,12 @@ class Intake:
         try:
             left_s = asked.deadline - time.monotonic()
             return await reading.body_of(request, most, left_s, option, self._readers)
-        except SLOError as error:
+        except (SLOError, ClientDisconnect) as error:
+            if not isinstance(error, SLOError):
+                error = BadInput("the client left before its body was here", field="body")
             self._unanswered(asked.model, error.outcome, error.reason)
             error.model = asked.model
-            raise
+            raise error from None
 
     async def item(self, content_type: str, body: bytes, model: str) -> Any:
         """What is in a body: JSON by content type; raw bytes for anything else, if the model has a

@@ -11,6 +11,8 @@ import contextlib
 import time
 from typing import Any
 
+from starlette.requests import ClientDisconnect, Request
+
 from ray_slo.serve.deadlines import (
     CAPACITY_HEADER,
     LATENCY_HEADER,
@@ -20,7 +22,7 @@ from ray_slo.serve.deadlines import (
     without,
 )
 from ray_slo.serve.errors import SLOError, http_response
-from ray_slo.serve.frontend.http import slow_body, within_s
+from ray_slo.serve.frontend.http import body_of
 from ray_slo.serve.proxy.door import ProxyDoor
 from ray_slo.serve.ray_private.http_head import ARRIVAL
 
@@ -72,13 +74,14 @@ class AdmissionMiddleware:
             self._door.check(path, arrival, left_s)
             if whole:
                 assert left_s is not None
-                body = await _body(receive, arrival + left_s - time.monotonic())
-                if body is None:
-                    return  # the client has left
-                receive = _Replayed(body, receive)
+                request = Request({**scope, "headers": headers}, receive)
+                left_s_now = arrival + left_s - time.monotonic()
+                receive = _Replayed(await body_of(request, _SMALL_BYTES, left_s_now), receive)
             ticket = await self._door.enter(
                 path, arrival, left_s, num_bytes=num_bytes or 0, is_json=_is_json(headers)
             )
+        except ClientDisconnect:
+            return
         except SLOError as error:
             await http_response(error)(scope, receive, send)
             return
@@ -169,32 +172,3 @@ class _Replayed:
             self._body = None
             return {"type": "http.request", "body": body, "more_body": False}
         return await self._receive()
-
-
-async def _body(receive: Any, left_s: float) -> bytes | None:
-    """The body of a request; None where the client has left.
-
-    Raises:
-        SlowBody: the client took too long.
-    """
-    body = bytearray()
-
-    async def read() -> bool:
-        more = True
-        while more:
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                return False
-            body.extend(message.get("body", b""))
-            more = message.get("more_body", False)
-        return True
-
-    limit_s = within_s(left_s)
-    reading = asyncio.ensure_future(read())
-    try:
-        await asyncio.wait([reading], timeout=limit_s)
-        if not reading.done():
-            raise slow_body(len(body), limit_s)
-        return bytes(body) if reading.result() else None
-    finally:
-        reading.cancel()
