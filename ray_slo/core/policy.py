@@ -12,13 +12,14 @@ The contract, checked by `tests/policies/test_contract.py` for every registered 
   one's end only within `cluster.delay(b)` of its predicted finish;
 * a dispatched batch is predicted to meet the earliest deadline in it, unless the policy's
   `serves_late` is true;
-* a policy that may return `Preempt` says so by an attribute `preempts = True`. It may have a method
-  `preempt_failed(now, worker, batch_id)`: that batch does not stop, its worker is still busy;
-* a policy whose batches are by the number of requests, whatever their sizes, says so by an
-  attribute `counts_requests = True`; hosts refuse to give it requests with sizes;
-* a policy that serves each model by its first variant alone says so by an attribute
-  `chooses_variants = False`, one that takes the deadline of a whole pipeline for a task's own by
-  `serves_tasks = False`; configurations that need the other are refused;
+* a policy says what it can do by attributes of its class, or of an object where arguments decide;
+  configurations that need the other are refused:
+  - `preempts` (False where it has none): it may return `Preempt`. It may have a method
+    `preempt_failed(now, worker, batch_id)`: that batch does not stop, its worker is still busy;
+  - `counts_requests` (False): its batches are by the number of requests, whatever their sizes;
+  - `chooses_variants` (True): False, where it serves each model by its first variant alone;
+  - `serves_tasks` (True): False, where it takes the deadline of a whole pipeline for a task's own;
+  - `for_pipelines` (False): it serves the tasks of a pipeline, and nothing else;
 * a policy's class may have a method `live_arguments(shortest_slo_ms)`: arguments that a live host,
   whose clock and batches are not exact, gives it where its user did not;
 * a policy that has an attribute `explain` fills in, when a host sets it, what only a reader of the
@@ -35,6 +36,16 @@ from typing import ClassVar, Protocol, runtime_checkable
 from ray_slo.core.cluster import Cluster
 from ray_slo.core.decisions import Decision
 from ray_slo.core.requests import BatchOutcome, Request, WorkerId
+
+
+class Abilities:
+    """What a policy can do, unless its class says otherwise; see the module's docstring."""
+
+    preempts: bool = False
+    counts_requests: bool = False
+    chooses_variants: bool = True
+    serves_tasks: bool = True
+    for_pipelines: bool = False
 
 
 @runtime_checkable

@@ -18,8 +18,10 @@ from collections.abc import Sequence
 from heapq import heappop, heappush
 from typing import ClassVar
 
+from ray_slo.core.arguments import Count, NonNegative, checked
 from ray_slo.core.cluster import Cluster, DispatchDelay, Kind, Model
 from ray_slo.core.decisions import Action, Decision, Dispatch
+from ray_slo.core.policy import Abilities
 from ray_slo.core.requests import BatchOutcome, Request, WorkerId
 from ray_slo.policies.shared.lanes import Flight, Lane, ModelState, Pool, Worker
 from ray_slo.policies.shared.refusals import TOLERANCE_S, drops
@@ -33,7 +35,7 @@ LIVE_MARGIN = 0.02
 deadlines allow."""
 
 
-class BatchingPolicy(ABC):
+class BatchingPolicy(Abilities, ABC):
     """Algorithm 1; a subclass says when a candidate is due (`_send_at`).
 
     Args:
@@ -45,16 +47,18 @@ class BatchingPolicy(ABC):
     """
 
     serves_late: ClassVar[bool] = False
-    chooses_variants: ClassVar[bool] = False
-    serves_tasks: ClassVar[bool] = False
+    counts_requests = True
+    chooses_variants = False
+    serves_tasks = False
 
-    def __init__(self, *, max_batch_size: int | None = None, margin_ms: float = 0.0) -> None:
-        if max_batch_size is not None and max_batch_size < 1:
-            raise ValueError(f"max_batch_size must be at least 1, got {max_batch_size}")
+    @checked
+    def __init__(
+        self, *, max_batch_size: Count | None = None, margin_ms: NonNegative = 0.0
+    ) -> None:
         self._max_batch_size = max_batch_size
         # First come, first served, a request at a time, may be asked of any requests.
         self.counts_requests = max_batch_size != 1
-        self._margin_s = non_negative("margin_ms", margin_ms) / 1e3
+        self._margin_s = margin_ms / 1e3
         self._delay = DispatchDelay()
         self._models: dict[str, ModelState] = {}
         self._workers: dict[WorkerId, Worker] = {}
@@ -76,10 +80,10 @@ class BatchingPolicy(ABC):
     def _send_at(self, lane: Lane, first: int, size: int, now: float) -> float:
         """When the candidate `queue[first : first + size]` (not a full one) is due, seconds."""
 
-    def _waited(self, pool: Pool, wait_s: float) -> None:  # noqa: B027 - a hook
+    def _waited(self, pool: Pool, wait_s: float) -> None:
         """A batch is sent that was due for so long."""
 
-    def _measure(self, now: float) -> None:  # noqa: B027 - a hook
+    def _measure(self, now: float) -> None:
         """Called first in `decide`: adapt the lanes' targets to the measured load."""
 
     # Events ----------------------------------------------------------------------------------
@@ -342,10 +346,3 @@ class BatchingPolicy(ABC):
     def _refuse(self, model: ModelState, requests: Sequence[Request], now: float) -> None:
         soonest = self._soonest(model, now) if model.lanes else None
         self._actions += drops(requests, now, soonest, self._margin_s)
-
-
-def non_negative(name: str, value: float) -> float:
-    """`value`, or a ValueError that names it."""
-    if not (math.isfinite(value) and value >= 0):
-        raise ValueError(f"{name} must be a finite number of at least 0, got {value}")
-    return value

@@ -40,12 +40,12 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Sequence
 from itertools import accumulate
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
+from ray_slo.core.arguments import Count, NonNegative, Positive, Share, checked
 from ray_slo.core.cluster import Cluster
-from ray_slo.policies.batching import LIVE_JITTER, BatchingPolicy, non_negative
+from ray_slo.policies.batching import LIVE_JITTER, BatchingPolicy
 from ray_slo.policies.shared.lanes import Lane, ModelState, Pool
 
 Objective = Literal["responsive", "consolidate"]
@@ -84,33 +84,26 @@ class Deferred(BatchingPolicy):
         that would make a request that waited for its batch miss."""
         return {"jitter_ms": LIVE_JITTER * shortest_slo_ms}
 
+    @checked
     def __init__(
         self,
         objective: Objective = "responsive",
         gathering: Gathering = "drop_head",
         *,
-        target_batch_size: int | None = None,
-        max_batch_size: int | None = None,
-        margin_ms: float = 0.0,
-        jitter_ms: float = 0.0,
-        headroom: float = 0.95,
-        rate_window_s: float | None = None,
+        target_batch_size: Count | None = None,
+        max_batch_size: Count | None = None,
+        margin_ms: NonNegative = 0.0,
+        jitter_ms: NonNegative = 0.0,
+        headroom: Share = 0.95,
+        rate_window_s: Positive | None = None,
     ) -> None:
         super().__init__(max_batch_size=max_batch_size, margin_ms=margin_ms)
-        _one_of("objective", objective, get_args(Objective))
-        _one_of("gathering", gathering, get_args(Gathering))
-        if target_batch_size is not None and target_batch_size < 1:
-            raise ValueError(f"target_batch_size must be at least 1, got {target_batch_size}")
         if target_batch_size is not None and gathering == "prefix":
             raise ValueError("target_batch_size is an argument of gathering 'drop_head' only")
-        if not 0 < headroom <= 1:
-            raise ValueError(f"headroom must be above 0 and at most 1, got {headroom}")
-        if rate_window_s is not None and not (math.isfinite(rate_window_s) and rate_window_s > 0):
-            raise ValueError(f"rate_window_s must be positive and finite, got {rate_window_s}")
         self._responsive = objective == "responsive"
         self._drop_head = gathering == "drop_head"
         self._fixed_target = target_batch_size
-        self._jitter_s = non_negative("jitter_ms", jitter_ms) / 1e3
+        self._jitter_s = jitter_ms / 1e3
         self._headroom = headroom
         self._fixed_window_s = rate_window_s
         self._window_s = rate_window_s or 1.0
@@ -295,8 +288,3 @@ def staggered_batch(lane: Lane, workers: int) -> int:
     return max(
         1, bisect_right(sizes, slo_s, key=lambda b: lane.reach[b - 1] + latency(b) / workers)
     )
-
-
-def _one_of(name: str, value: str, valid: Sequence[str]) -> None:
-    if value not in valid:
-        raise ValueError(f"{name} must be one of {', '.join(valid)}, got {value!r}")

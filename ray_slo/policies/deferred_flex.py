@@ -29,7 +29,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from heapq import heapify, heapreplace, nsmallest
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 from ray_slo.core.cluster import Cluster
 from ray_slo.core.decisions import Preempt
@@ -50,7 +50,7 @@ class _Batch(NamedTuple):
 class DeferredFlex(Deferred):
     """`Deferred` with preemption; takes the same arguments."""
 
-    preempts: ClassVar[bool] = True
+    preempts = True
 
     @staticmethod
     def live_arguments(shortest_slo_ms: float) -> dict[str, Any]:

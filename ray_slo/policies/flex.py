@@ -37,14 +37,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from operator import attrgetter
-from typing import Any, ClassVar, Literal, get_args
+from typing import Annotated, Any, ClassVar, Literal
 
+from pydantic import Field
+
+from ray_slo.core.arguments import Count, NonNegative, checked
 from ray_slo.core.cluster import Cluster, Kind, Model
 from ray_slo.core.decisions import Action, Decision, Dispatch, Preempt
+from ray_slo.core.policy import Abilities
 from ray_slo.core.profiles import LatencyProfile
 from ray_slo.core.queues import DeadlineQueue
 from ray_slo.core.requests import BatchOutcome, Request, WorkerId
-from ray_slo.policies.batching import LIVE_MARGIN, non_negative
+from ray_slo.policies.batching import LIVE_MARGIN
 from ray_slo.policies.shared.refusals import TOLERANCE_S, drops
 from ray_slo.policies.shared.timers import Timers
 
@@ -106,7 +110,7 @@ class _Worker:
     is_deaf: bool = False  # its batch was preempted and runs on
 
 
-class Flex:
+class Flex(Abilities):
     """SHEPHERD's online serving algorithm.
 
     Args:
@@ -124,40 +128,31 @@ class Flex:
     """
 
     serves_late: ClassVar[bool] = False
-    counts_requests: ClassVar[bool] = True
-    chooses_variants: ClassVar[bool] = False
-    serves_tasks: ClassVar[bool] = False
+    counts_requests = True
+    chooses_variants = False
+    serves_tasks = False
 
     @staticmethod
     def live_arguments(shortest_slo_ms: float) -> dict[str, Any]:
         """Batches are as large as deadlines allow, and late as a whole."""
         return {"margin_ms": LIVE_MARGIN * shortest_slo_ms}
 
+    @checked
     def __init__(
         self,
-        lambda_: float = 3.03,
+        lambda_: Annotated[float, Field(gt=1)] = 3.03,
         gathering: Gathering = "largest",
         *,
         preemption: bool = True,
-        max_batch_size: int = 128,
-        margin_ms: float = 0.0,
-        preempt_delay_ms: float | None = None,
+        max_batch_size: Count = 128,
+        margin_ms: NonNegative = 0.0,
+        preempt_delay_ms: NonNegative | None = None,
     ) -> None:
-        if not lambda_ > 1:
-            raise ValueError(f"lambda_ must be above 1, got {lambda_}")
-        if gathering not in get_args(Gathering):
-            raise ValueError(
-                f"gathering must be one of {', '.join(get_args(Gathering))}, got {gathering!r}"
-            )
-        if max_batch_size < 1:
-            raise ValueError(f"max_batch_size must be at least 1, got {max_batch_size}")
         self._lambda = lambda_ if preemption else math.inf
         self.preempts = preemption
         self._prefix = gathering == "prefix"
         self._max_batch_size = max_batch_size
-        self._margin_s = non_negative("margin_ms", margin_ms) / 1e3
-        if preempt_delay_ms is not None:
-            preempt_delay_ms = non_negative("preempt_delay_ms", preempt_delay_ms)
+        self._margin_s = margin_ms / 1e3
         self._preempt_delay_ms = preempt_delay_ms
         self._preempt_delay_s = 0.0
         self._cluster = Cluster({}, {})

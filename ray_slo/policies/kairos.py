@@ -32,14 +32,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import ClassVar, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 from scipy.optimize import linear_sum_assignment
 
+from ray_slo.core.arguments import Share, checked
 from ray_slo.core.cluster import Cluster, Kind
 from ray_slo.core.decisions import Action, Decision, Dispatch
+from ray_slo.core.policy import Abilities
 from ray_slo.core.requests import BatchOutcome, BatchStatus, Request, WorkerId
 from ray_slo.policies.kairos_latencies import Floats, Latencies, Waiting
 from ray_slo.policies.shared.refusals import TOLERANCE_S, by_reason, reason
@@ -60,7 +63,7 @@ class _Worker:
         self.flights: list[Sent] = []
 
 
-class Kairos:
+class Kairos(Abilities):
     """Matches waiting requests to unlike workers at the least weighted time.
 
     Args:
@@ -85,29 +88,20 @@ class Kairos:
     """
 
     serves_late: bool = False
-    chooses_variants: ClassVar[bool] = False
-    serves_tasks: ClassVar[bool] = False
+    chooses_variants = False
+    serves_tasks = False
 
+    @checked
     def __init__(
         self,
         *,
-        xi: float = 0.98,
+        xi: Share = 0.98,
         late: Literal["drop", "serve"] = "drop",
         pick: Literal["cheapest", "urgent", "scarce"] = "urgent",
         batch: bool = False,
         learn: bool = False,
-        penalty: float = 10.0,
+        penalty: Annotated[float, Field(gt=1)] = 10.0,
     ) -> None:
-        if not 0 < xi <= 1:
-            raise ValueError(f"xi must be above 0 and at most 1, got {xi}")
-        for name, value, choices in (
-            ("late", late, ("drop", "serve")),
-            ("pick", pick, ("cheapest", "urgent", "scarce")),
-        ):
-            if value not in choices:
-                raise ValueError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
-        if not penalty > 1:
-            raise ValueError(f"penalty must be above 1 (SLO), got {penalty}")
         self.serves_late = late == "serve"
         self.matchings = 0
         self._xi = xi

@@ -53,11 +53,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Literal, get_args
+from typing import Annotated, Literal
 
+from pydantic import Field
+
+from ray_slo.core.arguments import NonNegative, Positive, checked
 from ray_slo.core.cluster import Cluster
 from ray_slo.core.decisions import Action, Decision, Dispatch, Drop, DropReason
 from ray_slo.core.demand import Factors
+from ray_slo.core.policy import Abilities
 from ray_slo.core.requests import (
     BatchOutcome,
     BatchStatus,
@@ -67,7 +71,6 @@ from ray_slo.core.requests import (
     WorkerId,
 )
 from ray_slo.planning import routing
-from ray_slo.policies.batching import non_negative
 from ray_slo.policies.pipeline_groups import Group, Key, Member, Rest, Tree, regroup, serving
 from ray_slo.policies.pipeline_routes import Routes
 from ray_slo.policies.shared.refusals import TOLERANCE_S
@@ -82,7 +85,7 @@ _LEAST_SHARE = 0.75
 without it: small batches would make even more late."""
 
 
-class Pipeline:
+class Pipeline(Abilities):
     """Loki's load balancer.
 
     Args:
@@ -104,7 +107,10 @@ class Pipeline:
     """
 
     serves_late: bool = False
+    counts_requests = True
+    for_pipelines = True
 
+    @checked
     def __init__(
         self,
         *,
@@ -112,27 +118,16 @@ class Pipeline:
         factors: Mapping[str, Mapping[str, float]] | None = None,
         drop: DropRule = "slack",
         queues: Queues = "variant",
-        waiting_factor: float = 2.0,
-        rebalance_s: float = 1.0,
-        communication_s: float = 0.0,
+        waiting_factor: Annotated[float, Field(ge=1)] = 2.0,
+        rebalance_s: Positive = 1.0,
+        communication_s: NonNegative = 0.0,
     ) -> None:
         routing.most_accurate_first(parents, (), 0.0)
-        for name, value, choices in (
-            ("drop", drop, get_args(DropRule)),
-            ("queues", queues, get_args(Queues)),
-        ):
-            if value not in choices:
-                raise ValueError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
-        if not (math.isfinite(waiting_factor) and waiting_factor >= 1):
-            raise ValueError(f"waiting_factor must be at least 1, got {waiting_factor}")
-        if not (math.isfinite(rebalance_s) and rebalance_s > 0):
-            raise ValueError(f"rebalance_s must be positive, got {rebalance_s}")
         self._tree = Tree(parents)
         self._drop, self._own_queues = drop, queues == "worker"
         self._waiting_factor = waiting_factor
         self._rebalance_s = rebalance_s
-        self._communication_s = non_negative("communication_s", communication_s)
-        self.counts_requests = True
+        self._communication_s = communication_s
         self.serves_late = drop in ("none", "last_task")
         self._routes = Routes(self._tree, factors or {})
         self._workers: dict[WorkerId, Member] = {}

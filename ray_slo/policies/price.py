@@ -44,10 +44,10 @@ from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from heapq import heapreplace, nsmallest
-from typing import ClassVar
 
 import numpy as np
 
+from ray_slo.core.arguments import Count, NonNegative, checked
 from ray_slo.core.cluster import Cluster, Model, Variant
 from ray_slo.core.requests import BatchOutcome, BatchStatus, WorkerId
 from ray_slo.planning import fluid
@@ -101,20 +101,17 @@ class Price(BatchingPolicy):
         ValueError: an argument out of its range.
     """
 
-    chooses_variants: ClassVar[bool] = True
+    chooses_variants = True
 
+    @checked
     def __init__(
         self,
         *,
-        violation_cost: float = 1000.0,
-        max_batch_size: int | None = None,
-        margin_ms: float = 0.0,
+        violation_cost: NonNegative = 1000.0,
+        max_batch_size: Count | None = None,
+        margin_ms: NonNegative = 0.0,
     ) -> None:
         super().__init__(max_batch_size=max_batch_size, margin_ms=margin_ms)
-        if not (math.isfinite(violation_cost) and violation_cost >= 0):
-            raise ValueError(
-                f"violation_cost must be a finite number of at least 0, got {violation_cost}"
-            )
         self._violation_cost = violation_cost
         self._cluster = Cluster({}, {})
         self._demand: dict[ModelState, TickedLoad] = {}

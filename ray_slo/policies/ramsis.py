@@ -29,15 +29,18 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+from pydantic import Field
+
+from ray_slo.core.arguments import NonNegative, Positive, checked
 from ray_slo.core.cluster import Cluster
 from ray_slo.core.decisions import Action, Decision, Dispatch, Drop, DropReason
 from ray_slo.core.load import Kind as MonitorKind
 from ray_slo.core.load import LoadMonitor
 from ray_slo.core.names import import_attr
+from ray_slo.core.policy import Abilities
 from ray_slo.core.requests import BatchOutcome, Request, WorkerId
-from ray_slo.policies.batching import non_negative
 from ray_slo.policies.ramsis_lanes import Dealt, Group, Lane, Worker, deal, settle
 from ray_slo.policies.ramsis_tables import Served, Tables, checked_options, tables_of
 from ray_slo.policies.shared.refusals import TOLERANCE_S
@@ -50,7 +53,7 @@ Balancing = Literal["round_robin", "shortest_queue"]
 Late = Literal["drop", "serve"]
 
 
-class Ramsis:
+class Ramsis(Abilities):
     """See the module's docstring.
 
     Args:
@@ -81,45 +84,33 @@ class Ramsis:
     """
 
     serves_late: bool = False  # with late="serve" an object says otherwise
-    serves_tasks: ClassVar[bool] = False
+    counts_requests = True
+    serves_tasks = False
 
     @staticmethod
     def live_arguments(shortest_slo_ms: float) -> dict[str, Any]:
         """Tables take a second to solve: the host has that done elsewhere."""
         return {"solver": None}
 
+    @checked
     def __init__(
         self,
         *,
         tables: PolicySet | Table | str | Sequence[PolicySet | Table | str] = (),
         solver: Callable[[Problem], Table] | str | None = "ray_slo.planning.ramsis:solve",
         load_rps: float | Mapping[str, float] | None = None,
-        headroom: float = 1.0,
-        load_step: float = 1.1,
+        headroom: Positive = 1.0,
+        load_step: Annotated[float, Field(gt=1, allow_inf_nan=False)] = 1.1,
         balancing: Balancing = "round_robin",
         late: Late = "drop",
         slos_ms: Mapping[str, Sequence[float]] | None = None,
         monitor: MonitorKind = "mean",
-        window_ms: float = 500.0,
-        drift: float = 0.1,
-        margin_ms: float = 0.0,
-        deal_every_s: float = 5.0,
+        window_ms: Positive = 500.0,
+        drift: Positive = 0.1,
+        margin_ms: NonNegative = 0.0,
+        deal_every_s: NonNegative = 5.0,
         options: Mapping[str, Any] | None = None,
     ) -> None:
-        for name, value, choices in (
-            ("balancing", balancing, get_args(Balancing)),
-            ("late", late, get_args(Late)),
-        ):
-            if value not in choices:
-                raise ValueError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
-        if not (math.isfinite(load_step) and load_step > 1):
-            raise ValueError(f"load_step must be greater than 1, got {load_step}")
-        if not (math.isfinite(headroom) and headroom > 0):
-            raise ValueError(f"headroom must be positive, got {headroom}")
-        if not (math.isfinite(drift) and drift > 0):
-            raise ValueError(f"drift must be positive, got {drift}")
-        LoadMonitor(monitor, window_ms / 1e3)  # its own checks
-        self.counts_requests = True
         self.serves_late = late == "serve"
         self._tables = Tables(
             tables_of(tables),
@@ -136,8 +127,8 @@ class Ramsis:
         self._slos_ms = {model: sorted(slos) for model, slos in (slos_ms or {}).items()}
         self._monitor: MonitorKind = monitor
         self._window_s = window_ms / 1e3
-        self._margin_s = non_negative("margin_ms", margin_ms) / 1e3
-        self._deal_every_s = non_negative("deal_every_s", deal_every_s)
+        self._margin_s = margin_ms / 1e3
+        self._deal_every_s = deal_every_s
 
         self._cluster = Cluster({}, {})
         self._groups: dict[str, list[Group]] = {}  # by model; SLOs rising

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from numbers import Integral, Real
-from types import NoneType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any
 
+from ray_slo.core.arguments import check
 from ray_slo.core.names import import_attr, nearest
 from ray_slo.core.policy import Policy
 
@@ -22,6 +21,14 @@ POLICIES: dict[str, str] = {
     "ramsis": "ray_slo.policies.ramsis:Ramsis",
     "timeout": "ray_slo.policies.timeout:Timeout",
 }
+
+DEFAULTS: dict[str, str] = {
+    "models": "deferred",
+    "variants": "price",
+    "sizes": "kairos",
+    "pipeline": "pipeline",
+}
+"""The policy where the user names none: by what it has to serve."""
 
 
 def make_policy(policy: str | Policy, kwargs: Mapping[str, Any] | None = None) -> Policy:
@@ -42,37 +49,30 @@ def make_policy(policy: str | Policy, kwargs: Mapping[str, Any] | None = None) -
     else:
         if isinstance(target, type) and not hasattr(target, "decide"):  # before it is made
             raise ValueError(f"policy {policy!r} gives {target.__name__}, which is no Policy")
-        try:
-            parameters = inspect.signature(target).parameters
-        except ValueError:  # a class written in C
-            raise ValueError(f"policy {policy!r} gives {target!r}, which is no Policy") from None
-        valid = [n for n, p in parameters.items() if p.kind is not p.VAR_KEYWORD]
-        takes_any = len(valid) < len(parameters)
-        if not takes_any and (unknown := sorted(set(kwargs) - set(valid))):
+        valid, takes_any = _parameters(target)
+        if not takes_any and (unknown := sorted(kwargs.keys() - valid)):
             raise ValueError(
                 f"policy {policy!r} has no argument {', '.join(unknown)}; "
                 f"it takes {', '.join(valid) or 'none'}"
             )
-        for name, value in kwargs.items():
-            _check_kind(f"policy {policy!r}: {name}", value, _hints(target).get(name, Any))
-        needed = [
-            name
-            for name, p in parameters.items()
-            if p.default is p.empty and p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)
-        ]
+        needed = [name for name, p in valid.items() if p.default is p.empty]
         if missing := [name for name in needed if name not in kwargs]:
-            pipelines = "; it is for pipelines, whose tasks are its arguments"
-            raise ValueError(
-                f"policy {policy!r} needs the argument {', '.join(missing)}"
-                f"{pipelines if policy == 'pipeline' else ''}"
-            )
+            raise ValueError(f"policy {policy!r} needs the argument {', '.join(missing)}")
         try:
+            check(target, kwargs)
             made = target(**kwargs)
-        except TypeError as error:
+        except (TypeError, ValueError) as error:
             raise ValueError(f"policy {policy!r}: {error}") from error
     if not isinstance(made, Policy):
         raise ValueError(f"policy {policy!r} gives {type(made).__name__}, which is no Policy")
     return made
+
+
+def _parameters(target: Any) -> tuple[dict[str, inspect.Parameter], bool]:
+    """Arguments by name, and whether it takes any others."""
+    parameters = inspect.signature(target).parameters
+    valid = {n: p for n, p in parameters.items() if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)}
+    return valid, any(p.kind is p.VAR_KEYWORD for p in parameters.values())
 
 
 def _target(policy: str | Policy) -> Any:
@@ -102,9 +102,8 @@ def live_arguments(policy: str | Policy, shortest_slo_ms: float) -> dict[str, An
     if not isinstance(target, type) or arguments is None:
         return {}
     given: dict[str, Any] = arguments(shortest_slo_ms)
-    parameters = inspect.signature(target).parameters
-    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-    return {name: value for name, value in given.items() if takes_any or name in parameters}
+    valid, takes_any = _parameters(target)
+    return {name: value for name, value in given.items() if takes_any or name in valid}
 
 
 def refuse_sizes(policy: str | Policy, kwargs: Mapping[str, Any] | None = None) -> None:
@@ -117,7 +116,7 @@ def refuse_sizes(policy: str | Policy, kwargs: Mapping[str, Any] | None = None) 
     if getattr(made, "counts_requests", False):
         raise ValueError(
             f"policy {name_of(made)!r} counts requests, not the items in them, and these have "
-            "sizes; choose 'kairos' (batch: true joins requests)"
+            f"sizes; choose {_those('counts_requests', False)}"
         )
 
 
@@ -126,7 +125,7 @@ def refuse_variants(
     kwargs: Mapping[str, Any],
     model: str,
     count: int,
-    instead: str = "'price' or 'ramsis'",
+    instead: str = "",
 ) -> None:
     """Refuse a policy that serves a model by its first variant alone, if it has `count` > 1.
 
@@ -137,46 +136,21 @@ def refuse_variants(
     if count > 1 and not getattr(made, "chooses_variants", True):
         raise ValueError(
             f"policy: {name_of(made)!r} serves a model by its first variant only, and {model} "
-            f"has {count}; choose {instead}, or name one variant"
+            f"has {count}; choose {instead or _those('chooses_variants', True)}, "
+            "or name one variant"
         )
+
+
+def _those(attribute: str, value: bool) -> str:
+    """Policies of models of which an attribute is so, for a message."""
+    classes = {name: import_attr(path) for name, path in POLICIES.items()}
+    names = [
+        n for n, c in classes.items() if not c.for_pipelines and getattr(c, attribute) == value
+    ]
+    return " or ".join(map(repr, names))
 
 
 def name_of(policy: Policy) -> str:
     """The name under which a policy is registered, else "module:Class"."""
     path = f"{type(policy).__module__}:{type(policy).__name__}"
     return next((name for name, known in POLICIES.items() if known == path), path)
-
-
-def _hints(target: Any) -> dict[str, Any]:
-    """Annotations of a class's arguments, or a function's; none where they cannot be told."""
-    call: Any = target
-    if isinstance(target, type):
-        call = inspect.getattr_static(target, "__init__")
-    try:
-        return get_type_hints(call)
-    except (NameError, TypeError, AttributeError):
-        return {}
-
-
-_KINDS: dict[Any, tuple[str, Any]] = {
-    bool: ("true or false", bool),
-    float: ("a number", Real),
-    int: ("a whole number", Integral),
-    str: ("a text", str),
-    NoneType: ("null", NoneType),
-}
-
-
-def _check_kind(what: str, value: Any, hint: Any) -> None:
-    """Refuse a value of another kind than the annotation says, where that is a simple one."""
-    kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
-    choices = [c for kind in kinds if get_origin(kind) is Literal for c in get_args(kind)]
-    plain = [kind for kind in kinds if get_origin(kind) is not Literal]
-    if not all(kind in _KINDS for kind in plain):
-        return
-    of_kind = (_KINDS[kind][1] for kind in plain if kind is bool or not isinstance(value, bool))
-    if value in choices or isinstance(value, tuple(of_kind)):
-        return
-    words = [f"one of {', '.join(map(str, choices))}"] if choices else []
-    words += [_KINDS[kind][0] for kind in plain]
-    raise ValueError(f"{what} must be {' or '.join(words)}, got {value!r}")

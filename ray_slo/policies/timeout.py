@@ -15,9 +15,8 @@ R35, R37, R38, … are dropped, although the rate is what the workers could sust
 
 from __future__ import annotations
 
-from typing import ClassVar
-
-from ray_slo.policies.batching import BatchingPolicy, non_negative
+from ray_slo.core.arguments import Count, NonNegative, checked
+from ray_slo.policies.batching import BatchingPolicy
 from ray_slo.policies.shared.lanes import Lane
 
 
@@ -33,11 +32,16 @@ class Timeout(BatchingPolicy):
         ValueError: an argument out of its range.
     """
 
+    @checked
     def __init__(
-        self, timeout_ms: float, *, max_batch_size: int | None = None, margin_ms: float = 0.0
+        self,
+        timeout_ms: NonNegative,
+        *,
+        max_batch_size: Count | None = None,
+        margin_ms: NonNegative = 0.0,
     ) -> None:
         super().__init__(max_batch_size=max_batch_size, margin_ms=margin_ms)
-        self._timeout_s = non_negative("timeout_ms", timeout_ms) / 1e3
+        self._timeout_s = timeout_ms / 1e3
 
     def _send_at(self, lane: Lane, first: int, size: int, now: float) -> float:
         queue = lane.model.queue
@@ -59,7 +63,9 @@ class Timeout(BatchingPolicy):
 class Eager(Timeout):
     """Send whatever is there as soon as a worker is idle: a timeout of 0."""
 
-    serves_tasks: ClassVar[bool] = True  # as nothing waits for a deadline
+    serves_tasks = True  # as nothing waits for a deadline
 
-    def __init__(self, *, max_batch_size: int | None = None, margin_ms: float = 0.0) -> None:
+    def __init__(
+        self, *, max_batch_size: Count | None = None, margin_ms: NonNegative = 0.0
+    ) -> None:
         super().__init__(0.0, max_batch_size=max_batch_size, margin_ms=margin_ms)

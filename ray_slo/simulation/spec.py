@@ -25,7 +25,7 @@ from pydantic import (
 from ray_slo.core.cluster import Cluster, DispatchDelay, Model, Variant, Worker
 from ray_slo.core.documents import Frozen, ProfileSpec
 from ray_slo.core.policy import Policy
-from ray_slo.policies.registry import make_policy, refuse_variants
+from ray_slo.policies.registry import DEFAULTS, make_policy, refuse_variants
 from ray_slo.simulation.engine import WorkerEvent
 from ray_slo.simulation.report import Report
 from ray_slo.simulation.simulator import simulate
@@ -120,7 +120,8 @@ class ClusterSpec(Frozen):
     @property
     def usual_policy(self) -> str:
         """The policy where none is named."""
-        return "price" if any(model.variants for model in self.models.values()) else "deferred"
+        variants = any(model.variants for model in self.models.values())
+        return DEFAULTS["variants" if variants else "models"]
 
     def refuse_variants(self, policy: str, kwargs: dict[str, Any]) -> None:
         """Raises ValueError for a policy that would serve a model's first variant only."""

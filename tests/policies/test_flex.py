@@ -271,7 +271,7 @@ def test_a_batch_that_fails_frees_the_worker():
         ({"lambda_": 1.0}, "lambda_ must be above 1, got 1.0"),
         ({"gathering": "head"}, "gathering must be one of largest, prefix, got 'head'"),
         ({"max_batch_size": 0}, "max_batch_size must be at least 1, got 0"),
-        ({"preempt_delay_ms": -1.0}, "preempt_delay_ms must be a finite number"),
+        ({"preempt_delay_ms": -1.0}, "preempt_delay_ms must be at least 0, got -1.0"),
     ],
 )
 def test_mistakes(kwargs, message):

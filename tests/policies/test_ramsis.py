@@ -392,7 +392,7 @@ def test_slos_have_workers_and_tables_of_their_own():
         ({"load_step": 1.0}, "load_step"),
         ({"drift": 0.0}, "drift"),
         ({"margin_ms": -1.0}, "margin_ms"),
-        ({"monitor": "median"}, "kind"),
+        ({"monitor": "median"}, "monitor must be one of mean, ewma, peak, got 'median'"),
         ({"solver": "nowhere:solve"}, "nowhere"),
         ({"headroom": 0.0}, "headroom"),
         ({"options": {"rate": 1.0}}, "options has no rate; it takes arrivals"),
