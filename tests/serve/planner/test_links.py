@@ -2,7 +2,9 @@
 tells."""
 
 import asyncio
+import contextlib
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -19,6 +21,7 @@ from ray_slo.planning.brains.brain import (
 )
 from ray_slo.serve.config.resolve import parse_spec
 from ray_slo.serve.planner import links
+from ray_slo.serve.planner.actor import Planner
 from ray_slo.serve.planner.links import Follower, FrontendLink
 from tests.serve import clock
 
@@ -63,12 +66,28 @@ class Link:
         return answer
 
 
+class Direct:
+    """The way to a planner in this process."""
+
+    def __init__(self, planner):
+        self._planner = planner
+
+    @property
+    def actor(self):
+        return self
+
+    def __getattr__(self, method):
+        return SimpleNamespace(remote=getattr(self._planner, method))
+
+    async def ask(self, method, *said):
+        return await getattr(self._planner, method)(*said)
+
+
 class Worker:
     """Keeps a diary."""
 
-    id = "w"
-
-    def __init__(self, *broken):
+    def __init__(self, *broken, id="w"):
+        self.id = id
         self.broken = set(broken)
         self.offered = self.announced = frozenset()
         self.assigned, self.profiles = None, {}
@@ -92,6 +111,7 @@ class Worker:
     async def unload(self, variants):
         self.diary += [f"unload {key}" for key in sorted(variants)]
         self.offered -= set(variants)
+        self.announced = self.offered
 
     def check_slo(self):
         self.diary.append("check")
@@ -207,6 +227,7 @@ class Channel:
 
     def route(self, routing):
         self.told.append(routing)
+        self.routes = routing.routes
 
 
 def test_a_frontend_counts_and_reminds_a_new_planner(monkeypatch):
@@ -258,11 +279,57 @@ def test_a_frontend_goes_by_routes_and_tells_what_waits_and_what_time_schedulers
         await asyncio.sleep(1.0)
         reporter.close()
         says = link.heard[-1]
-        assert (says.applied, says.routes, says.queued) == (("e", 3), {"m": "a"}, {("m", "a"): 2})
+        assert (says.applied, says.routes, says.queued) == (("e", 3), {"m": "b"}, {("m", "a"): 2})
         assert says.clocks["elsewhere"] == pytest.approx(time.monotonic() + 50, abs=1)
         assert channel.told[0] == routing
         status = await reporter.status()
         assert status["groups"] == {"a": {"queued": {"m": 2}}}
+
+    clock.run(scenario())
+
+
+def test_a_moved_model_is_unloaded_when_no_frontend_has_requests_of_it_left_there():
+    model = {"callable": "apps:Tasks", "latency_slo_ms": 500}
+    groups = {"a": {"models": ["l"]}, "b": {"models": ["m"]}}
+    spec = parse_spec({"models": {"l": model, "m": model}, "groups": groups})
+    old, new = Worker(id="old"), Worker(id="new")
+
+    async def scenario():
+        link = Direct(planner := Planner(spec, "app#frontend"))
+        channel = Channel()
+        channel.routes, channel.queued = {}, {}
+        frontend = FrontendLink(spec, "app#frontend", "f", channel, channel, link)
+        followers = [
+            Follower(spec, "app#frontend", kind, worker, link)
+            for kind, worker in (("a", old), ("b", new))
+        ]
+        await asyncio.gather(*(follower.begin() for follower in followers))
+        assert (old.offered, new.offered) == ({"l"}, {"m"})
+        following = [asyncio.ensure_future(follower.follow()) for follower in followers]
+        await asyncio.sleep(3.0)
+        assert channel.routes == {"l": "a", "m": "b"}
+        channel.queued = {("l", "a"): 2}
+        new.broken = {"l"}
+        await frontend.move("l", "b")
+        await asyncio.sleep(15.0)
+        status = await frontend.status()
+        assert status["plan"]["load_errors"] == {"l on new": "MemoryError: no room for l"}
+        assert channel.routes["l"] == "a"  # where it is loaded
+        new.broken = set()
+        await asyncio.sleep(30.0)
+        assert channel.routes == {"l": "b", "m": "b"}
+        assert old.offered == {"l"}  # two requests wait there
+        assert (await frontend.status())["groups"]["a"]["draining"] == ["l"]
+        channel.queued = {}
+        await asyncio.sleep(3.0)
+        assert (old.offered, new.offered) == (set(), {"l", "m"})
+        assert (await frontend.status())["plan"]["state"] == "settled"
+        for task in following:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+        frontend.close()
+        planner.close()
 
     clock.run(scenario())
 
