@@ -133,7 +133,7 @@ class Piece:
 
 @dataclass(slots=True)
 class BatchReport:
-    """Worker → scheduler: a batch is over.
+    """Worker → scheduler: a batch is over. A frontend passes it on if the scheduler lives there.
 
     Attributes:
         held_s: from the receipt of its first piece to the end.
@@ -158,19 +158,19 @@ class PieceResult:
     Attributes:
         results: (True, value) or (False, exception) per item; None where the batch was preempted,
             or the piece came too late to run: its requests should be submitted again.
+        report: of the piece's batch; None where that ran without it.
         wait_s: from the receipt of the batch's first piece to the start.
-        report: for an embedded scheduler (an actor hears it from the worker itself).
         trace: context of the batch's span, if it has one.
     """
 
     results: list[tuple[bool, Any]] | None
-    batch_size: int
-    wait_s: float
-    exec_s: float
-    held_s: float
     report: BatchReport | None = None
-    preempted: bool = False
+    wait_s: float = 0.0
     trace: str = ""
+
+    @property
+    def preempted(self) -> bool:
+        return self.report is not None and self.report.status is BatchStatus.PREEMPTED
 
 
 @dataclass(slots=True)

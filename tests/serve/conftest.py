@@ -22,7 +22,7 @@ def app(monkeypatch):
     fake = SimpleNamespace(get_replica_context=lambda: context)
     monkeypatch.setattr(worker_module, "serve", fake)
     monkeypatch.setattr(batches, "WorkerMetrics", Silent)
-    link = SimpleNamespace(report=lambda report: report, heartbeat=lambda beat: asyncio.sleep(0))
+    link = SimpleNamespace(report=lambda report: None, heartbeat=lambda beat: asyncio.sleep(0))
     monkeypatch.setattr(worker_module, "WorkerLink", lambda *args: link)
     finished.clear()
 
@@ -64,7 +64,7 @@ def running(monkeypatch):
         monkeypatch.setattr(worker_module, "serve", fake)
 
     monkeypatch.setattr(batches, "WorkerMetrics", Silent)
-    link = SimpleNamespace(report=lambda report: report, heartbeat=lambda beat: asyncio.sleep(0))
+    link = SimpleNamespace(report=lambda report: None, heartbeat=lambda beat: asyncio.sleep(0))
     monkeypatch.setattr(worker_module, "WorkerLink", lambda *args: link)
     Spell.ran = []
     Spell.gate.clear()

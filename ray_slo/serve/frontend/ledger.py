@@ -213,20 +213,21 @@ class Ledger:
         try:
             self._submit(entry)
             value, result = await entry.future
+            report = result.report
         except asyncio.CancelledError:
             self._scheduler.cancel(entry.id)
             raise
         finally:
             guard.cancel()
             del self._entries[entry.id]
-        assert entry.grant is not None
+        assert entry.grant is not None and report is not None
         now = self._clock()
         return value, Visit(
             worker=entry.grant.worker,
             variant=entry.grant.variant,
-            batch_size=result.batch_size,
+            batch_size=report.batch_size,
             queue_s=max(entry.sent_at - entry.entered + result.wait_s, 0.0),
-            exec_s=result.exec_s,
+            exec_s=report.exec_s,
             spent_s=now - entry.entered,
             done_at=now,
         )
@@ -360,10 +361,13 @@ class Ledger:
             any_refused = self._refuse_unpicklable(share)
             return Outcome.UNPICKLABLE if any_refused else Outcome.FAILED, error
         took_s = self._clock() - sent_at
-        self._overhead.add(max(took_s - result.held_s, 0.0))
+        report = result.report
+        if report is None:
+            return Outcome.LATE, result
+        self._overhead.add(max(took_s - report.held_s, 0.0))
         if result.results is None:
             return Outcome.PREEMPTED if result.preempted else Outcome.LATE, result
-        if grant.piece == 0 and result.batch_size:  # once per batch, which had something to do
+        if grant.piece == 0 and report.batch_size:  # once per batch, which had something to do
             variant = self.variant(grant.model, grant.variant)
             self._metrics.predicted(variant, (took_s - grant.finish_in_s) * 1e3)
         return Outcome.DONE, result

@@ -1,7 +1,7 @@
 """How frontends and workers reach the scheduler, wherever it lives.
 
 `EmbeddedChannel`: the scheduler is an object in the only frontend; no messages at all, and the
-workers' reports ride on their results. `ActorChannel`: a named actor; submissions go in bunches,
+workers' reports come with their results. `ActorChannel`: a named actor; submissions go in bunches,
 one message per event-loop turn, and grants come back through one long poll.
 """
 
@@ -61,7 +61,7 @@ class Channel:
         raise NotImplementedError
 
     def report(self, report: BatchReport | None) -> None:
-        """A report that rode on a result."""
+        """A report that came with results."""
 
     async def heartbeat(self, beat: Heartbeat) -> None:
         """Of a worker that knows of no other scheduler."""
@@ -268,10 +268,7 @@ class WorkerLink:
             self._is_sure = False  # reports go there still: it may have been slow only
             raise
 
-    def report(self, report: BatchReport) -> BatchReport | None:
-        """Report that a batch is over; returns the report where it is to ride on the result."""
-        if self._embedded:
-            return report
-        if self._target is not None:
+    def report(self, report: BatchReport) -> None:
+        """Report that a batch is over. A scheduler in a frontend hears it with the results."""
+        if not self._embedded and self._target is not None:
             self._target.report.remote(report)
-        return None

@@ -64,7 +64,7 @@ class Batches:
 
     Args:
         worker: the worker's id.
-        report: told that a batch is over; returns the report where it is to ride on the result.
+        report: called when a batch is over.
         isolate_errors: run the items of a batch that failed one by one.
     """
 
@@ -72,7 +72,7 @@ class Batches:
         self,
         worker: str,
         models: Models,
-        report: Callable[[BatchReport], BatchReport | None],
+        report: Callable[[BatchReport], None],
         *,
         isolate_errors: bool,
     ) -> None:
@@ -120,12 +120,12 @@ class Batches:
         batch = self._here.get(piece.batch_id)
         if batch is None:
             if piece.batch_id in self._over:
-                return _not_run()
+                return PieceResult(None)
             if piece.variant not in self._models.loaded:  # unloaded while the batch was on its way
-                return _not_run(self._report_lost(piece.batch_id, piece.variant))
+                return PieceResult(None, self._report_lost(piece.batch_id, piece.variant))
             batch = self._begin(piece)
         if batch.closed:
-            return _not_run()
+            return PieceResult(None)
         waiter: asyncio.Future[PieceResult] = self._loop.create_future()
         if piece.traces:
             batch.caller = batch.caller or tracing.caller()
@@ -163,9 +163,11 @@ class Batches:
             batch.closed = True
             self._to_run.put_nowait(batch)
 
-    def _report_lost(self, batch_id: str, variant: str) -> BatchReport | None:
+    def _report_lost(self, batch_id: str, variant: str) -> BatchReport:
         lost = BatchStatus.LOST
-        return self._report(BatchReport(batch_id, self._worker, variant, lost, 0, 0.0, 0.0))
+        report = BatchReport(batch_id, self._worker, variant, lost, 0, 0.0, 0.0)
+        self._report(report)
+        return report
 
     # -- running ---------------------------------------------------------------------------
 
@@ -238,23 +240,15 @@ class Batches:
         self, batch: _Batch, wait_s: float, report: BatchReport, results: list[tuple[bool, Any]]
     ) -> None:
         """Report that a batch is over, and hand its results out by piece."""
-        riding = self._report(report)
+        self._report(report)
         preempted = report.status is BatchStatus.PREEMPTED
         first = 0
         for i in sorted(batch.pieces):
             last = first + len(batch.pieces[i])
-            answer = PieceResult(
-                None if preempted else results[first:last],
-                batch_size=report.batch_size,
-                wait_s=wait_s,
-                exec_s=report.exec_s,
-                held_s=time.monotonic() - batch.received_at,
-                report=riding,
-                preempted=preempted,
-                trace=batch.trace.context,
-            )
+            share = None if preempted else results[first:last]
             first = last
             if not batch.waiters[i].done():
+                answer = PieceResult(share, report, wait_s, batch.trace.context)
                 batch.waiters[i].set_result(answer)
 
     async def _results(
@@ -297,8 +291,3 @@ class Batches:
         if 1 <= (load := loaded.load(items)) <= loaded.profile.prior.max_batch_size:
             batch.measured.append((load, max(seconds, 1e-7)))
         return list(results)
-
-
-def _not_run(report: BatchReport | None = None) -> PieceResult:
-    """For a piece that came too late: its requests should be submitted again."""
-    return PieceResult(None, 0, 0.0, 0.0, 0.0, report=report)

@@ -37,6 +37,8 @@ class Worker:
     Attributes:
         models: the user's models, here.
         batches: those that are here.
+        announced: variants that the scheduler knows this worker has.
+        assigned: what the plan has it do, as the scheduler is told.
     """
 
     async def __init__(  # type: ignore[misc]
@@ -52,8 +54,8 @@ class Worker:
         self._kind = kind
         self._node = this_node()
         self._link: WorkerLink | None = None
-        self._announced: frozenset[str] = frozenset()  # variants that the scheduler knows of
-        self._assigned: Assigned | None = None  # what the plan has it do
+        self.announced: frozenset[str] = frozenset()
+        self.assigned: Assigned | None = None
         # Serve numbers deployments of one name in an application; ours come in step.
         frontend += context.deployment.removeprefix(worker_deployment(frontend, kind))
         self._starting = Starting(
@@ -101,19 +103,9 @@ class Worker:
     # -- for whom it follows ---------------------------------------------------------------
 
     @property
-    def announced(self) -> frozenset[str]:
-        """Variants that the scheduler knows this worker has."""
-        return self._announced
-
-    @property
     def offered(self) -> frozenset[str]:
         """Variants that are loaded for schedulers to use."""
         return frozenset(self.models.offered)
-
-    @property
-    def assigned(self) -> Assigned | None:
-        """What the plan has it do, as schedulers are told."""
-        return self._assigned
 
     @property
     def profiles(self) -> dict[str, LatencyProfile]:
@@ -154,12 +146,12 @@ class Worker:
 
     async def assign(self, assigned: Assigned | None) -> None:
         """Tell the scheduler what the plan has this worker do, of what it has loaded."""
-        self._assigned = assigned
+        self.assigned = assigned
         await self._announce()
 
     async def join(self, link: WorkerLink) -> None:
         """Serve in another group. What the old one's scheduler has sent is still answered."""
-        old, self._link, self._announced = self._link, link, frozenset()
+        old, self._link, self.announced = self._link, link, frozenset()
         if old is not None:
             try:
                 await old.heartbeat(Heartbeat(self.id, self._kind, {}, []))
@@ -196,8 +188,9 @@ class Worker:
 
     # -- for the scheduler -----------------------------------------------------------------
 
-    def _report(self, report: BatchReport) -> BatchReport | None:
-        return None if self._link is None else self._link.report(report)
+    def _report(self, report: BatchReport) -> None:
+        if self._link is not None:
+            self._link.report(report)
 
     def _heartbeat(self) -> Heartbeat:
         return Heartbeat(
@@ -210,7 +203,7 @@ class Worker:
             },
             batches=self.batches.ids,
             preempt_delay_s=self.models.preempt_delay_s,
-            assigned=self._assigned,
+            assigned=self.assigned,
             node=self._node,
         )
 
@@ -235,11 +228,11 @@ class Worker:
 
     async def _send_heartbeat(self) -> None:
         link, offered = self._link, frozenset(self.models.offered)
-        if link is None or not (offered or self._announced):
+        if link is None or not (offered or self.announced):
             return  # nobody to tell, or nothing
         await link.heartbeat(self._heartbeat())
         if link is self._link:
-            self._announced = offered
+            self.announced = offered
 
     # -- Serve's hooks ---------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ray_slo.core import BatchStatus
 from ray_slo.errors import BadInput, Expired, RefusedEarly, WorkerLost
 from ray_slo.serve.config.resolve import parse_spec
 from ray_slo.serve.frontend.ledger import (
@@ -19,7 +20,7 @@ from ray_slo.serve.frontend.ledger import (
     WorkerGone,
 )
 from ray_slo.serve.frontend.workers import Up
-from ray_slo.serve.messages import Grant, PieceResult, Refusal, Stop
+from ray_slo.serve.messages import BatchReport, Grant, PieceResult, Refusal, Stop
 from tests.serve import clock
 from tests.serve.loops import in_loop
 
@@ -50,17 +51,20 @@ class Scheduler:
         return lambda about: self.told.append((name, about))
 
 
-def done(share, **about):
-    results = [(True, ("did", entry.item)) for entry in share]
-    return PieceResult(results, len(share), 0.0, EXEC_S, EXEC_S, **about)
+def report(size, status=BatchStatus.FINISHED):
+    return BatchReport("b", "w0", "v", status, size, EXEC_S, EXEC_S)
 
 
-def late(share, **about):
-    return PieceResult(None, 0, 0.0, 0.0, 0.0, **about)
+def done(share):
+    return PieceResult([(True, ("did", entry.item)) for entry in share], report(len(share)))
+
+
+def late(share):
+    return PieceResult(None)
 
 
 def preempted(share):
-    return late(share, preempted=True)
+    return PieceResult(None, report(len(share), BatchStatus.PREEMPTED))
 
 
 def lost(share):
@@ -186,7 +190,7 @@ async def test_a_request_is_answered_once():
 async def test_results_are_handed_out_in_order_and_errors_to_their_own():
     def mixed(share):
         results = [(True, 1), (False, ValueError("its own")), (True, 3)]
-        return PieceResult(results, 3, 0.0, EXEC_S, EXEC_S)
+        return PieceResult(results, report(3))
 
     world = World(mixed)
     tasks = await world.asks(1, 2, 3)

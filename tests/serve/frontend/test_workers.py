@@ -37,7 +37,7 @@ async def test_a_share_goes_to_the_worker_of_its_grant():
 
     async def execute(piece, worker):
         sent.append((worker, piece.batch_id, piece.variant, piece.items, piece.num_pieces))
-        return PieceResult([(True, 1)], 1, 0.0, 0.1, 0.1)
+        return PieceResult([(True, 1)])
 
     share = [Entry(1, "m", Asked("m", 0.0, 1.0), "item", 0.0)]
     result = await workers(execute).execute(GRANT, share)
