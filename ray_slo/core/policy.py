@@ -31,11 +31,15 @@ The contract, checked by `tests/policies/test_contract.py` for every registered 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar, Protocol, runtime_checkable
+from functools import partial
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 from ray_slo.core.cluster import Cluster
 from ray_slo.core.decisions import Decision
 from ray_slo.core.requests import BatchOutcome, Request, WorkerId
+
+OPTIONAL_EVENTS = ("preempt_failed", "tables_solved")
+"""Methods that not all policies have."""
 
 
 class Abilities:
@@ -71,3 +75,47 @@ class Policy(Protocol):
 
     def decide(self, now: float) -> Decision:
         """Actions to carry out now and when to be asked again."""
+
+
+class PolicyWrapper:
+    """A policy, and something beside it. What a subclass does not define is the inner one's."""
+
+    serves_late: ClassVar[bool] = False  # shadowed by the inner policy's
+
+    def __init__(self, policy: Policy) -> None:
+        self.policy = policy
+        self.serves_late = policy.serves_late  # type: ignore[misc]
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "policy":  # of a copy that is not filled in yet
+            raise AttributeError(name)
+        inner = getattr(self.policy, name)
+        if name in OPTIONAL_EVENTS:
+            return partial(self.optional_event, name)
+        return inner
+
+    def optional_event(self, name: str, *args: Any) -> None:
+        """An event that not all policies take."""
+        getattr(self.policy, name)(*args)
+
+    def requests_arrived(self, now: float, requests: Sequence[Request]) -> None:
+        self.policy.requests_arrived(now, requests)
+
+    def requests_cancelled(self, now: float, requests: Sequence[Request]) -> None:
+        self.policy.requests_cancelled(now, requests)
+
+    def batch_finished(self, now: float, worker: WorkerId, outcome: BatchOutcome) -> None:
+        self.policy.batch_finished(now, worker, outcome)
+
+    def cluster_changed(self, now: float, cluster: Cluster) -> None:
+        self.policy.cluster_changed(now, cluster)
+
+    def decide(self, now: float) -> Decision:
+        return self.policy.decide(now)
+
+
+def unwrapped(policy: Policy) -> Policy:
+    """The innermost policy."""
+    while isinstance(policy, PolicyWrapper):
+        policy = policy.policy
+    return policy

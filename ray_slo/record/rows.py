@@ -15,11 +15,11 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 from ray_slo.core.cluster import Cluster
 from ray_slo.core.decisions import Decision
-from ray_slo.core.policy import Policy
+from ray_slo.core.policy import Policy, PolicyWrapper
 from ray_slo.core.requests import BatchOutcome, Request, WorkerId
 
 FORMAT = "ray-slo/decision-log/1"
@@ -120,29 +120,19 @@ class Start:
         return cls(**json.loads(text))
 
 
-class Recording:
+class Recording(PolicyWrapper):
     """A policy that tells `sink` of every round. Everything else is the inner policy's."""
 
-    serves_late: ClassVar[bool] = False  # shadowed by the inner policy's
-
     def __init__(self, policy: Policy, sink: Callable[[Round], None]) -> None:
-        self.policy = policy
-        self.serves_late = policy.serves_late  # type: ignore[misc]
+        super().__init__(policy)
         if hasattr(policy, "explain"):
             policy.explain = True
         self._sink = sink
         self._events: list[tuple[str, tuple[Any, ...]]] = []
 
-    def __getattr__(self, name: str) -> Any:
-        inner = getattr(self.policy, name)
-        if name not in ("preempt_failed", "tables_solved"):  # events that not all policies take
-            return inner
-
-        def fed(*args: Any) -> None:
-            self._events.append((name, args))
-            inner(*args)
-
-        return fed
+    def optional_event(self, name: str, *args: Any) -> None:
+        self._events.append((name, args))
+        super().optional_event(name, *args)
 
     def requests_arrived(self, now: float, requests: Sequence[Request]) -> None:
         self._events.append(("requests_arrived", (now, requests)))

@@ -25,6 +25,7 @@ from ray_slo.core import (
     Request,
     WorkerId,
 )
+from ray_slo.core.policy import unwrapped
 
 logger = logging.getLogger(__name__)
 _A = TypeVar("_A")
@@ -150,10 +151,7 @@ class PolicyHost:
             self._feed(now)
             decision = self.policy.decide(now)
         except Exception as error:
-            inner: Any = self.policy
-            while hasattr(inner, "policy"):  # of one that is recorded, or has seats
-                inner = inner.policy
-            logger.exception("policy %r failed", type(inner).__name__)
+            logger.exception("policy %r failed", type(unwrapped(self.policy)).__name__)
             if self._on_error is not None:
                 self._on_error(error)
             return

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any
 
 from ray_slo.core import (
     BatchOutcome,
@@ -23,16 +23,15 @@ from ray_slo.core import (
     Request,
     WorkerId,
 )
+from ray_slo.core.policy import PolicyWrapper
 
 
-class NearPayloads:
+class NearPayloads(PolicyWrapper):
     """`policy`, with each batch run near its payloads where that makes no other difference.
 
     Args:
         node_of_worker, node_of_request: names of nodes; "" for one that is not known.
     """
-
-    serves_late: ClassVar[bool] = False  # shadowed by the inner policy's
 
     def __init__(
         self,
@@ -40,8 +39,7 @@ class NearPayloads:
         node_of_worker: Callable[[WorkerId], str],
         node_of_request: Callable[[Request], str],
     ) -> None:
-        self.policy = policy
-        self.serves_late = policy.serves_late  # type: ignore[misc]
+        super().__init__(policy)
         self._node_of_worker = node_of_worker
         self._node_of_request = node_of_request
         self._worker: dict[WorkerId, WorkerId] = {}  # by seat
@@ -51,22 +49,12 @@ class NearPayloads:
         self._free: dict[tuple[Hashable, str], dict[WorkerId, None]] = {}  # by place
         self._spread = False  # over several nodes
 
-    def __getattr__(self, name: str) -> Any:
-        inner = getattr(self.policy, name)
+    def optional_event(self, name: str, *args: Any) -> None:
         if name != "preempt_failed":
-            return inner
-
-        def fed(now: float, worker: WorkerId, batch_id: int) -> None:
-            if worker in self._seat:  # else it left, and its batches with it
-                inner(now, self._seat[worker], batch_id)
-
-        return fed
-
-    def requests_arrived(self, now: float, requests: Sequence[Request]) -> None:
-        self.policy.requests_arrived(now, requests)
-
-    def requests_cancelled(self, now: float, requests: Sequence[Request]) -> None:
-        self.policy.requests_cancelled(now, requests)
+            return super().optional_event(name, *args)
+        now, worker, batch_id = args
+        if worker in self._seat:  # else it left, and its batches with it
+            super().optional_event(name, now, self._seat[worker], batch_id)
 
     def batch_finished(self, now: float, worker: WorkerId, outcome: BatchOutcome) -> None:
         left = self._batches[worker] = max(self._batches.get(worker, 0) - 1, 0)

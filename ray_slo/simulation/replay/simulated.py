@@ -13,14 +13,14 @@ import math
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ray_slo.core.cluster import Cluster
 from ray_slo.core.decisions import Dispatch, Drop
-from ray_slo.core.policy import Policy
+from ray_slo.core.policy import Policy, PolicyWrapper
 from ray_slo.core.profiles import LatencyProfile
 from ray_slo.core.requests import Request
 from ray_slo.policies.registry import make_policy, refuse_sizes
@@ -206,7 +206,7 @@ class _Replay(Run):
         self.waiting: dict[int, Request] = {}
         cancels = [(at - t.zero, index_of.get(t.first_of.get(n, -1))) for at, n in t.cancels]
         if known := [(at, index) for at, index in cancels if index is not None]:
-            self.policy = cast(Policy, _Watched(policy, self.waiting))
+            self.policy = _Watched(policy, self.waiting)
             for at, index in known:
                 self.at(at, Event.WITHDRAW, self._withdraw, index)
 
@@ -249,15 +249,13 @@ class _Replay(Run):
         self.run(slot, batch, start, start + time)
 
 
-class _Watched:
+class _Watched(PolicyWrapper):
     """A policy, and what waits in it: only that can be cancelled."""
 
     def __init__(self, policy: Policy, waiting: dict[int, Request]) -> None:
-        self._policy, self._waiting = policy, waiting
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._policy, name)
+        super().__init__(policy)
+        self._waiting = waiting
 
     def requests_arrived(self, now: float, requests: Sequence[Request]) -> None:
         self._waiting.update((r.id, r) for r in requests)
-        self._policy.requests_arrived(now, requests)
+        super().requests_arrived(now, requests)
