@@ -92,7 +92,7 @@ class SchedulerActor(AppActor):
             self._withdraw(client)
 
     async def events(self, client: str, epoch: str, events: list[Event]) -> None:
-        """A bunch of a client's events, in order. Events meant for an earlier self are void."""
+        """Hear a client's events, in order. Those for an earlier life of this actor are void."""
         scheduler = self._heard()
         box = self._mailboxes.get(client)
         if box is not None and box.epoch == epoch:
@@ -157,7 +157,7 @@ class SchedulerActor(AppActor):
         self._decisions.told(client, messages)
 
     def _withdraw(self, client: str) -> None:
-        """Do without a client until it comes again, with all that it waits for."""
+        """Forget a client, with all that it waits for, until it polls again."""
         box = self._mailboxes.pop(client, None)
         if box is None:
             return

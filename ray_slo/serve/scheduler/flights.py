@@ -113,7 +113,7 @@ class Flight:
             self._unclaimed_since = min(self._unclaimed_since, now)
 
     def is_unclaimed(self, seen_at: float) -> bool:
-        """Whether its worker does not have it, and has not for a while.
+        """Whether its worker has been without it for a while.
 
         Args:
             seen_at: when the worker was heard last. A silent one may well compute.

@@ -44,8 +44,8 @@ class PolicyHost:
         cluster: what the policy knows at first; `set_cluster` changes it.
         on_dispatch, on_drop: carry one action out. An exception is logged, the others still run.
         on_preempt: the same; a policy that preempts cannot be hosted without it.
-        on_error: told when the policy itself raised. The host goes on with the next event, but
-            what the policy then knows is anybody's guess, so the owner had better end it.
+        on_error: called when the policy itself raised. The host goes on with the next event, but
+            the policy's state may be wrong, so the owner should end it.
         clock: seconds, monotonic; the clock of every deadline. Default: the loop's.
         settle_turns: how many more turns of the loop to wait for events before a round. What
             piled up while something held the loop needs a few turns to get here.

@@ -146,7 +146,7 @@ class Learned:
         return ago_s
 
     def preempted(self, delay_s: float) -> None:
-        """A batch was stopped, and its worker known to be free so long after the decision."""
+        """A batch was stopped: its worker was known to be free `delay_s` after the decision."""
         self._preempt_delay.add(delay_s)
 
     def take_news(self, now: float) -> bool:

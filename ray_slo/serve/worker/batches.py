@@ -46,7 +46,7 @@ class _Batch:
     trace: tracing.BatchTrace = tracing.BATCH_NOT_TRACED
 
     def scope(self) -> AbstractContextManager[None]:
-        """For a call of the user's method: it is stopped if the batch is, even before it starts."""
+        """Scope of a call of the user's method: stops it when the batch is to stop."""
         self.flag = PreemptionFlag()
         if self.stop_asked_at is not None:
             self.flag.set()
@@ -60,7 +60,7 @@ class _Batch:
 
 
 class Batches:
-    """Runs batches one at a time, with the next ones already received.
+    """Receives batches, and runs one at a time.
 
     Args:
         worker: the worker's id.

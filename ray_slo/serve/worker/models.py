@@ -56,7 +56,7 @@ class Loaded:
     says: str = ""
 
     def load(self, items: list[Any]) -> int:
-        """What a batch of these items counts for in the profile."""
+        """Size of a batch of these items, as its profile counts it."""
         if self.size is None:
             return len(items)
         return user_code.call(lambda: sum(map(self.size, items)))  # type: ignore[arg-type]
@@ -255,7 +255,7 @@ class Models:
             ) from error
 
     async def _add_exit_points(self, ref: VariantRef, network: Any) -> None:
-        """Where the configuration wants them, or the file with the profile names them."""
+        """Add those that the configuration wants, or that the file with the profile names."""
         file, alone = self._profile_file(ref)
         found = load_preemption(file) if file is not None else {}
         known = profile_of(found, ref.name, ref.model, alone=alone)
@@ -327,8 +327,8 @@ class Models:
     async def _measure(
         self, loaded: Loaded, example_input: Callable[..., Any], limit: int, slo_s: float
     ) -> dict[int, list[float]]:
-        """Seconds by batch size. While models are in service, one call at a time between their
-        batches, and none longer than a small share of their SLOs, except for a batch of one."""
+        """Measure a variant; returns seconds by batch size. While models are in service, each call
+        fits between their batches, and takes a small share of their SLOs unless it is of one item."""
         call_s = math.inf
         if self._in_service:
             served = {self._refs[key].model for key in self.offered}

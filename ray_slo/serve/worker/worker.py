@@ -100,7 +100,7 @@ class Worker:
             logger.info("no scheduler yet; the next heartbeat will tell it")
         return follower
 
-    # -- for whom it follows ---------------------------------------------------------------
+    # -- for its follower ---------------------------------------------------------------
 
     @property
     def offered(self) -> frozenset[str]:
@@ -113,7 +113,7 @@ class Worker:
         return self.models.profiles
 
     def will_load(self, variants: int) -> None:
-        """How many variants it begins with, for those who wait."""
+        """Tell those who wait how many variants the worker begins with."""
         self._starting.will_load(variants)
 
     async def load(
@@ -145,12 +145,12 @@ class Worker:
         self.models.check_slo()
 
     async def assign(self, assigned: Assigned | None) -> None:
-        """Tell the scheduler what the plan has this worker do, of what it has loaded."""
+        """Tell the scheduler which of the loaded variants the plan has this worker serve."""
         self.assigned = assigned
         await self._announce()
 
     async def join(self, link: WorkerLink) -> None:
-        """Serve in another group. What the old one's scheduler has sent is still answered."""
+        """Serve in another group. Batches that the old group's scheduler has sent are still run."""
         old, self._link, self.announced = self._link, link, frozenset()
         if old is not None:
             try:
@@ -178,7 +178,7 @@ class Worker:
         self.batches.preempt(batch_id)
 
     async def introduce(self) -> Heartbeat:
-        """To a frontend that just started."""
+        """Introduce the worker to a frontend that has just started."""
         return self._heartbeat()
 
     async def slo_status(self) -> dict[str, Any]:
