@@ -212,7 +212,7 @@ def _compare(
 
 
 def _application(models: dict[str, dict[str, Any]], kwargs: dict[str, Any]) -> Any:
-    import ray_slo.serve.app.decorator as deployment
+    from ray_slo.serve.app import build
 
     bounds = {"RN18": MAX_BATCH, "RS269": 4}
     spec = {
@@ -228,8 +228,8 @@ def _application(models: dict[str, dict[str, Any]], kwargs: dict[str, Any]) -> A
         "max_queued_requests": 1_000_000,
         "profile_seconds": 20.0,
     }
-    with mock.patch.object(deployment, "Frontend", Driver):
-        return deployment.build_app(spec)
+    with mock.patch.object(build, "Frontend", Driver):
+        return build.build_app(spec)
 
 
 def _simulated(kwargs: dict[str, Any], first: bool) -> float:

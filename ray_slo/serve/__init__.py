@@ -6,7 +6,7 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ray_slo.serve.app.decorator import build_app as build_app
+    from ray_slo.serve.app.build import build_app as build_app
 
 __all__ = ["build_app"]
 
@@ -14,7 +14,7 @@ __all__ = ["build_app"]
 def __getattr__(name: str) -> Any:
     # Lazy, so that the light modules of this package (spec, host, channel) can be used without ray.
     if name == "build_app":
-        from ray_slo.serve.app.decorator import build_app
+        from ray_slo.serve.app.build import build_app
 
         return build_app
     raise AttributeError(f"module 'ray_slo.serve' has no attribute {name!r}")

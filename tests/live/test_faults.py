@@ -139,7 +139,7 @@ def test_no_retries_and_a_full_queue_and_an_isolated_poison(ray_cluster, tmp_pat
 
 
 def test_slo_that_no_batch_can_meet_is_said_at_deploy_time(ray_cluster, monkeypatch):
-    monkeypatch.setattr("ray_slo.serve.app.decorator._CONSTRUCTOR_RETRIES", 1)
+    monkeypatch.setattr("ray_slo.serve.app.build._CONSTRUCTOR_RETRIES", 1)
     deployed = ray_slo.deployment(latency_slo_ms=50, ray_actor_options=TINY)(Slow)
     try:
         with pytest.raises(RuntimeError, match="slow failed"):

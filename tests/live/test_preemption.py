@@ -9,7 +9,7 @@ from waiting import eventually
 from ray_slo.core import LatencyProfile
 from ray_slo.core.profiles import save_profiles
 from ray_slo.errors import RefusedEarly
-from ray_slo.serve.app.decorator import build_app
+from ray_slo.serve.app.build import build_app
 
 pytestmark = pytest.mark.live
 

@@ -57,7 +57,7 @@ def test_policy_chooses_and_answers_say_which(ray_cluster, handle):
 
 
 def test_variant_that_does_not_load_is_said_at_deploy_time(ray_cluster, monkeypatch):
-    monkeypatch.setattr("ray_slo.serve.app.decorator._CONSTRUCTOR_RETRIES", 1)
+    monkeypatch.setattr("ray_slo.serve.app.build._CONSTRUCTOR_RETRIES", 1)
     broken = Variant("broken", accuracy=99, load=missing_weights, args=("broken",))
     deployed = App.options(variants=[QUICK, broken], name="lame")
     try:

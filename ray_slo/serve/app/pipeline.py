@@ -8,7 +8,7 @@ from typing import Any
 
 from ray.serve import Application
 
-from ray_slo.serve.app.decorator import build_app_from_spec
+from ray_slo.serve.app.build import build_app_from_spec
 from ray_slo.serve.config.models import Variant
 from ray_slo.serve.config.resolve import parse_spec
 from ray_slo.serve.config.spec import AppSpec

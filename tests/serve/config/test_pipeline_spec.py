@@ -9,7 +9,7 @@ import ray_slo
 from ray_slo.core import LatencyProfile
 from ray_slo.planning import loki
 from ray_slo.policies.price import Price
-from ray_slo.serve.app.decorator import build_app_from_spec
+from ray_slo.serve.app.build import build_app_from_spec
 from ray_slo.serve.config.resolve import parse_spec
 
 
@@ -344,6 +344,18 @@ def test_only_what_a_replica_must_know_of_changes_the_version():
         version(**args({"find": {**FIND, "factors": {"spell": 3}}}, **FIXED)),
     ]
     assert len({version(), *others}) == 5
+
+
+def test_the_version_is_of_what_is_said_not_of_which_objects_say_it():
+    def other(text):
+        return "".join(list(text))  # equal, and another object
+
+    name = other("words")
+    one, two = version(name=name), version(name=other("words"))
+    same = {"default": {"ray_actor_options": {"resources": {name: 1}}}}
+    alike = {"default": {"ray_actor_options": {"resources": {other("words"): 1}}}}
+    assert one == two
+    assert version(name=name, workers=same) == version(name=name, workers=alike) != one
 
 
 def python(**options):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import ray_slo
 from ray_slo.models import vision
-from ray_slo.serve.app.decorator import build_app_from_spec
+from ray_slo.serve.app.build import build_app_from_spec
 from ray_slo.serve.config.app import AppConfig
 from ray_slo.serve.config.resolve import parse_spec
 from ray_slo.serve.config.spec import AppSpec

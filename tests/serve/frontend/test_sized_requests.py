@@ -9,7 +9,7 @@ import pytest
 
 from ray_slo.core import Decision, Dispatch
 from ray_slo.errors import BadInput
-from ray_slo.serve.app.decorator import build_app_from_spec
+from ray_slo.serve.app.build import build_app_from_spec
 from ray_slo.serve.config.resolve import parse_spec
 from ray_slo.serve.frontend.frontend import Frontend
 from ray_slo.serve.worker import batches

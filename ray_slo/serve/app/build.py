@@ -1,0 +1,202 @@
+"""`build_app`: from a config to a Serve application, a frontend (the ingress) and one worker
+deployment per kind of worker."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+import uuid
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+from ray import cloudpickle, serve
+from ray.serve import Application
+
+from ray_slo.core.profiles import load_profiles
+from ray_slo.core.text import quoted
+from ray_slo.policies.registry import refuse_sizes
+from ray_slo.serve.config.models import ModelConfig
+from ray_slo.serve.config.resolve import parse_spec
+from ray_slo.serve.config.spec import AppSpec, worker_deployment
+from ray_slo.serve.config.user_class import check_arguments
+from ray_slo.serve.frontend.frontend import Frontend
+from ray_slo.serve.planner.autoscaling import autoscaling
+from ray_slo.serve.ray_private.deploy import router_of, versioned
+from ray_slo.serve.worker.worker import Worker
+
+# A worker accepts every call: the scheduler never sends more than it can take.
+_UNBOUNDED = 100_000
+# Serve's own default is 20 (at most 3 per replica); what we refuse at start is refused for good.
+_CONSTRUCTOR_RETRIES = 3
+_PROCESS = uuid.uuid4().hex
+
+
+def build_app(args: dict[str, Any]) -> Application:
+    """The import path for `serve run` configs: `import_path: ray_slo.serve:build_app`.
+
+    Args:
+        args: the fields of `ray_slo.serve.config.app.AppConfig`.
+
+    Raises:
+        ValueError: one line per mistake in `args`.
+    """
+    return build_app_from_spec(parse_spec(args))
+
+
+def build_app_from_spec(spec: AppSpec) -> Application:
+    """Frontend and workers as Serve deployments.
+
+    An application deployed again by the same process with nothing but `num_replicas`,
+    `num_frontends`, `user_config` or the budget of the planner `kairos` (any of its `kwargs`)
+    changed is changed in place: no replica restarts.
+
+    Raises:
+        ValueError: a class or a loader cannot be imported or cannot work.
+    """
+    _check_code(spec)
+    spec = spec.stamped(_fingerprint(spec))
+    name = spec.deployment_name
+    user_config = {n: m.user_config for n, m in spec.models.items() if m.user_config is not None}
+    workers = {}
+    for kind, worker in spec.workers.items():
+        replicas: dict[str, Any] = {"num_replicas": worker.num_replicas}
+        if worker.replica_bounds is not None:
+            replicas = {"autoscaling_config": autoscaling(spec, kind)}
+        deployed = _deployment(
+            f"workers.{kind}.ray_actor_options",
+            Worker,
+            name=worker_deployment(name, kind),
+            **replicas,
+            user_config=user_config or None,
+            max_constructor_retry_count=_CONSTRUCTOR_RETRIES,
+            ray_actor_options=worker.ray_actor_options,
+            max_ongoing_requests=_UNBOUNDED,
+            request_router_config=router_of(name),
+            logging_config={"enable_access_log": False},
+            health_check_period_s=5,
+            graceful_shutdown_wait_loop_s=0.5,
+        )
+        workers[kind] = versioned(deployed, spec.fingerprint).bind(spec, kind, name)
+    frontend = _deployment(
+        "frontend_actor_options",
+        Frontend,
+        name=name,
+        num_replicas=spec.num_frontends,
+        user_config={"planner": _tunable(spec)} if _tunable(spec) else None,
+        ray_actor_options=spec.frontend_actor_options,
+        max_ongoing_requests=_UNBOUNDED,
+        logging_config={"enable_access_log": spec.access_log},
+        graceful_shutdown_wait_loop_s=0.5,
+    )
+    return versioned(frontend, spec.fingerprint).bind(spec, workers)
+
+
+def _deployment(field: str, target: type[Any], **options: Any) -> Any:
+    """`serve.deployment`, whose complaints about resources name the field.
+
+    Raises:
+        ValueError: resources that Ray does not take.
+    """
+    try:
+        return serve.deployment(target, **options)
+    except (ValueError, TypeError) as error:
+        given = quoted(options["ray_actor_options"])
+        raise ValueError(f"{field}: {error}; got {given}") from None
+
+
+def _check_code(spec: AppSpec) -> None:
+    """Refuse here what no worker could load.
+
+    Raises:
+        ValueError: names the field.
+    """
+    where = "models" if spec.pipeline is None else "pipeline.tasks"
+    for name, model in spec.models.items():
+        try:
+            cls = model.load()
+        except ValueError as error:
+            raise ValueError(f"{where}.{name}.callable: {error}") from None
+        for field, file in _profile_files(f"{where}.{name}", model):
+            try:
+                load_profiles(file)
+            except (OSError, ValueError) as error:
+                said = "no such file" if isinstance(error, FileNotFoundError) else str(error)
+                raise ValueError(f"{field}: {file}: {said.removeprefix(f'{file}: ')}") from None
+        try:
+            if hasattr(cls, "size"):
+                refuse_sizes(spec.policy.name, spec.policy.kwargs)
+        except ValueError as error:
+            raise ValueError(f"{where}.{name}.callable: {cls.__name__}.size: {error}") from None
+        try:
+            check_arguments(cls, cls.__name__, model.args, model.kwargs)
+        except ValueError as error:
+            raise ValueError(f"{where}.{name}: {error}") from None
+        for key, variant in model.variants.items():
+            try:
+                variant.loader()
+            except ValueError as error:
+                raise ValueError(f"{where}.{name}.variants.{key}.load: {error}") from None
+            try:
+                variant.check()
+            except ValueError as error:
+                raise ValueError(f"{where}.{name}.variants.{key}: {error}") from None
+    spec.joins()
+
+
+def _profile_files(where: str, model: ModelConfig) -> Iterator[tuple[str, str]]:
+    """Field and path of every file with profiles that a model names."""
+    if model.profile is not None:
+        yield f"{where}.profile", model.profile
+    for key, variant in model.variants.items():
+        if variant.profile is not None:
+            yield f"{where}.variants.{key}.profile", variant.profile
+
+
+def _tunable(spec: AppSpec) -> dict[str, Any]:
+    """Arguments of the planner that can be changed while it runs."""
+    return spec.planner.kwargs if spec.planner is not None and spec.planner.tunable else {}
+
+
+def _fingerprint(spec: AppSpec) -> str:
+    """Equal for equal applications of this process, while their modules have not been edited."""
+    models = {n: {**m.__dict__, "user_config": None} for n, m in spec.models.items()}
+    workers = {kind: w.ray_actor_options for kind, w in spec.workers.items()}
+    policy = (spec.policy.name, spec.policy.kwargs)
+    rest = {
+        k: v
+        for k, v in spec.__dict__.items()
+        if k not in {"models", "workers", "groups", "policy", "num_frontends", "version"}
+    }
+    if _tunable(spec):
+        rest["planner"] = spec.planner.model_copy(update={"kwargs": {}})  # type: ignore[union-attr]
+    rest["groups"] = {name: group.models for name, group in spec.groups.items()}
+    code: list[Any] = [cls for model in spec.models.values() for cls in model.load().__mro__]
+    code += [v.loader() for model in spec.models.values() for v in model.variants.values()]
+    edited = [
+        Path(file).stat().st_mtime_ns
+        for module in {getattr(item, "__module__", ""): None for item in code}
+        if (file := getattr(sys.modules.get(module), "__file__", None)) is not None
+        and Path(file).exists()
+    ]
+    digest = hashlib.sha1(_PROCESS.encode(), usedforsecurity=False)
+    for piece in _pieces((models, workers, policy, rest, spec.embedded, edited)):
+        digest.update(piece)
+    return digest.hexdigest()
+
+
+def _pieces(value: Any) -> Iterator[bytes]:
+    """A value piece by piece. A pickle of the whole would depend on which of its equal texts are
+    one object."""
+    if isinstance(value, BaseModel):
+        yield type(value).__name__.encode()
+        value = value.__dict__
+    if isinstance(value, Mapping):
+        value = [part for item in value.items() for part in item]
+    if isinstance(value, list | tuple):
+        yield f"{len(value)} parts".encode()
+        for part in value:
+            yield from _pieces(part)
+    else:
+        yield cloudpickle.dumps(value)
