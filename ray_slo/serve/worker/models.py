@@ -327,8 +327,9 @@ class Models:
     async def _measure(
         self, loaded: Loaded, example_input: Callable[..., Any], limit: int, slo_s: float
     ) -> dict[int, list[float]]:
-        """Measure a variant; returns seconds by batch size. While models are in service, each call
-        fits between their batches, and takes a small share of their SLOs unless it is of one item."""
+        """Measure a variant; returns seconds by batch size. While models are in service, a call
+        runs between their batches, and takes a small share of their SLOs if it is of several
+        items."""
         call_s = math.inf
         if self._in_service:
             served = {self._refs[key].model for key in self.offered}
