@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any
 
 import grpc
@@ -43,6 +44,11 @@ _MAX_MESSAGE = 600
 _MAX_BODY = 4096
 _MAX_BODY_BYTES = 256 * 2**20
 MESSAGE_OVERHEAD = 4096  # of a message, beside the item
+_OF_ANSWER = [  # fields of a reply that an answer has by the same name
+    field.name
+    for field in InferReply.DESCRIPTOR.fields
+    if field.name != "stages" and hasattr(Answer, field.name)
+]
 _METHODS = {"Infer": (InferRequest, InferReply), "Describe": (DescribeRequest, DescribeReply)}
 
 
@@ -160,29 +166,9 @@ def reply_of(answer: Answer) -> Any:
         content = {"data": bytes(result.body), "content_type": result.media_type or ""}
     else:
         content = {"json": to_json(result).decode()}
-    return InferReply(
-        **content,
-        model=answer.model,
-        variant=answer.variant,
-        accuracy=answer.accuracy,
-        batch_size=answer.batch_size,
-        queue_ms=answer.queue_ms,
-        exec_ms=answer.exec_ms,
-        latency_ms=answer.latency_ms,
-        latency_slo_ms=answer.latency_slo_ms,
-        deadline_met=answer.deadline_met,
-        stages=[
-            Stage(
-                task=stage.task,
-                requests=stage.requests,
-                variants=dict(stage.variants),
-                batch_size=stage.batch_size,
-                queue_ms=stage.queue_ms,
-                exec_ms=stage.exec_ms,
-            )
-            for stage in answer.stages
-        ],
-    )
+    stages = [Stage(**asdict(stage)) for stage in answer.stages]
+    about = {name: getattr(answer, name) for name in _OF_ANSWER}
+    return InferReply(**content, **about, stages=stages)
 
 
 def fail(context: Any, error: Exception, details: bool = True) -> None:

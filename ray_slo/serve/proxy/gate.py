@@ -18,6 +18,7 @@ import math
 import time
 from bisect import bisect_right, insort
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from ray_slo.serve.errors import RefusedEarly
@@ -28,20 +29,6 @@ _MOST_WAITING = 2000
 _HOPELESS = 8  # refused per turn, so that those who can make it need not wait for them
 _AGAIN_S = 1.0  # until a refused one asks again, where nothing is known
 _NEWEST = 0.1  # weight of the newest interval between two that went on
-
-
-class Refused(NamedTuple):
-    """Why a request does not go on.
-
-    Attributes:
-        reason: "queue_full" or "would_miss".
-        message: for a person.
-        retry_after_s: until those before it are through.
-    """
-
-    reason: str
-    message: str
-    retry_after_s: float
 
 
 class Known(NamedTuple):
@@ -61,6 +48,7 @@ class Known(NamedTuple):
 NOTHING = Known()
 
 
+@dataclass(slots=True, eq=False)
 class Ticket:
     """A request at the gate.
 
@@ -69,24 +57,15 @@ class Ticket:
         known: of those who will answer it. The gate's window holds for it where the rate is known.
         may_refuse: False for one that goes on in any case.
         told: called once, when it goes on (None) or is refused.
+        inside: it went on.
     """
 
-    __slots__ = ("deadline", "inside", "known", "may_refuse", "number", "told")
-
-    def __init__(
-        self,
-        number: int,
-        deadline: float,
-        known: Known,
-        may_refuse: bool,
-        told: Callable[[Refused | None], None],
-    ) -> None:
-        self.number = number
-        self.deadline = deadline
-        self.known = known
-        self.may_refuse = may_refuse
-        self.told = told
-        self.inside = False
+    number: int
+    deadline: float
+    known: Known
+    may_refuse: bool
+    told: Callable[[RefusedEarly | None], None]
+    inside: bool = False
 
     @property
     def key(self) -> tuple[float, int]:
@@ -127,7 +106,7 @@ class Gate:
         self,
         now: float,
         deadline: float,
-        told: Callable[[Refused | None], None],
+        told: Callable[[RefusedEarly | None], None],
         known: Known = NOTHING,
         may_refuse: bool = True,
     ) -> Ticket | None:
@@ -150,19 +129,19 @@ class Gate:
             if last is None:
                 return ticket
             said = f"{self._most} requests with earlier deadlines wait at the door"
-            last.told(Refused("queue_full", said, self._most * self._interval_s))
+            last.told(_refusal("queue_full", said, self._most * self._interval_s))
             if last is ticket:
                 return None
         return ticket
 
-    def hopeless(self, now: float, deadline: float, known: Known = NOTHING) -> Refused | None:
+    def hopeless(self, now: float, deadline: float, known: Known = NOTHING) -> RefusedEarly | None:
         """Why a request would be refused if it arrived now; see `arrive`."""
         key = deadline, next(self._numbers)
         return self._refused(now, key, bisect_right(self._order, key), known)
 
     def _refused(
         self, now: float, key: tuple[float, int], before: int, known: Known
-    ) -> Refused | None:
+    ) -> RefusedEarly | None:
         left_s, (rate, most, least_s) = key[0] - now, known
         wait_s = before * self._interval_s
         if wait_s + least_s > left_s and before:
@@ -170,16 +149,16 @@ class Gate:
                 f"{before} requests wait at the door before it, which takes {wait_s:.2g} s; of its "
                 f"time, {max(left_s, 0.0):.2g} s are left"
             )
-            return Refused("would_miss", said, wait_s)
+            return _refusal("would_miss", said, wait_s)
         ahead = before + bisect_right(self._inside, key)
         again_s = ahead / rate if rate else _AGAIN_S
         said = f"{ahead} requests with earlier deadlines are on their way"
         if rate is not None and ahead >= max(_FEW, _SLACK * rate * left_s):
             can = max(rate * left_s, 0.0)
             said += f"; by its deadline the workers can do about {can:.0f}"
-            return Refused("queue_full", said, again_s)
+            return _refusal("queue_full", said, again_s)
         if most is not None and ahead >= most:
-            return Refused(
+            return _refusal(
                 "queue_full", f"{said}, which is the limit (max_queued_requests)", again_s
             )
         return None
@@ -206,10 +185,10 @@ class Gate:
             ticket.told(self.too_late())
         return self.can_turn
 
-    def too_late(self) -> Refused:
+    def too_late(self) -> RefusedEarly:
         """What one hears whose time has passed here."""
         said = "it waited at the door until its deadline was out of reach"
-        return Refused("would_miss", said, max(len(self._order) * self._interval_s, _AGAIN_S))
+        return _refusal("would_miss", said, max(len(self._order) * self._interval_s, _AGAIN_S))
 
     def _let_on(self, now: float, ticket: Ticket) -> None:
         ticket.inside = True
@@ -264,9 +243,9 @@ class Door:
             RefusedEarly: it would come too late.
         """
         loop = asyncio.get_running_loop()
-        verdict: asyncio.Future[Refused | None] = loop.create_future()
+        verdict: asyncio.Future[RefusedEarly | None] = loop.create_future()
 
-        def told(refused: Refused | None) -> None:
+        def told(refused: RefusedEarly | None) -> None:
             if not verdict.done():
                 verdict.set_result(refused)
 
@@ -287,7 +266,7 @@ class Door:
                 self.gate.leave(ticket)
                 told(self.gate.too_late())
         if (refused := verdict.result()) is not None:
-            raise _error(refused)
+            raise refused
         assert ticket is not None
         return ticket
 
@@ -298,7 +277,7 @@ class Door:
             RefusedEarly: it does not.
         """
         if (refused := self.gate.hopeless(self._clock(), deadline, known)) is not None:
-            raise _error(refused)
+            raise refused
 
     def leave(self, ticket: Ticket) -> None:
         """It is done; another may go on in its place."""
@@ -320,5 +299,5 @@ class Door:
             self._turn_soon()  # until nobody goes on: then the next who comes need not wait
 
 
-def _error(refused: Refused) -> RefusedEarly:
-    return RefusedEarly(refused.message, reason=refused.reason, retry_after_s=refused.retry_after_s)
+def _refusal(reason: str, said: str, retry_after_s: float) -> RefusedEarly:
+    return RefusedEarly(said, reason=reason, retry_after_s=retry_after_s)
