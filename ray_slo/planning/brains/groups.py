@@ -347,7 +347,6 @@ class GroupsBrain(Brain):
             "demand": sum(measured.rates.values()),
             "rates": dict(measured.rates),
             "throughput": dict(measured.throughput),
-            "workers": self._num_workers(seen),
         }
 
     def outcome(self) -> dict[str, Any]:

@@ -30,7 +30,6 @@ from pydantic import (
     Field,
     PositiveFloat,
     PositiveInt,
-    ValidationError,
     field_validator,
 )
 from scipy.stats import poisson
@@ -88,28 +87,6 @@ class Arguments(Strict):
         if value is not None and not value:
             raise ValueError("name at least one size, or leave it out")
         return value
-
-
-def arguments(kwargs: Mapping[str, Any]) -> Arguments:
-    """The planner's arguments, checked.
-
-    Raises:
-        ValueError: one line per mistake: field, value, valid choices.
-    """
-    try:
-        return Arguments(**kwargs)
-    except ValidationError as error:
-        valid = ", ".join(Arguments.model_fields)
-        lines = []
-        for e in error.errors():
-            what = f"planner.kwargs.{'.'.join(map(str, e['loc']))}"
-            if e["type"] == "extra_forbidden":
-                lines.append(f"{what}: unknown key; valid keys are {valid}")
-            elif e["type"] == "missing":
-                lines.append(f"{what}: required")
-            else:
-                lines.append(f"{what}: {e['msg']}, got {e['input']!r}")
-        raise ValueError("\n".join(lines)) from None
 
 
 # Requests per second that a configuration sustains: of a problem, a configuration, the bound on it,
@@ -337,12 +314,12 @@ class KairosBrain(Brain):
 
     def configure(self, setting: KairosSetting) -> None:
         self._setting = setting
-        self._args = arguments({**setting.kwargs, **self._tuned})
+        self._args = Arguments(**{**setting.kwargs, **self._tuned})
 
     def tune(self, kwargs: Mapping[str, Any]) -> bool:
         if dict(kwargs) == self._tuned:
             return False
-        self._args = arguments({**self._setting.kwargs, **kwargs})
+        self._args = Arguments(**{**self._setting.kwargs, **kwargs})
         self._tuned = dict(kwargs)
         return True
 

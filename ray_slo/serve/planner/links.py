@@ -11,24 +11,26 @@ import itertools
 import logging
 import time
 from collections import Counter
-from collections.abc import Coroutine, Iterable, Mapping
-from typing import Any, Protocol, TypeVar
+from collections.abc import Coroutine, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ray_slo.core import LatencyProfile
-from ray_slo.core.cluster import Assigned
 from ray_slo.planning.brains.brain import (
     Counts,
     FrontendHears,
     FrontendSays,
     Key,
-    Routing,
     Wanted,
     WorkerSays,
 )
 from ray_slo.serve.config.spec import AppSpec
 from ray_slo.serve.ray_private.actors import find_actor, get_or_create, in_time
 from ray_slo.serve.scheduler.channel import Channel, WorkerLink
+from ray_slo.serve.scheduler.group_channel import GroupedChannel
 from ray_slo.serve.watch.metrics import PlanMetrics
+
+if TYPE_CHECKING:
+    from ray_slo.serve.worker.worker import Worker
 
 logger = logging.getLogger(__name__)
 
@@ -101,29 +103,6 @@ class PlannerLink:
             raise
 
 
-class _Worker(Protocol):
-    """What `Follower` needs of a worker."""
-
-    id: str
-
-    @property
-    def offered(self) -> frozenset[str]: ...
-    @property
-    def announced(self) -> frozenset[str]: ...
-    @property
-    def assigned(self) -> Assigned | None: ...
-    @property
-    def profiles(self) -> dict[str, LatencyProfile]: ...
-    async def load(
-        self, variants: Iterable[str], known: Mapping[str, LatencyProfile] | None = None
-    ) -> None: ...
-    async def assign(self, assigned: Assigned | None) -> None: ...
-    async def join(self, link: WorkerLink) -> None: ...
-    async def unload(self, variants: Iterable[str]) -> None: ...
-    def check_slo(self) -> None: ...
-    def will_load(self, variants: int) -> None: ...
-
-
 class Follower:
     """A worker's side: asks what is wanted of it, and does that, one thing at a time.
 
@@ -142,7 +121,7 @@ class Follower:
         spec: AppSpec,
         app_key: str,
         kind: str,
-        worker: _Worker,
+        worker: Worker,
         link: PlannerLink | None = None,
     ) -> None:
         self._spec = spec
@@ -304,16 +283,6 @@ class Follower:
         return True
 
 
-class Router(Protocol):
-    """A channel that reaches the schedulers of several groups."""
-
-    @property
-    def routes(self) -> Mapping[str, str]: ...
-    @property
-    def queued(self) -> Mapping[tuple[str, str], int]: ...
-    def route(self, routing: Routing) -> None: ...
-
-
 class FrontendLink:
     """A frontend's side: counts, tells the planner what was counted, and hears where to send
     requests.
@@ -331,7 +300,7 @@ class FrontendLink:
         app_key: str,
         client: str,
         channel: Channel,
-        router: Router | None = None,
+        router: GroupedChannel | None = None,
         link: PlannerLink | None = None,
     ) -> None:
         self._spec = spec
