@@ -23,7 +23,7 @@ from ray_slo.models.preemption_profile import load_preemption
 from ray_slo.models.profiling import to_profile
 from ray_slo.models.sweep import Sweep
 from ray_slo.serve import user_code
-from ray_slo.serve.config.models import ModelConfig, VariantConfig
+from ray_slo.serve.config.models import VariantConfig
 from ray_slo.serve.config.spec import AppSpec, VariantRef
 from ray_slo.serve.errors import ConfigError
 
@@ -42,7 +42,7 @@ class Loaded:
         owner: name of the user's class, for messages.
         size: of an item, where the user's class defines `size(item)`. Profiles then go by the sum
             of sizes instead of the number of items.
-        least_s: the shortest time of a batch that is known; `says` tells how it is known.
+        least_s: the shortest time of a batch that is known.
     """
 
     key: str
@@ -52,8 +52,7 @@ class Loaded:
     owner: str
     size: Callable[[Any], int] | None = None
     profile: OnlineProfile = field(init=False)
-    least_s: float = 0.0
-    says: str = ""
+    least_s: float = math.inf
 
     def load(self, items: list[Any]) -> int:
         """Size of a batch of these items, as its profile counts it."""
@@ -172,8 +171,10 @@ class Models:
                 field = f"{self._field(name)}.latency_slo_ms"
                 if self._spec.pipeline is not None:
                     field = f"pipeline.latency_slo_ms, in task {name}"
+                of = f" of {fastest.ref.name}" if fastest.ref.spec is not None else ""
                 raise ConfigError(
-                    f"{field}: no batch can meet {model.latency_slo_ms:g} ms: {fastest.says}"
+                    f"{field}: no batch can meet {model.latency_slo_ms:g} ms: a batch of one{of} "
+                    f"took {1e3 * fastest.least_s:.4g} ms at best on {self._kind!r} workers"
                 )
 
     async def reconfigure(self, user_config: dict[str, Any]) -> None:
@@ -280,49 +281,44 @@ class Models:
         return own or self._spec.models[ref.model].profile, own is not None or ref.spec is None
 
     async def _set_profile(self, loaded: Loaded, known: LatencyProfile | None) -> None:
-        """Give a variant what was learned of it here, else elsewhere, else a first profile."""
-        key = loaded.key
-        model = self._spec.models[loaded.ref.model]
+        """Give a variant what was learned of it here, else elsewhere, else a first profile: from a
+        file, else measured, else a guess that a few batches will mend."""
+        key, model = loaded.key, self._spec.models[loaded.ref.model]
+        limit, slo_s = model.max_batch_size, model.latency_slo_ms / 1e3
+        example_input = getattr(type(self._instances[loaded.ref.model]), "example_input", None)
         if key not in self._learned:
-            if known is None:
-                known = await self._first_profile(loaded, model)
-            self._learned[key] = OnlineProfile(known, quantile=model.profile_quantile)
+            prior = known or self._from_file(loaded.ref)
+            if prior is None and example_input is not None and self._spec.profile_seconds > 0:
+                measured = await self._measure(loaded, example_input, limit, slo_s)
+                loaded.least_s = min(min(times) for times in measured.values())
+                quantile = model.profile_quantile
+                prior = to_profile(measured, quantile=quantile, max_batch_size=limit)
+            prior = prior or LatencyProfile.linear(slo_s / 100, slo_s / 20, limit, measured_to=0)
+            self._learned[key] = OnlineProfile(prior, quantile=model.profile_quantile)
         loaded.profile = self._learned[key]
-        if not loaded.says:
-            loaded.least_s = loaded.profile.profile.latency(1)
-            loaded.says = f"a batch of one of {key} takes {1e3 * loaded.least_s:.4g} ms"
-        if loaded.least_s > model.latency_slo_ms / 1e3:
-            logger.warning("variant %s is too slow for its SLO to be used: %s", key, loaded.says)
+        loaded.least_s = min(loaded.least_s, loaded.profile.profile.latency(1))
+        if loaded.least_s > slo_s:
+            logger.warning(
+                "variant %s is too slow for its SLO to be used: %.4g ms", key, 1e3 * loaded.least_s
+            )
 
-    async def _first_profile(self, loaded: Loaded, model: ModelConfig) -> LatencyProfile:
-        """From a file, else measured here, else a guess that a few batches will mend."""
-        ref, limit = loaded.ref, model.max_batch_size
-        slo_s = model.latency_slo_ms / 1e3
-        one = "a batch of one" + (f" of {ref.name}" if ref.spec is not None else "")
-        example_input = getattr(type(self._instances[ref.model]), "example_input", None)
+    def _from_file(self, ref: VariantRef) -> LatencyProfile | None:
+        """What the variant's file says of it, if there is one."""
+        model = self._spec.models[ref.model]
         file, alone = self._profile_file(ref)
-        if file is not None:
-            known = load_profiles(file)
-            found = profile_of(known, ref.name, ref.model, alone=alone)
-            if found is None:
-                owner = f".variants.{ref.name}" if ref.spec is not None and alone else ""
-                raise ConfigError(
-                    f"{self._field(ref.model)}{owner}.profile: {file} has no profile of "
-                    f"{ref.name!r}; it has {', '.join(sorted(known))}"
-                )
-            found = found.measured.truncated(limit)
-            points = {b: found.latency(b) for b in range(1, found.max_batch_size + 1)}
-            prior = LatencyProfile.from_points(points, limit)
-            loaded.least_s = prior.latency(1)
-            loaded.says = f"{file} says {prior.latency(1) * 1e3:.4g} ms for {one}"
-            return prior
-        if example_input is not None and self._spec.profile_seconds > 0:
-            measured = await self._measure(loaded, example_input, limit, slo_s)
-            loaded.least_s = min(min(times) for times in measured.values())
-            least_ms = 1e3 * loaded.least_s
-            loaded.says = f"{one} took {least_ms:.4g} ms at best on {self._kind!r} workers"
-            return to_profile(measured, quantile=model.profile_quantile, max_batch_size=limit)
-        return LatencyProfile.linear(slo_s / 100, slo_s / 20, limit, measured_to=0)
+        if file is None:
+            return None
+        known = load_profiles(file)
+        found = profile_of(known, ref.name, ref.model, alone=alone)
+        if found is None:
+            owner = f".variants.{ref.name}" if ref.spec is not None and alone else ""
+            raise ConfigError(
+                f"{self._field(ref.model)}{owner}.profile: {file} has no profile of "
+                f"{ref.name!r}; it has {', '.join(sorted(known))}"
+            )
+        found = found.measured.truncated(model.max_batch_size)
+        points = {b: found.latency(b) for b in range(1, found.max_batch_size + 1)}
+        return LatencyProfile.from_points(points, model.max_batch_size)
 
     async def _measure(
         self, loaded: Loaded, example_input: Callable[..., Any], limit: int, slo_s: float
