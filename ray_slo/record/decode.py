@@ -15,7 +15,19 @@ from ray_slo.core.cluster import Assigned, Cluster, DispatchDelay, Model, Varian
 from ray_slo.core.decisions import Action, Decision, Dispatch, Drop, DropReason, Preempt
 from ray_slo.core.profiles import LatencyProfile
 from ray_slo.core.requests import BatchOutcome, BatchStatus, Request, Upstream
-from ray_slo.record.rows import AGAIN, COLUMNS, INDEX, SUFFIX, Logged, Round, Row, Start, about_file
+from ray_slo.record.rows import (
+    AGAIN,
+    COLUMNS,
+    INDEX,
+    OF_REQUEST,
+    SUFFIX,
+    Logged,
+    Round,
+    Row,
+    Start,
+    about_file,
+    of_request,
+)
 
 
 @dataclass(frozen=True)
@@ -198,13 +210,14 @@ class Decoder:
             yield deciding
 
     def _request(self, row: Row) -> Request:
-        number, client, client_request, model, arrival, deadline, size = row[4:11]
+        number, client, client_request = row[4:7]
+        said = row[OF_REQUEST]
         known = self._requests.get(number)
-        if known is not None and (known.arrival, known.deadline) == (arrival, deadline):
+        if known is not None and of_request(known) == said:
             return known  # came back
         detail = row[-1]
         upstream = None if detail is None else Upstream(*json.loads(detail))
-        request = Logged(number, model, arrival, deadline, size, upstream)
+        request = Logged(number, *said, upstream)
         request.origin = None if client_request is None else (client, client_request)
         self._requests[number] = request
         return request

@@ -13,6 +13,7 @@ from ray_slo.core.cluster import Assigned, Cluster
 from ray_slo.core.decisions import Action, Dispatch, Drop
 from ray_slo.core.requests import WorkerId
 from ray_slo.record.rows import (
+    AFTER_REQUEST,
     AGAIN,
     COLUMNS,
     INDEX,
@@ -20,6 +21,7 @@ from ray_slo.record.rows import (
     Row,
     Start,
     file_name,
+    of_request,
     to_arrow,
     write_file,
 )
@@ -88,8 +90,8 @@ class Encoder:
                         *(number, i, now, "arrived", r.id),
                         getattr(r, "client", None),
                         getattr(r, "client_id", None),
-                        *(r.model, r.arrival, r.deadline, r.size),
-                        *(None,) * 12,
+                        *of_request(r),
+                        *(None,) * AFTER_REQUEST,
                         None if r.upstream is None else json.dumps(r.upstream),
                     )
                 )

@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,6 +28,12 @@ SUFFIX = ".decisions.parquet"
 _METADATA = b"ray_slo"
 
 # Name and Arrow type of every column, in order. Times are seconds in the scheduler's clock.
+_OF_REQUEST = {  # attributes of a `Request`, in the order of its arguments after the id
+    "model": "string",
+    "arrival": "double",
+    "deadline": "double",
+    "size": "int32",  # of a request: its items; of a batch: its requests
+}
 COLUMNS: dict[str, str] = {
     "round": "int64",  # number of the decision; an event belongs to the one that follows it
     "event": "int32",  # which call to the policy in its round; an action: which in the decision
@@ -35,10 +42,7 @@ COLUMNS: dict[str, str] = {
     "request": "int64",
     "client": "string",
     "client_request": "int64",
-    "model": "string",
-    "arrival": "double",
-    "deadline": "double",
-    "size": "int32",  # of a request: its items; of a batch: its requests
+    **_OF_REQUEST,
     "worker": "string",
     "variant": "string",
     "batch": "int64",
@@ -54,6 +58,9 @@ COLUMNS: dict[str, str] = {
     "detail": "string",
 }
 INDEX = {name: i for i, name in enumerate(COLUMNS)}
+OF_REQUEST = slice(INDEX["model"], INDEX["model"] + len(_OF_REQUEST))
+of_request = attrgetter(*_OF_REQUEST)
+AFTER_REQUEST = len(COLUMNS) - OF_REQUEST.stop - 1  # columns, before "detail"
 AGAIN = "again"  # reason of rows that repeat at the head of a file what is known by then
 
 Row = tuple[Any, ...]

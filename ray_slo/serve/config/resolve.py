@@ -5,13 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from ray_slo.core.explain import validated
-from ray_slo.policies.registry import POLICIES, make_policy, name_of, refuse_variants
+from ray_slo.policies.registry import DEFAULTS, POLICIES, make_policy, name_of, refuse_variants
 from ray_slo.serve.config.app import AppConfig, PlannerConfig, Settings
 from ray_slo.serve.config.spec import AppSpec, PlannerSpec, PolicySpec, WorkerSpec
 from ray_slo.serve.planner.plugin import planner_class
 
-_PIPELINE = "pipeline"  # the policy whose arguments follow from the pipeline
-_WITH_VARIANTS = "price"  # the default policy where a model has variants
+_PIPELINE = DEFAULTS["pipeline"]  # its arguments follow from the pipeline
 
 
 def parse_spec(data: dict[str, Any]) -> AppSpec:
@@ -101,7 +100,7 @@ def _policy(config: AppConfig, planner: PlannerConfig | None) -> PolicySpec:
             kwargs = planned_by.policy_kwargs(config, planner, kwargs)
     if name is None:
         chooses = any(model.variants for model in config.models.values())
-        name = _WITH_VARIANTS if chooses else "deferred"
+        name = DEFAULTS["variants" if chooses else "models"]
     try:
         made = make_policy(name, kwargs)
     except ValueError as error:

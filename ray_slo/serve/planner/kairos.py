@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from ray_slo.planning.brains.kairos import Arguments, KairosBrain, KairosSetting, Sustained
 from ray_slo.planning.catalogue import CATALOGUE
-from ray_slo.policies.registry import make_policy
+from ray_slo.policies.registry import DEFAULTS, make_policy
 from ray_slo.serve.planner.plugin import PlannerPlugin
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 class Kairos(PlannerPlugin):
     simulates: ClassVar[bool] = False
     Arguments = Arguments
-    default_policy = "kairos"
+    default_policy = DEFAULTS["sizes"]
     tunable = True
     unused = frozenset({"memory_mb", "make_before_break"})
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ray_slo.core import LatencyProfile
 from ray_slo.planning import loki
 from ray_slo.planning.brains.loki import LokiBrain, LokiSetting
+from ray_slo.policies.registry import DEFAULTS
 from ray_slo.serve.config.files import profiles_of_files
 from ray_slo.serve.planner.plugin import PlannerPlugin, arguments_of
 
@@ -27,7 +28,7 @@ _LIVE = {"headroom_quantile": 0.95, "swap_cost": 0.1}
 
 class Loki(PlannerPlugin):
     Arguments = arguments_of(loki.Problem, without=_MEASURED)
-    default_policy = "pipeline"
+    default_policy = DEFAULTS["pipeline"]
     unused = frozenset({"memory_mb", "min_gain"})
 
     @classmethod
