@@ -26,61 +26,71 @@ if TYPE_CHECKING:
 _TOKEN = r"[!#$%&'*+.^_`|~0-9A-Za-z-]+"  # what a header's name is made of (RFC 9110)
 
 
+_Url = Annotated[
+    str | None, typer.Argument(help="Endpoint, like http://127.0.0.1:8000/", show_default=False)
+]
+_Handle = Annotated[
+    str | None,
+    typer.Option(metavar="APP[/DEPLOYMENT]", help="Go through a Serve handle instead of HTTP."),
+]
+_RayAddress = Annotated[str, typer.Option(help="Of the running Ray cluster (with --handle).")]
+_WarmupS = Annotated[
+    float | None,
+    typer.Option(help="Start that is not counted. [default: 2, at most a quarter]"),
+]
+_Arrivals = Annotated[
+    str, typer.Option(help="poisson, gamma, constant, or a trace file (a rate per line).")
+]
+_Shape = Annotated[float, typer.Option(help="Of gamma arrivals: 1 is Poisson, less burstier.")]
+_Payload = Annotated[
+    str | None,
+    typer.Option(
+        help="File, folder (sub-folders are labels), glob, .jsonl, or module:attr giving "
+        "payloads or (payloads, labels). Without it, GET requests are sent."
+    ),
+]
+_Header = Annotated[
+    list[str] | None, typer.Option(metavar="NAME:VALUE", help="Sent along; repeatable.")
+]
+_ResponseMetadata = Annotated[
+    bool,
+    typer.Option(
+        help="Ask the handle for variant, batch size and times; a ray-slo ingress always is."
+    ),
+]
+_Record = Annotated[
+    Path | None, typer.Option(help="Write the workload here (.npz), to replay it later.")
+]
+_Replay = Annotated[
+    Path | None, typer.Option(help="Send a recorded workload instead of a new one.")
+]
+_Out = Annotated[
+    Path | None, typer.Option(help="Write requests.csv, summary.json and a plot here.")
+]
+
+
 def bench(
-    url: Annotated[
-        str | None, typer.Argument(help="Endpoint, like http://127.0.0.1:8000/", show_default=False)
-    ] = None,
-    handle: Annotated[
-        str | None,
-        typer.Option(metavar="APP[/DEPLOYMENT]", help="Go through a Serve handle instead of HTTP."),
-    ] = None,
-    ray_address: Annotated[
-        str, typer.Option(help="Of the running Ray cluster (with --handle).")
-    ] = "auto",
+    url: _Url = None,
+    handle: _Handle = None,
+    ray_address: _RayAddress = "auto",
     rate: Annotated[float, typer.Option(help="Mean requests per second.")] = 20.0,
     duration_s: Annotated[float, typer.Option(help="Requests arrive this long.")] = 20.0,
-    warmup_s: Annotated[
-        float | None,
-        typer.Option(help="Start that is not counted. [default: 2, at most a quarter]"),
-    ] = None,
-    arrivals: Annotated[
-        str, typer.Option(help="poisson, gamma, constant, or a trace file (a rate per line).")
-    ] = "poisson",
-    shape: Annotated[
-        float, typer.Option(help="Of gamma arrivals: 1 is Poisson, less burstier.")
-    ] = (0.5),
+    warmup_s: _WarmupS = None,
+    arrivals: _Arrivals = "poisson",
+    shape: _Shape = (0.5),
     interval_s: Annotated[float, typer.Option(help="Length of a line of the trace file.")] = 1.0,
-    payload: Annotated[
-        str | None,
-        typer.Option(
-            help="File, folder (sub-folders are labels), glob, .jsonl, or module:attr giving "
-            "payloads or (payloads, labels). Without it, GET requests are sent."
-        ),
-    ] = None,
+    payload: _Payload = None,
     slo_ms: Annotated[float, typer.Option(help="What counts as in time.")] = 1000.0,
     timeout_s: Annotated[float, typer.Option(help="Give a request up after this.")] = 30.0,
-    header: Annotated[
-        list[str] | None, typer.Option(metavar="NAME:VALUE", help="Sent along; repeatable.")
-    ] = None,
+    header: _Header = None,
     label_field: Annotated[str, typer.Option(help="Field of a JSON answer with the label.")] = (
         "label"
     ),
-    response_metadata: Annotated[
-        bool,
-        typer.Option(
-            help="Ask the handle for variant, batch size and times; a ray-slo ingress always is."
-        ),
-    ] = False,
-    record: Annotated[
-        Path | None, typer.Option(help="Write the workload here (.npz), to replay it later.")
-    ] = None,
-    replay: Annotated[
-        Path | None, typer.Option(help="Send a recorded workload instead of a new one.")
-    ] = None,
+    response_metadata: _ResponseMetadata = False,
+    record: _Record = None,
+    replay: _Replay = None,
     seed: Annotated[int, typer.Option(help="Of arrival times and payload order.")] = 0,
-    out: Annotated[
-        Path | None, typer.Option(help="Write requests.csv, summary.json and a plot here.")
-    ] = None,
+    out: _Out = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
 ) -> None:
     """Send requests at a given rate, whatever the answers; report goodput and latency.
@@ -91,50 +101,37 @@ def bench(
     """
     from rich.console import Console
 
-    from ray_slo.load.workload import load_payloads
+    from ray_slo.load.workload import Recorded, load_payloads
 
-    if (url is None) == (handle is None):
-        raise ValueError("give either a URL or --handle APP[/DEPLOYMENT]")
-    if handle is not None and payload is None:
-        raise ValueError("--handle needs --payload: what to call the handle with")
+    _check_target(url, handle, payload)
     positive(slo_ms=slo_ms, timeout_s=timeout_s)
-    headers = _headers(header)
-    will_write("--record", record)
-    will_fill(out)
-    payloads = load_payloads(payload) if payload else None
-    if replay:
-        from ray_slo.load.workload import Recorded
-
-        workload = Recorded.load(replay)
-    else:
-        workload = make_workload(
-            arrivals,
-            rate,
-            duration_s,
-            payloads,
-            warmup_s=min(2.0, duration_s / 4) if warmup_s is None else warmup_s,
-            shape=shape,
-            interval_s=interval_s,
-            seed=seed,
-        )
-    if record:
-        workload.save(record)
-    console = Console(stderr=True)
     options: dict[str, Any] = {
         "slo_s": slo_ms / 1e3,
         "timeout_s": timeout_s,
         "label_field": label_field,
     }
-    with console.status(f"{len(workload)} requests in {workload.duration_s:g} s …"):
+    headers = _headers(header)
+    will_write("--record", record)
+    will_fill(out)
+    payloads = load_payloads(payload) if payload else None
+    if replay:
+        workload = Recorded.load(replay)
+    else:
+        warmup_s = min(2.0, duration_s / 4) if warmup_s is None else warmup_s
+        length = {"warmup_s": warmup_s, "shape": shape, "interval_s": interval_s}
+        workload = make_workload(arrivals, rate, duration_s, payloads, **length, seed=seed)
+    if record:
+        workload.save(record)
+    with Console(stderr=True).status(f"{len(workload)} requests in {workload.duration_s:g} s …"):
         if url is not None:
             from ray_slo.load.drive import run_http
 
             result = run_http(url, workload, payloads, headers=headers, **options)
         else:
-            assert payloads is not None
-            kwargs = {"response_metadata": True} if response_metadata else {}
+            assert handle is not None and payloads is not None
+            told = {"response_metadata": True} if response_metadata else {}
             result = _through_handle(
-                handle or "", ray_address, workload, payloads, call_kwargs=kwargs, **options
+                handle, ray_address, workload, payloads, call_kwargs=told, **options
             )
     paths = result.save(out) if out else []
     if as_json:
@@ -143,6 +140,13 @@ def bench(
     show(Console(), result, url or handle or "")
     for path in paths:
         Console().print(f"wrote {path}")
+
+
+def _check_target(url: str | None, handle: str | None, payload: str | None) -> None:
+    if (url is None) == (handle is None):
+        raise ValueError("give either a URL or --handle APP[/DEPLOYMENT]")
+    if handle is not None and payload is None:
+        raise ValueError("--handle needs --payload: what to call the handle with")
 
 
 def make_workload(

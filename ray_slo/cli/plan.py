@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,28 +21,32 @@ from ray_slo.cli._output import (
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from ray_slo.simulation.sizing import Answer
+    from ray_slo.simulation.sizing import Answer, Question
+
+
+_Spec = Annotated[
+    Path | None, typer.Argument(help="YAML spec: models, load, SLOs.", show_default=False)
+]
+_WhatIf = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="CHANGE",
+        help="Beside the spec: load=+20%, slo=80ms, latency=1.2x or budget=3; may be repeated, "
+        "and combined with commas.",
+    ),
+]
+_Policy = Annotated[list[str] | None, typer.Option(help="Instead of the spec's; may be repeated.")]
+_Live = Annotated[
+    str | None,
+    typer.Option(metavar="APP", help="Ask this application's planner what it would do now."),
+]
 
 
 def plan(
-    spec: Annotated[
-        Path | None, typer.Argument(help="YAML spec: models, load, SLOs.", show_default=False)
-    ] = None,
-    what_if: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="CHANGE",
-            help="Beside the spec: load=+20%, slo=80ms, latency=1.2x or budget=3; may be repeated, "
-            "and combined with commas.",
-        ),
-    ] = None,
-    policy: Annotated[
-        list[str] | None, typer.Option(help="Instead of the spec's; may be repeated.")
-    ] = None,
-    live: Annotated[
-        str | None,
-        typer.Option(metavar="APP", help="Ask this application's planner what it would do now."),
-    ] = None,
+    spec: _Spec = None,
+    what_if: _WhatIf = None,
+    policy: _Policy = None,
+    live: _Live = None,
     address: Annotated[str, typer.Option(help="Ray cluster to ask, with --live.")] = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
@@ -62,23 +66,7 @@ def plan(
         _live(live, address, as_json)
         return
     assert spec is not None
-    from ray_slo.simulation import sizing
-
-    data = read_document(spec, "configs/plan-resnet50.yaml")
-    if policy:
-        data.pop("policy", None)
-        data["policies"] = policy
-    document = in_document(spec, sizing.PlanSpec, data)
-    named = None if policy else spec  # policies are made as they are needed
-    with mistakes_in(named):
-        base = document.build(spec.parent)
-    questions = {"": base} | {change: sizing.what_if(base, change) for change in what_if or ()}
-    answers: dict[str, list[Answer]] = {}
-    with Console(stderr=True).status("simulating") as progress:
-        for change, question in questions.items():
-            progress.update(f"simulating {change}")
-            with mistakes_in(named):
-                answers[change] = sizing.size(question)
+    base, answers = _answers(spec, policy, what_if or ())
     if as_json:
         print_json(
             {
@@ -94,6 +82,32 @@ def plan(
     _print(console, title, answers[""])
     if len(answers) > 1:
         _print_beside(console, answers)
+
+
+def _answers(
+    spec: Path, policies: list[str] | None, changes: Iterable[str]
+) -> tuple[Question, dict[str, list[Answer]]]:
+    """The question, and its answers: as it is ("") and after each change."""
+    from rich.console import Console
+
+    from ray_slo.simulation import sizing
+
+    data = read_document(spec, "configs/plan-resnet50.yaml")
+    if policies:
+        data.pop("policy", None)
+        data["policies"] = policies
+    document = in_document(spec, sizing.PlanSpec, data)
+    named = None if policies else spec  # policies are made as they are needed
+    with mistakes_in(named):
+        base = document.build(spec.parent)
+    questions = {"": base} | {change: sizing.what_if(base, change) for change in changes}
+    answers: dict[str, list[Answer]] = {}
+    with Console(stderr=True).status("simulating") as progress:
+        for change, question in questions.items():
+            progress.update(f"simulating {change}")
+            with mistakes_in(named):
+                answers[change] = sizing.size(question)
+    return base, answers
 
 
 # Heading, and what it shows of an answer; "" where it has nothing to say.

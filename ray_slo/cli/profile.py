@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -24,69 +26,63 @@ if TYPE_CHECKING:
     from ray_slo.models.profiling import Target
 
 
+_Target = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODULE:CLASS|CONFIG.YAML",
+        help="A deployment class, a deployment with variants, or a `serve run` config.",
+    ),
+]
+_Variant = Annotated[
+    list[str] | None,
+    typer.Option(help="Measure only these variants. For a class without: its argument `variant`."),
+]
+_Arg = Annotated[
+    list[str] | None,
+    typer.Option(metavar="KEY=VALUE", help="Argument of the constructor; repeatable."),
+]
+_Input = Annotated[
+    Path | None,
+    typer.Option(help="One item to measure with (a file), instead of example_input()."),
+]
+_Quantile = Annotated[float, typer.Option(help="Of the measured durations; planned with.")]
+_BoundMs = Annotated[
+    float | None, typer.Option(help="Measure no larger batches once one takes this long.")
+]
+_Preemption = Annotated[
+    bool,
+    typer.Option(
+        "--preemption",
+        help="Also measure what exit points cost and bring, and choose their number (torch).",
+    ),
+]
+_ExitPoints = Annotated[
+    list[int] | None,
+    typer.Option(help="Number of exit points to try; repeatable. Default: 0, 1, 2, 4, … 64."),
+]
+_Plot = Annotated[Path | None, typer.Option(help="Draw the profiles (.svg, .png or .pdf).")]
+
+
 def profile(
-    target: Annotated[
-        str,
-        typer.Argument(
-            metavar="MODULE:CLASS|CONFIG.YAML",
-            help="A deployment class, a deployment with variants, or a `serve run` config.",
-        ),
-    ],
-    variant: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Measure only these variants. For a class without: its argument `variant`."
-        ),
-    ] = None,
-    arg: Annotated[
-        list[str] | None,
-        typer.Option(metavar="KEY=VALUE", help="Argument of the constructor; repeatable."),
-    ] = None,
-    input: Annotated[
-        Path | None,
-        typer.Option(help="One item to measure with (a file), instead of example_input()."),
-    ] = None,
+    target: _Target,
+    variant: _Variant = None,
+    arg: _Arg = None,
+    input: _Input = None,
     max_batch: Annotated[int, typer.Option(min=1, help="Largest batch size to measure.")] = 32,
-    quantile: Annotated[
-        float, typer.Option(help="Of the measured durations; planned with.")
-    ] = 0.95,
+    quantile: _Quantile = 0.95,
     seconds: Annotated[float, typer.Option(help="To spend on each variant.")] = 10.0,
-    bound_ms: Annotated[
-        float | None, typer.Option(help="Measure no larger batches once one takes this long.")
-    ] = None,
+    bound_ms: _BoundMs = None,
     threads: Annotated[int, typer.Option(min=1, help="CPU threads, as the worker will have.")] = 1,
-    preemption: Annotated[
-        bool,
-        typer.Option(
-            "--preemption",
-            help="Also measure what exit points cost and bring, and choose their number (torch).",
-        ),
-    ] = False,
-    exit_points: Annotated[
-        list[int] | None,
-        typer.Option(help="Number of exit points to try; repeatable. Default: 0, 1, 2, 4, … 64."),
-    ] = None,
+    preemption: _Preemption = False,
+    exit_points: _ExitPoints = None,
     out: Annotated[Path | None, typer.Option(help="Write the profile file here.")] = None,
-    plot: Annotated[
-        Path | None, typer.Option(help="Draw the profiles (.svg, .png or .pdf).")
-    ] = None,
+    plot: _Plot = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False,
 ) -> None:
     """Measure how long batches take, by size, in a fresh process; print and save the profile.
 
     Example: ray-slo profile configs/digits-variants.yaml --out digits.json
     """
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-
-    from ray_slo.core.profiles import save_profiles
-    from ray_slo.models.profiling import (
-        metadata,
-        profile_class,
-        profile_class_preemption,
-        to_profile,
-    )
-
     if exit_points and not preemption:
         raise ValueError("--exit-points is for --preemption")
     if not 0 < quantile < 1:
@@ -96,70 +92,126 @@ def profile(
     positive(seconds=seconds, bound_ms=bound_ms)
     will_write("--out", out)
     will_write("--plot", plot, PICTURES)
-    kwargs = key_values("--arg", arg)
-    targets = _targets(target, kwargs, variant)
-    profiles: dict[str, LatencyProfile] = {}
-    samples: dict[str, dict[int, list[float]]] = {}
-    stops: dict[str, PreemptionProfile] = {}
-    item = None if input is None else input.read_bytes()
+    from ray_slo.core.profiles import save_profiles
+    from ray_slo.models.profiling import metadata
+
+    settings = _Settings(
+        max_batch,
+        quantile,
+        {
+            "budget_s": seconds,
+            "threads": threads,
+            "example": None if input is None else input.read_bytes(),
+        },
+        None if bound_ms is None else bound_ms / 1e3,
+        preemption,
+        exit_points or None,
+    )
+    targets = _targets(target, key_values("--arg", arg), variant)
+    found = _measure(targets, settings)
+    about = metadata(quantile=quantile, threads=threads) | {"target": target}
+    if found.stops:
+        about["preemption"] = {name: stop.to_json() for name, stop in found.stops.items()}
+    written = [out] if out else []
+    if out:
+        save_profiles(out, found.profiles, **about)
+    if plot:
+        written += _plot(found, plot)
+    if as_json:
+        shown = {n: _figures(p, found.samples[n]) for n, p in found.profiles.items()}
+        print_json({**about, "profiles": shown})
+        return
+    _print(found, quantile, written)
+
+
+@dataclass(frozen=True)
+class _Settings:
+    """How to measure.
+
+    Attributes:
+        measuring: budget_s, threads and example of both measurements.
+        bound_s: no larger batches once one takes this long.
+        preemption: also stop batches; at `exit_points`, if given.
+    """
+
+    max_batch: int
+    quantile: float
+    measuring: Mapping[str, Any]
+    bound_s: float | None
+    preemption: bool
+    exit_points: list[int] | None
+
+
+@dataclass
+class _Measured:
+    """What was measured, by variant."""
+
+    profiles: dict[str, LatencyProfile] = field(default_factory=dict)
+    samples: dict[str, dict[int, list[float]]] = field(default_factory=dict)
+    stops: dict[str, PreemptionProfile] = field(default_factory=dict)
+
+
+def _measure(targets: Mapping[str, Target], settings: _Settings) -> _Measured:
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from ray_slo.models.profiling import profile_class, profile_class_preemption, to_profile
+
+    found = _Measured()
     columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         for name, chosen in targets.items():
             task = progress.add_task(f"measuring {name}", total=1.0)
-            samples[name] = profile_class(
+            samples = found.samples[name] = profile_class(
                 chosen,
-                max_batch_size=max_batch,
-                budget_s=seconds,
-                bound_s=None if bound_ms is None else bound_ms / 1e3,
-                threads=threads,
-                example=item,
+                max_batch_size=settings.max_batch,
+                bound_s=settings.bound_s,
                 progress=partial(_advance, progress, task),
+                **settings.measuring,
             )
             # A batch size beyond the largest measured one would be a guess.
-            profiles[name] = to_profile(samples[name], quantile=quantile)
-            if preemption:
+            profile = found.profiles[name] = to_profile(samples, quantile=settings.quantile)
+            if settings.preemption:
                 task = progress.add_task(f"stopping {name}", total=1.0)
-                stops[name] = profile_class_preemption(
+                found.stops[name] = profile_class_preemption(
                     chosen,
-                    batch_sizes={1, min(8, profiles[name].max_batch_size)},
-                    candidates=exit_points or None,
-                    budget_s=seconds,
-                    threads=threads,
-                    example=item,
+                    batch_sizes={1, min(8, profile.max_batch_size)},
+                    candidates=settings.exit_points,
                     progress=partial(_advance, progress, task),
+                    **settings.measuring,
                 )
-    about = metadata(quantile=quantile, threads=threads) | {"target": target}
-    if stops:
-        about["preemption"] = {name: stop.to_json() for name, stop in stops.items()}
-    plots = []
-    if out:
-        save_profiles(out, profiles, **about)
-    if plot:
-        plot_profiles(profiles, samples).savefig(plot)
-        plots.append(plot)
-        if stops:
-            from ray_slo.models.preemption_profile import plot_preemption
+    return found
 
-            plots.append(plot.with_stem(f"{plot.stem}-preemption"))
-            plot_preemption(stops).savefig(plots[1])
-    if as_json:
-        print_json({**about, "profiles": {n: _figures(p, samples[n]) for n, p in profiles.items()}})
-        return
+
+def _plot(found: _Measured, path: Path) -> list[Path]:
+    """Draw into `path`, and how batches were stopped beside it; the files."""
+    plot_profiles(found.profiles, found.samples).savefig(path)
+    if not found.stops:
+        return [path]
+    from ray_slo.models.preemption_profile import plot_preemption
+
+    beside = path.with_stem(f"{path.stem}-preemption")
+    plot_preemption(found.stops).savefig(beside)
+    return [path, beside]
+
+
+def _print(found: _Measured, quantile: float, written: Sequence[Path]) -> None:
+    from rich.console import Console
+
     console = Console()
-    for name, measured in profiles.items():
-        console.print(_table(name, measured, samples[name], quantile))
+    for name, measured in found.profiles.items():
+        console.print(_table(name, measured, found.samples[name], quantile))
         alpha, beta = measured.fit_linear()
         console.print(
             f"  ℓ(b) ≈ {number(1e3 * alpha)}·b + {number(1e3 * beta)} ms: a batch of "
             f"{measured.max_batch_size} does {number(measured.throughput(measured.max_batch_size))}"
             f" items/s, one by one {number(measured.throughput(1))}\n"
         )
-        if name in stops:
-            console.print(_preemption_table(name, stops[name]))
-            console.print(f"  {stops[name].chosen} exit points: {stops[name].reason}\n")
-    for path in (out, *plots):
-        if path:
-            console.print(f"wrote {path}")
+        if (stop := found.stops.get(name)) is not None:
+            console.print(_preemption_table(name, stop))
+            console.print(f"  {stop.chosen} exit points: {stop.reason}\n")
+    for path in written:
+        console.print(f"wrote {path}")
 
 
 def _targets(name: str, kwargs: dict[str, Any], chosen: list[str] | None) -> dict[str, Target]:

@@ -4,11 +4,22 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ray_slo.cli._output import in_document, key_values, positive, read_document, will_fill
+from ray_slo.cli._output import (
+    in_document,
+    key_values,
+    positive,
+    print_json,
+    read_document,
+    will_fill,
+)
+
+if TYPE_CHECKING:
+    from ray_slo.simulation.report import Report
+    from ray_slo.simulation.spec import SimulationSpec
 
 # One model on eight workers: ResNet50 of Symphony's Table 2.
 _DEFAULTS: dict[str, Any] = {
@@ -25,14 +36,27 @@ _DEFAULTS: dict[str, Any] = {
 _EXAMPLE = "configs/simulate-resnet50.yaml"
 
 
+_Spec = Annotated[
+    Path | None, typer.Argument(help="YAML spec; flags override it.", show_default=False)
+]
+_PolicyArg = Annotated[
+    list[str] | None, typer.Option(metavar="KEY=VALUE", help="Argument of the policy.")
+]
+_LatencyNoise = Annotated[
+    float | None, typer.Option(help="σ of log(actual / profiled execution time).")
+]
+_Goodput = Annotated[
+    bool, typer.Option("--goodput", help="Search the largest rate with ≤ 1 % bad requests.")
+]
+_Report = Annotated[
+    Path | None, typer.Option(help="Write frames, summary and plots into this directory.")
+]
+
+
 def simulate(
-    spec: Annotated[
-        Path | None, typer.Argument(help="YAML spec; flags override it.", show_default=False)
-    ] = None,
+    spec: _Spec = None,
     policy: Annotated[str | None, typer.Option(help='Name or "module:attr".')] = None,
-    policy_arg: Annotated[
-        list[str] | None, typer.Option(metavar="KEY=VALUE", help="Argument of the policy.")
-    ] = None,
+    policy_arg: _PolicyArg = None,
     workers: Annotated[int | None, typer.Option(help="Number of equal workers.")] = None,
     alpha_ms: Annotated[float | None, typer.Option(help="ℓ(b) = α·b + β (without spec).")] = None,
     beta_ms: Annotated[float | None, typer.Option(help="ℓ(b) = α·b + β (without spec).")] = None,
@@ -42,44 +66,65 @@ def simulate(
     shape: Annotated[float | None, typer.Option(help="Shape of gamma arrivals.")] = None,
     duration_s: Annotated[float | None, typer.Option(help="Requests arrive this long.")] = None,
     warmup_s: Annotated[float | None, typer.Option(help="Start that is not counted.")] = None,
-    latency_noise: Annotated[
-        float | None, typer.Option(help="σ of log(actual / profiled execution time).")
-    ] = None,
+    latency_noise: _LatencyNoise = None,
     seed: Annotated[int | None, typer.Option()] = None,
-    goodput: Annotated[
-        bool, typer.Option("--goodput", help="Search the largest rate with ≤ 1 % bad requests.")
-    ] = False,
+    goodput: _Goodput = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
-    report: Annotated[
-        Path | None, typer.Option(help="Write frames, summary and plots into this directory.")
-    ] = None,
+    report: _Report = None,
 ) -> None:
     """Simulate a policy on a workload; print what it would achieve."""
     from rich.console import Console
 
-    from ray_slo.simulation.search import goodput_search
     from ray_slo.simulation.spec import SimulationSpec
 
     positive(rate=rate)
     will_fill(report)
     data = read_document(spec, _EXAMPLE) if spec else json.loads(json.dumps(_DEFAULTS))
-    _override(
-        data,
-        {
-            ("policy", "name"): policy,
-            ("cluster", "workers"): workers,
-            ("duration_s",): duration_s,
-            ("warmup_s",): warmup_s,
-            ("latency_noise",): latency_noise,
-            ("seed",): seed,
-        },
-    )
+    run = {"duration_s": duration_s, "warmup_s": warmup_s, "latency_noise": latency_noise}
+    _override(data, {(name,): value for name, value in {**run, "seed": seed}.items()})
+    _override(data, {("cluster", "workers"): workers})
     if spec is None and warmup_s is None:
         data["warmup_s"] = min(2.0, data["duration_s"] / 10)
+    _set_policy(data, policy, policy_arg)
+    _set_models(data, spec, slo_ms, alpha_ms, beta_ms)
+    _set_arrivals(data, spec, arrivals, shape)
+    chosen = in_document(spec, SimulationSpec, data)
+    if rate is not None:
+        chosen = chosen.model_copy(update={"workload": chosen.workload.at_rate(rate)})
+
+    base, extra = spec.parent if spec else Path(), {}
+    if goodput:
+        result, largest = _searched(chosen, base)
+        extra = {"goodput_search_rate": largest}
+    else:
+        result = chosen.run(base)
+    written = result.write(report) if report else []
+    if as_json:
+        print_json({**result.summary(), **extra})
+        return
+    console = Console()
+    console.print(result.table())
+    if goodput:
+        console.print(f"largest rate with at most 1 % bad requests: {largest:.1f}/s")
+    if written:
+        console.print(f"wrote {len(written)} files into {report}")
+
+
+def _set_policy(data: dict[str, Any], policy: str | None, arguments: list[str] | None) -> None:
+    _override(data, {("policy", "name"): policy})
     if policy is not None:
         data["policy"].pop("kwargs", None)  # they are another policy's
-    for key, value in key_values("--policy-arg", policy_arg).items():
+    for key, value in key_values("--policy-arg", arguments).items():
         _override(data, {("policy", "kwargs", key): value})
+
+
+def _set_models(
+    data: dict[str, Any],
+    spec: Path | None,
+    slo_ms: float | None,
+    alpha_ms: float | None,
+    beta_ms: float | None,
+) -> None:
     if spec and (alpha_ms is not None or beta_ms is not None):
         raise ValueError("--alpha-ms and --beta-ms go without a spec, which has its own profiles")
     for name in _models(data):
@@ -92,6 +137,13 @@ def simulate(
                 (*model, "profile", "beta_ms"): beta_ms,
             },
         )
+
+
+def _set_arrivals(
+    data: dict[str, Any], spec: Path | None, arrivals: str | None, shape: float | None
+) -> None:
+    from ray_slo.simulation.spec import SimulationSpec
+
     if arrivals is not None:
         if arrivals not in ("constant", "poisson", "gamma"):
             raise ValueError(
@@ -106,33 +158,20 @@ def simulate(
         if arrivals is None and spec is None:
             raise ValueError("--shape goes with --arrivals gamma")
         _override(data, {("workload", "arrivals", "shape"): shape})
-    chosen = in_document(spec, SimulationSpec, data)
-    if rate is not None:
-        chosen = chosen.model_copy(update={"workload": chosen.workload.at_rate(rate)})
 
-    base = spec.parent if spec else Path()
-    console = Console()
-    extra: dict[str, Any] = {}
-    if goodput:
-        cluster = chosen.cluster.build(base)
-        options = chosen.options(cluster)
-        if options["duration_s"] is None:
-            raise ValueError("duration_s is needed to search for the goodput")
-        found = goodput_search(chosen.make_policy, cluster, chosen.workload, **options)
-        if found.report is None:
-            raise ValueError("no rate keeps the bad rate at 1 %: the SLO cannot be met")
-        result, extra = found.report, {"goodput_search_rate": found.rate}
-    else:
-        result = chosen.run(base)
-    written = result.write(report) if report else []
-    if as_json:
-        typer.echo(json.dumps({**result.summary(), **extra}, indent=1))
-        return
-    console.print(result.table())
-    if goodput:
-        console.print(f"largest rate with at most 1 % bad requests: {found.rate:.1f}/s")
-    if written:
-        console.print(f"wrote {len(written)} files into {report}")
+
+def _searched(chosen: SimulationSpec, base: Path) -> tuple[Report, float]:
+    """The run at the largest rate that keeps the bad rate at 1 %, and that rate."""
+    from ray_slo.simulation.search import goodput_search
+
+    cluster = chosen.cluster.build(base)
+    options = chosen.options(cluster)
+    if options["duration_s"] is None:
+        raise ValueError("duration_s is needed to search for the goodput")
+    found = goodput_search(chosen.make_policy, cluster, chosen.workload, **options)
+    if found.report is None:
+        raise ValueError("no rate keeps the bad rate at 1 %: the SLO cannot be met")
+    return found.report, found.rate
 
 
 def _models(data: dict[str, Any]) -> list[str]:

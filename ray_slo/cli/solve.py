@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from rich.table import Table as RichTable
 
     from ray_slo.planning.ramsis import PolicySet
+    from ray_slo.planning.ramsis.spec import SolveSpec
 
 
 def solve(
@@ -45,24 +46,41 @@ def solve(
     Example: ray-slo solve policies/digits.yaml
     """
     from rich.console import Console
-    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-    from ray_slo.planning.ramsis import PolicySet, solve_set
     from ray_slo.planning.ramsis.spec import SolveSpec
 
     chosen = in_document(spec, SolveSpec, read_document(spec, "policies/digits.yaml"))
-    problem = chosen.problem(spec.parent)
     path = out or spec.with_suffix(".npz")
     will_write("--out", path)
-    existing = None
-    if path.exists() and not fresh:
-        existing = PolicySet.load(path)
-        if (existing.profile_hash, existing.options) != (problem.profile_hash, problem.options()):
-            raise ValueError(
-                f"{path}: solved for other profiles or options than {spec} has; "
-                "--fresh replaces it, --out writes elsewhere"
-            )
+    tables, count = _solved(chosen, spec, path if path.exists() and not fresh else None, jobs)
+    tables.save(path)
+    if as_json:
+        print_json({"file": str(path), "solved": count, **summary(tables)})
+        return
+    console = Console()
+    console.print(loads_table(str(path), [tables]))
+    console.print(f"wrote {path}: {len(tables)} tables, {count} of them new")
+
+
+def _solved(
+    chosen: SolveSpec, spec: Path, existing: Path | None, jobs: int
+) -> tuple[PolicySet, int]:
+    """The tables, and how many of them are new. Raises ValueError where the existing ones are for
+    something else."""
+    from rich.console import Console
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    from ray_slo.planning.ramsis import PolicySet, solve_set
+
+    problem = chosen.problem(spec.parent)
+    kept = PolicySet.load(existing) if existing is not None else None
+    if kept and (kept.profile_hash, kept.options) != (problem.profile_hash, problem.options()):
+        raise ValueError(
+            f"{existing}: solved for other profiles or options than {spec} has; "
+            "--fresh replaces it, --out writes elsewhere"
+        )
     columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    new: list[Any] = []
     with ExitStack() as stack:
         progress = stack.enter_context(
             Progress(*columns, console=Console(stderr=True), transient=True)
@@ -72,27 +90,15 @@ def solve(
         if jobs > 1:
             pool = ProcessPoolExecutor(jobs, mp_context=get_context("spawn"))
             mapper = stack.enter_context(pool).map
-        count = 0
 
         def solved(found: Any) -> None:
-            nonlocal count
-            count += 1
-            progress.update(
-                task,
-                description=f"{count} tables, the last for {found.rate:.6g}/s: "
-                f"{found.expected_accuracy:.2f} %",
-            )
+            new.append(found)
+            last = f"{found.rate:.6g}/s: {found.expected_accuracy:.2f} %"
+            progress.update(task, description=f"{len(new)} tables, the last for {last}")
 
-        tables = solve_set(
-            problem, **chosen.load_arguments(), mapper=mapper, progress=solved, existing=existing
-        )
-    tables.save(path)
-    if as_json:
-        print_json({"file": str(path), "solved": count, **summary(tables)})
-        return
-    console = Console()
-    console.print(loads_table(str(path), [tables]))
-    console.print(f"wrote {path}: {len(tables)} tables, {count} of them new")
+        loads = chosen.load_arguments()
+        tables = solve_set(problem, **loads, mapper=mapper, progress=solved, existing=kept)
+    return tables, len(new)
 
 
 def summary(tables: PolicySet) -> dict[str, Any]:

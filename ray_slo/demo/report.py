@@ -12,7 +12,7 @@ from ray_slo.cli.report_html import Page, Section, Table, style, svg
 if TYPE_CHECKING:
     from ray_slo.core.profiles import LatencyProfile
     from ray_slo.demo.calibrate import Calibration
-    from ray_slo.demo.systems import System
+    from ray_slo.demo.systems import Settings, System
     from ray_slo.load.report import LoadResult
 
 COLUMNS = (
@@ -80,16 +80,11 @@ def page(
     with matplotlib.rc_context(style()):  # type: ignore[arg-type]
         over_time, cdf = svg(plot_runs(named)), svg(plot_latency_cdf(named))
         measured_profiles = svg(plot_profiles(dict(profiles)))
-    slo = f"{1e3 * settings.slo_s:.0f} ms"
     warnings = [
         f"{system.name}: {text}."
         for system, result in results.items()
         for text in result.summary["warnings"]
     ]
-    tried = "; ".join(
-        f"{1e3 * t['wait_s']:.0f} ms at {t['rate']:.0f} req/s: {percent(t['bad_rate'])} bad"
-        for t in calibration.tried
-    )
     sections = [
         Section(
             "What each system made of the same requests",
@@ -108,30 +103,8 @@ def page(
             "How they differ",
             table=Table(("system", "batches"), [(s.name, s.about) for s in results]),
         ),
-        Section(
-            "What is the same",
-            text=[
-                f"{settings.num_replicas} replicas with one CPU thread each, network "
-                f"{settings.variant}, at most {settings.max_batch_size} images in a batch, the "
-                "same PNG decoding, warmed up; the same recorded Poisson arrivals and images from "
-                "a load generator in its own process. Latency counts from the intended send time, "
-                "and requests leave on time whatever the answers, so waiting is never hidden.",
-                f"ray-slo was told {settings.server_slo_ms:.0f} ms: the client's SLO less 10 % "
-                "for the way between client and server, which the server does not see.",
-                "All run on the same cores as the proxy and the load generator, one system after "
-                "another: a busy machine can favour one of them by chance.",
-            ],
-        ),
-        Section(
-            "How rate, SLO and tuned wait were chosen",
-            text=[
-                f"Plain Serve answered {calibration.capacity:.0f} requests/s with "
-                f"{8 * settings.num_replicas} always in flight; the SLO is three such rounds. The "
-                "rate is the highest of those tried at which plain Serve with its best wait kept "
-                "up (at most 1 % bad): the edge of what a hand-tuned system can do.",
-                f"Waits tried: {tried or 'none'}.",
-            ],
-        ),
+        Section("What is the same", text=_same(settings)),
+        Section("How rate, SLO and tuned wait were chosen", text=_chosen(calibration)),
         Section(
             "The networks on this machine",
             text=["Execution time ℓ(b) of a batch of b images, one CPU thread, 95th percentile."],
@@ -142,19 +115,48 @@ def page(
         ),
         Section("Next", code=next_steps),
     ]
-    return Page(
-        "ray-slo beside plain Ray Serve, on this machine",
-        "Goodput is what a client got within the SLO; the bad rate is the share of requests that "
-        "were answered too late, refused, or not answered at all.",
-        [
-            ("latency SLO", slo),
-            ("offered", f"{calibration.rate:.0f} req/s"),
-            ("tuned wait", f"{1e3 * settings.tuned_wait_s:.0f} ms"),
-            ("network", settings.variant),
-            ("machine", str(machine.get("hardware", ""))),
-        ],
-        sections,
+    facts = [
+        ("latency SLO", f"{1e3 * settings.slo_s:.0f} ms"),
+        ("offered", f"{calibration.rate:.0f} req/s"),
+        ("tuned wait", f"{1e3 * settings.tuned_wait_s:.0f} ms"),
+        ("network", settings.variant),
+        ("machine", str(machine.get("hardware", ""))),
+    ]
+    return Page("ray-slo beside plain Ray Serve, on this machine", _ABOUT, facts, sections)
+
+
+_ABOUT = (
+    "Goodput is what a client got within the SLO; the bad rate is the share of requests that were "
+    "answered too late, refused, or not answered at all."
+)
+
+
+def _same(settings: Settings) -> list[str]:
+    return [
+        f"{settings.num_replicas} replicas with one CPU thread each, network {settings.variant}, "
+        f"at most {settings.max_batch_size} images in a batch, the same PNG decoding, warmed up; "
+        "the same recorded Poisson arrivals and images from a load generator in its own process. "
+        "Latency counts from the intended send time, and requests leave on time whatever the "
+        "answers, so waiting is never hidden.",
+        f"ray-slo was told {settings.server_slo_ms:.0f} ms: the client's SLO less 10 % for the way "
+        "between client and server, which the server does not see.",
+        "All run on the same cores as the proxy and the load generator, one system after another: "
+        "a busy machine can favour one of them by chance.",
+    ]
+
+
+def _chosen(calibration: Calibration) -> list[str]:
+    tried = "; ".join(
+        f"{1e3 * t['wait_s']:.0f} ms at {t['rate']:.0f} req/s: {percent(t['bad_rate'])} bad"
+        for t in calibration.tried
     )
+    return [
+        f"Plain Serve answered {calibration.capacity:.0f} requests/s with "
+        f"{8 * calibration.settings.num_replicas} always in flight; the SLO is three such rounds. "
+        "The rate is the highest of those tried at which plain Serve with its best wait kept up "
+        "(at most 1 % bad): the edge of what a hand-tuned system can do.",
+        f"Waits tried: {tried or 'none'}.",
+    ]
 
 
 def write(path: Path, *args: Any, **kwargs: Any) -> Path:

@@ -118,12 +118,12 @@ def test_slo_is_rounded_up_to_two_digits() -> None:
     assert SETTINGS.server_slo_ms == 540.0
 
 
-def test_options_must_fit_together() -> None:
-    from ray_slo.demo.__main__ import run
+def test_options_must_fit_together(tmp_path) -> None:
+    from ray_slo.demo.__main__ import Options, run
 
     quiet = SimpleNamespace(print=lambda *_a, **_k: None)
     with pytest.raises(ValueError, match="--rate goes with"):
-        run(quiet, None, None, None, 5, 10.0, None, None, 2, 0, True)  # type: ignore[arg-type]
+        run(quiet, Options(tmp_path, None, None, 5, 10.0, None, None, 2, 0, True))
 
 
 @pytest.mark.live
