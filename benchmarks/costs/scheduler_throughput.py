@@ -27,16 +27,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from benchmarks.harness.rows import Row
+from benchmarks.symphony.systems import alike
 from ray_slo.core import (
     BatchOutcome,
     Cluster,
     Decision,
     Dispatch,
     LatencyProfile,
-    Model,
     Policy,
     Request,
-    Variant,
     WorkerId,
 )
 from ray_slo.policies import make_policy
@@ -70,14 +69,6 @@ class Events(NamedTuple):
     timed: list[Instant]
     requests: int
     batches: int
-
-
-def cluster_of(models: int, workers: int) -> Cluster:
-    profile = LatencyProfile.linear(ALPHA_S, BETA_S)
-    return Cluster.uniform(
-        [Model(f"m{i}", SLO_S, (Variant(f"v{i}", {"default": profile}),)) for i in range(models)],
-        workers,
-    )
 
 
 def record(policy: Policy, cluster: Cluster, requests: int, bunch_s: float, seed: int) -> Events:
@@ -150,7 +141,7 @@ def run(quick: bool, seed: int) -> list[Row]:
     rows = []
     for name, policy in POLICIES.items():
         for models, workers in sizes:
-            cluster = cluster_of(models, workers)
+            cluster = alike(LatencyProfile.linear(ALPHA_S, BETA_S), SLO_S, models, workers)
             case = f"{name} · {models} model{'s' * (models > 1)} × {workers} workers"
             for how, bunch_s in (("one by one", 0.0), ("in bunches", BUNCH_S)):
                 events = record(make_policy(*policy), cluster, requests, bunch_s, seed)

@@ -10,7 +10,8 @@ import time
 from typing import Any
 
 from benchmarks.harness.rows import Row
-from ray_slo.core import Cluster, Decision, LatencyProfile, Model, Variant
+from benchmarks.symphony.systems import alike
+from ray_slo.core import Cluster, Decision, LatencyProfile
 from ray_slo.policies import make_policy
 from ray_slo.simulation import Workload, simulate
 
@@ -43,13 +44,7 @@ def run(quick: bool, seed: int) -> list[Row]:
     }
     rows = []
     for models, workers in ((1, 8), (1, 64), (8, 64), (32, 256)):
-        cluster = Cluster.uniform(
-            [
-                Model(f"m{i}", SLO_S, (Variant(f"v{i}", {"default": profile()}),))
-                for i in range(models)
-            ],
-            workers,
-        )
+        cluster = alike(profile(), SLO_S, models, workers)
         rate = LOAD_PER_WORKER * workers
         for name, (policy, kwargs) in policies.items():
             best = 0.0

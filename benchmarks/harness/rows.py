@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, TypeVar
 
@@ -31,6 +31,27 @@ class Row:
     def heading(self) -> str:
         metric = self.metric.replace(" at ", "\nat ")
         return f"{metric}\n({self.unit})" if self.unit else metric
+
+
+def series(
+    title: str,
+    points: Mapping[str, Mapping[float, float | None]],
+    metric: str,
+    unit: str,
+    paper: Mapping[tuple[str, float], float] | None = None,
+) -> list[Row]:
+    """A row for each line and x of a plot.
+
+    Args:
+        points: by name of the line, and x.
+        metric: with a place for x, as "goodput at {:g}/s".
+        paper: what the paper prints, by name and x.
+    """
+    return [
+        Row(f"{title} · {name}", metric.format(x), unit, y, (paper or {}).get((name, x)))
+        for name, of_x in points.items()
+        for x, y in of_x.items()
+    ]
 
 
 class Failed(Exception):

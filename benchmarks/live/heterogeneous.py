@@ -342,7 +342,7 @@ def measure(
     sizes = np.array([len(item["items"]) for item in payloads.items])
     requests["size"] = sizes[requests["payload"].to_numpy()]
     status = serve.get_app_handle(APP).slo_status.remote().result()
-    told = {kind: profile for (_, kind), profile in learned(status).items()}
+    told = learned(status, by_kind=True)
     return Measured(requests, window_s, told, 1e-3 * status["dispatch_delay_ms"])
 
 

@@ -180,10 +180,10 @@ class Calls:
         return await paced(due, send, start=self._start, over=over)
 
 
-def learned(status: dict[str, Any]) -> dict[tuple[str, str], LatencyProfile]:
-    """Profiles that the policy goes by, by variant and kind of worker."""
+def learned(status: dict[str, Any], by_kind: bool = False) -> dict[str, LatencyProfile]:
+    """Profiles that the policy goes by: by variant, or by kind of worker."""
     found = {}
     for name, profile in status["profiles"].items():
         variant, _, kind = name.partition("@")
-        found[variant, kind] = LatencyProfile.from_json(profile)
+        found[kind if by_kind else variant] = LatencyProfile.from_json(profile)
     return found

@@ -134,10 +134,10 @@ def run(quick: bool, seed: int) -> list[Row]:
         trace = Trace(rates=rates, interval_s=BIN_S)
         times = trace.times(trace.length_s, np.random.default_rng(seed))
         seen, glances = asyncio.run(drive(handle, times, trace.length_s, 20 if quick else 60, seed))
-        learned = told | profiles(handle.slo_status.remote().result())
+        at_the_end = told | learned(handle.slo_status.remote().result())
     return (
         rows(limits, rates, seen, glances)
-        + simulated(learned, times)
+        + simulated(at_the_end, times)
         + [
             Row(
                 f"a batch of one · {variant}",
@@ -146,7 +146,7 @@ def run(quick: bool, seed: int) -> list[Row]:
                 1e3 * known[variant].latency(1),
             )
             for variant in told
-            for when, known in (("at start", told), ("at the end", learned))
+            for when, known in (("at start", told), ("at the end", at_the_end))
         ]
     )
 
@@ -201,12 +201,7 @@ def planned(handle: Any) -> dict[str, LatencyProfile]:
     """Wait for the first plan; the profiles that it goes by."""
     while (status := handle.slo_status.remote().result())["plan"]["state"] != "planned":
         time.sleep(0.5)
-    return profiles(status)
-
-
-def profiles(status: dict[str, Any]) -> dict[str, LatencyProfile]:
-    """By variant."""
-    return {variant: profile for (variant, _), profile in learned(status).items()}
+    return learned(status)
 
 
 def capacities(known: dict[str, LatencyProfile]) -> tuple[float, float]:

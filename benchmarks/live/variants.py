@@ -98,7 +98,7 @@ def run(quick: bool, seed: int) -> list[Row]:
             with running(application(policy, chosen, 4.0 if quick else 12.0)):
                 handle = serve.get_app_handle(APP)
                 if not loads:
-                    profiles = _profiles(handle.slo_status.remote().result())
+                    profiles = learned(handle.slo_status.remote().result())
                     best = max(NETWORKS, key=accuracies.__getitem__)
                     capacity = WORKERS * throughput(profiles[best], SERVER_SHARE * SLO_S)
                     shares = LOADS[1:2] if quick else LOADS
@@ -118,7 +118,7 @@ def run(quick: bool, seed: int) -> list[Row]:
                         rate,
                         result.measured,
                         result.requests.loc[result.requests["status"].isin(("ok", "late"))],
-                        _profiles(status),
+                        learned(status),
                         1e-3 * status["dispatch_delay_ms"],
                         result.requests["intended_s"].to_numpy(),
                     )
@@ -193,10 +193,6 @@ def throughput(profile: LatencyProfile, slo_s: float) -> float:
     """Requests per second of one worker, in batches that leave as much time to wait as to run."""
     largest = max(profile.max_batch_within(slo_s / 2), 1)
     return max(profile.throughput(b) for b in range(1, largest + 1))
-
-
-def _profiles(status: dict[str, Any]) -> dict[str, LatencyProfile]:
-    return {variant: profile for (variant, _), profile in learned(status).items()}
 
 
 def predict(

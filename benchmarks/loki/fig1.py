@@ -20,9 +20,8 @@ from pathlib import Path
 from benchmarks.harness.plots import saved
 from benchmarks.harness.rows import Row
 from benchmarks.loki.data import traffic
-from benchmarks.loki.systems import HEADROOM, problem
+from benchmarks.loki.systems import HEADROOM, best_plan, capacities, problem
 from ray_slo.planning import loki
-from ray_slo.planning.result import Infeasible
 from ray_slo.simulation import Workload, simulate_pipeline
 
 SOURCE = "Loki §1, Figure 1"
@@ -34,22 +33,15 @@ BEYOND, DURATION_S = 1.5, 20.0
 
 def run(quick: bool, seed: int) -> list[Row]:
     asked = problem(traffic(), seed, headroom_quantile=None)
-    exact = replace(asked, relative_gap=1e-6)
-    hardware, most = loki.capacity(exact, most_accurate=True), loki.capacity(exact)
-    best = _plan(replace(asked, demand=hardware * 0.99)).accuracy
-    dropped = loki.capacity(replace(exact, accuracy_floor=best - DROP))
+    hardware, dropped, most = capacities(asked, DROP)
+    last = best_plan(replace(asked, demand=most * 0.9999)).accuracy
     rows = [
         Row("where phases end", "hardware scaling", "req/s", hardware),
         Row("where phases end", f"drop of {DROP:g} points", "req/s", dropped),
         Row("where phases end", "gain by then", "×", dropped / hardware, PAPER_GAIN),
         Row("where phases end", "accuracy scaling", "req/s", most),
         Row("where phases end", "gain in all", "×", most / hardware),
-        Row(
-            "where phases end",
-            "accuracy then",
-            "%",
-            _plan(replace(asked, demand=most * 0.9999)).accuracy,
-        ),
+        Row("where phases end", "accuracy then", "%", last),
     ]
     points = QUICK_POINTS if quick else POINTS
     ends = {
@@ -66,14 +58,9 @@ def run(quick: bool, seed: int) -> list[Row]:
     return rows
 
 
-def _plan(asked: loki.Problem) -> loki.Plan:
-    made = loki.plan(asked)
-    return made.best_effort if isinstance(made, Infeasible) else made
-
-
 def _point(asked: loki.Problem, demand: float, simulated: bool) -> list[Row]:
     asked = replace(asked, demand=demand)
-    made = _plan(asked)
+    made = best_plan(asked)
     case = f"plans · {demand:.0f} req/s, {made.step}"
     rows = [
         Row(case, "accuracy", "%", made.accuracy),

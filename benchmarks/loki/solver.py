@@ -30,9 +30,9 @@ from importlib.util import find_spec
 
 from benchmarks.harness.rows import Row
 from benchmarks.loki.data import CARS, FACES, traffic
+from benchmarks.loki.systems import best_plan, capacities
 from ray_slo.planning import loki
 from ray_slo.planning.milp import Backend
-from ray_slo.planning.result import Infeasible
 from ray_slo.planning.routing import most_accurate_first, workers_of
 
 SOURCE = "Loki §4, §6.5, Figure 1"
@@ -77,11 +77,8 @@ def _problem(tasks: tuple[loki.Task, ...], seed: int) -> loki.Problem:
 def _capacities(case: str, problem: loki.Problem) -> list[Row]:
     label = f"capacity, {SERVERS} workers, {1000 * SLO_S:g} ms · {case}"
     problem = replace(problem, relative_gap=1e-6)
-    hardware = loki.capacity(problem, most_accurate=True)
-    best = _plan(replace(problem, demand=hardware * 0.99)).accuracy
-    dropped = loki.capacity(replace(problem, accuracy_floor=best - DROP))
-    most = loki.capacity(problem)
-    last = _plan(replace(problem, demand=most * 0.9999)).accuracy
+    hardware, dropped, most = capacities(problem, DROP)
+    last = best_plan(replace(problem, demand=most * 0.9999)).accuracy
     return [
         Row(label, "hardware scaling", "req/s", hardware),
         Row(label, f"at a drop of {DROP:g} points", "req/s", dropped),
@@ -91,21 +88,16 @@ def _capacities(case: str, problem: loki.Problem) -> list[Row]:
     ]
 
 
-def _plan(problem: loki.Problem, last: loki.Plan | None = None) -> loki.Plan:
-    made = loki.plan(problem, last)
-    return made.best_effort if isinstance(made, Infeasible) else made
-
-
 def _times(case: str, problem: loki.Problem, points: int) -> list[Row]:
     most = loki.capacity(problem)
     grid = [most * (0.01 + 1.19 * i / (points - 1)) for i in range(points)]
-    _plan(replace(problem, demand=grid[0]))  # imports, the licence
+    best_plan(replace(problem, demand=grid[0]))  # imports, the licence
     rows = []
     for name, warm in (("cold", False), ("warm", True)):
         last, clock, cpu = None, [], []
         for demand in grid:
             began, used = time.perf_counter(), time.process_time()
-            made = _plan(replace(problem, demand=demand), last if warm else None)
+            made = best_plan(replace(problem, demand=demand), last if warm else None)
             clock.append(1e3 * (time.perf_counter() - began))
             cpu.append(1e3 * (time.process_time() - used))
             last = made
@@ -134,7 +126,7 @@ def _routes(problem: loki.Problem, points: int) -> list[Row]:
         slow, lost, accuracy = [], [], []
         for demand in grid:
             asked = replace(problem, demand=demand, any_route=any_route)
-            plan = _plan(asked)
+            plan = best_plan(asked)
             workers = {w.id: w for w in workers_of(asked, plan, as_planned=as_planned)}
             made = most_accurate_first(parents, workers.values(), demand)
             sent = late = 0.0
@@ -162,10 +154,10 @@ def _tables(case: str, problem: loki.Problem, quick: bool) -> list[Row]:
     demand = next(
         d
         for d in (most * x for x in (0.5, 0.6, 0.7, 0.8, 0.9, 0.999))
-        if _plan(replace(problem, demand=d)).workers == SERVERS
+        if best_plan(replace(problem, demand=d)).workers == SERVERS
     )
     problem = replace(problem, demand=demand)
-    workers = workers_of(problem, _plan(problem))
+    workers = workers_of(problem, best_plan(problem))
     parents = {t.name: t.parent for t in problem.order}
     rounds, best = 200 if quick else 1000, float("inf")
     for _ in range(5):

@@ -23,6 +23,7 @@ from benchmarks.harness.rows import Row
 from benchmarks.peers.inferline import inferline
 from benchmarks.peers.proteus import Proteus
 from ray_slo.planning import loki
+from ray_slo.planning.result import Infeasible
 from ray_slo.simulation import PipelineReport, Trace, Workload, simulate_pipeline
 
 if TYPE_CHECKING:
@@ -43,6 +44,21 @@ SYSTEMS: dict[str, Callable[[], Any]] = {
 }
 OFF_PEAK = 0.15
 SERIES = (("accuracy", "accuracy", "%"), ("servers", "servers", ""), ("violations", "missed", "%"))
+
+
+def best_plan(asked: loki.Problem, last: loki.Plan | None = None) -> loki.Plan:
+    """Of what is asked, or of what is feasible of it."""
+    made = loki.plan(asked, last)
+    return made.best_effort if isinstance(made, Infeasible) else made
+
+
+def capacities(asked: loki.Problem, drop: float) -> tuple[float, float, float]:
+    """Requests per second: by hardware scaling, at a drop of so many points of accuracy, in all."""
+    exact = replace(asked, relative_gap=1e-6)
+    hardware = loki.capacity(exact, most_accurate=True)
+    best = best_plan(replace(asked, demand=hardware * 0.99)).accuracy
+    dropped = loki.capacity(replace(exact, accuracy_floor=best - drop))
+    return hardware, dropped, loki.capacity(exact)
 
 
 @dataclass(frozen=True)

@@ -17,17 +17,15 @@ execution: the largest b with (1 + 1/N)·ℓ(b) ≤ SLO gives N·b / ℓ(b) (Sym
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from benchmarks.harness.rows import Row
-from benchmarks.symphony.systems import System, alike, goodput, search
+from benchmarks.symphony.systems import System, alike, goodput, run_at
 from ray_slo.core import Cluster, LatencyProfile
-from ray_slo.policies import make_policy
-from ray_slo.simulation import Report, Workload, simulate
+from ray_slo.simulation import Report, Workload
 
 SOURCE = "Symphony §3.3, §5.3, Table 2"
 WORKERS = 8
-Kwargs = dict[str, Any]
 
 
 class Case(NamedTuple):
@@ -92,7 +90,7 @@ def run(quick: bool, seed: int) -> list[Row]:
             Row(label, "throughput", "req/s", bound, case.bound),
         ]
 
-    objectives: dict[str, tuple[str, Kwargs]] = {
+    objectives: dict[str, System] = {
         "eager": ("eager", {}),
         "consolidate, prefix": ("deferred", {"objective": "consolidate", "gathering": "prefix"}),
         "responsive, prefix": ("deferred", {"objective": "responsive", "gathering": "prefix"}),
@@ -101,8 +99,8 @@ def run(quick: bool, seed: int) -> list[Row]:
     found: dict[tuple[str, str], float] = {}
     for name, policy in objectives.items():
         label = f"{RESNET.name}, objectives · {name}"
-        found[RESNET.name, name] = goodput = _goodput(RESNET, policy, quick, seed)
-        rows.append(_goodput_row(RESNET, label, goodput, name))
+        found[RESNET.name, name] = reached = _goodput(RESNET, policy, quick, seed)
+        rows.append(_goodput_row(RESNET, label, reached, name))
         for load in (0.1, 0.5, 0.7):
             report = _run(RESNET, policy, load * RESNET.symphony, quick, seed)
             for p in (50, 99):
@@ -112,7 +110,7 @@ def run(quick: bool, seed: int) -> list[Row]:
     for case in (RESNET, INCEPTION):
         batch, bound = staggered_bound(case.profile, case.slo_ms / 1e3, WORKERS)
         head = {"objective": "consolidate", "gathering": "drop_head"}
-        rules: dict[str, tuple[str, Kwargs]] = {
+        rules: dict[str, System] = {
             "consolidate, prefix": objectives["consolidate, prefix"],
             f"consolidate, drop-head to {3 * batch // 4}": (
                 "deferred",
@@ -127,8 +125,8 @@ def run(quick: bool, seed: int) -> list[Row]:
         }
         for name, policy in rules.items():
             label = f"{case.name}, gathering rules · {name}"
-            goodput = found.get((case.name, name)) or _goodput(case, policy, quick, seed)
-            rows.append(_goodput_row(case, label, goodput, name))
+            reached = found.get((case.name, name)) or _goodput(case, policy, quick, seed)
+            rows.append(_goodput_row(case, label, reached, name))
             for factor in (1.0, 1.5, 3.0):
                 report = _run(case, policy, factor * bound, quick, seed)
                 rows.append(Row(label, f"at {factor:g}× bound", "req/s", report.goodput))
@@ -142,27 +140,20 @@ def _goodput_row(case: Case, label: str, goodput: float, policy: str) -> Row:
     return Row(label, "goodput", "req/s", goodput, case.symphony, case.peers)
 
 
-def _window(case: Case, quick: bool) -> Kwargs:
+def _window(case: Case, quick: bool) -> dict[str, float]:
     """Warm-up and duration, longer for the slower model."""
     scale = case.slo_ms / RESNET.slo_ms
     return {"warmup_s": (0.5 if quick else 5) * scale, "duration_s": (1.5 if quick else 25) * scale}
 
 
-def _run(case: Case, policy: tuple[str, Kwargs], rate: float, quick: bool, seed: int) -> Report:
-    name, kwargs = policy
-    return simulate(
-        make_policy(name, kwargs),
-        case.cluster,
-        Workload.poisson(rate),
-        seed=seed,
-        **_window(case, quick),
-    )
+def _run(case: Case, policy: System, rate: float, quick: bool, seed: int) -> Report:
+    window = _window(case, quick)
+    return run_at(policy, case.cluster, Workload.poisson(rate), seed=seed, **window)
 
 
-def _goodput(case: Case, policy: tuple[str, Kwargs], quick: bool, seed: int) -> float:
-    name, kwargs = policy
-    result = search(
-        lambda: make_policy(name, kwargs),
+def _goodput(case: Case, policy: System, quick: bool, seed: int) -> float:
+    return goodput(
+        policy,
         case.cluster,
         Workload.poisson(case.bound),
         start_rate=0.84 * case.bound,
@@ -170,5 +161,4 @@ def _goodput(case: Case, policy: tuple[str, Kwargs], quick: bool, seed: int) -> 
         tolerance=0.05 if quick else 0.005,
         seed=seed,
         **_window(case, quick),
-    )
-    return result.rate
+    ).rate

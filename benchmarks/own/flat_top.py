@@ -18,6 +18,7 @@ from statistics import mean
 from typing import Any, NamedTuple
 
 from benchmarks.harness.rows import Row
+from benchmarks.symphony.systems import alike
 from benchmarks.zoos import ZooModel, load
 from ray_slo.core import Cluster
 from ray_slo.policies import make_policy
@@ -42,12 +43,9 @@ class Case(NamedTuple):
 
     @property
     def cluster(self) -> Cluster:
-        m = self.model
-        models = [
-            ZooModel(f"{m.name}-{i}", m.alpha_ms, m.beta_ms, m.slo_ms).model()
-            for i in range(self.copies)
-        ]
-        return Cluster.uniform(models, self.gpus)
+        of = self.model.model()
+        profile, name = of.variants[0].profiles["default"], f"{of.name}-{{}}"
+        return alike(profile, of.latency_slo_s, self.copies, self.gpus, name)
 
     @property
     def capacity(self) -> float:

@@ -8,10 +8,9 @@ it at the cost of the dearer model: its bad rate stands beside.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from benchmarks.harness.rows import Row
-from ray_slo.core import Cluster, LatencyProfile, Model, Variant
+from benchmarks.zoos import ZooModel
+from ray_slo.core import Cluster
 from ray_slo.simulation import Gamma, Poisson, Workload, simulate
 
 SOURCE = "ray-slo"
@@ -19,47 +18,33 @@ GPUS = 4
 LOADS = (0.6, 0.9, 1.5)
 
 
-class Stream(NamedTuple):
-    model: str
-    alpha_ms: float
-    beta_ms: float
-    slo_ms: float
-
-    @property
-    def profile(self) -> LatencyProfile:
-        return LatencyProfile.linear(self.alpha_ms / 1e3, self.beta_ms / 1e3)
-
-    @property
-    def rate(self) -> float:
-        """At load 1, requests per second."""
-        batch = self.profile.max_batch_within(self.slo_ms / 2e3)
-        return GPUS / 2 * self.profile.throughput(batch)
+def rate_of(stream: ZooModel) -> float:
+    """At load 1, requests per second."""
+    model = stream.model()
+    profile = model.variants[0].profiles["default"]
+    return GPUS / 2 * profile.throughput(profile.max_batch_within(model.latency_slo_s / 2))
 
 
 CASES = (
-    (Stream("ResNet18", 0.22, 3.74, 90), Stream("ResNet269", 4.37, 74.20, 250)),
-    (Stream("ResNet18", 0.22, 3.74, 25), Stream("ResNet269", 4.37, 74.20, 250)),
-    (Stream("ResNet18", 0.22, 3.74, 50), Stream("ResNet50", 0.75, 7.96, 50)),
+    (ZooModel("ResNet18", 0.22, 3.74, 90), ZooModel("ResNet269", 4.37, 74.20, 250)),
+    (ZooModel("ResNet18", 0.22, 3.74, 25), ZooModel("ResNet269", 4.37, 74.20, 250)),
+    (ZooModel("ResNet18", 0.22, 3.74, 50), ZooModel("ResNet50", 0.75, 7.96, 50)),
 )
 
 
 def run(quick: bool, seed: int) -> list[Row]:
     rows = []
     for streams in CASES:
-        names = " + ".join(f"{s.model} ({s.slo_ms:g} ms)" for s in streams)
-        models = [
-            Model(s.model, s.slo_ms / 1e3, (Variant(s.model, {"default": s.profile}),))
-            for s in streams
-        ]
-        cluster = Cluster.uniform(models, GPUS)
+        names = " + ".join(f"{s.name} ({s.slo_ms:g} ms)" for s in streams)
+        cluster = Cluster.uniform([s.model() for s in streams], GPUS)
         for arrivals, shape in (("Poisson", None), ("Gamma(0.1)", 0.1)):
             for policy in ("deferred", "deferred_flex", "flex"):
                 case = f"{names}, {arrivals} · {policy}"
                 for load in LOADS:
                     processes = {
-                        s.model: Gamma(rate=load * s.rate, shape=shape)
+                        s.name: Gamma(rate=load * rate_of(s), shape=shape)
                         if shape
-                        else Poisson(rate=load * s.rate)
+                        else Poisson(rate=load * rate_of(s))
                         for s in streams
                     }
                     report = simulate(
@@ -72,7 +57,7 @@ def run(quick: bool, seed: int) -> list[Row]:
                     )
                     label = f"at load {load:g}"
                     rows.append(Row(case, f"goodput {label}", "req/s", report.goodput))
-                dear = streams[1].model
+                dear = streams[1].name
                 bad = 100 * report.bad_rate(dear)
                 rows.append(Row(case, f"bad {dear} {label}", "%", bad))
     return rows

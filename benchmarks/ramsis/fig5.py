@@ -116,9 +116,9 @@ def compare(
         here = systems.cluster(variants, slo_ms / 1e3, workers)
         compared = systems.every_system(of_variant)
         del compared[systems.OURS]  # its tables take several times as long to solve
-        for name, (policy, kwargs) in compared.items():
+        for name, system in compared.items():
             points.setdefault(name, {})[workers] = systems.measure(
-                policy, here, workload, policy_kwargs=kwargs, seed=seed
+                system, here, workload, seed=seed
             )
     return points
 

@@ -11,6 +11,7 @@ curves.
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 from benchmarks.harness.data import published
 from benchmarks.harness.plots import plot_series
@@ -41,31 +42,18 @@ def run(quick: bool, seed: int) -> list[Row]:
                 return solved[0]
 
             policy, kwargs = systems.ramsis(load)
-            kwargs["solver"] = keep
-            seconds = 3.0 if quick else 30.0
+            how: dict[str, Any] = {"duration_s": 3.0 if quick else 30.0, "seed": seed}
             points[SIMULATED][load] = systems.measure(
-                policy,
-                here,
-                systems.constant(load),
-                policy_kwargs=kwargs,
-                duration_s=seconds,
-                seed=seed,
+                (policy, {**kwargs, "solver": keep}), here, systems.constant(load), **how
             )
             (table,) = solved
             points[EXPECTED][load] = {
                 "accuracy": table.expected_accuracy,
                 "violation_rate": table.violation_rate,
             }
-            kwargs["solver"] = lambda problem, table=table: table
+            known = (policy, {**kwargs, "solver": lambda problem, table=table: table})
             points[VARYING][load] = systems.measure(
-                policy,
-                here,
-                systems.constant(load),
-                policy_kwargs=kwargs,
-                duration_s=seconds,
-                seed=seed,
-                truth=truth,
-                latency_noise=0.05,
+                known, here, systems.constant(load), truth=truth, latency_noise=0.05, **how
             )
         title = f"image, SLO {1e3 * SLO_S:g} ms, {workers} workers"
         rows += systems.rows_of(title, points, "{:g}/s")

@@ -52,23 +52,14 @@ def run(quick: bool, seed: int) -> list[Row]:
         (image, SHAPE, (2000,) if quick else LOADS),
         (text, SHAPE, (1600,) if quick else LOADS),
     ):
-        points: systems.Measured = {}
-        for load in loads:
-            chosen: dict[str, systems.System] = {
-                "price": ("price", {}),
-                systems.RAMSIS: systems.ramsis(load),
-            }
-            if not quick:
-                chosen[DROPS] = "ramsis", {"load_rps": load}
-            for name, (policy, kwargs) in chosen.items():
-                points.setdefault(name, {})[load] = systems.measure(
-                    policy,
-                    systems.cluster(variants, slo_s, workers),
-                    systems.constant(load, shape),
-                    policy_kwargs=kwargs,
-                    duration_s=3.0 if quick else 30.0,
-                    seed=seed,
-                )
+        points = systems.under_load(
+            systems.cluster(variants, slo_s, workers),
+            _systems if quick else _with_drops,
+            quick=quick,
+            seed=seed,
+            loads=loads,
+            shape=shape,
+        )
         kind = "Poisson" if shape == 1 else f"Gamma({shape:g})"
         title = f"{task}, {workers} workers, SLO {1e3 * slo_s:g} ms, {kind}"
         rows += [
@@ -85,6 +76,14 @@ def run(quick: bool, seed: int) -> list[Row]:
     if not quick:
         rows += _trace(image[1], seed)
     return rows
+
+
+def _systems(load: float | None = None) -> dict[str, systems.System]:
+    return {"price": ("price", {}), systems.RAMSIS: systems.ramsis(load)}
+
+
+def _with_drops(load: float) -> dict[str, systems.System]:
+    return {**_systems(load), DROPS: ("ramsis", {"load_rps": load})}
 
 
 def _gains(title: str, points: systems.Measured) -> list[Row]:
@@ -105,17 +104,9 @@ def _trace(variants: Sequence[Variant], seed: int) -> list[Row]:
     """Both measure the load."""
     rows = []
     for workers in (60, 80, 100):
-        for name, (policy, kwargs) in {
-            "price": ("price", {}),
-            systems.RAMSIS: systems.ramsis(),
-        }.items():
-            found = systems.measure(
-                policy,
-                systems.cluster(variants, 0.15, workers),
-                systems.twitter(),
-                policy_kwargs=kwargs,
-                seed=seed,
-            )
+        here = systems.cluster(variants, 0.15, workers)
+        for name, system in _systems().items():
+            found = systems.measure(system, here, systems.twitter(), seed=seed)
             case = f"image, SLO 150 ms, the Twitter trace · {name}, {workers} workers"
             rows += [
                 Row(case, "accuracy", "%", found["accuracy"]),

@@ -23,7 +23,7 @@ from functools import partial
 from typing import Any
 
 from benchmarks.harness.plots import plot_series
-from benchmarks.harness.rows import Row
+from benchmarks.harness.rows import Row, series
 from benchmarks.ramsis import systems
 from ray_slo.core import Cluster, Variant
 
@@ -48,24 +48,18 @@ def run(quick: bool, seed: int) -> list[Row]:
         worlds = {name: worlds[name] for name in ("exact", "varies by 10 %", "bursty")}
     rows: list[Row] = []
     for world, (shape, options) in worlds.items():
-        points: systems.Measured = {}
-        for load in loads:
-            for name, (policy, kwargs) in _systems(load).items():
-                points.setdefault(name, {})[load] = systems.measure(
-                    policy,
-                    here,
-                    systems.constant(load, shape),
-                    policy_kwargs=kwargs,
-                    duration_s=3.0 if quick else 10.0,
-                    seed=seed,
-                    **options,
-                )
+        points = systems.under_load(
+            *(here, _systems),
+            quick=quick,
+            seed=seed,
+            loads=loads,
+            shape=shape,
+            seconds=10.0,
+            **options,
+        )
         for what, key, factor in (("accuracy", "accuracy", 1), ("late", "violation_rate", 100)):
-            rows += [
-                Row(f"{world} · {name}", f"{what} at {load}/s", "%", factor * point[key])
-                for name, of_load in points.items()
-                for load, point in of_load.items()
-            ]
+            found = {n: {x: factor * p[key] for x, p in of_x.items()} for n, of_x in points.items()}
+            rows += series(world, found, f"{what} at {{}}/s", "%")
     return rows
 
 

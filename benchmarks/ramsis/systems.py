@@ -20,10 +20,11 @@ from typing import Any
 import numpy as np
 
 from benchmarks.harness.data import published
-from benchmarks.harness.rows import Row
+from benchmarks.harness.rows import Row, series
 from benchmarks.peers.model_switching import GRID, profile_responses
-from ray_slo.core import Cluster, LatencyProfile, Model, Policy, Variant
+from ray_slo.core import Cluster, LatencyProfile, Model, Variant
 from ray_slo.planning.ramsis import pareto_front
+from ray_slo.policies import make_policy
 from ray_slo.simulation import Report, Trace, Workload, simulate
 from ray_slo.simulation.workloads import Gamma
 
@@ -143,14 +144,7 @@ def twitter(
 
 
 def measure(
-    policy: str | Policy,
-    cluster: Cluster,
-    workload: Workload,
-    *,
-    policy_kwargs: Mapping[str, Any] | None = None,
-    duration_s: float | None = None,
-    seed: int = 0,
-    **options: Any,
+    system: System, cluster: Cluster, workload: Workload, **options: Any
 ) -> dict[str, float]:
     """Run a system; what the paper's figures show of it.
 
@@ -164,16 +158,7 @@ def measure(
         mean_batch: over batches.
         idle: share of the workers' time without a batch.
     """
-    report = simulate(
-        policy,
-        cluster,
-        workload,
-        policy_kwargs=policy_kwargs,
-        duration_s=duration_s,
-        seed=seed,
-        **options,
-    )
-    return figures(report)
+    return figures(simulate(make_policy(*system), cluster, workload, **options))
 
 
 def figures(report: Report) -> dict[str, float]:
@@ -268,25 +253,29 @@ def under_load(
     quick: bool,
     seed: int,
     loads: Sequence[float] = LOADS,
+    shape: float = 1.0,
     seconds: float = 30.0,
+    **options: Any,
 ) -> Measured:
-    """Systems under constant loads, Poisson arrivals.
+    """Systems under constant loads.
 
     Args:
         systems_at: the systems to run at a load.
         loads: requests/s.
+        shape: of the Gamma gaps; 1 is Poisson.
         seconds: of arrivals at each load; 3 when quick.
+        options: of `simulate`.
     """
     points: Measured = {}
     for load in loads:
-        for name, (policy, kwargs) in systems_at(load).items():
+        for name, system in systems_at(load).items():
             points.setdefault(name, {})[load] = measure(
-                policy,
+                system,
                 here,
-                constant(load),
-                policy_kwargs=kwargs,
+                constant(load, shape),
                 duration_s=3.0 if quick else seconds,
                 seed=seed,
+                **options,
             )
     return points
 
@@ -320,23 +309,16 @@ def rows_of(
         at: of x, with a place for it, as "{:g}/s".
         paper: violation rates in percent, by system and x.
     """
-    paper = paper or {}
     rows = [
         Row(f"{title} · {name}", f"accuracy at {at.format(x)}", "%", _if(shown(p), p["accuracy"]))
         for name, of_x in points.items()
         for x, p in of_x.items()
     ]
-    rows += [
-        Row(
-            f"{title}, violations · {name}",
-            f"late at {at.format(x)}",
-            "%",
-            100 * p["violation_rate"],
-            paper.get(name, {}).get(x),
-        )
-        for name, of_x in points.items()
-        for x, p in of_x.items()
-    ]
+    late = {
+        n: {x: 100 * p["violation_rate"] for x, p in of_x.items()} for n, of_x in points.items()
+    }
+    printed = {(name, x): y for name, of_x in (paper or {}).items() for x, y in of_x.items()}
+    rows += series(f"{title}, violations", late, f"late at {at}", "%", printed)
     left_out = {x for of_x in points.values() for x, p in of_x.items() if not shown(p)}
     rows += [
         Row(

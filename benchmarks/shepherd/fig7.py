@@ -17,7 +17,7 @@ from __future__ import annotations
 from functools import partial
 
 from benchmarks.harness.plots import plot_series
-from benchmarks.harness.rows import Row
+from benchmarks.harness.rows import Row, series
 from benchmarks.shepherd import systems
 
 SOURCE = "SHEPHERD §7.1, Figure 7"
@@ -69,18 +69,8 @@ def run(quick: bool, seed: int) -> list[Row]:
             )
             for (peer, _), factor in paper.items()
         ]
-        for name, of_load in busy.items():
-            paper_busy = PAPER_BUSY.get((workload, name))
-            rows += [
-                Row(
-                    f"{workload}, busy · {name}",
-                    f"busy GPUs at {x}/s",
-                    "%",
-                    y,
-                    paper_busy if x == top else None,
-                )
-                for x, y in of_load.items()
-            ]
+        printed = {(name, float(top)): x for (w, name), x in PAPER_BUSY.items() if w == workload}
+        rows += series(f"{workload}, busy", busy, "busy GPUs at {}/s", "%", printed)
     return rows
 
 

@@ -14,6 +14,7 @@ Needs CUDA. Where torch has no CUDA device nothing is measured, and the one row 
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Any
 
@@ -138,14 +139,11 @@ def _two_streams(device: str, quick: bool, seed: int) -> list[Row]:
         for slo_ms in (250.0, 90.0):
             results: dict[str, Result] = {}
             for policy, preempts in (("flex", True), ("flex, no preemption", False)):
-                results[policy] = serve(
-                    make_policy(
-                        "flex", {"preemption": preempts, "preempt_delay_ms": 1e3 * delay_s}
-                    ),
-                    profiles,
-                    runs,
-                    streams(quick_name, slow_name, periods, scale),
-                    scale * slo_ms / 1e3,
+                kwargs = {"preemption": preempts, "preempt_delay_ms": 1e3 * delay_s}
+                arrivals = streams(quick_name, slow_name, periods, scale)
+                slo_s = scale * slo_ms / 1e3
+                results[policy] = asyncio.run(
+                    serve(make_policy("flex", kwargs), profiles, runs, arrivals, slo_s)
                 )
             for policy, result in results.items():
                 case = f"{device}, SLO {slo_ms:g} ms, {label} · {policy}"

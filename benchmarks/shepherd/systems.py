@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.harness.rows import Row
+from benchmarks.harness.rows import Row, series
 from benchmarks.zoos import ZooModel, load
 from ray_slo.core import Cluster, LatencyProfile, Model, Variant
 from ray_slo.policies import make_policy
@@ -134,22 +134,11 @@ def compared(
         at: of x, with a place for it, as "{}/s".
         paper: the factors that the paper prints, by peer and x.
     """
-    rows = [
-        Row(f"{title} · {name}", f"goodput at {at.format(x)}", "req/s", y)
-        for name, of_x in goodputs.items()
-        for x, y in of_x.items()
-    ]
     ours = goodputs["SHEPHERD"]
-    rows += [
-        Row(
-            f"{title}, SHEPHERD over · {name}",
-            f"factor at {at.format(x)}",
-            "×",
-            ours[x] / y if y else None,
-            paper.get((name, x)),
-        )
+    factors = {
+        name: {x: ours[x] / y if y else None for x, y in of_x.items()}
         for name, of_x in goodputs.items()
         if name != "SHEPHERD"
-        for x, y in of_x.items()
-    ]
-    return rows
+    }
+    rows = series(title, goodputs, f"goodput at {at}", "req/s")
+    return rows + series(f"{title}, SHEPHERD over", factors, f"factor at {at}", "×", paper)

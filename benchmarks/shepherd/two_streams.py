@@ -68,7 +68,7 @@ class Result:
         return sum(self.good.values()) / self.duration_s
 
 
-def serve(
+async def serve(
     policy: Policy,
     profiles: Mapping[str, LatencyProfile],
     run: Mapping[str, Callable[[int], object]],
@@ -80,16 +80,6 @@ def serve(
     Args:
         run: by model, runs a batch of a size; passes checkpoints. Called in one thread.
     """
-    return asyncio.run(_serve(policy, profiles, run, arrivals, slo_s))
-
-
-async def _serve(
-    policy: Policy,
-    profiles: Mapping[str, LatencyProfile],
-    run: Mapping[str, Callable[[int], object]],
-    arrivals: Mapping[str, list[float]],
-    slo_s: float,
-) -> Result:
     loop = asyncio.get_running_loop()
     models = [Model(n, slo_s, (Variant(n, {"default": p}),)) for n, p in profiles.items()]
     cluster = Cluster.uniform(models, 1)

@@ -17,7 +17,7 @@ from __future__ import annotations
 from functools import partial
 
 from benchmarks.harness.plots import plot_series
-from benchmarks.harness.rows import Row
+from benchmarks.harness.rows import Row, series
 from benchmarks.own.deferred_objectives import RESNET, staggered_bound
 from benchmarks.symphony.systems import SYSTEMS, System, alike, goodput
 from ray_slo.core import Cluster
@@ -81,11 +81,7 @@ def run(quick: bool, seed: int) -> list[Row]:
                     seed=seed,
                 ).rate
         title = f"{MODELS} ResNet50, {GPUS} GPUs, {setup}"
-        rows += [
-            Row(f"{title} · {name}", f"goodput at {slo} ms", "req/s", rate)
-            for name, rates in found.items()
-            for slo, rate in rates.items()
-        ]
+        rows += series(title, found, "goodput at {} ms", "req/s")
         peers = [rates for name, rates in found.items() if name in SYSTEMS and name != "deferred"]
         rows += [
             Row(

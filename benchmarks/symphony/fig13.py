@@ -14,7 +14,7 @@ from __future__ import annotations
 from functools import partial
 
 from benchmarks.harness.plots import plot_series
-from benchmarks.harness.rows import Row
+from benchmarks.harness.rows import Row, series
 from benchmarks.own.deferred_objectives import RESNET, staggered_bound
 from benchmarks.symphony.fig11 import MODELS, cluster
 from benchmarks.symphony.systems import SYSTEMS, System, goodput
@@ -50,17 +50,9 @@ def run(quick: bool, seed: int) -> list[Row]:
     }
     found["staggered bound"] = bounds
     title = f"{MODELS} ResNet50, SLO {SLO_MS} ms"
-    rows = [
-        Row(f"{title} · {name}", f"goodput at {gpus} GPUs", "req/s", rate)
-        for name, rates in found.items()
-        for gpus, rate in rates.items()
-    ]
-    rows += [
-        Row(f"{title}, each · {name}", f"goodput per GPU at {gpus} GPUs", "req/s", rate / gpus)
-        for name, rates in found.items()
-        for gpus, rate in rates.items()
-    ]
-    return rows
+    each = {name: {n: rate / n for n, rate in rates.items()} for name, rates in found.items()}
+    rows = series(title, found, "goodput at {} GPUs", "req/s")
+    return rows + series(f"{title}, each", each, "goodput per GPU at {} GPUs", "req/s")
 
 
 plot = partial(plot_series, x_label="GPUs")

@@ -38,30 +38,10 @@ def alike(
 
 
 def goodput(
-    system: System,
-    cluster: Cluster,
-    workload: Workload,
-    *,
-    start_rate: float,
-    duration_s: float,
-    warmup_s: float,
-    tolerance: float,
-    seed: int,
-    growth: float = 1.3,
+    system: System, cluster: Cluster, workload: Workload, *, growth: float = 1.3, **options: Any
 ) -> GoodputResult:
-    """The largest rate at which every model's bad rate is at most 1 %."""
-    name, kwargs = system
-    return search(
-        lambda: make_policy(name, kwargs),
-        cluster,
-        workload,
-        start_rate=start_rate,
-        growth=growth,
-        tolerance=tolerance,
-        duration_s=duration_s,
-        warmup_s=warmup_s,
-        seed=seed,
-    )
+    """The largest rate at which every model's bad rate is at most 1 %; options as in `search`."""
+    return search(lambda: make_policy(*system), cluster, workload, growth=growth, **options)
 
 
 def search(
@@ -100,22 +80,6 @@ def search(
     return found(duration_s, start_rate=start_rate, growth=growth, tolerance=tolerance)
 
 
-def run_at(
-    system: System,
-    cluster: Cluster,
-    workload: Workload,
-    *,
-    duration_s: float,
-    warmup_s: float,
-    seed: int,
-) -> Report:
-    """One run of a system."""
-    name, kwargs = system
-    return simulate(
-        make_policy(name, kwargs),
-        cluster,
-        workload,
-        duration_s=duration_s,
-        warmup_s=warmup_s,
-        seed=seed,
-    )
+def run_at(system: System, cluster: Cluster, workload: Workload, **options: Any) -> Report:
+    """One run of a system; options of `simulate`."""
+    return simulate(make_policy(*system), cluster, workload, **options)

@@ -26,6 +26,7 @@ from benchmarks.ramsis.systems import (
     figures,
     front,
     gains,
+    greedy,
     image_task,
     interpolated,
     measure,
@@ -241,7 +242,7 @@ def test_gains_and_saved_workers():
 
 
 def test_measure_reports_what_satisfied_requests_got():
-    measured = measure("benchmarks.peers.greedy:Greedy", HERE, constant(10.0), duration_s=20.0)
+    measured = measure(greedy(), HERE, constant(10.0), duration_s=20.0)
     assert 79.0 < measured["accuracy"] <= 80.0
     assert measured["violation_rate"] < 0.02
     assert measured["mean_batch"] >= 1
@@ -256,7 +257,7 @@ def test_ramsis_beats_its_peers_and_keeps_its_promise(load):
     here: Cluster = cluster(VARIANTS, 0.2, 2)
     limits = profile_responses(here, loads=range(10, 161, 10), requests=1_000)
     run = {}
-    for name, (policy, kwargs) in {
+    for name, system in {
         "ramsis": ramsis(load),
         "ours": ours(load),
         "jellyfish": ("benchmarks.peers.jellyfish:Jellyfish", {"load": load}),
@@ -265,7 +266,7 @@ def test_ramsis_beats_its_peers_and_keeps_its_promise(load):
             {"limits": limits, "load": load},
         ),
     }.items():
-        run[name] = measure(policy, here, constant(load), policy_kwargs=kwargs, duration_s=120.0)
+        run[name] = measure(system, here, constant(load), duration_s=120.0)
     for mine in ("ramsis", "ours"):
         assert run[mine]["violation_rate"] < 0.01
         for peer in ("jellyfish", "switching"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from collections import Counter
 from functools import partial
@@ -43,7 +44,7 @@ def test_two_streams_answer_every_request_once(preemption):
     runs = {"quick": Sleeper(0.0001, 0.002, 50).run, "slow": Sleeper(0.002, 0.1, 50).run}
     arrivals = streams("quick", "slow", 3, 2.5)
     policy = make_policy("flex", {"preemption": preemption})
-    result = serve(policy, profiles, runs, arrivals, 1.0)
+    result = asyncio.run(serve(policy, profiles, runs, arrivals, 1.0))
     assert Counter(i for i, _ in result.outcomes) == Counter(
         range(sum(len(times) for times in arrivals.values()))
     )
