@@ -18,11 +18,11 @@ def dashboards(
         float, typer.Option(help="Share of requests to be answered in time, e.g. 0.999.")
     ] = 0.99,
     max_plan_age_s: Annotated[
-        float, typer.Option(help="Alert when the planner has not decided for so long.")
+        float, typer.Option(help="Alert when the last plan is older than this, seconds.")
     ] = 180.0,
     min_requests: Annotated[
         int,
-        typer.Option(help="Alert on burnt budgets only if there were so many requests over 1 h."),
+        typer.Option(help="Alert on burnt budgets only from this many requests over 1 h on."),
     ] = 100,
 ) -> None:
     """Write a Grafana dashboard like Ray's own, and Prometheus rules with alerts on the SLO."""

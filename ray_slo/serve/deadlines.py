@@ -87,7 +87,7 @@ _BY_KEY: dict[str | bytes, Header] = {
 _SAID_BY = {key: header.said_by for key, header in _BY_KEY.items()}
 _TIMES = {key: header.name for key, header in _BY_KEY.items() if header.per_s}
 _LONGEST_NUMBER = 32  # characters
-_LEAST_MS = 1.0  # is said of what is over: 0 would be refused as no SLO
+_LEAST_MS = 1.0  # stands for a deadline that has passed: 0 would be refused as no SLO
 
 
 # -- headers -----------------------------------------------------------------------------------
@@ -271,11 +271,11 @@ _limit: ContextVar[_Limit | None] = ContextVar("ray_slo_limit", default=None)
 
 @contextmanager
 def deadline_scope(latency_ms: float | HasHeaders | None) -> Iterator[None]:
-    """Give the calls inside this long from now, whatever the request around them says.
+    """Give the calls inside a deadline, whatever the request around them says.
 
     Args:
-        latency_ms: milliseconds; or an HTTP request (anything with `headers`), whose headers are
-            read; None for "as their model says".
+        latency_ms: milliseconds from now; or an HTTP request (anything with `headers`), whose
+            headers are read; None: as their model says.
     """
     if latency_ms is None:
         limit = None

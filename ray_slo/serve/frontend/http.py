@@ -19,10 +19,12 @@ from ray_slo.serve.errors import BodyTooLarge, RefusedEarly, SlowBody
 
 MAX_DEPTH = 100  # of JSON; pickle gives up at a few hundred
 INLINE_BYTES = 32_768  # of JSON: more of it is parsed on a thread
-_CONTAINER = 10  # values that a list or an object counts for: so much longer does pickling one take
+_CONTAINER = 10  # a list or an object counts as ten values: pickling one takes that much longer
 
-_BODY_S = 60.0  # a body has so long, whatever SLO its client asked for
-_LATE_S = 0.5  # and so long after its deadline: one that would miss it anyhow hears so
+_BODY_S = 60.0  # the longest time for a body, whatever SLO its client asked for
+_LATE_S = (
+    0.5  # time for a body after its deadline, so that late requests are told that they are late
+)
 
 
 async def body_of(
@@ -37,14 +39,14 @@ async def body_of(
     Args:
         max_bytes: no more than this is kept.
         left_s: seconds until the request's deadline.
-        option: that says so, for the message.
-        readers: among whom this is one; default: alone.
+        option: the setting that bounds it, for the message.
+        readers: the bodies that are being read, of which this is one; default: it alone.
 
     Raises:
         BodyTooLarge: it is larger, or says that it is.
-        SlowBody: it was not there by the deadline, or when too many others were read.
-        RefusedEarly: nor was it, and that was not the client's doing.
-        ClientDisconnect: the client left before it was.
+        SlowBody: it did not come by the deadline, or others were read instead.
+        RefusedEarly: it did not come by the deadline, because the proxy was too busy.
+        ClientDisconnect: the client left before it came.
     """
     declared = request.headers.get("content-length", "")
     if declared.isdecimal() and (len(declared) > 18 or int(declared) > max_bytes):

@@ -58,10 +58,10 @@ class AdmissionMiddleware:
         await lingering.finish()  # by now it is out of the door, and keeps nobody else waiting
 
     async def _answer(self, scope: Any, receive: Any, send: Any, num_bytes: int | None) -> None:
-        """Wait at the door, and be answered.
+        """Have a request wait at the door, and then answered.
 
         Args:
-            num_bytes: that the body says that it has.
+            num_bytes: declared size of the body.
         """
         arrival = scope.get(ARRIVAL, time.monotonic())
         path = scope["path"]
@@ -96,7 +96,7 @@ class AdmissionMiddleware:
             self._door.leave(ticket)
 
     def _watched(self, send: Any, path: str, let_in: float) -> Any:
-        """`send`, but what a frontend says of its capacity goes no further."""
+        """`send`, which keeps what a frontend says of its capacity from the client."""
 
         async def watched(message: Any) -> None:
             if message["type"] == "http.response.start":
@@ -114,7 +114,7 @@ class AdmissionMiddleware:
 
 
 def _declared(headers: Any) -> int | None:
-    """Bytes that a body says that it has."""
+    """The declared size of a body, bytes."""
     declared = dict(headers).get(b"content-length", b"")
     return int(declared[:18]) if declared.isdigit() else None
 

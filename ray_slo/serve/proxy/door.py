@@ -29,7 +29,7 @@ _WAY_S, _WAY_OF_SLO = 0.05, 0.15  # to a frontend and back, beyond which the pro
 # factor fewer.
 _FIRST, _LEAST, _MOST, _MORE, _FEWER = 64.0, 16.0, 2000.0, 0.5, 0.8
 _PIONEERS = 16  # on their way to a place of which nothing is known
-_LEAST_OF_SLO = 0.25  # so much is the least time at most: what was slow may be quick again
+_LEAST_OF_SLO = 0.25  # upper bound of `least_s`, in SLOs: what was slow may be quick again
 _FORGET = 1.01  # per answer: the least time is of the latest hundred or so
 
 
@@ -85,10 +85,10 @@ class ProxyDoor:
         return None if seen is None else seen.slo_s
 
     def check(self, place: Hashable, arrival: float, budget_s: float | None) -> None:
-        """Whether it makes sense to read a request's body, and then to `enter`.
+        """Check whether a request could be in time, before its body is read.
 
         Raises:
-            RefusedEarly: it does not.
+            RefusedEarly: it could not.
         """
         seen = self._places.get(place)
         if seen is None or budget_s is None:
@@ -109,12 +109,12 @@ class ProxyDoor:
         is_json: bool = False,
         is_ours: bool = False,
     ) -> Ticket:
-        """Wait to go on; then say `leave` at the end.
+        """Wait to go on. Call `leave` when the request is answered.
 
         Args:
             arrival: `time.monotonic()` seconds.
             budget_s: from then to the deadline; None: not known.
-            num_bytes: of the body, as far as it is known.
+            num_bytes: size of the body, as far as it is known.
             is_json: whether the body says that it is JSON.
             is_ours: whether it is for an application of ours, even if none has answered there.
                 Then only a few go on until one has.
@@ -147,8 +147,8 @@ class ProxyDoor:
         return ticket
 
     async def _is_pioneer(self, place: Hashable, deadline: float) -> bool:
-        """Whether this request finds out what a place can do. It waits while others do, until its
-        deadline (`time.monotonic()` seconds)."""
+        """Whether this request is one of the few that find out what a place can do. While others
+        do, it waits until its deadline (`time.monotonic()` seconds)."""
         while place not in self._places and self._first[place] >= _PIONEERS:
             try:
                 await asyncio.wait_for(self._news.wait(), deadline - time.monotonic())
@@ -181,13 +181,13 @@ class ProxyDoor:
     def heard(
         self, place: Hashable, said: str, took_s: float | None, inside_s: float | None
     ) -> None:
-        """An answer of ours.
+        """Learn from an answer of a frontend of ours.
 
         Args:
-            said: what its frontends can do: requests/s, SLO in ms, requests that they keep, bytes
-                of a body that they read, and of JSON; between them semicolons.
-            took_s: since it was let on; None where it was an error.
-            inside_s: of that the frontend's own, with its workers; None: not known.
+            said: what its frontends can do, separated by semicolons: requests/s, SLO in ms,
+                requests that they keep, largest body in bytes, largest JSON body in bytes.
+            took_s: from when the request went on to the answer; None for an error.
+            inside_s: the part of it inside the frontend and its workers; None: not known.
         """
         rate, slo_ms, most, *sizes = map(float, said.split(";"))
         max_body_bytes, max_json_bytes = map(int, sizes)
@@ -217,8 +217,8 @@ class ProxyDoor:
 
 
 def has_door_before() -> bool:
-    """Whether a door of ours is before the frontends of this machine. Where there is none, what one
-    would say may be a client's own word."""
+    """Whether requests pass a door of ours before they reach the frontends of this machine. Without
+    one, a client may have written the headers that a door would write."""
     if os.environ.get("RAY_SERVE_ENABLE_HA_PROXY") == "1":
         return Path(os.environ.get(BINARY_ENV, "")).name == COMMAND
     return os.environ.get(PROXY_CALLBACK_ENV) == PROXY_CALLBACK

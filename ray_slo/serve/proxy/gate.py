@@ -1,4 +1,4 @@
-"""At the door of a process: who goes on, in what order, and who would only come too late.
+"""The rules of a door: which requests go on, in what order, and which would be too late.
 
 On its way to the scheduler a request costs milliseconds of CPU time. When thousands come at once
 and all go on together, each waits for all the others, and none is in time. Here one, or a few, go

@@ -39,7 +39,7 @@ _GRACE_S = 0.9  # frontends have answered by then, and a caller hears within a s
 _EARLY_S = 0.02  # of Serve's timer
 _PLACES_KEPT = 1024
 
-WAITED_S = 0.002  # before it came here; less is not told
+WAITED_S = 0.002  # shorter waits before this middleware are not subtracted
 
 _TIMEOUT = TIMEOUT_HEADER.encode()
 _ATTEMPT = ATTEMPT_HEADER.encode()
@@ -60,7 +60,7 @@ def frontend_wait_s() -> float:
 
 
 class Places:
-    """Where applications of ours have answered, such as a path, and how long to wait there.
+    """Places (such as paths) where applications of ours have answered, and how long to wait there.
 
     Args:
         wait_s: for a frontend; default: `frontend_wait_s`.
@@ -74,23 +74,23 @@ class Places:
         return place in self._slo_s
 
     def answered(self, place: Hashable, slo_s: float | None) -> None:
-        """An application of ours did.
+        """Note that an application of ours answered there.
 
         Args:
-            slo_s: of its model, where the answer tells.
+            slo_s: its model's, if the answer says it.
         """
         known = self._slo_s.get(place)
         self._slo_s[place] = known if slo_s is None else slo_s
 
     def slo_s(self, place: Hashable) -> float | None:
-        """Of the model, where it is known."""
+        """The model's SLO in seconds, if it is known."""
         return self._slo_s.get(place)
 
     def limit_s(self, place: Hashable, budget_s: float | None) -> float | None:
         """How long a request waits for its answer; None: without end.
 
         Args:
-            budget_s: until the deadline that it names.
+            budget_s: time until the deadline that it names.
         """
         if budget_s is not None:
             return budget_s + _GRACE_S
@@ -98,19 +98,20 @@ class Places:
         return None if slo_s is None else slo_s + self._wait_s
 
     def silent(self, place: Hashable, limit_s: float) -> SLOError:
-        """No answer came in that time; what to say. The model's SLO may be another one by now."""
+        """The error for a request without an answer in that time. The model's SLO is forgotten, as
+        it may have changed."""
         if place in self._slo_s:
             self._slo_s[place] = None
         return Expired(f"no frontend answered within {limit_s:.4g} s")
 
 
 def lost() -> SLOError:
-    """What to say of a request whose frontends have died."""
+    """The error for a request whose frontends have died."""
     return FrontendLost("the frontend died with the request, and no other could take it")
 
 
 def suspect() -> SLOError:
-    """What to say of a request that may have ended its frontend."""
+    """The error for a request that may have ended its frontend."""
     return FrontendLost(
         "the frontend ended while preprocess or postprocess of this request ran, which may be why; "
         "it was not sent to another"
@@ -118,11 +119,11 @@ def suspect() -> SLOError:
 
 
 class FailoverMiddleware:
-    """Tells applications their clients' timeouts, sends a request again whose frontend died, and
-    says why where that is no use.
+    """Tells applications their clients' timeouts, and sends a request again whose frontend died. If
+    that does not help, the answer says why.
 
     Args:
-        in_frontend: the application is in this process, and knows itself when a request came.
+        in_frontend: the application runs in this process, and knows when a request came.
     """
 
     def __init__(self, app: Any, in_frontend: bool = False) -> None:
