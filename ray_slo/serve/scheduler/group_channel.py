@@ -33,6 +33,7 @@ class GroupedChannel(Channel):
     Args:
         on_messages: grants and refusals of any group.
         resubmit: submit these again, if they still wait.
+        connect: makes the channel to one group's scheduler.
     """
 
     def __init__(
@@ -42,14 +43,16 @@ class GroupedChannel(Channel):
         client: str,
         on_messages: Callable[[list[Message]], None],
         resubmit: Callable[[Iterable[int]], None],
+        connect: Callable[..., Channel] = ActorChannel,
     ) -> None:
         self._spec = spec
         self._app_key = app_key
         self._client = client
         self._on_messages = on_messages
         self._resubmit = resubmit
+        self._connect = connect
         self._loop = asyncio.get_running_loop()
-        self._channels: dict[str, ActorChannel] = {}
+        self._channels: dict[str, Channel] = {}
         self._routes: Mapping[str, str] = {}
         self._queued: dict[int, tuple[str, str]] = {}  # (model, group) by request
         self._group_of_worker: dict[str, str] = {}
@@ -147,7 +150,7 @@ class GroupedChannel(Channel):
         """Send requests there from now on."""
         for group in routing.groups:
             if group not in self._channels:
-                self._channels[group] = ActorChannel(
+                self._channels[group] = self._connect(
                     self._spec,
                     f"{self._app_key}#{group}",
                     self._client,
@@ -193,7 +196,7 @@ class GroupedChannel(Channel):
             self._resubmit(again)
 
 
-async def _status_of(channel: ActorChannel) -> dict[str, Any]:
+async def _status_of(channel: Channel) -> dict[str, Any]:
     """A scheduler's status, or why there is none."""
     try:
         return await asyncio.wait_for(channel.status(), _STATUS_S)
