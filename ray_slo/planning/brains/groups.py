@@ -83,15 +83,14 @@ class Job:
     Attributes:
         problem: the planner's.
         now: when it was made.
-        counted: requests of the interval that ends now, by model; None where rates are expected
-            ones.
+        counted: requests of the interval that ends now, by model.
     """
 
     problem: herd.Problem | partition.Problem
     workers: int
     now: float
     measured: Measured
-    counted: Mapping[str, int] | None
+    counted: Mapping[str, int]
 
 
 def solve_job(job: Job) -> Any:
@@ -183,7 +182,6 @@ class GroupsBrain(Brain):
             raise NotYet("the groups are not laid out yet; try again in a moment")
         if setting.planner is None:
             raise NotYet("the application has no planner; name one, or move models by hand")
-        counted = dict(self._counted) if self._since is not None and self._counted else None
         measured = self._measured(now, seen)
         known = {m: g for g, models in setting.groups.items() for m in models}
         workers = self._num_workers(seen)
@@ -196,7 +194,7 @@ class GroupsBrain(Brain):
             self._group_names(),
             self._layout.models if self._layout is not None else known,
         )
-        return Job(problem, workers, now, measured, counted)
+        return Job(problem, workers, now, measured, dict(self._counted))
 
     def _measured(self, now: float, seen: Seen) -> Measured:
         rates = self._rates or {m: self._setting.rates.get(m, 1.0) for m in self._setting.variants}
@@ -226,9 +224,9 @@ class GroupsBrain(Brain):
         return list(self._setting.groups) or [f"g{i + 1}" for i in range(parts)]
 
     def adopt(self, problem: Job, answer: Any) -> Verdict:
-        if problem.counted is not None:
+        if self._since is not None and problem.counted:
             self._rates = dict(problem.measured.rates)
-        self._counted -= Counter(problem.counted or {})
+        self._counted -= Counter(problem.counted)
         self._since = problem.now
         before, min_gain = self._layout, self._setting.min_gain
         feasible = not isinstance(answer, Infeasible)

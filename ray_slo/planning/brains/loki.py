@@ -5,10 +5,6 @@ profiles, what is loaded. It is solved for as many workers as there may be (`max
 gives the number that Serve scales to, and for those that are there now, which gives what they run
 meanwhile (`planning.meanwhile`).
 
-Beside `loki.Problem`'s arguments, `planner.kwargs` differ in two defaults: `headroom_quantile` is
-0.95 and `swap_cost` 0.1 points, so that a live plan has room for Poisson arrivals and does not
-reload networks for nothing.
-
 What workers do without a plan. A variant whose latency nobody knows (no file, not measured by any
 worker) has to be measured before there can be a plan: the first workers share the variants out, and
 serve whatever comes with those that they have. Later workers load what the plan says, and one of

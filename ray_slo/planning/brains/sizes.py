@@ -17,8 +17,8 @@ class Sizes:
     before it is then forgotten.
 
     Args:
-        memory: so many sizes are planned with, at most.
-        recent: so many are tested.
+        memory: the largest number of sizes to plan with.
+        recent: the number of sizes that are tested.
         p_value: of the test, below which a change is taken for one. It is made for every quarter of
             `recent` that comes, so it has to be small.
         share: and the distribution functions are apart by this much somewhere: what makes no

@@ -47,7 +47,7 @@ class Pace:
         gap_s: between plans, however much changes.
         retry_s: after planning failed.
         remind_s: between profiles for frontends.
-        avoid_s: a variant that could not be loaded is avoided for so long.
+        avoid_s: until a variant is tried again that could not be loaded.
     """
 
     step_s: float = 0.2
@@ -101,7 +101,7 @@ class Planning:
         self.brain.configure(planner_of(spec).setting(spec))
 
     def close(self, wait_s: float = 0.0) -> None:
-        """Stop, and wake all long polls; wait for the log at most so many seconds."""
+        """Stop, wake all long polls, and wait for the log at most `wait_s`."""
         if self._running is not None:
             self._running.cancel()
         if self.log is not None:

@@ -143,11 +143,11 @@ class PlanMetrics:
         self._known = Plans()
 
     def age(self, seconds: float) -> None:
-        """The plan is so old."""
+        """Set the plan's age, in seconds."""
         self._age.set(seconds)
 
     def planned(self, plans: Plans) -> None:
-        """The planner has planned so often."""
+        """Count plans made since the last call."""
         before = self._known if plans.epoch == self._known.epoch else Plans()
         for outcome in ("planned", "failed"):
             if more := getattr(plans, outcome) - getattr(before, outcome):

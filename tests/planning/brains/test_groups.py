@@ -8,6 +8,7 @@ import yaml
 
 from ray_slo.core import LatencyProfile
 from ray_slo.planning import Infeasible, herd, partition
+from ray_slo.planning.brains.brain import Counts, FrontendSays, NotYet, Seen, WorkerSays
 from ray_slo.planning.brains.group_plans import (
     Measured,
     best_throughput,
@@ -16,6 +17,7 @@ from ray_slo.planning.brains.group_plans import (
     to_layout,
     worth_it,
 )
+from ray_slo.planning.brains.groups import GroupsBrain, GroupsSetting
 from ray_slo.planning.brains.layouts import Layout, Place, members, orders, routed, settled
 from ray_slo.serve.config.resolve import parse_spec
 
@@ -288,3 +290,27 @@ def test_shipped_configs_parse(path):
     spec = parse_spec(config["applications"][0]["args"])
     assert spec.grouped
     assert spec.planner is not None
+
+
+def test_rates_are_those_of_the_last_interval():
+    models = {"l": ("l",), "m": ("m/small", "m/large")}
+    setting = GroupsSetting(models, {"l": 0.5, "m": 0.5}, 2, planner="herd", rates={"l": 7.0})
+    brain = GroupsBrain(setting)
+    seen = Seen(
+        {w: WorkerSays(w, "cpu") for w in "vw"}, frontends={"f": FrontendSays("f", Counts(), "")}
+    )
+    assert not brain.may_begin(Seen(seen.workers), 60.0, 60.0)  # nobody needs a layout yet
+    assert brain.may_begin(seen, 0.0, 0.0)
+    with pytest.raises(NotYet, match="not laid out yet"):
+        brain.problem(0.0, seen)
+    assert brain.begin(0.0, seen) == ""  # that takes a plan
+    brain.counted(1.0, 1.0, Counts({"m": 1000}))  # before there is a plan
+    assert brain.inputs(1.0, seen)["rates"] == {"l": 7.0, "m": 1.0}
+    job = brain.problem(2.0, seen)
+    assert brain.adopt(job, brain.solve(job)).shortfall is None
+    brain.counted(5.0, 1.0, Counts({"m": 30}))
+    assert brain.inputs(12.0, seen)["rates"] == {"l": 0.0, "m": 3.0}
+    assert set(brain.wanted(12.0, seen, False)["v"].keep) <= {"l", "m/small", "m/large"}
+    brain.adopt(job := brain.problem(12.0, seen), brain.solve(job))
+    assert brain.status(seen)["rates"] == {"l": 0.0, "m": 3.0}
+    assert brain.inputs(20.0, seen)["rates"] == {"l": 0.0, "m": 3.0}  # nothing was counted since
