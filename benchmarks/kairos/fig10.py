@@ -17,7 +17,6 @@ from typing import Any
 
 from benchmarks.harness.rows import Row
 from benchmarks.kairos import systems
-from ray_slo.planning import kairos
 from ray_slo.planning.kairos import Configuration
 
 SOURCE = "Kairos Figure 10"
@@ -32,18 +31,18 @@ def run(quick: bool, seed: int) -> list[Row]:
         case = systems.Case(model, budget=1.3 if quick else 2.5)
         problem = case.problem()
         own = systems.once_each(case, **how)
-        plus = _search(problem, own, margin=0.01)
-        certain = _search(problem, own)
+        plus = systems.searched(problem, own, margin=0.01)
+        certain = systems.searched(problem, own)
         schemes = {"Kairos+": plus, "Kairos+, certain": certain}
         if model == PEERS_ON:
             schemes |= {
-                "Ribbon": _search(
+                "Ribbon": systems.searched(
                     problem, partial(systems.throughput, case, policy=systems.RIBBON, **how)
                 ),
-                "CLKWRK": _search(
+                "CLKWRK": systems.searched(
                     problem, partial(systems.throughput, case, policy=systems.CLKWRK, **how)
                 ),
-                "DRS": _search(problem, partial(_drs, case, how)),
+                "DRS": systems.searched(problem, partial(_drs, case, how)),
             }
         for name, found in schemes.items():
             label = f"{model}, space of {found.space} · {name}"
@@ -63,12 +62,6 @@ def run(quick: bool, seed: int) -> list[Row]:
             Row(label, "others that sustain 1 % more", "", float(others)),
         ]
     return rows
-
-
-def _search(problem: kairos.Problem, evaluate: Any, **kwargs: Any) -> kairos.Found:
-    found = kairos.search(problem, evaluate, **kwargs)
-    assert isinstance(found, kairos.Found)
-    return found
 
 
 def _drs(case: systems.Case, how: dict[str, Any], counts: Configuration) -> float:

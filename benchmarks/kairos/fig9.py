@@ -12,7 +12,6 @@ from functools import partial
 
 from benchmarks.harness.rows import Row
 from benchmarks.kairos import systems
-from ray_slo.planning import kairos
 
 SOURCE = "Kairos Figure 9"
 ASKED = [("* · Kairos (*", "of ORACLE", "≥", 85)]
@@ -40,8 +39,9 @@ def run(quick: bool, seed: int) -> list[Row]:
         found["DRS"] = value, f"{systems.text(chosen)}, threshold {threshold}"
         plan = systems.planned(case.problem())
         found["Kairos"] = systems.throughput(case, plan.counts, **how), systems.text(plan.counts)
-        plus = kairos.search(case.problem(), partial(systems.throughput, case, **how), margin=0.01)
-        assert isinstance(plus, kairos.Found)
+        plus = systems.searched(
+            case.problem(), partial(systems.throughput, case, **how), margin=0.01
+        )
         found["Kairos+"] = plus.throughput, systems.text(plus.counts)
         value, chosen = systems.best_oracle(case, 500 if quick else 4000)
         found["ORACLE"] = value, systems.text(chosen)

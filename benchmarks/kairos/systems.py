@@ -113,6 +113,15 @@ def planned(problem: kairos.Problem, *how: Any) -> kairos.Plan:
     return plan
 
 
+def searched(
+    problem: kairos.Problem, evaluate: Callable[[Configuration], float], **how: Any
+) -> kairos.Found:
+    """What Kairos+ finds, where there is something to find."""
+    found = kairos.search(problem, evaluate, **how)
+    assert isinstance(found, kairos.Found)
+    return found
+
+
 def cost(counts: Configuration) -> float:
     return sum(CATALOGUE[name].price_per_hour * n for name, n in counts.items())
 
