@@ -36,6 +36,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,7 @@ import numpy as np
 
 from benchmarks.harness.rows import Row
 from benchmarks.live.cluster import importable, memory_mb
-from benchmarks.live.load import Clients
+from benchmarks.live.load import Clients, some_of
 from benchmarks.live.sleeper import Sleeper
 from ray_slo.serve.proxy.haproxy import BINARY_ENV, COMMAND
 
@@ -474,20 +475,14 @@ def most_within(time_s: float) -> int:
     return MAX_BATCH * int(full) + max(math.floor((rest_s - BETA_S) / ALPHA_S), 0)
 
 
+chosen = partial(some_of, ATTACKS, "attack")
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--mode", choices=MODES, help="only this one")
     parser.add_argument(
         "--attacks", type=chosen, metavar="A,B", help=f"only these, of {', '.join(ATTACKS)}"
     )
-
-
-def chosen(text: str) -> list[str]:
-    names = [name.strip() for name in text.split(",") if name.strip()]
-    if unknown := [name for name in names if name not in ATTACKS]:
-        raise argparse.ArgumentTypeError(
-            f"no attack {unknown[0]!r}; choose from {', '.join(ATTACKS)}"
-        )
-    return names
 
 
 def run(

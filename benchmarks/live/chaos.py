@@ -32,6 +32,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,7 @@ import numpy as np
 
 from benchmarks.harness.rows import Row
 from benchmarks.live.cluster import OBJECT_STORE_BYTES, Raylets, importable, raylets
-from benchmarks.live.load import Clients
+from benchmarks.live.load import Clients, some_of
 from benchmarks.live.sleeper import Sleeper
 from ray_slo.models.profiling import THREAD_VARIABLES
 from ray_slo.serve.proxy.bounds import PROXY_CALLBACK, PROXY_CALLBACK_ENV
@@ -597,29 +598,16 @@ FAULTS = {
 # -- the run -------------------------------------------------------------------------------
 
 
+chosen = partial(some_of, FAULTS, "fault")
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What only this program takes."""
     parser.add_argument(
-        "--faults",
-        type=chosen,
-        metavar="A,B",
-        help=f"only these, of {', '.join(FAULTS)}",
+        "--faults", type=chosen, metavar="A,B", help=f"only these, of {', '.join(FAULTS)}"
     )
     parser.add_argument(
         "--out", metavar="DIR", type=Path, help="write every request and its fate into this folder"
     )
-
-
-def chosen(text: str) -> list[str]:
-    """Names of faults, in the order in which they strike."""
-    names = [name.strip() for name in text.split(",") if name.strip()]
-    if unknown := [name for name in names if name not in FAULTS]:
-        raise argparse.ArgumentTypeError(
-            f"no fault {unknown[0]!r}; choose from {', '.join(FAULTS)}"
-        )
-    if not names:
-        raise argparse.ArgumentTypeError(f"name some of {', '.join(FAULTS)}")
-    return [name for name in FAULTS if name in names]
 
 
 def run(

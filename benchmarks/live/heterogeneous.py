@@ -45,7 +45,6 @@ from deployments.recommender import Answer, Query, Recommender
 from deployments.recommender.app import BASE_VARIABLE, ITEM_VARIABLE, MAX_ITEMS
 from deployments.recommender.data import ITEMS, USERS
 from ray_slo.core import Cluster, DispatchDelay, LatencyProfile, Model, Variant, Worker
-from ray_slo.planning.catalogue import CATALOGUE
 from ray_slo.simulation import simulate
 from ray_slo.simulation.workloads import Poisson, Workload
 
@@ -373,10 +372,6 @@ def predict(
         report_delay_s=seen.delay_s,
     )
     return 100 * report.bad_rate()
-
-
-def cost_per_hour(pool: Mapping[str, int]) -> float:
-    return sum(count * CATALOGUE[kind].price_per_hour for kind, count in pool.items())
 
 
 def plot(rows: Sequence[Row], directory: Path) -> list[Path]:

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import contextlib
 import math
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping
+from collections.abc import (
+    AsyncIterator,
+    Callable,
+    Collection,
+    Coroutine,
+    Iterable,
+    Iterator,
+    Mapping,
+)
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
@@ -178,6 +187,17 @@ class Calls:
         over: asyncio.Event | None = None,
     ) -> list[Came]:
         return await paced(due, send, start=self._start, over=over)
+
+
+def some_of(known: Collection[str], what: str, text: str) -> list[str]:
+    """The names in a text with commas, in the order of those that are known; for argparse."""
+    names = {name.strip() for name in text.split(",") if name.strip()}
+    among = ", ".join(known)
+    if unknown := sorted(names - set(known)):
+        raise argparse.ArgumentTypeError(f"no {what} {unknown[0]!r}; choose from {among}")
+    if not names:
+        raise argparse.ArgumentTypeError(f"name some of {among}")
+    return [name for name in known if name in names]
 
 
 def learned(status: dict[str, Any], by_kind: bool = False) -> dict[str, LatencyProfile]:
