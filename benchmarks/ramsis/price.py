@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from benchmarks.harness.plots import plot_series
-from benchmarks.harness.rows import Row
+from benchmarks.harness.rows import Row, series
 from benchmarks.ramsis import systems
 from ray_slo.core import Variant
 from ray_slo.planning import fluid
@@ -62,15 +62,8 @@ def run(quick: bool, seed: int) -> list[Row]:
         )
         kind = "Poisson" if shape == 1 else f"Gamma({shape:g})"
         title = f"{task}, {workers} workers, SLO {1e3 * slo_s:g} ms, {kind}"
-        rows += [
-            Row(
-                f"{title} · fluid limit",
-                f"accuracy at {load}/s",
-                "%",
-                fluid_accuracy(variants, slo_s, workers, load),
-            )
-            for load in loads
-        ]
+        limit = {load: fluid_accuracy(variants, slo_s, workers, load) for load in loads}
+        rows += series(title, {"fluid limit": limit}, "accuracy at {}/s", "%")
         rows += systems.rows_of(title, points, "{:g}/s")
         rows += _gains(title, points)
     if not quick:

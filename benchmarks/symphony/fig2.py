@@ -13,7 +13,7 @@ from __future__ import annotations
 from functools import partial
 
 from benchmarks.harness.plots import plot_series
-from benchmarks.harness.rows import Row
+from benchmarks.harness.rows import Row, series
 from benchmarks.own.deferred_objectives import RESNET, staggered_bound
 from benchmarks.symphony.systems import SYSTEMS, System, alike, run_at
 from ray_slo.simulation import Workload
@@ -26,10 +26,14 @@ COMPARED: dict[str, System] = {
     **SYSTEMS,
 }
 
+# In its words: Symphony "only needs 20 % of the GPUs" at 3,000/s.
+PAPER = {("deferred, consolidate", 3_000.0): 20}
+
 
 def run(quick: bool, seed: int) -> list[Row]:
     cluster = alike(RESNET.profile, SLO_S, MODELS, GPUS)
     loads = (3_000, 12_000, 20_000, 30_000) if quick else range(3_000, 30_001, 3_000)
+    title = f"{MODELS} ResNet50, {GPUS} GPUs"
     rows = []
     for name, system in COMPARED.items():
         reports = {
@@ -43,19 +47,10 @@ def run(quick: bool, seed: int) -> list[Row]:
             )
             for load in loads
         }
-        label = f"{MODELS} ResNet50, {GPUS} GPUs · {name}"
-        rows += [Row(label, f"goodput at {x}/s", "req/s", r.goodput) for x, r in reports.items()]
-        # In the paper's words: Symphony "only needs 20 % of the GPUs" at 3,000/s.
-        rows += [
-            Row(
-                label.replace(" GPUs ", " GPUs, busy "),
-                f"busy GPUs at {x}/s",
-                "%",
-                100 * (1 - r.idle_fraction),
-                20 if x == 3_000 and name == "deferred, consolidate" else None,
-            )
-            for x, r in reports.items()
-        ]
+        goodputs = {name: {x: r.goodput for x, r in reports.items()}}
+        busy = {name: {x: 100 * (1 - r.idle_fraction) for x, r in reports.items()}}
+        rows += series(title, goodputs, "goodput at {}/s", "req/s")
+        rows += series(f"{title}, busy", busy, "busy GPUs at {}/s", "%", PAPER)
     _, bound = staggered_bound(RESNET.profile, SLO_S, GPUS)
     rows.append(Row("staggered bound", "throughput", "req/s", bound))
     return rows

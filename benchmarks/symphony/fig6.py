@@ -53,14 +53,8 @@ def run(quick: bool, seed: int) -> list[Row]:
         eager = _goodput(lambda: make_policy("eager"), cluster, quick, seed)
         for yardstick, kwargs in (("as Algorithm 1", ALGORITHM_1), ("default", {})):
             deferred = _goodput(lambda k=kwargs: make_policy("deferred", k), cluster, quick, seed)
-            rows.append(
-                Row(
-                    f"(a) eager of deferred · {yardstick}",
-                    f"share at β {beta} ms",
-                    "%",
-                    100 * eager / deferred,
-                )
-            )
+            case, share = f"(a) eager of deferred · {yardstick}", 100 * eager / deferred
+            rows.append(Row(case, f"share at β {beta} ms", "%", share))
     rows.sort(key=lambda row: row.case)
 
     gpus = 16 if quick else 64
