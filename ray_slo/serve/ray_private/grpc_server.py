@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import wraps
 from typing import Any
 
 _PENDING_CALLS = 20_000
@@ -22,6 +23,7 @@ def bind_to(host: str) -> None:
 
     original = getattr(default_impl.add_grpc_address, "_ray_slo", default_impl.add_grpc_address)
 
+    @wraps(original)
     def add_grpc_address(server: Any, address: str) -> None:
         original(server, f"{host}:{address.rpartition(':')[2]}")
 
