@@ -27,7 +27,6 @@ import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from ray_slo.serve.deadlines import (
     CAPACITY_HEADER,
@@ -50,41 +49,25 @@ _INSIDE = "rayslo_inside"  # requests on their way, by path and kind
 _PATHS_KEPT = 1024
 
 
-class _Error(NamedTuple):
+def _answer(
+    status: str, error: str, reason: str, message: str, again_s: int | None = None
+) -> bytes:
     """What is said where HAProxy would answer with a page of its own."""
-
-    status: str
-    error: str
-    reason: str
-    message: str
-    again_s: int | None = None
-
-    @property
-    def page(self) -> bytes:
-        said: dict[str, object] = {
-            "error": self.error,
-            "reason": self.reason,
-            "message": self.message,
-        }
-        lines = [f"HTTP/1.1 {self.status}", "content-type: application/json", "connection: close"]
-        if self.again_s is not None:
-            said["retry_after_s"] = self.again_s
-            lines.append(f"retry-after: {self.again_s}")
-        body = json.dumps(said)
-        lines.append(f"content-length: {len(body)}")
-        return "\r\n".join([*lines, "", body]).encode()
+    said: dict[str, object] = {"error": error, "reason": reason, "message": message}
+    lines = [f"HTTP/1.1 {status}", "content-type: application/json", "connection: close"]
+    if again_s is not None:
+        said["retry_after_s"] = again_s
+        lines.append(f"retry-after: {again_s}")
+    body = json.dumps(said)
+    lines.append(f"content-length: {len(body)}")
+    return "\r\n".join([*lines, "", body]).encode()
 
 
-_ERRORS = {  # by HAProxy's own status; 400 and 408 it says before it looks for a page
-    502: _Error(
-        "503 Service Unavailable",
-        "FrontendLost",
-        "frontend_lost",
-        "the frontend died with the request",
-        1,
-    ),
-    503: _Error("503 Service Unavailable", "FrontendLost", "frontend_lost", "no frontend is up", 1),
-    504: _Error("504 Gateway Timeout", "Expired", "expired", "no frontend answered in time"),
+_LOST = ("503 Service Unavailable", "FrontendLost", "frontend_lost")
+_PAGES = {  # by HAProxy's own status; 400 and 408 it says before it looks for a page
+    502: _answer(*_LOST, "the frontend died with the request", 1),
+    503: _answer(*_LOST, "no frontend is up", 1),
+    504: _answer("504 Gateway Timeout", "Expired", "expired", "no frontend answered in time"),
 }
 
 
@@ -140,8 +123,8 @@ def _lines(lines: Sequence[str]) -> str:
 
 def write_pages(folder: Path) -> None:
     """The error pages that the configuration names."""
-    for status, error in _ERRORS.items():
-        _page(folder, status).write_bytes(error.page)
+    for status, page in _PAGES.items():
+        _page(folder, status).write_bytes(page)
 
 
 def _page(folder: Path, status: int) -> Path:
@@ -149,7 +132,7 @@ def _page(folder: Path, status: int) -> Path:
 
 
 def _bounds(folder: Path) -> list[str]:
-    pages = [f"errorfile {status} {_page(folder, status)}" for status in _ERRORS]
+    pages = [f"errorfile {status} {_page(folder, status)}" for status in _PAGES]
     return [f"timeout http-request {HEAD_S}s", *pages]
 
 
