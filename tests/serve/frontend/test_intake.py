@@ -2,6 +2,7 @@
 
 import json
 import math
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -145,3 +146,15 @@ async def test_what_our_door_in_the_proxy_is_told():
     assert intake(**options).capacity_said("m") == "inf;400;100;2000;1000"
     known = intake(capacity=Capacity(80.0, frozenset({"w"})), **options)
     assert known.capacity_said("no/model") == "80;400;100;2000;1000"
+
+
+@in_loop
+async def test_a_client_that_leaves_before_its_body_is_there_sent_no_input():
+    async def leaves():
+        return {"type": "http.disconnect"}
+
+    one = intake()
+    request = Request({"type": "http", "headers": []}, leaves)
+    with pytest.raises(BadInput, match="the client left before its body was here") as bad:
+        await one.body(request, one.asked("m", time.monotonic(), None))
+    assert (bad.value.model, one.seen) == ("m", [("unanswered", "m", "invalid", "bad_input")])
