@@ -32,53 +32,18 @@ if TYPE_CHECKING:
     from ray_slo.core.requests import WorkerId as WorkerId
 
 _LAZY = {
-    "Action": "ray_slo.core.decisions",
-    "Assigned": "ray_slo.core.cluster",
-    "BatchOutcome": "ray_slo.core.requests",
-    "BatchStatus": "ray_slo.core.requests",
-    "Cluster": "ray_slo.core.cluster",
-    "DeadlineQueue": "ray_slo.core.queues",
-    "Decision": "ray_slo.core.decisions",
-    "Dispatch": "ray_slo.core.decisions",
-    "DispatchDelay": "ray_slo.core.cluster",
-    "Drop": "ray_slo.core.decisions",
-    "DropReason": "ray_slo.core.decisions",
-    "LatencyProfile": "ray_slo.core.profiles",
-    "Model": "ray_slo.core.cluster",
-    "OnlineProfile": "ray_slo.core.profiles",
-    "Policy": "ray_slo.core.policy",
-    "Preempt": "ray_slo.core.decisions",
-    "Request": "ray_slo.core.requests",
-    "RequestId": "ray_slo.core.requests",
-    "Upstream": "ray_slo.core.requests",
-    "Variant": "ray_slo.core.cluster",
-    "Worker": "ray_slo.core.cluster",
-    "WorkerId": "ray_slo.core.requests",
+    name: f"ray_slo.core.{room}"
+    for room, names in {
+        "cluster": "Assigned Cluster DispatchDelay Model Variant Worker",
+        "decisions": "Action Decision Dispatch Drop DropReason Preempt",
+        "policy": "Policy",
+        "profiles": "LatencyProfile OnlineProfile",
+        "queues": "DeadlineQueue",
+        "requests": "BatchOutcome BatchStatus Request RequestId Upstream WorkerId",
+    }.items()
+    for name in names.split()
 }
-__all__ = [
-    "Action",
-    "Assigned",
-    "BatchOutcome",
-    "BatchStatus",
-    "Cluster",
-    "DeadlineQueue",
-    "Decision",
-    "Dispatch",
-    "DispatchDelay",
-    "Drop",
-    "DropReason",
-    "LatencyProfile",
-    "Model",
-    "OnlineProfile",
-    "Policy",
-    "Preempt",
-    "Request",
-    "RequestId",
-    "Upstream",
-    "Variant",
-    "Worker",
-    "WorkerId",
-]
+__all__ = sorted(_LAZY)
 
 
 def __getattr__(name: str) -> Any:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
+from dataclasses import fields
 from functools import cache, wraps
 from types import NoneType, SimpleNamespace, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from annotated_types import Ge, Gt, Le
+from annotated_types import Ge, Gt, Le, Lt
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
@@ -17,6 +18,9 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Above0 = Annotated[float, Field(gt=0)]
+AtLeast0 = Annotated[float, Field(ge=0)]
+"""Infinity is one, too."""
 Count = Annotated[int, Field(ge=1)]
 Share = Annotated[float, Field(gt=0, le=1)]
 """Above 0 and at most 1."""
@@ -28,7 +32,7 @@ _KINDS = {
     str: "a text",
     NoneType: "null",
 }
-_BOUNDS = {Gt: ("gt", "above"), Ge: ("ge", "at least"), Le: ("le", "at most")}
+_BOUNDS = {Gt: ("gt", "above"), Ge: ("ge", "at least"), Le: ("le", "at most"), Lt: ("lt", "below")}
 
 
 def checked(call: F) -> F:
@@ -44,7 +48,12 @@ def checked(call: F) -> F:
     return checking  # type: ignore[return-value]
 
 
-def check(call: Callable[..., Any], given: Mapping[str, Any]) -> None:
+def check_fields(made: Any, of: str = "") -> None:
+    """Check the fields of a dataclass. `of`: whose they are, for the message."""
+    check(type(made), {field.name: getattr(made, field.name) for field in fields(made)}, of)
+
+
+def check(call: Callable[..., Any], given: Mapping[str, Any], of: str = "") -> None:
     """Check the arguments that are given, by name.
 
     Raises:
@@ -60,7 +69,7 @@ def check(call: Callable[..., Any], given: Mapping[str, Any]) -> None:
             hint.validate_python(value, strict=True)
         except ValidationError as error:
             words = _words(_annotations(call)[name], {e["type"] for e in error.errors()})
-            raise ValueError(f"{name} must be {words}, got {value!r}") from None
+            raise ValueError(f"{name}{of} must be {words}, got {value!r}") from None
 
 
 @cache
@@ -111,7 +120,7 @@ def _words(hint: Any, wrong: Collection[str]) -> str:
         elif "finite_number" in wrong:
             return "a finite number"
         elif bounds and wrong and not any(w.endswith("_type") for w in wrong):
-            return " and ".join(bounds)
+            return "positive" if bounds == ["above 0"] else " and ".join(bounds)
         else:
             words.append(_KINDS[part])
     return " or ".join(words)

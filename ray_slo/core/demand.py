@@ -11,8 +11,11 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Hashable, Mapping, Sequence
-from typing import Literal, get_args
+from typing import Annotated, Literal
 
+from pydantic import Field
+
+from ray_slo.core.arguments import NonNegative, Positive, Share, checked
 from ray_slo.core.load import LoadMonitor
 
 Kind = Literal["ewma", "peak", "holt"]
@@ -40,12 +43,8 @@ class Holt:
         ValueError: an argument out of its range.
     """
 
-    def __init__(self, bin_s: float = 1.0, alpha: float = 0.3, beta: float = 0.1) -> None:
-        if not (math.isfinite(bin_s) and bin_s > 0):
-            raise ValueError(f"bin_s must be positive, got {bin_s}")
-        for name, value in (("alpha", alpha), ("beta", beta)):
-            if not 0 < value <= 1:
-                raise ValueError(f"{name} must be in (0, 1], got {value}")
+    @checked
+    def __init__(self, bin_s: Positive = 1.0, alpha: Share = 0.3, beta: Share = 0.1) -> None:
         self._bin_s, self._alpha, self._beta = bin_s, alpha, beta
         self._end = math.nan  # of the bin that is being filled
         self._count = 0
@@ -94,18 +93,15 @@ class Demand:
         ValueError: an argument out of its range.
     """
 
+    @checked
     def __init__(
         self,
         kind: Kind = "ewma",
         window_s: float = 1.0,
         *,
         hold_windows: float = 10.0,
-        horizon_s: float = 0.0,
+        horizon_s: NonNegative = 0.0,
     ) -> None:
-        if kind not in get_args(Kind):
-            raise ValueError(f"kind must be one of {', '.join(get_args(Kind))}, got {kind!r}")
-        if not 0 <= horizon_s < math.inf:
-            raise ValueError(f"horizon_s must be at least 0, got {horizon_s}")
         self._horizon_s = horizon_s
         self._source: Holt | LoadMonitor
         if kind == "holt":
@@ -272,18 +268,15 @@ class Factors:
         ValueError: an argument out of its range.
     """
 
+    @checked
     def __init__(
         self,
         prior: Mapping[Hashable, Mapping[str, float]],
         *,
-        prior_requests: float = 20.0,
-        memory_requests: float = 10_000.0,
+        prior_requests: Positive = 20.0,
+        memory_requests: Annotated[float, Field(gt=0)] = 10_000.0,
         siblings: bool = True,
     ) -> None:
-        if not 0 < prior_requests < math.inf:
-            raise ValueError(f"prior_requests must be positive, got {prior_requests}")
-        if not memory_requests > 0:
-            raise ValueError(f"memory_requests must be positive, got {memory_requests}")
         self._memory = memory_requests
         self._prior, self._weight, self._siblings = prior, prior_requests, siblings
         self._seen = dict.fromkeys(prior, 0.0)  # the part of `_requests` that is no prior

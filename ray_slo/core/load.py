@@ -12,7 +12,11 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from typing import Literal, get_args
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from ray_slo.core.arguments import Count, Positive, checked
 
 Kind = Literal["mean", "ewma", "peak"]
 
@@ -30,22 +34,15 @@ class LoadMonitor:
         ValueError: an argument out of its range.
     """
 
+    @checked
     def __init__(
         self,
         kind: Kind = "mean",
-        window_s: float = 0.5,
+        window_s: Positive = 0.5,
         *,
-        min_arrivals: int = 64,
-        hold_windows: float = 10.0,
+        min_arrivals: Count = 64,
+        hold_windows: Annotated[float, Field(ge=1)] = 10.0,
     ) -> None:
-        if kind not in get_args(Kind):
-            raise ValueError(f"kind must be one of {', '.join(get_args(Kind))}, got {kind!r}")
-        if not (math.isfinite(window_s) and window_s > 0):
-            raise ValueError(f"window_s must be positive, got {window_s}")
-        if min_arrivals < 1:
-            raise ValueError(f"min_arrivals must be at least 1, got {min_arrivals}")
-        if not hold_windows >= 1:
-            raise ValueError(f"hold_windows must be at least 1, got {hold_windows}")
         self._kind = kind
         self._window_s = window_s
         self._min_arrivals = min_arrivals

@@ -23,10 +23,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Annotated
 
+from pydantic import Field
+
+from ray_slo.core.arguments import Count, check_fields
 from ray_slo.planning.result import Infeasible
 
 _EPS = 1e-9
+
+Part = Annotated[float, Field(ge=0, le=1)]
 
 
 @dataclass(frozen=True)
@@ -39,16 +45,12 @@ class Signals:
         idle_fraction: f, share of the workers' time in which they ran nothing.
     """
 
-    workers: int
-    bad_rate: float
-    idle_fraction: float
+    workers: Annotated[int, Field(ge=0)]
+    bad_rate: Part
+    idle_fraction: Part
 
     def __post_init__(self) -> None:
-        if self.workers < 0:
-            raise ValueError(f"workers must be at least 0, got {self.workers}")
-        for field in ("bad_rate", "idle_fraction"):
-            if not 0 <= getattr(self, field) <= 1:
-                raise ValueError(f"{field} must lie between 0 and 1, got {getattr(self, field)}")
+        check_fields(self)
 
 
 @dataclass(frozen=True)
@@ -66,11 +68,11 @@ class Limits:
 
     min_workers: int
     max_workers: int
-    bad_rate_above: float = 0.01
-    idle_above: float = 0.1
+    bad_rate_above: Annotated[float, Field(ge=0, lt=1)] = 0.01
+    idle_above: Annotated[float, Field(ge=0, lt=1)] = 0.1
     keep_idle: float = 0.0
-    periods_up: int = 1
-    periods_down: int = 3
+    periods_up: Count = 1
+    periods_down: Count = 3
 
     def __post_init__(self) -> None:
         if not 0 <= self.min_workers <= self.max_workers:
@@ -78,19 +80,12 @@ class Limits:
                 f"min_workers must lie between 0 and max_workers, got {self.min_workers} and "
                 f"{self.max_workers}"
             )
-        for field in ("bad_rate_above", "idle_above"):
-            if not 0 <= getattr(self, field) < 1:
-                raise ValueError(
-                    f"{field} must be at least 0 and below 1, got {getattr(self, field)}"
-                )
+        check_fields(self)
         if not 0 <= self.keep_idle <= self.idle_above:
             raise ValueError(
                 f"keep_idle must lie between 0 and idle_above ({self.idle_above}), "
                 f"got {self.keep_idle}"
             )
-        for field in ("periods_up", "periods_down"):
-            if getattr(self, field) < 1:
-                raise ValueError(f"{field} must be at least 1, got {getattr(self, field)}")
 
 
 @dataclass(frozen=True)

@@ -37,11 +37,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 
+from ray_slo.core.arguments import Above0, Share, check_fields
 from ray_slo.core.cluster import Variant
 from ray_slo.core.profiles import LatencyProfile
 from ray_slo.planning.catalogue import InstanceType
@@ -81,16 +83,16 @@ class Problem:
 
     types: Sequence[InstanceType]
     variants: Sequence[Variant]
-    demand: float
-    latency_slo_s: float
+    demand: Above0
+    latency_slo_s: Above0
     sizes: Sequence[int] | NDArray[Any]
-    budget_per_hour: float
-    xi: float = 0.98
-    load: float = 0.9
+    budget_per_hour: Above0
+    xi: Share = 0.98
+    load: Share = 0.9
     batch_sizes: Sequence[int] = (1,)
-    waiting_factor: float = 2.0
+    waiting_factor: Annotated[float, Field(ge=1)] = 2.0
     backend: Backend = "auto"
-    time_limit_s: float = 10.0
+    time_limit_s: Above0 = 10.0
     relative_gap: float = 1e-6
     seed: int = 0
 
@@ -104,24 +106,12 @@ class Problem:
         for variant in self.variants:
             if variant.accuracy is None:
                 raise ValueError(f"variants: {variant.name!r} has no accuracy")
-        for name, value in (
-            ("demand", self.demand),
-            ("latency_slo_s", self.latency_slo_s),
-            ("budget_per_hour", self.budget_per_hour),
-            ("time_limit_s", self.time_limit_s),
-        ):
-            if not value > 0:
-                raise ValueError(f"{name} must be positive, got {value}")
-        for name, value in (("xi", self.xi), ("load", self.load)):
-            if not 0 < value <= 1:
-                raise ValueError(f"{name} must be above 0 and at most 1, got {value}")
+        check_fields(self)
         sizes = np.asarray(self.sizes)
         if sizes.ndim != 1 or len(sizes) == 0 or sizes.min() < 1:
             raise ValueError("sizes must be a non-empty list of sizes of at least 1")
         if 1 not in self.batch_sizes or min(self.batch_sizes) < 1:
             raise ValueError(f"batch_sizes must have 1 and be positive, got {self.batch_sizes}")
-        if not self.waiting_factor >= 1:
-            raise ValueError(f"waiting_factor must be at least 1, got {self.waiting_factor}")
 
 
 @dataclass(frozen=True)

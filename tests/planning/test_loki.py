@@ -483,7 +483,7 @@ def _task(name, parent=None, **factors):
         ({"workers": 0}, "workers must be at least 1, got 0"),
         ({"slo_s": 0.0}, "slo_s must be positive, got 0"),
         ({"waiting_factor": 0.5}, "waiting_factor must be at least 1"),
-        ({"headroom_quantile": 1.0}, "headroom_quantile must be between 0 and 1, got 1"),
+        ({"headroom_quantile": 1.0}, "headroom_quantile must be above 0 and below 1, got 1"),
         ({"batch_sizes": ()}, "batch_sizes must be"),
         ({"max_swaps": -1}, "max_swaps must be at least 0, got -1"),
         ({"current": {("detect", "x"): 1}}, "current: no such variants"),

@@ -246,7 +246,7 @@ def test_too_small_a_change_budget_comes_with_the_price():
         ({"rates": []}, "models must not be empty"),
         ({"rates": [-1.0]}, "rate of model 'm0' must be at least 0"),
         ({"max_rate": -1}, "max_rate must be at least 0"),
-        ({"memory_weight": math.inf}, "memory_weight must be at least 0"),
+        ({"memory_weight": math.inf}, "memory_weight must be a finite number"),
         ({"current": (0, 0)}, "current has 2 entries for 1 models"),
         ({"current": (2,)}, "current: no sub-cluster 2 among 2"),
         ({"change_cost": (1.0, 1.0)}, "change_cost must be at least 0 and of shape"),

@@ -382,7 +382,7 @@ class TestSeveralModels:
         ({"margin_ms": -1.0}, "margin_ms must be at least 0, got -1.0"),
         ({"jitter_ms": float("nan")}, "jitter_ms must be a finite number, got nan"),
         ({"headroom": 0.0}, "headroom must be above 0 and at most 1, got 0.0"),
-        ({"rate_window_s": 0.0}, "rate_window_s must be above 0, got 0.0"),
+        ({"rate_window_s": 0.0}, "rate_window_s must be positive, got 0.0"),
     ],
 )
 def test_bad_arguments(kwargs, message):

@@ -524,7 +524,7 @@ def test_only_batches_that_finished_are_learned_from() -> None:
         ({"queues": "task"}, "queues must be one of variant, worker"),
         ({"waiting_factor": 0.5}, "waiting_factor must be at least 1, got 0.5"),
         ({"waiting_factor": math.nan}, "waiting_factor must be at least 1"),
-        ({"rebalance_s": 0}, "rebalance_s must be above 0, got 0"),
+        ({"rebalance_s": 0}, "rebalance_s must be positive, got 0"),
         ({"communication_s": -1}, "communication_s must be at least 0, got -1"),
         ({"parents": {"a": None, "b": None}}, "parents must be a tree"),
         ({"parents": {"b": "a", "a": None}}, "parents must be a tree"),

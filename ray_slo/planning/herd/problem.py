@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from ray_slo.core.arguments import Above0, Count, NonNegative, check_fields
 from ray_slo.planning.milp import Backend
 
 
@@ -13,8 +14,8 @@ class ModelStream:
     """All streams of one model. `load`: workers that its average load needs, Σ rate_i / T_i."""
 
     name: str
-    load: float
-    memory_mb: float
+    load: NonNegative
+    memory_mb: NonNegative
     affinity_set: int = 0
 
 
@@ -38,13 +39,13 @@ class Problem:
     """
 
     models: tuple[ModelStream, ...]
-    workers: int
-    group_worker_limit: int
-    memory_mb: float
-    max_groups: int | None = None
-    min_headroom: float = 0.0
+    workers: Count
+    group_worker_limit: Count
+    memory_mb: Above0
+    max_groups: Count | None = None
+    min_headroom: NonNegative = 0.0
     exact_cells: int = 150
-    time_limit_s: float = 10.0
+    time_limit_s: NonNegative = 10.0
     backend: Backend = "auto"
     seed: int = 0
 
@@ -53,23 +54,9 @@ class Problem:
             raise ValueError("models must not be empty")
         if len({m.name for m in self.models}) < len(self.models):
             raise ValueError("models must have names of their own")
-        for field in ("workers", "group_worker_limit"):
-            if getattr(self, field) < 1:
-                raise ValueError(f"{field} must be at least 1, got {getattr(self, field)}")
-        if self.max_groups is not None and self.max_groups < 1:
-            raise ValueError(f"max_groups must be at least 1, got {self.max_groups}")
-        for field in ("min_headroom", "time_limit_s"):
-            if not 0 <= getattr(self, field) < math.inf:
-                raise ValueError(f"{field} must be at least 0, got {getattr(self, field)}")
-        if not self.memory_mb > 0:
-            raise ValueError(f"memory_mb must be positive, got {self.memory_mb}")
+        check_fields(self)
         for m in self.models:
-            if not 0 <= m.load < math.inf:
-                raise ValueError(f"load of model {m.name!r} must be at least 0, got {m.load}")
-            if not 0 <= m.memory_mb < math.inf:
-                raise ValueError(
-                    f"memory_mb of model {m.name!r} must be at least 0, got {m.memory_mb}"
-                )
+            check_fields(m, f" of model {m.name!r}")
 
     @property
     def groups(self) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -10,6 +9,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from ray_slo.core.arguments import Positive, Share, check_fields
 from ray_slo.core.profiles import LatencyProfile
 from ray_slo.planning.catalogue import InstanceType
 
@@ -34,10 +34,10 @@ class Problem:
 
     types: Sequence[InstanceType]
     profiles: Mapping[str, LatencyProfile]
-    latency_slo_s: float
+    latency_slo_s: Positive
     sizes: Sequence[int] | NDArray[Any]
-    budget_per_hour: float
-    xi: float = 0.98
+    budget_per_hour: Positive
+    xi: Share = 0.98
     base: str | None = None
 
     def __post_init__(self) -> None:
@@ -48,14 +48,7 @@ class Problem:
             raise ValueError(f"profiles has none for {', '.join(missing)}")
         if self.base is not None and self.base not in names:
             raise ValueError(f"base must be one of {', '.join(names)}, got {self.base!r}")
-        for name, value in (
-            ("latency_slo_s", self.latency_slo_s),
-            ("budget_per_hour", self.budget_per_hour),
-        ):
-            if not (math.isfinite(value) and value > 0):
-                raise ValueError(f"{name} must be positive, got {value}")
-        if not 0 < self.xi <= 1:
-            raise ValueError(f"xi must be above 0 and at most 1, got {self.xi}")
+        check_fields(self)
         sizes = np.asarray(self.sizes)
         if sizes.ndim != 1 or len(sizes) == 0 or sizes.min() < 1:
             raise ValueError("sizes must be a non-empty list of sizes of at least 1")

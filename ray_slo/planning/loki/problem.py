@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Annotated
 
+from pydantic import Field
+
+from ray_slo.core.arguments import Above0, Count, NonNegative, check_fields
 from ray_slo.core.profiles import LatencyProfile
 from ray_slo.planning.milp import Backend
 
@@ -72,45 +75,30 @@ class Problem:
     """
 
     tasks: tuple[Task, ...]
-    demand: float
-    workers: int
-    slo_s: float
+    demand: NonNegative
+    workers: Count
+    slo_s: Above0
     batch_sizes: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64)
-    waiting_factor: float = 2.0
-    communication_s: float = 0.0
+    waiting_factor: Annotated[float, Field(ge=1)] = 2.0
+    communication_s: NonNegative = 0.0
     any_route: bool = True
-    headroom_quantile: float | None = None
-    headroom_period_s: float = 1.0
+    headroom_quantile: Annotated[float, Field(gt=0, lt=1)] | None = None
+    headroom_period_s: Above0 = 1.0
     fits_alone: bool = True
     path_accuracies: Mapping[tuple[str, ...], float] = field(default_factory=dict)
-    accuracy_floor: float = 0.0
+    accuracy_floor: NonNegative = 0.0
     current: Mapping[tuple[str, str], int] | None = None
-    swap_cost: float = 0.0
-    max_swaps: int | None = None
+    swap_cost: NonNegative = 0.0
+    max_swaps: Annotated[int, Field(ge=0)] | None = None
     backend: Backend = "auto"
-    time_limit_s: float = 10.0
-    relative_gap: float = 1e-4
+    time_limit_s: Above0 = 10.0
+    relative_gap: NonNegative = 1e-4
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("demand", "communication_s", "swap_cost", "accuracy_floor", "relative_gap"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
-        for name in ("slo_s", "headroom_period_s", "time_limit_s"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
-        if self.workers < 1:
-            raise ValueError(f"workers must be at least 1, got {self.workers}")
-        if not self.waiting_factor >= 1:
-            raise ValueError(f"waiting_factor must be at least 1, got {self.waiting_factor}")
-        if self.headroom_quantile is not None and not 0 < self.headroom_quantile < 1:
-            raise ValueError(
-                f"headroom_quantile must be between 0 and 1, got {self.headroom_quantile}"
-            )
+        check_fields(self)
         if not self.batch_sizes or min(self.batch_sizes) < 1:
             raise ValueError(f"batch_sizes must be at least 1, got {self.batch_sizes}")
-        if self.max_swaps is not None and self.max_swaps < 0:
-            raise ValueError(f"max_swaps must be at least 0, got {self.max_swaps}")
         self._check_tree()
         if self.current is not None:
             known = {(t.name, v.name) for t in self.tasks for v in t.variants}

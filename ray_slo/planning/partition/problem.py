@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ray_slo.core.arguments import AtLeast0, Count, NonNegative, check_fields
 from ray_slo.planning.milp import Backend
 
 
@@ -15,9 +16,9 @@ class Model:
     """`rate` in requests per second, memory of its weights and of its execution in MB."""
 
     name: str
-    rate: float
-    static_mb: float
-    dynamic_mb: float = 0.0
+    rate: NonNegative
+    static_mb: NonNegative
+    dynamic_mb: NonNegative = 0.0
 
 
 @dataclass(frozen=True)
@@ -42,15 +43,15 @@ class Problem:
     """
 
     models: tuple[Model, ...]
-    sub_clusters: int
-    max_rate: float = math.inf
-    max_memory_mb: float = math.inf
-    memory_weight: float | None = None
+    sub_clusters: Count
+    max_rate: AtLeast0 = math.inf
+    max_memory_mb: AtLeast0 = math.inf
+    memory_weight: NonNegative | None = None
     current: tuple[int, ...] | None = None
     change_cost: tuple[float, ...] | tuple[tuple[float, ...], ...] | None = None
-    max_change_cost: float = math.inf
-    tolerance: float = 1e-3
-    time_limit_s: float = 10.0
+    max_change_cost: AtLeast0 = math.inf
+    tolerance: AtLeast0 = 1e-3
+    time_limit_s: AtLeast0 = 10.0
     backend: Backend = "auto"
     seed: int = 0
 
@@ -60,19 +61,9 @@ class Problem:
             raise ValueError("models must not be empty")
         if len({m.name for m in self.models}) < count:
             raise ValueError("models must have names of their own")
-        if parts < 1:
-            raise ValueError(f"sub_clusters must be at least 1, got {parts}")
+        check_fields(self)
         for m in self.models:
-            for field in ("rate", "static_mb", "dynamic_mb"):
-                if not 0 <= getattr(m, field) < math.inf:
-                    raise ValueError(
-                        f"{field} of model {m.name!r} must be at least 0, got {getattr(m, field)}"
-                    )
-        for field in ("max_rate", "max_memory_mb", "max_change_cost", "tolerance", "time_limit_s"):
-            if not getattr(self, field) >= 0:
-                raise ValueError(f"{field} must be at least 0, got {getattr(self, field)}")
-        if self.memory_weight is not None and not 0 <= self.memory_weight < math.inf:
-            raise ValueError(f"memory_weight must be at least 0, got {self.memory_weight}")
+            check_fields(m, f" of model {m.name!r}")
         if self.current is not None:
             if len(self.current) != count:
                 raise ValueError(f"current has {len(self.current)} entries for {count} models")

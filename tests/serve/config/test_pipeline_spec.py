@@ -228,7 +228,7 @@ def test_for_the_scheduler_there_is_no_user_code():
         (loki_args(kwargs={"slo_s": 1}), "planner.kwargs.slo_s: unknown key; valid keys are "),
         (
             loki_args(kwargs={"headroom_quantile": 1.5}),
-            "planner.kwargs: headroom_quantile must be between 0 and 1, got 1.5",
+            "planner.kwargs: headroom_quantile must be above 0 and below 1, got 1.5",
         ),
         (loki_args(kwargs={"max_swaps": "x"}), "planner.kwargs.max_swaps: Input should be a valid"),
         (loki_args(min_gain=1), "planner: min_gain: not for the planner 'loki'"),
