@@ -100,3 +100,19 @@ class LoadMonitor:
     def _decay(self, now: float) -> None:
         self._weight *= math.exp(-(now - self._weighed_at) / self._window_s)
         self._weighed_at = now
+
+
+class Ticks:
+    """Time in equal steps, in which arrivals are counted. `every_s`: their length, seconds."""
+
+    def __init__(self, now: float, every_s: float) -> None:
+        self.every_s = every_s
+        self.next_at = now + every_s
+
+    def passed(self, now: float) -> int:
+        """How many steps ended since the last call."""
+        if now < self.next_at:
+            return 0
+        steps = int((now - self.next_at) / self.every_s) + 1
+        self.next_at += steps * self.every_s
+        return steps

@@ -45,6 +45,7 @@ from typing import Any, Literal
 
 from ray_slo.core.arguments import Count, NonNegative, Positive, Share, checked
 from ray_slo.core.cluster import Cluster
+from ray_slo.core.load import Ticks
 from ray_slo.policies.batching import LIVE_JITTER, BatchingPolicy
 from ray_slo.policies.shared.lanes import Lane, ModelState, Pool
 
@@ -108,7 +109,7 @@ class Deferred(BatchingPolicy):
         self._fixed_window_s = rate_window_s
         self._window_s = rate_window_s or 1.0
         self._wait_step_s = 0.0
-        self._next_measure_at = math.inf
+        self._ticks: Ticks | None = None
         self._counts: dict[ModelState, deque[int]] = {}
         self._efficiency: dict[Lane, _Efficiency] = {}
 
@@ -119,8 +120,9 @@ class Deferred(BatchingPolicy):
         self._window_s = self._fixed_window_s or max(
             1.0, 5 * max(slos, default=0.0), _WINDOW_PER_MODEL_S * len(slos)
         )
-        if math.isinf(self._next_measure_at):
-            self._next_measure_at = now + self._window_s / _BUCKETS
+        if self._ticks is None:
+            self._ticks = Ticks(now, self._window_s / _BUCKETS)
+        self._ticks.every_s = self._window_s / _BUCKETS
         self._efficiency = {lane: _Efficiency(lane) for pool in self._pools for lane in pool.lanes}
         self._counts = {
             model: self._counts.get(model) or deque(maxlen=_BUCKETS)
@@ -155,17 +157,15 @@ class Deferred(BatchingPolicy):
     # The measured load -------------------------------------------------------------------------
 
     def _measure(self, now: float) -> None:
-        if now < self._next_measure_at:
+        ticks = self._ticks
+        if ticks is None or not (elapsed := ticks.passed(now)):
             return
-        period = self._window_s / _BUCKETS
-        elapsed = int((now - self._next_measure_at) / period) + 1
-        self._next_measure_at += elapsed * period
         for model in self._models.values():
             counts = self._counts.setdefault(model, deque(maxlen=_BUCKETS))
             counts.append(model.arrived)
             counts.extend([0] * min(elapsed - 1, _BUCKETS))
             model.arrived = 0
-            model.rate = sum(counts) / (len(counts) * period)
+            model.rate = sum(counts) / (len(counts) * ticks.every_s)
         self._set_targets()
 
     def _set_targets(self) -> None:

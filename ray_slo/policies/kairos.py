@@ -142,9 +142,7 @@ class Kairos(Abilities):
 
     def batch_finished(self, now: float, worker: WorkerId, outcome: BatchOutcome) -> None:
         state = self._workers.get(worker)
-        if state is None:
-            return
-        if (done := take(state.flights, outcome.batch_id, now)) is None:
+        if state is None or (done := take(state.flights, outcome.batch_id, now)) is None:
             return
         self._place(state)
         self._changed = True

@@ -181,9 +181,7 @@ class Pipeline(Abilities):
 
     def batch_finished(self, now: float, worker: WorkerId, outcome: BatchOutcome) -> None:
         state = self._workers.get(worker)
-        if state is None:
-            return
-        if (done := take(state.flights, outcome.batch_id, now)) is None:
+        if state is None or (done := take(state.flights, outcome.batch_id, now)) is None:
             return
         self._expect(done, -1)
         if outcome.status is BatchStatus.FINISHED:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import NamedTuple
 
@@ -29,17 +30,15 @@ class Tree:
         self.levels = max(depth.values(), default=0)
 
 
+@dataclass(eq=False, repr=False, slots=True)
 class Member:
     """A worker, in every group that it serves. `timer_at`: a batch may be sent ahead then."""
 
-    __slots__ = ("flights", "groups", "id", "rank", "timer_at")
-
-    def __init__(self, id: WorkerId) -> None:
-        self.id = id
-        self.rank = 0
-        self.flights: list[Sent] = []
-        self.groups: list[Group] = []
-        self.timer_at = math.inf
+    id: WorkerId
+    rank: int = 0
+    flights: list[Sent] = field(default_factory=list)
+    groups: list[Group] = field(default_factory=list)
+    timer_at: float = math.inf
 
     @property
     def free_at(self) -> float:
@@ -53,36 +52,24 @@ class Member:
         return end_at - delay_s <= now <= end_at
 
 
+@dataclass(eq=False, repr=False, slots=True)
 class Group:
     """Workers of a task that are alike, and the queue that they share. Without members: where
     requests wait for a worker. `timer_at`: the head is looked at, if nothing else happens."""
 
-    __slots__ = (
-        "_busy",
-        "_idle",
-        "_listed",
-        "accuracy",
-        "batch_size",
-        "latency_s",
-        "members",
-        "profile",
-        "queue",
-        "task",
-        "timer_at",
-        "variant",
-    )
-
-    def __init__(self, task: str, variant: str, batch_size: int) -> None:
-        self.task, self.variant, self.batch_size = task, variant, batch_size
-        self.accuracy = self.latency_s = 0.0
-        self.profile: LatencyProfile
-        self.queue = DeadlineQueue()
-        self.timer_at = math.inf
-        self.members: list[Member] = []
-        # Heaps; what is stale in them is thrown away when it surfaces.
-        self._idle: list[tuple[int, Member]] = []
-        self._listed: set[Member] = set()  # in `_idle`
-        self._busy: list[tuple[float, int, Member]] = []
+    task: str
+    variant: str
+    batch_size: int
+    accuracy: float = 0.0
+    latency_s: float = 0.0
+    profile: LatencyProfile = field(init=False)
+    queue: DeadlineQueue = field(default_factory=DeadlineQueue)
+    timer_at: float = math.inf
+    members: list[Member] = field(default_factory=list)
+    # Heaps; what is stale in them is thrown away when it surfaces.
+    _idle: list[tuple[int, Member]] = field(default_factory=list)
+    _listed: set[Member] = field(default_factory=set)  # in `_idle`
+    _busy: list[tuple[float, int, Member]] = field(default_factory=list)
 
     def clear(self, profile: LatencyProfile, accuracy: float) -> None:
         """Forget the members."""

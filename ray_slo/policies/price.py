@@ -49,6 +49,7 @@ import numpy as np
 
 from ray_slo.core.arguments import Count, NonNegative, checked
 from ray_slo.core.cluster import Cluster, Model, Variant
+from ray_slo.core.load import Ticks
 from ray_slo.core.requests import BatchOutcome, BatchStatus, WorkerId
 from ray_slo.planning import fluid
 from ray_slo.planning.queue_value import Columns, QueueValue, solve
@@ -116,8 +117,7 @@ class Price(BatchingPolicy):
         self._cluster = Cluster({}, {})
         self._demand: dict[ModelState, TickedLoad] = {}
         self._precision = Precision()
-        self._tick_s = math.inf
-        self._next_tick_at = math.inf
+        self._ticks = Ticks(0.0, math.inf)
         self._sizes: list[int] = []
         self._tables: _Tables = {}
         self._values: dict[tuple[int, ...], QueueValue] = {}  # solved so far
@@ -137,9 +137,8 @@ class Price(BatchingPolicy):
         slos = [model.latency_slo_s for model in cluster.models.values()]
         tick_s = min(slos, default=math.inf) / _TICKS_PER_SLO
         self._short_s = _SHORT * min(slos, default=0.0)
-        if tick_s != self._tick_s:
-            self._demand = {}
-            self._tick_s, self._next_tick_at = tick_s, now + tick_s
+        if tick_s != self._ticks.every_s:
+            self._demand, self._ticks = {}, Ticks(now, tick_s)
         self._demand = {m: self._demand.get(m) or TickedLoad() for m in self._models.values()}
         tables = {
             (i, lane.model.order): [*lane.latency_s.tolist(), *lane.accuracy.tolist()]
@@ -184,9 +183,7 @@ class Price(BatchingPolicy):
     # The measured load, and the prices that follow ---------------------------------------------
 
     def _measure(self, now: float) -> None:
-        if now >= self._next_tick_at:
-            ticks = int((now - self._next_tick_at) / self._tick_s) + 1
-            self._next_tick_at += ticks * self._tick_s
+        if ticks := self._ticks.passed(now):
             for model in self._models.values():
                 demand = self._demand.setdefault(model, TickedLoad())
                 demand.count(model.arrived, ticks)
@@ -207,10 +204,10 @@ class Price(BatchingPolicy):
         moved = False
         for model in models:
             demand = self._demand.setdefault(model, TickedLoad())
-            if not (rate := demand.mean / self._tick_s):
+            if not (rate := demand.mean / self._ticks.every_s):
                 # Before the first tick.
                 rate = model.arrived / max(
-                    now - (self._next_tick_at - self._tick_s), 0.02 * self._tick_s
+                    now - (self._ticks.next_at - self._ticks.every_s), 0.02 * self._ticks.every_s
                 )
             moved |= demand.settle(max(rate, 0.2 / model.slo_s)) or model not in self._priced
         if not moved and self._levels == self._precision.levels:
@@ -222,7 +219,7 @@ class Price(BatchingPolicy):
         elif models:
             if now >= self._share_at or any(model not in self._priced for model in models):
                 self._shared = self._shares(models)
-                self._share_at = now + _SHARE_EVERY * self._tick_s
+                self._share_at = now + _SHARE_EVERY * self._ticks.every_s
             for model, (weights, prices) in self._shared.items():
                 self._price(model, weights, prices)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
 from ray_slo.core.cluster import Cluster, Kind
@@ -16,6 +17,7 @@ Dealt = dict[WorkerId, tuple[Kind, list[tuple[str, float]]]]
 """The kind of each worker, and the groups (model, SLO) that it serves."""
 
 
+@dataclass(eq=False, repr=False, slots=True)
 class Lane:
     """The queue of a worker for one group; or of a group that no worker serves.
 
@@ -24,27 +26,22 @@ class Lane:
         timer_at: when the head can be served no more, seconds.
     """
 
-    __slots__ = ("filed", "group", "queue", "served", "timer_at", "worker")
-
-    def __init__(self, group: Group, worker: Worker | None, served: Served | None) -> None:
-        self.group = group
-        self.worker = worker
-        self.served = served
-        self.queue = DeadlineQueue()
-        self.filed = (0, False, 0)
-        self.timer_at = math.inf
+    group: Group
+    worker: Worker | None
+    served: Served | None
+    queue: DeadlineQueue = field(default_factory=DeadlineQueue)
+    filed: tuple[int, bool, int] = (0, False, 0)
+    timer_at: float = math.inf
 
 
+@dataclass(eq=False, repr=False, slots=True)
 class Worker:
     """A worker runs one batch at a time. `free_at`: predicted, seconds."""
 
-    __slots__ = ("free_at", "id", "lanes", "running")
-
-    def __init__(self, id: WorkerId) -> None:
-        self.id = id
-        self.lanes: list[Lane] = []
-        self.running: int | None = None  # batch id
-        self.free_at = -math.inf
+    id: WorkerId
+    lanes: list[Lane] = field(default_factory=list)
+    running: int | None = None  # batch id
+    free_at: float = -math.inf
 
 
 class Group:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
+from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import NamedTuple
 
@@ -30,20 +31,19 @@ class Flight(NamedTuple):
     end_at: float  # predicted
 
 
+@dataclass(eq=False, repr=False, slots=True)
 class Worker:
     """`free_at`: predicted end of its last batch; `overdue`: whether that has passed."""
 
-    __slots__ = ("flights", "free_at", "id", "overdue", "pool", "rank")
-
-    def __init__(self, id: WorkerId) -> None:
-        self.id = id
-        self.rank = 0
-        self.pool: Pool
-        self.flights: list[Flight] = []  # the running batch, then one sent ahead
-        self.free_at = -math.inf
-        self.overdue = False
+    id: WorkerId
+    rank: int = 0
+    pool: Pool = field(init=False)
+    flights: list[Flight] = field(default_factory=list)  # the running batch, then one sent ahead
+    free_at: float = -math.inf
+    overdue: bool = False
 
 
+@dataclass(eq=False, repr=False, slots=True)
 class Pool:
     """Workers alike in hardware and loaded variants.
 
@@ -55,35 +55,19 @@ class Pool:
         wait_s: how long a due batch may have to wait for a worker (`Deferred` learns it).
     """
 
-    __slots__ = (
-        "_sent_ahead",
-        "_single",
-        "idle",
-        "kind",
-        "lanes",
-        "load",
-        "order",
-        "overdue",
-        "ready",
-        "size",
-        "timer_at",
-        "wait_s",
-    )
-
-    def __init__(self, order: int, kind: Kind, wait_s: float = 0.0) -> None:
-        self.order = order
-        self.kind = kind
-        self.size = 0
-        self.load = 0.0
-        self.wait_s = wait_s
-        self.lanes: list[Lane] = []
-        self.idle: list[tuple[int, Worker]] = []  # heap by rank
-        # Busy workers by predicted end: one batch in flight, and one running + one sent ahead.
-        self._single: list[tuple[float, int, Worker]] = []
-        self._sent_ahead: list[tuple[float, int, Worker]] = []
-        self.overdue = 0  # workers past their predicted end
-        self.ready: list[tuple[float, int, Lane]] = []  # heap of due candidates by latest
-        self.timer_at = math.inf  # a batch may be sent ahead then
+    order: int
+    kind: Kind
+    wait_s: float = 0.0
+    size: int = 0
+    load: float = 0.0
+    lanes: list[Lane] = field(default_factory=list)
+    idle: list[tuple[int, Worker]] = field(default_factory=list)  # heap by rank
+    # Busy workers by predicted end: one batch in flight, and one running + one sent ahead.
+    _single: list[tuple[float, int, Worker]] = field(default_factory=list)
+    _sent_ahead: list[tuple[float, int, Worker]] = field(default_factory=list)
+    overdue: int = 0  # workers past their predicted end
+    ready: list[tuple[float, int, Lane]] = field(default_factory=list)  # due, by `latest`
+    timer_at: float = math.inf  # a batch may be sent ahead then
 
     def place(self, worker: Worker) -> None:
         """(Re)file a worker whose batches in flight changed."""
@@ -128,6 +112,7 @@ class Pool:
         return None
 
 
+@dataclass(eq=False, repr=False, slots=True)
 class Lane:
     """A model on a pool, and the model's candidate batch there.
 
@@ -142,41 +127,21 @@ class Lane:
         due_since: since when there has been a candidate that is due, seconds.
     """
 
-    __slots__ = (
-        "due_since",
-        "go_size",
-        "latest",
-        "max_batch_size",
-        "model",
-        "need",
-        "order",
-        "pool",
-        "profile",
-        "reach",
-        "ready",
-        "size",
-        "target",
-        "timer_at",
-        "variant",
-    )
-
-    def __init__(
-        self,
-        order: int,
-        model: ModelState,
-        pool: Pool,
-        variant: str,
-        profile: LatencyProfile,
-    ) -> None:
-        self.order = order
-        self.model = model
-        self.pool = pool
-        self.variant = variant
-        self.profile = profile
-        self.target = 1
-        self.go_size: float = math.inf
-        self.due_since = self.timer_at = math.inf
-        self.clear()
+    order: int
+    model: ModelState
+    pool: Pool
+    variant: str
+    profile: LatencyProfile
+    max_batch_size: int = field(init=False)
+    need: list[float] = field(init=False)
+    reach: list[float] = field(init=False)
+    target: int = 1
+    go_size: float = math.inf
+    due_since: float = math.inf
+    timer_at: float = math.inf
+    latest: float = math.inf
+    size: int = 0
+    ready: bool = False
 
     def set_times(self, delay: DispatchDelay, margin_s: float, max_batch_size: int | None) -> None:
         table = self.profile.table[:max_batch_size]
@@ -222,6 +187,7 @@ class Lane:
         return size
 
 
+@dataclass(eq=False, repr=False, slots=True)
 class ModelState:
     """A model's queue and lanes (the quickest lane first).
 
@@ -231,14 +197,11 @@ class ModelState:
         timer_at: when the head can be served no more, seconds.
     """
 
-    __slots__ = ("arrived", "lanes", "order", "queue", "rate", "reach_1", "slo_s", "timer_at")
-
-    def __init__(self, order: int) -> None:
-        self.order = order
-        self.queue = DeadlineQueue()
-        self.lanes: list[Lane] = []
-        self.slo_s = math.inf
-        self.arrived = 0
-        self.rate = 0.0
-        self.reach_1 = 0.0  # shortest time in which one request can be served
-        self.timer_at = math.inf
+    order: int
+    queue: DeadlineQueue = field(default_factory=DeadlineQueue)
+    lanes: list[Lane] = field(default_factory=list)
+    slo_s: float = math.inf
+    arrived: int = 0
+    rate: float = 0.0
+    reach_1: float = 0.0  # shortest time in which one request can be served
+    timer_at: float = math.inf
