@@ -173,6 +173,35 @@ class PieceResult:
         return self.report is not None and self.report.status is BatchStatus.PREEMPTED
 
 
+SERVING = "serving"  # the last thing that a worker does of its start
+
+
+class Progress(NamedTuple):
+    """Worker → frontends, while it starts.
+
+    Attributes:
+        doing: "building", "loading", "measuring", or `SERVING` once it has started.
+        what: a model, or a variant of it.
+        number, of: position of `what` among all that the worker loads, and their number.
+        failed: the error of the last attempt; None if there was no attempt before.
+    """
+
+    worker: str
+    kind: str
+    doing: str = ""
+    what: str = ""
+    number: int = 0
+    of: int = 0
+    failed: str | None = None
+
+    def __str__(self) -> str:
+        if self.failed is not None:
+            return f"failed: {self.failed}"
+        if not self.what:
+            return self.doing or "starting"
+        return f"{self.doing} {self.what}, {self.number} of {self.of}"
+
+
 @dataclass(slots=True)
 class Heartbeat:
     """Worker → scheduler: I am here, and this is what I can do.

@@ -27,11 +27,10 @@ from ray_slo.serve.frontend.hooks import Hooks
 from ray_slo.serve.frontend.intake import Intake
 from ray_slo.serve.frontend.ledger import Ledger
 from ray_slo.serve.frontend.service import Service
-from ray_slo.serve.frontend.startup import Progress
 from ray_slo.serve.frontend.surroundings import Surroundings
 from ray_slo.serve.frontend.workers import Workers, check_names
 from ray_slo.serve.memory import vitals
-from ray_slo.serve.messages import Heartbeat
+from ray_slo.serve.messages import Heartbeat, Progress
 from ray_slo.serve.planner.links import FrontendLink
 from ray_slo.serve.planner.plugin import planner_class
 from ray_slo.serve.protos import DescribeReply, InferReply

@@ -10,41 +10,15 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from ray_slo.core.text import clipped
 from ray_slo.serve.errors import MAX_MESSAGE, NotReady
+from ray_slo.serve.messages import SERVING, Progress
 
 _SILENT_S = 5.0  # after this silence a worker has died, or serves
 _RETRY_S = 2.0  # `Retry-After` while an application loads
 _FAILED_RETRY_S = 30.0  # the same once it has failed to load
-SERVING = "serving"  # a worker's last word of its start
-
-
-class Progress(NamedTuple):
-    """Worker → frontends, while it starts.
-
-    Attributes:
-        doing: "building", "loading", "measuring", or `SERVING` once it has started.
-        what: a model, or a variant of it.
-        number, of: position of `what` among all that the worker loads, and their number.
-        failed: the error of the last attempt; None if there was no attempt before.
-    """
-
-    worker: str
-    kind: str
-    doing: str = ""
-    what: str = ""
-    number: int = 0
-    of: int = 0
-    failed: str | None = None
-
-    def __str__(self) -> str:
-        if self.failed is not None:
-            return f"failed: {self.failed}"
-        if not self.what:
-            return self.doing or "starting"
-        return f"{self.doing} {self.what}, {self.number} of {self.of}"
 
 
 @dataclass(frozen=True)

@@ -9,13 +9,15 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ray.serve import metrics
 
 from ray_slo.planning.brains.brain import Plans
-from ray_slo.serve.config.spec import VariantRef
-from ray_slo.serve.frontend.answer import Answer
+
+if TYPE_CHECKING:
+    from ray_slo.serve.config.spec import VariantRef
+    from ray_slo.serve.frontend.answer import Answer
 
 _MS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 30_000)
 _SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -176,12 +178,12 @@ class GroupMetrics:
         )
 
     def count(self, group: str, model: str, event: str, number: int) -> None:
-        """So many requests were "submitted", "granted" or "refused"."""
+        """Count requests that were "submitted", "granted" or "refused"."""
         if number:
             self._requests.inc(number, {"group": group, "model": model, "event": event})
 
     def routed(self, before: Mapping[str, str], now: Mapping[str, str]) -> None:
-        """Models go to these groups now."""
+        """Requests for models go to these groups now."""
         for model, group in before.items():
             self._serves.set(0, {"group": group, "model": model})
         for model, group in now.items():
@@ -236,7 +238,7 @@ class WorkerMetrics:
         self._exec.observe(seconds * 1e3, tags)
 
     def preemption(self, variant: VariantRef, outcome: str, delay_s: float) -> None:
-        """A batch ended that was asked to stop `delay_s` before."""
+        """A batch ended `delay_s` after it was asked to stop."""
         tags = {"model": variant.model, "variant": variant.name}
         self._preemptions.inc(1, {**tags, "outcome": outcome})
         if outcome == "preempted":

@@ -10,7 +10,7 @@ from typing import Any
 
 from ray_slo.core.text import clipped
 from ray_slo.serve.errors import MAX_MESSAGE
-from ray_slo.serve.frontend.startup import SERVING, Progress
+from ray_slo.serve.messages import SERVING, Progress
 
 logger = logging.getLogger(__name__)
 

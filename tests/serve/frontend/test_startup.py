@@ -3,7 +3,8 @@
 import pytest
 
 from ray_slo.serve.errors import NotReady, RefusedEarly
-from ray_slo.serve.frontend.startup import SERVING, Deployment, Progress, Startup, in_a_line
+from ray_slo.serve.frontend.startup import Deployment, Startup, in_a_line
+from ray_slo.serve.messages import SERVING, Progress
 
 TRACE = """A replica failed to start with exception. Retrying 2 more time(s). Error:
 Traceback (most recent call last):
