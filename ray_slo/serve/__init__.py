@@ -12,7 +12,7 @@ __all__ = ["build_app"]
 
 
 def __getattr__(name: str) -> Any:
-    # Lazy, so that the light modules of this package (spec, host, channel) can be used without ray.
+    # Lazy, so that the light modules of this package (spec, host) can be used without ray.
     if name == "build_app":
         from ray_slo.serve.app.build import build_app
 

@@ -212,11 +212,6 @@ class Scheduler:
         """See `Learned.capacity`."""
         return self._learned.capacity()
 
-    @property
-    def dispatch_delay_s(self) -> float:
-        """See `Learned.dispatch_delay_s`."""
-        return self._learned.dispatch_delay_s
-
     def status(self) -> dict[str, Any]:
         """What `ray-slo status` shows."""
         queued = Counter(request.model for request in self._queued.values())
