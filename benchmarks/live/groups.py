@@ -18,7 +18,7 @@ import numpy as np
 
 from benchmarks.harness.rows import Row
 from benchmarks.live.load import Calls
-from ray_slo.simulation.workloads import Poisson
+from ray_slo.simulation.arrivals import Poisson
 
 SOURCE = "ray-slo, SHEPHERD §4"
 ASKED = [("* · during moves", "failed", "≤", 0)]

@@ -46,7 +46,8 @@ from deployments.recommender.app import BASE_VARIABLE, ITEM_VARIABLE, MAX_ITEMS
 from deployments.recommender.data import ITEMS, USERS
 from ray_slo.core import Cluster, DispatchDelay, LatencyProfile, Model, Variant, Worker
 from ray_slo.simulation import simulate
-from ray_slo.simulation.workloads import Poisson, Workload
+from ray_slo.simulation.arrivals import Poisson
+from ray_slo.simulation.workloads import Workload
 
 SOURCE = "Kairos §8, live"
 ASKED = [

@@ -29,7 +29,7 @@ from ray_slo.core import LatencyProfile
 from ray_slo.load.drive import paced, run_http_process, status_of
 from ray_slo.load.report import LoadResult
 from ray_slo.load.workload import Payloads, Recorded
-from ray_slo.simulation.workloads import Poisson
+from ray_slo.simulation.arrivals import Poisson
 
 What = TypeVar("What")
 Came = TypeVar("Came")

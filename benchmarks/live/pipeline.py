@@ -42,7 +42,8 @@ from ray_slo.core import LatencyProfile
 from ray_slo.planning import loki
 from ray_slo.planning.result import Infeasible
 from ray_slo.simulation import simulate_pipeline
-from ray_slo.simulation.workloads import Times, Trace, Workload
+from ray_slo.simulation.arrivals import Times, Trace
+from ray_slo.simulation.workloads import Workload
 
 SOURCE = "Loki Figure 5"
 SLO_S = 2.5

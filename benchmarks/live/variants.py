@@ -31,7 +31,8 @@ from benchmarks.harness.rows import Row
 from benchmarks.live.load import by_http, learned
 from ray_slo.core import Cluster, DispatchDelay, LatencyProfile, Model, Variant
 from ray_slo.simulation import simulate
-from ray_slo.simulation.workloads import Times, Workload
+from ray_slo.simulation.arrivals import Times
+from ray_slo.simulation.workloads import Workload
 
 SOURCE = "ray-slo, RAMSIS §7"
 NETWORKS = ("digits-xs", "digits-s", "digits-m", "digits-xl")

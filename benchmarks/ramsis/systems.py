@@ -26,7 +26,7 @@ from ray_slo.core import Cluster, LatencyProfile, Model, Variant
 from ray_slo.planning.ramsis import pareto_front
 from ray_slo.policies import make_policy
 from ray_slo.simulation import Report, Trace, Workload, simulate
-from ray_slo.simulation.workloads import Gamma
+from ray_slo.simulation.arrivals import Gamma
 
 MODEL = "m"
 HARDWARE = "default"

@@ -58,6 +58,7 @@ _ResponseMetadata = Annotated[
         help="Ask the handle for variant, batch size and times; a ray-slo ingress always is."
     ),
 ]
+_LabelField = Annotated[str, typer.Option(help="Field of a JSON answer with the label.")]
 _Record = Annotated[
     Path | None, typer.Option(help="Write the workload here (.npz), to replay it later.")
 ]
@@ -77,15 +78,13 @@ def bench(
     duration_s: Annotated[float, typer.Option(help="Requests arrive this long.")] = 20.0,
     warmup_s: _WarmupS = None,
     arrivals: _Arrivals = "poisson",
-    shape: _Shape = (0.5),
+    shape: _Shape = 0.5,
     interval_s: Annotated[float, typer.Option(help="Length of a line of the trace file.")] = 1.0,
     payload: _Payload = None,
     slo_ms: Annotated[float, typer.Option(help="What counts as in time.")] = 1000.0,
     timeout_s: Annotated[float, typer.Option(help="Give a request up after this.")] = 30.0,
     header: _Header = None,
-    label_field: Annotated[str, typer.Option(help="Field of a JSON answer with the label.")] = (
-        "label"
-    ),
+    label_field: _LabelField = "label",
     response_metadata: _ResponseMetadata = False,
     record: _Record = None,
     replay: _Replay = None,
@@ -101,15 +100,13 @@ def bench(
     """
     from rich.console import Console
 
+    from ray_slo.load.drive import run_http
     from ray_slo.load.workload import Recorded, load_payloads
 
     _check_target(url, handle, payload)
     positive(slo_ms=slo_ms, timeout_s=timeout_s)
-    options: dict[str, Any] = {
-        "slo_s": slo_ms / 1e3,
-        "timeout_s": timeout_s,
-        "label_field": label_field,
-    }
+    options: dict[str, Any] = {"slo_s": slo_ms / 1e3, "timeout_s": timeout_s}
+    options["label_field"] = label_field
     headers = _headers(header)
     will_write("--record", record)
     will_fill(out)
@@ -124,14 +121,11 @@ def bench(
         workload.save(record)
     with Console(stderr=True).status(f"{len(workload)} requests in {workload.duration_s:g} s …"):
         if url is not None:
-            from ray_slo.load.drive import run_http
-
             result = run_http(url, workload, payloads, headers=headers, **options)
         else:
-            assert handle is not None and payloads is not None
             told = {"response_metadata": True} if response_metadata else {}
             result = _through_handle(
-                handle, ray_address, workload, payloads, call_kwargs=told, **options
+                handle or "", ray_address, workload, payloads, call_kwargs=told, **options
             )
     paths = result.save(out) if out else []
     if as_json:
@@ -169,7 +163,7 @@ def make_workload(
 
     from ray_slo.core.names import nearest
     from ray_slo.load.workload import Payloads, Recorded
-    from ray_slo.simulation.workloads import Constant, Gamma, Poisson, Trace
+    from ray_slo.simulation.arrivals import Constant, Gamma, Poisson, Trace
 
     positive(rate=rate, duration_s=duration_s, shape=shape, interval_s=interval_s)
     if seed < 0:
@@ -242,13 +236,14 @@ def _headers(given: list[str] | None) -> dict[str, str]:
 
 
 def _through_handle(
-    name: str, address: str, workload: Recorded, payloads: Payloads, **options: Any
+    name: str, address: str, workload: Recorded, payloads: Payloads | None, **options: Any
 ) -> LoadResult:
     import asyncio
 
     from ray_slo.load.drive import run_handle
     from ray_slo.serve.watch.status import connected_handle, is_frontend
 
+    assert payloads is not None
     with connected_handle(name, address) as handle:
         if is_frontend(name):
             options["call_kwargs"]["response_metadata"] = True

@@ -21,7 +21,7 @@ from ray_slo.core.profiles import LatencyProfile
 from ray_slo.demo.systems import APP, Settings, plain, running
 from ray_slo.load.drive import run_http_process
 from ray_slo.load.workload import Payloads, Recorded
-from ray_slo.simulation.workloads import Poisson
+from ray_slo.simulation.arrivals import Poisson
 
 BATCH = 8  # a batch this large is where batching has clearly paid off for the digits networks
 SLO_ROUNDS = 3

@@ -115,13 +115,7 @@ def page(
         ),
         Section("Next", code=next_steps),
     ]
-    facts = [
-        ("latency SLO", f"{1e3 * settings.slo_s:.0f} ms"),
-        ("offered", f"{calibration.rate:.0f} req/s"),
-        ("tuned wait", f"{1e3 * settings.tuned_wait_s:.0f} ms"),
-        ("network", settings.variant),
-        ("machine", str(machine.get("hardware", ""))),
-    ]
+    facts = _facts(calibration, str(machine.get("hardware", "")))
     return Page("ray-slo beside plain Ray Serve, on this machine", _ABOUT, facts, sections)
 
 
@@ -129,6 +123,17 @@ _ABOUT = (
     "Goodput is what a client got within the SLO; the bad rate is the share of requests that were "
     "answered too late, refused, or not answered at all."
 )
+
+
+def _facts(calibration: Calibration, machine: str) -> list[tuple[str, str]]:
+    settings = calibration.settings
+    return [
+        ("latency SLO", f"{1e3 * settings.slo_s:.0f} ms"),
+        ("offered", f"{calibration.rate:.0f} req/s"),
+        ("tuned wait", f"{1e3 * settings.tuned_wait_s:.0f} ms"),
+        ("network", settings.variant),
+        ("machine", machine),
+    ]
 
 
 def _same(settings: Settings) -> list[str]:

@@ -7,6 +7,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ray_slo.simulation.arrivals import Burst as Burst
+    from ray_slo.simulation.arrivals import Constant as Constant
+    from ray_slo.simulation.arrivals import Gamma as Gamma
+    from ray_slo.simulation.arrivals import Mmpp as Mmpp
+    from ray_slo.simulation.arrivals import Poisson as Poisson
+    from ray_slo.simulation.arrivals import Population as Population
+    from ray_slo.simulation.arrivals import Times as Times
+    from ray_slo.simulation.arrivals import Trace as Trace
     from ray_slo.simulation.engine import PolicyError as PolicyError
     from ray_slo.simulation.engine import WorkerEvent as WorkerEvent
     from ray_slo.simulation.pipeline_report import PipelineReport as PipelineReport
@@ -15,37 +23,29 @@ if TYPE_CHECKING:
     from ray_slo.simulation.search import GoodputResult as GoodputResult
     from ray_slo.simulation.search import goodput_search as goodput_search
     from ray_slo.simulation.simulator import simulate as simulate
-    from ray_slo.simulation.workloads import Burst as Burst
-    from ray_slo.simulation.workloads import Constant as Constant
-    from ray_slo.simulation.workloads import Gamma as Gamma
     from ray_slo.simulation.workloads import Gaussian as Gaussian
     from ray_slo.simulation.workloads import LogNormal as LogNormal
-    from ray_slo.simulation.workloads import Mmpp as Mmpp
-    from ray_slo.simulation.workloads import Poisson as Poisson
-    from ray_slo.simulation.workloads import Population as Population
     from ray_slo.simulation.workloads import SloShare as SloShare
-    from ray_slo.simulation.workloads import Times as Times
-    from ray_slo.simulation.workloads import Trace as Trace
     from ray_slo.simulation.workloads import Workload as Workload
     from ray_slo.simulation.workloads import Zipf as Zipf
     from ray_slo.simulation.workloads import changing_rates as changing_rates
 
 _LAZY = {
-    "Burst": "ray_slo.simulation.workloads",
-    "Constant": "ray_slo.simulation.workloads",
-    "Gamma": "ray_slo.simulation.workloads",
+    "Burst": "ray_slo.simulation.arrivals",
+    "Constant": "ray_slo.simulation.arrivals",
+    "Gamma": "ray_slo.simulation.arrivals",
     "Gaussian": "ray_slo.simulation.workloads",
     "GoodputResult": "ray_slo.simulation.search",
     "LogNormal": "ray_slo.simulation.workloads",
-    "Mmpp": "ray_slo.simulation.workloads",
+    "Mmpp": "ray_slo.simulation.arrivals",
     "PipelineReport": "ray_slo.simulation.pipeline_report",
-    "Poisson": "ray_slo.simulation.workloads",
+    "Poisson": "ray_slo.simulation.arrivals",
     "PolicyError": "ray_slo.simulation.engine",
-    "Population": "ray_slo.simulation.workloads",
+    "Population": "ray_slo.simulation.arrivals",
     "Report": "ray_slo.simulation.report",
     "SloShare": "ray_slo.simulation.workloads",
-    "Times": "ray_slo.simulation.workloads",
-    "Trace": "ray_slo.simulation.workloads",
+    "Times": "ray_slo.simulation.arrivals",
+    "Trace": "ray_slo.simulation.arrivals",
     "WorkerEvent": "ray_slo.simulation.engine",
     "Workload": "ray_slo.simulation.workloads",
     "Zipf": "ray_slo.simulation.workloads",

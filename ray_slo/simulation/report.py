@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ray_slo.core.documents import load_arrays
+from ray_slo.simulation import report_plots
 from ray_slo.simulation.frames import EPSILON_S, FINISHED, Array, Bools, Frames, frame, named
 
 if TYPE_CHECKING:
@@ -147,6 +148,10 @@ class Report(Frames):
         served = self._in & self.served
         return _percentile(self._b["size"][self._r["batch"][served]], 50)
 
+    def arrivals(self) -> tuple[Array, Bools]:
+        """When requests arrived, and which of them were good."""
+        return self._r["arrival_s"], self._outcome == _GOOD
+
     def utilisation(self) -> dict[str, float]:
         """Share of the measured window that each worker spent on batches, by worker."""
         begin, end = self.meta["warmup_s"], self.meta["duration_s"]
@@ -254,56 +259,21 @@ class Report(Frames):
 
         directory = Path(directory)
         directory.mkdir(parents=True, exist_ok=True)
-        drawings = {
-            "latency": self._draw_latency,
-            "batch_size": self._draw_batch_sizes,
-            "queueing": self._draw_queueing,
-            "goodput": self._draw_goodput,
+        drawings: dict[str, Callable[[Report, Axes], None]] = {
+            "latency": report_plots.draw_latency,
+            "batch_size": report_plots.draw_batch_sizes,
+            "queueing": report_plots.draw_queueing,
+            "goodput": report_plots.draw_goodput,
         }
         if 0 < len(self._b["size"]) <= _GANTT_BATCHES:
-            drawings["gantt"] = self.draw_gantt
+            drawings["gantt"] = Report.draw_gantt
         paths = []
         for name, draw in drawings.items():
             figure = Figure(figsize=(10 if name == "gantt" else 6, 4), layout="constrained")
-            draw(figure.subplots())
+            draw(self, figure.subplots())
             paths.append(directory / f"{name}.png")
             figure.savefig(paths[-1], dpi=120)
         return paths
-
-    def _draw_latency(self, axes: Axes) -> None:
-        for i, model in enumerate(self.meta["models"]):
-            _draw_cdf(axes, self.latencies_s(model) * 1e3, self.count(model=model), model, i)
-            axes.axvline(self.meta["slo_s"][model] * 1e3, color=f"C{i % 10}", linestyle="--")
-        axes.set(
-            xlabel="latency (ms); dashed: SLO", ylabel="share of requests answered", ylim=(0, 1.02)
-        )
-        _legend(axes)
-
-    def _draw_queueing(self, axes: Axes) -> None:
-        for i, model in enumerate(self.meta["models"]):
-            _draw_cdf(axes, self.queueing_s(model) * 1e3, self.count(model=model), model, i)
-        axes.set(xlabel="queueing delay (ms)", ylabel="share of requests started", ylim=(0, 1.02))
-        _legend(axes)
-
-    def _draw_batch_sizes(self, axes: Axes) -> None:
-        sizes = self.batch_sizes
-        bins = np.arange(0.5, sizes.max(initial=1) + 1.5).tolist()
-        axes.hist(sizes, bins=bins, rwidth=0.9)
-        axes.set(xlabel="batch size", ylabel="batches")
-
-    def _draw_goodput(self, axes: Axes) -> None:
-        end = self.meta["duration_s"]
-        edges = np.linspace(0, end, 51)
-        arrival, good = self._r["arrival_s"], self._outcome == _GOOD
-        width = edges[1] - edges[0]
-        for label, times in (("offered", arrival), ("goodput", arrival[good])):
-            axes.stairs(np.histogram(times, edges)[0] / width, edges, label=label)
-        if self.meta["warmup_s"]:
-            axes.axvspan(0, self.meta["warmup_s"], color="0.9")
-        axes.set(xlabel="time of arrival (s); grey: warm-up", ylabel="requests per second")
-        axes.set_xlim(0, end)
-        axes.set_ylim(bottom=0)
-        axes.legend()
 
     def draw_gantt(self, axes: Axes, unit_s: float = 1.0, unit: str = "s") -> None:
         """Batches as bars on their workers (a bar's number is its size); dropped requests as red
@@ -392,15 +362,3 @@ def in_ms(seconds: float) -> float | None:
 
 def _text(value: float | None, form: str) -> str:
     return "–" if value is None else format(value, form)
-
-
-def _draw_cdf(axes: Axes, values: Array, of: int, label: str, colour: int) -> None:
-    """Cumulative share of `of` requests, so that what was never answered stays below 1."""
-    ordered = np.sort(values)
-    share = np.arange(1, len(ordered) + 1) / max(of, 1)
-    axes.plot(ordered, share, label=label, color=f"C{colour % 10}", drawstyle="steps-post")
-
-
-def _legend(axes: Axes) -> None:
-    if len(axes.get_legend_handles_labels()[0]) <= 10:
-        axes.legend()

@@ -54,12 +54,9 @@ def simulate(
         raise ValueError(
             f"warmup_s must be at least 0 and less than duration_s = {duration_s}, got {warmup_s}"
         )
-    for name, value in (
-        ("latency_noise", latency_noise),
-        ("report_delay_s", report_delay_s),
-        ("preempt_delay_s", preempt_delay_s),
-    ):
-        non_negative(name, value)
+    non_negative("latency_noise", latency_noise)
+    non_negative("report_delay_s", report_delay_s)
+    non_negative("preempt_delay_s", preempt_delay_s)
     if not cluster.models:
         raise ValueError("cluster must have at least one model")
     arrivals_rng, noise_rng = np.random.default_rng(seed).spawn(2)

@@ -1,8 +1,6 @@
 """Workloads: when requests arrive, for which model, and by when they must be answered.
 
-Every process is a unit-rate renewal process stretched to its rate, so two runs with the same seed
-at different rates see the same pattern of arrivals (common random numbers: what makes
-`goodput_search` smooth). All specs are pydantic models, so they read from YAML as they stand:
+All specs are pydantic models, so they read from YAML as they stand:
 
     arrivals: {kind: gamma, rate: 500, shape: 0.05}
     popularity: {zipf: 0.9}
@@ -18,12 +16,9 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import (
-    ConfigDict,
     Field,
     NonNegativeFloat,
-    NonNegativeInt,
     PositiveFloat,
     PositiveInt,
     model_validator,
@@ -31,336 +26,23 @@ from pydantic import (
 from scipy.special import ndtr, ndtri
 
 from ray_slo.core.cluster import Cluster
-from ray_slo.core.documents import Strict
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
-MAX_REQUESTS = 100_000_000  # in a run; their arrivals alone are 2 GB
-
-
-class _Spec(Strict):
-    model_config = ConfigDict(frozen=True)
-
-
-def _renewal(total: float, shape: float, rng: np.random.Generator) -> Floats:
-    """Arrivals of a unit-rate Gamma renewal process in [0, total), ascending.
-
-    Raises:
-        ValueError: they are more than `MAX_REQUESTS`.
-    """
-    _check_count(total)
-    blocks: list[Floats] = []
-    reached = 0.0
-    while reached < total:
-        count = int(total - reached + 4 * math.sqrt(total / shape)) + 16
-        gaps = rng.exponential(size=count) if shape == 1 else rng.gamma(shape, 1 / shape, count)
-        blocks.append(reached + np.cumsum(gaps))
-        reached = float(blocks[-1][-1])
-    times = np.concatenate(blocks) if blocks else np.empty(0)
-    return times[: np.searchsorted(times, total)]
-
-
-def _at_rates(
-    edges: Floats, rates: Floats, duration_s: float, shape: float, rng: np.random.Generator
-) -> Floats:
-    """Arrivals in [0, duration_s) at rates[i] per second between edges[i] and edges[i + 1]."""
-    served = np.concatenate([[0.0], np.cumsum(rates * np.diff(edges))])
-    units = _renewal(float(np.interp(duration_s, edges, served)), shape, rng)
-    # The interval in which each falls; "right" skips those whose rate is 0.
-    i = np.searchsorted(served, units, side="right") - 1
-    return np.asarray(edges[i] + (units - served[i]) / rates[i])
-
-
-class Burst(_Spec):
-    """Two states, bursting and calm, that last exponentially long: what modulates an MMPP.
-
-    Attributes:
-        peak: rate in a burst over the mean rate, above 1 and at most
-            (burst_s + calm_s) / burst_s, where nothing arrives between bursts.
-        burst_s, calm_s: mean lengths of the states.
-    """
-
-    peak: Annotated[float, Field(gt=1)]
-    burst_s: PositiveFloat
-    calm_s: PositiveFloat
-
-    @model_validator(mode="after")
-    def _check(self) -> Burst:
-        if self.peak * self.share > 1 + 1e-9:
-            raise ValueError(
-                f"peak must be at most (burst_s + calm_s) / burst_s = {1 / self.share:.6g}, "
-                f"got {self.peak:.6g}"
-            )
-        return self
-
-    @property
-    def share(self) -> float:
-        """Of the time that is bursting."""
-        return self.burst_s / (self.burst_s + self.calm_s)
-
-    @property
-    def calm(self) -> float:
-        """Rate between bursts over the mean rate."""
-        return max(0.0, (1 - self.peak * self.share) / (1 - self.share))
-
-    def edges(
-        self, streams: int, duration_s: float, rng: np.random.Generator
-    ) -> tuple[Floats, NDArray[np.bool_]]:
-        """Ends of the states, shape (streams, n), ascending along a row, the last one at
-        `duration_s` or later; and whether the first state is a burst, shape (streams,)."""
-        bursting = rng.random(streams) < self.share
-        mean = np.where(bursting[:, None], [self.burst_s, self.calm_s], [self.calm_s, self.burst_s])
-        ends = np.empty((streams, 0))
-        while ends.shape[1] == 0 or ends[:, -1].min(initial=math.inf) < duration_s:
-            pairs = int(duration_s / (self.burst_s + self.calm_s)) + 8
-            more = (rng.exponential(size=(streams, pairs, 2)) * mean[:, None, :]).reshape(
-                streams, 2 * pairs
-            )
-            last = ends[:, -1:] if ends.shape[1] else np.zeros((streams, 1))
-            ends = np.concatenate([ends, last + np.cumsum(more, axis=1)], axis=1)
-        return ends, bursting
-
-    def levels(self, duration_s: float, rng: np.random.Generator) -> tuple[Floats, Floats]:
-        """One stream: edges of the states from 0 on, shape (n + 1,), the last one after
-        `duration_s`, and the rate over the mean rate in each, shape (n,)."""
-        ends, bursting = self.edges(1, duration_s, rng)
-        edges = np.concatenate([[0.0], ends[0]])
-        odd = np.arange(len(edges) - 1) % 2 == 1
-        return edges, np.where(odd ^ bursting[0], self.peak, self.calm)
-
-
-class Constant(_Spec):
-    """One request every 1 / rate seconds; the first at `start_s`.
-
-    Attributes:
-        rate: requests per second.
-        start_s: seconds from the start.
-    """
-
-    kind: Literal["constant"] = "constant"
-    rate: PositiveFloat
-    start_s: NonNegativeFloat = 0.0
-
-    def times(self, duration_s: float, rng: np.random.Generator) -> Floats:
-        _check_count(duration_s * self.rate)
-        count = max(math.ceil((duration_s - self.start_s) * self.rate - 1e-9), 0)
-        return self.start_s + np.arange(count) / self.rate
-
-
-class Poisson(_Spec):
-    """Independent arrivals at a mean of `rate` per second.
-
-    Attributes:
-        rate: requests per second.
-    """
-
-    kind: Literal["poisson"] = "poisson"
-    rate: PositiveFloat
-
-    def times(self, duration_s: float, rng: np.random.Generator) -> Floats:
-        return _renewal(duration_s * self.rate, 1.0, rng) / self.rate
-
-
-class Gamma(_Spec):
-    """Gamma-distributed gaps: shape 1 is Poisson, smaller is burstier (Symphony §5.3: 0.05).
-
-    Attributes:
-        rate: requests per second, on average.
-        shape: of the gaps.
-    """
-
-    kind: Literal["gamma"] = "gamma"
-    rate: PositiveFloat
-    shape: PositiveFloat
-
-    def times(self, duration_s: float, rng: np.random.Generator) -> Floats:
-        return _renewal(duration_s * self.rate, self.shape, rng) / self.rate
-
-
-class Mmpp(_Spec):
-    """Markov-modulated Poisson arrivals at a mean of `rate` per second, in bursts.
-
-    Attributes:
-        rate: requests per second, on average.
-        burst: how high and how long bursts are.
-    """
-
-    kind: Literal["mmpp"] = "mmpp"
-    rate: PositiveFloat
-    burst: Burst
-
-    def times(self, duration_s: float, rng: np.random.Generator) -> Floats:
-        edges, levels = self.burst.levels(duration_s, rng)
-        return _at_rates(edges, self.rate * levels, duration_s, 1.0, rng)
-
-
-class Trace(_Spec):
-    """A rate (requests per second) per interval of `interval_s`; ends with its last interval.
-
-    Inside an interval arrivals are a Gamma process of that rate (`shape` 1: Poisson), which `burst`
-    modulates (SHEPHERD §7: per-minute rates of a trace as Poisson, "stable", or MMPP, "bursty").
-
-    Attributes:
-        rates: requests per second, interval by interval.
-        interval_s: length of each.
-        shape: of the gaps inside an interval.
-        burst: bursts inside the intervals.
-    """
-
-    kind: Literal["trace"] = "trace"
-    rates: Annotated[list[NonNegativeFloat], Field(min_length=1)]
-    interval_s: PositiveFloat = 1.0
-    shape: PositiveFloat = 1.0
-    burst: Burst | None = None
-
-    @property
-    def length_s(self) -> float:
-        return len(self.rates) * self.interval_s
-
-    @property
-    def rate(self) -> float:
-        """Mean rate, requests per second."""
-        return float(np.mean(self.rates))
-
-    def times(self, duration_s: float, rng: np.random.Generator) -> Floats:
-        edges: Floats = np.arange(len(self.rates) + 1, dtype=float) * self.interval_s
-        rates: Floats = np.array(self.rates, dtype=float)
-        if self.burst is not None:
-            switches, levels = self.burst.levels(self.length_s, rng)
-            merged = np.union1d(edges, switches[switches < self.length_s])
-            middle = (merged[1:] + merged[:-1]) / 2
-            rates = (
-                rates[np.searchsorted(edges, middle) - 1]
-                * levels[np.searchsorted(switches, middle) - 1]
-            )
-            edges = np.asarray(merged, dtype=float)
-        return _at_rates(edges, rates, duration_s, self.shape, rng)
-
-
-class Times(_Spec):
-    """Explicit arrival times, seconds from the start.
-
-    Attributes:
-        times_s: in any order.
-    """
-
-    kind: Literal["times"] = "times"
-    times_s: Annotated[list[NonNegativeFloat], Field(min_length=1)]
-
-    @property
-    def length_s(self) -> float:
-        return float(np.nextafter(max(self.times_s), np.inf))
-
-    @property
-    def rate(self) -> float:
-        """Mean rate, requests per second."""
-        return len(self.times_s) / self.length_s
-
-    def times(self, duration_s: float, rng: np.random.Generator) -> Floats:
-        times = np.sort(np.array(self.times_s, dtype=float))
-        return times[: np.searchsorted(times, duration_s)]
-
-
-class Population(_Spec):
-    """Very many streams with heavy-tailed rates, dealt out to the models round robin.
-
-    Stands for the 46,000 streams of the Azure Functions trace in SHEPHERD §7, which give requests
-    per minute: a stream's mean rate is log-normal, its rate changes every interval by a Gamma
-    factor, and inside an interval arrivals are Poisson ("stable") or, with `burst`, an MMPP of the
-    stream's own ("bursty"; its state is drawn anew in each interval).
-
-    Attributes:
-        rate: mean of all streams together, requests per second.
-        streams: how many.
-        interval_s: a stream's rate holds so long.
-        burst: bursts of each stream, inside the intervals.
-        sigma: standard deviation of the logarithm of a stream's mean rate.
-        variation: coefficient of variation of a stream's rate from interval to interval.
-        population_seed: of the streams' rates. They are the same whatever the run's seed.
-    """
-
-    kind: Literal["population"] = "population"
-    rate: PositiveFloat
-    streams: PositiveInt = 46_000
-    sigma: NonNegativeFloat = 2.5
-    interval_s: PositiveFloat = 60.0
-    variation: NonNegativeFloat = 0.5
-    burst: Burst | None = None
-    population_seed: NonNegativeInt = 0
-
-    def stream_rates(self) -> Floats:
-        """Mean rates of the streams, requests per second, shape (streams,)."""
-        rng = np.random.default_rng([self.population_seed, 0])
-        weights = np.exp(self.sigma * rng.standard_normal(self.streams))
-        return np.asarray(self.rate * weights / weights.sum())
-
-    def interval_rates(self, interval: int) -> Floats:
-        """Rates of the streams in an interval, requests per second, shape (streams,)."""
-        rates = self.stream_rates()
-        if self.variation:
-            shape = self.variation**-2
-            rng = np.random.default_rng([self.population_seed, 1, interval])
-            rates = rates * rng.gamma(shape, 1 / shape, self.streams)
-        return rates
-
-    def model_of(self, models: int) -> Ints:
-        """Index of each stream's model, round robin, shape (streams,)."""
-        return np.arange(self.streams) % models
-
-    def draw(self, duration_s: float, rng: np.random.Generator) -> tuple[Floats, Ints]:
-        """Arrivals in [0, duration_s): times (in no order) and streams, both of shape (n,)."""
-        _check_count(duration_s * self.rate)
-        times, streams = [np.empty(0)], [np.empty(0, dtype=np.int64)]
-        for interval in range(math.ceil(duration_s / self.interval_s)):
-            start = interval * self.interval_s
-            length = min(self.interval_s, duration_s - start)
-            # At the peak rate all the time, then thinned to the state's rate.
-            peak = self.burst.peak if self.burst else 1.0
-            counts = rng.poisson(self.interval_rates(interval) * length * peak)
-            active = np.flatnonzero(counts)
-            row = np.repeat(np.arange(len(active)), counts[active])
-            at = rng.random(len(row)) * length
-            if self.burst and len(row):
-                ends, bursting = self.burst.edges(len(active), length, rng)
-                # All rows one after the other, each in a range of its own: one sorted search.
-                lanes = 2 * length * np.arange(len(active))
-                flat = (np.minimum(ends, length) + lanes[:, None]).ravel()
-                state = np.searchsorted(flat, at + lanes[row], side="right")
-                in_burst = ((state - row * ends.shape[1]) % 2 == 1) ^ bursting[row]
-                kept = in_burst | (rng.random(len(row)) < self.burst.calm / peak)
-                at, row = at[kept], row[kept]
-            times.append(start + at)
-            streams.append(active[row])
-        return np.concatenate(times), np.concatenate(streams)
-
-
-ArrivalProcess = Constant | Poisson | Gamma | Mmpp | Trace | Times
-Arrivals = Annotated[ArrivalProcess, Field(discriminator="kind")]
-
-
-def _scaled(process: ArrivalProcess | Population, rate: float) -> ArrivalProcess | Population:
-    if isinstance(process, Population):
-        return process.model_copy(update={"rate": rate})
-    return at_rate(process, rate)
-
-
-def at_rate(process: ArrivalProcess, rate: float) -> ArrivalProcess:
-    """The same process at a mean of `rate` requests per second.
-
-    Raises:
-        ValueError: the process has explicit times, so its rate cannot be chosen.
-    """
-    if isinstance(process, Times):
-        raise ValueError("arrivals with explicit times_s have no rate to change; use kind: trace")
-    if isinstance(process, Trace):
-        if process.rate == 0:
-            raise ValueError("rates are all 0, so the trace cannot be scaled to a rate")
-        factor = rate / process.rate
-        return process.model_copy(update={"rates": [r * factor for r in process.rates]})
-    return process.model_copy(update={"rate": rate})
-
-
-class Zipf(_Spec):
+from ray_slo.simulation.arrivals import (
+    ArrivalProcess,
+    Arrivals,
+    Constant,
+    Floats,
+    Ints,
+    Poisson,
+    Population,
+    Spec,
+    Times,
+    Trace,
+    at_rate,
+    scaled,
+)
+
+
+class Zipf(Spec):
     """Popularity of the i-th model (in the cluster's order) is proportional to i^-zipf.
 
     Attributes:
@@ -370,7 +52,7 @@ class Zipf(_Spec):
     zipf: NonNegativeFloat
 
 
-class SloShare(_Spec):
+class SloShare(Spec):
     """A share of the requests that asks for an SLO of its own.
 
     Attributes:
@@ -382,7 +64,7 @@ class SloShare(_Spec):
     share: PositiveFloat
 
 
-class _Sizes(_Spec):
+class _Sizes(Spec):
     """Sizes whose transform is normal, cut to 1 … `max_size` (drawn inside, not clipped to it)."""
 
     max_size: PositiveInt = 1000
@@ -476,7 +158,7 @@ class Requests:
         return len(self.arrival)
 
 
-class Workload(_Spec):
+class Workload(Spec):
     """Arrivals for the models of a cluster.
 
     Attributes:
@@ -555,7 +237,7 @@ class Workload(_Spec):
             factor = rate / self.rate
             arrivals: Any = {m: at_rate(p, p.rate * factor) for m, p in self.arrivals.items()}
         else:
-            arrivals = _scaled(self.arrivals, rate)
+            arrivals = scaled(self.arrivals, rate)
         return self.model_copy(update={"arrivals": arrivals})
 
     def shares(self, models: Sequence[str]) -> Floats:
@@ -642,14 +324,6 @@ def changing_rates(
     weights = np.exp(swing * waves.sum(axis=2)) * rng.exponential(size=(len(models), 1))
     rates = mean_rate * weights / weights.sum(axis=0).mean()
     return {m: row.tolist() for m, row in zip(models, rates, strict=True)}
-
-
-def _check_count(expected: float) -> None:
-    if not expected <= MAX_REQUESTS:
-        raise ValueError(
-            f"{expected:.3g} requests are more than a run may have ({MAX_REQUESTS:,}): "
-            "lower the rate or the duration"
-        )
 
 
 def _check_models(field: str, given: Mapping[str, Any], models: Sequence[str]) -> None:

@@ -16,8 +16,9 @@ from ray_slo.core import (
     Worker,
 )
 from ray_slo.policies.deferred import Deferred
+from ray_slo.simulation.arrivals import Times
 from ray_slo.simulation.simulator import simulate
-from ray_slo.simulation.workloads import Times, Workload
+from ray_slo.simulation.workloads import Workload
 from tests.policies.harness import Host, one_model
 
 # Symphony §3.3: 3 GPUs, ℓ(b) = b + 5, SLO 12, a request every 0.75. The units are seconds here.

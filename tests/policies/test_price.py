@@ -9,7 +9,7 @@ from ray_slo.policies import make_policy
 from ray_slo.policies.price import Price
 from ray_slo.policies.price_load import Precision, TickedLoad
 from ray_slo.simulation import WorkerEvent, Workload, simulate
-from ray_slo.simulation.workloads import Gamma
+from ray_slo.simulation.arrivals import Gamma
 from tests.policies.harness import Host
 
 # (accuracy, ms of one request, ms of each one more)

@@ -19,7 +19,7 @@ from ray_slo.simulation import (
     Zipf,
     changing_rates,
 )
-from ray_slo.simulation.workloads import at_rate
+from ray_slo.simulation.arrivals import at_rate
 
 
 def rng(seed=0):

@@ -1,0 +1,69 @@
+"""Plots of a report."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ray_slo.simulation.frames import Array
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    from ray_slo.simulation.report import Report
+
+
+def draw_latency(report: Report, axes: Axes) -> None:
+    """Latency of each model, a CDF, and its SLO."""
+    for i, model in enumerate(report.meta["models"]):
+        _draw_cdf(axes, report.latencies_s(model) * 1e3, report.count(model=model), model, i)
+        axes.axvline(report.meta["slo_s"][model] * 1e3, color=f"C{i % 10}", linestyle="--")
+    axes.set(
+        xlabel="latency (ms); dashed: SLO", ylabel="share of requests answered", ylim=(0, 1.02)
+    )
+    _legend(axes)
+
+
+def draw_queueing(report: Report, axes: Axes) -> None:
+    """Queueing delay of each model, a CDF."""
+    for i, model in enumerate(report.meta["models"]):
+        _draw_cdf(axes, report.queueing_s(model) * 1e3, report.count(model=model), model, i)
+    axes.set(xlabel="queueing delay (ms)", ylabel="share of requests started", ylim=(0, 1.02))
+    _legend(axes)
+
+
+def draw_batch_sizes(report: Report, axes: Axes) -> None:
+    """How often batches had which size."""
+    sizes = report.batch_sizes
+    bins = np.arange(0.5, sizes.max(initial=1) + 1.5).tolist()
+    axes.hist(sizes, bins=bins, rwidth=0.9)
+    axes.set(xlabel="batch size", ylabel="batches")
+
+
+def draw_goodput(report: Report, axes: Axes) -> None:
+    """Requests per second over time: offered, and answered in time."""
+    end = report.meta["duration_s"]
+    edges = np.linspace(0, end, 51)
+    arrival, good = report.arrivals()
+    width = edges[1] - edges[0]
+    for label, times in (("offered", arrival), ("goodput", arrival[good])):
+        axes.stairs(np.histogram(times, edges)[0] / width, edges, label=label)
+    if report.meta["warmup_s"]:
+        axes.axvspan(0, report.meta["warmup_s"], color="0.9")
+    axes.set(xlabel="time of arrival (s); grey: warm-up", ylabel="requests per second")
+    axes.set_xlim(0, end)
+    axes.set_ylim(bottom=0)
+    axes.legend()
+
+
+def _draw_cdf(axes: Axes, values: Array, of: int, label: str, colour: int) -> None:
+    """Cumulative share of `of` requests, so that what was never answered stays below 1."""
+    ordered = np.sort(values)
+    share = np.arange(1, len(ordered) + 1) / max(of, 1)
+    axes.plot(ordered, share, label=label, color=f"C{colour % 10}", drawstyle="steps-post")
+
+
+def _legend(axes: Axes) -> None:
+    if len(axes.get_legend_handles_labels()[0]) <= 10:
+        axes.legend()
