@@ -54,30 +54,7 @@ _LAZY = {
     "simulate": "ray_slo.simulation.simulator",
     "simulate_pipeline": "ray_slo.simulation.pipelines",
 }
-__all__ = [
-    "Burst",
-    "Constant",
-    "Gamma",
-    "Gaussian",
-    "GoodputResult",
-    "LogNormal",
-    "Mmpp",
-    "PipelineReport",
-    "Poisson",
-    "PolicyError",
-    "Population",
-    "Report",
-    "SloShare",
-    "Times",
-    "Trace",
-    "WorkerEvent",
-    "Workload",
-    "Zipf",
-    "changing_rates",
-    "goodput_search",
-    "simulate",
-    "simulate_pipeline",
-]
+__all__ = list(_LAZY)
 
 
 def __getattr__(name: str) -> Any:
