@@ -133,8 +133,3 @@ class PlannerHost:
             demand = inputs.pop("demand", None)
             planned = Planned(asked.at, asked.trigger, demand, inputs, error=asked.error, **told)
             self._lines(planned)
-
-    def close(self) -> None:
-        """Write the log."""
-        if self._lines is not None:
-            self._lines.close()
