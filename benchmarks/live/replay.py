@@ -76,7 +76,7 @@ def run(quick: bool, seed: int) -> list[Row]:
 
 
 def _rows(case: Case, lives: dict[str, list[Any]], warmup_s: float) -> list[Row]:
-    from ray_slo.cli.replay import live_kwargs
+    from ray_slo.policies.registry import live_arguments
     from ray_slo.simulation.replay import recorded, replay, tape, what_if
 
     rows: list[Row] = []
@@ -100,7 +100,7 @@ def _rows(case: Case, lives: dict[str, list[Any]], warmup_s: float) -> list[Row]
     said: dict[tuple[str, str], list[Report]] = {}  # (of a policy, from the logs of a policy)
     for policy in POLICIES:
         for other in POLICIES:
-            kwargs = live_kwargs(other, 1e3 * case.slo_s)
+            kwargs = live_arguments(other, 1e3 * case.slo_s)
             said[other, policy] = [
                 what_if(t, other, kwargs, warmup_s=warmup_s) for t in tapes[policy]
             ]

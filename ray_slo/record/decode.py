@@ -6,7 +6,7 @@ import base64
 import json
 import math
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -79,9 +79,13 @@ class Life:
         """Whether everything from its beginning is here."""
         return self.begins and not self.lost
 
-    def rounds(self) -> Iterator[Round]:
-        """In order; read file by file."""
-        decoder = Decoder()
+    def rounds(self, load_table: Callable[[Path], Any] | None = None) -> Iterator[Round]:
+        """In order; read file by file.
+
+        Args:
+            load_table: makes a policy's table of its file; without it, tables are None.
+        """
+        decoder = Decoder(load_table)
         for path, begin, end in self._slices:
             yield from decoder.decode(_read_rows(path, begin, end))
 
@@ -148,7 +152,8 @@ def _read_rows(path: Path, begin: int, end: int | None) -> Iterator[Row]:
 class Decoder:
     """Rows in, rounds out: the inverse of `Encoder`."""
 
-    def __init__(self) -> None:
+    def __init__(self, load_table: Callable[[Path], Any] | None = None) -> None:
+        self._load_table = load_table
         self._profiles: dict[int, LatencyProfile] = {}
         self._cluster: Cluster | None = None
         self._requests: dict[int, Request] = {}
@@ -197,7 +202,7 @@ class Decoder:
                 events.append(("preempt_failed", (at, row[i["worker"]], row[i["batch"]])))
             elif what == "tables":
                 texts = json.loads(row[i["detail"]])
-                tables = [None if t is None else _table_from(t) for t in texts]
+                tables = [None if t is None else self._table(t) for t in texts]
                 events.append(("tables_solved", (at, tables)))
             elif what == "decide":
                 deciding = Round(at, events, Decision([], row[i["wake_at"]]))
@@ -208,6 +213,14 @@ class Decoder:
                 deciding.decision.actions.append(self._action(what, row))
         if deciding is not None:
             yield deciding
+
+    def _table(self, text: str) -> Any:
+        if self._load_table is None:
+            return None
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "table.npz"
+            path.write_bytes(base64.b85decode(text))
+            return self._load_table(path)
 
     def _request(self, row: Row) -> Request:
         number, client, client_request = row[4:7]
@@ -267,12 +280,3 @@ class Decoder:
         ]
         delay = DispatchDelay(*body["delay_s"])
         return Cluster.of(models, workers, delay, body["preempt_delay_s"])
-
-
-def _table_from(text: str) -> Any:
-    from ray_slo.planning.ramsis.table import Table
-
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "table.npz"
-        path.write_bytes(base64.b85decode(text))
-        return Table.load(path)

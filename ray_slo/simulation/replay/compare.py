@@ -13,6 +13,7 @@ from typing import Any
 from ray_slo.core.decisions import Action, Decision, Dispatch, Drop
 from ray_slo.core.names import import_attr
 from ray_slo.core.policy import Policy
+from ray_slo.planning.ramsis.table import Table
 from ray_slo.policies.registry import POLICIES, make_policy
 from ray_slo.record.decode import Life
 
@@ -75,7 +76,7 @@ def replay(life: Life, make: Callable[[], Policy] | None = None) -> Replayed:
         )
     policy = make() if make else policy_of(life)
     rounds = actions = 0
-    for r in life.rounds():
+    for r in life.rounds(Table.load):
         error, decided = "", Decision()
         try:
             for name, args in r.events:
