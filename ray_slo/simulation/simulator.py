@@ -10,6 +10,7 @@ import numpy as np
 from ray_slo.core.cluster import Cluster
 from ray_slo.core.policy import Policy
 from ray_slo.policies.registry import make_policy, refuse_sizes
+from ray_slo.simulation.arrivals import Ints
 from ray_slo.simulation.engine import Run, WorkerEvent, noise_factors, non_negative
 from ray_slo.simulation.report import Report
 from ray_slo.simulation.workloads import Requests, Workload
@@ -62,8 +63,7 @@ def simulate(
     arrivals_rng, noise_rng = np.random.default_rng(seed).spawn(2)
     requests = workload.generate(cluster, duration_s, arrivals_rng)
     if requests.size is not None:
-        refuse_sizes(policy, policy_kwargs)
-        _check_sizes(requests, cluster)
+        _check_sizes(requests.size, requests, cluster, policy, policy_kwargs)
     run = Run(
         make_policy(policy, policy_kwargs),
         cluster,
@@ -78,11 +78,17 @@ def simulate(
     return run.report({"duration_s": duration_s, "warmup_s": warmup_s, "seed": seed})
 
 
-def _check_sizes(requests: Requests, cluster: Cluster) -> None:
-    """Refuse requests that no worker could ever take."""
-    assert requests.size is not None
+def _check_sizes(
+    sizes: Ints,
+    requests: Requests,
+    cluster: Cluster,
+    policy: str | Policy,
+    policy_kwargs: Mapping[str, Any] | None,
+) -> None:
+    """Refuse requests that no worker could ever take, and policies that ignore their sizes."""
+    refuse_sizes(policy, policy_kwargs)
     for i, name in enumerate(requests.models):
-        largest = int(requests.size[requests.model == i].max(initial=1))
+        largest = int(sizes[requests.model == i].max(initial=1))
         profiles = [p for v in cluster.models[name].variants for p in v.profiles.values()]
         most = max((p.max_batch_size for p in profiles), default=largest)
         if largest > most:
