@@ -25,7 +25,7 @@ from ray_slo.core.policy import Abilities
 from ray_slo.core.requests import BatchOutcome, Request, WorkerId
 from ray_slo.policies.shared.lanes import Flight, Lane, ModelState, Pool, Worker
 from ray_slo.policies.shared.refusals import TOLERANCE_S, drops
-from ray_slo.policies.shared.timers import Timers
+from ray_slo.policies.shared.timers import Timers, earliest
 
 LIVE_JITTER = 0.05
 """Of the shortest SLO: how much earlier than it must a live deferred batch goes."""
@@ -67,6 +67,7 @@ class BatchingPolicy(Abilities, ABC):
         self._active: dict[Pool, None] = {}
         self._due, self._wakes = Timers[Lane](), Timers[Pool]()
         self._drops = Timers[ModelState]()
+        self._heaps = self._due.heap, self._wakes.heap, self._drops.heap
         self._wake_at = math.inf  # the first of them
         self._serial = 0
         self._batch_id = 0
@@ -151,7 +152,8 @@ class BatchingPolicy(Abilities, ABC):
             model.timer_at = math.inf
         self._dirty = dict.fromkeys(self._models.values())
         self._active = {}
-        self._due, self._wakes, self._drops = Timers(), Timers(), Timers()
+        for heap in self._heaps:
+            heap.clear()
 
     def _model(self, name: str) -> ModelState:
         if (model := self._models.get(name)) is None:
@@ -189,12 +191,7 @@ class BatchingPolicy(Abilities, ABC):
                     self._match(pool, now)
             if self._taken:
                 self._taken = self._find_hopeless(now)
-        wake_at, due_at = self._drops.next_at(), self._due.next_at()
-        if due_at < wake_at:
-            wake_at = due_at
-        if (ahead_at := self._wakes.next_at()) < wake_at:
-            wake_at = ahead_at
-        self._wake_at = wake_at
+        self._wake_at = wake_at = earliest(self._heaps)
         return Decision(self._actions, wake_at)
 
     def _fire_timers(self, now: float) -> None:
@@ -215,7 +212,8 @@ class BatchingPolicy(Abilities, ABC):
             if lane.reach[size - 1] <= deadline - now + TOLERANCE_S:
                 self._file(lane, 0, size, now)
                 drop_at = deadline - model.reach_1 + 2 * TOLERANCE_S
-                self._drops.set(model, drop_at, model.order)
+                if drop_at != model.timer_at:
+                    self._drops.set(model, drop_at, model.order)
                 return
         if queue:
             soonest = self._soonest(model, now)
@@ -245,7 +243,8 @@ class BatchingPolicy(Abilities, ABC):
         lane.size = size
         latest = lane.model.queue[first].deadline - lane.reach[size - 1]
         if send_at > now:
-            self._due.set(lane, send_at, lane.order)
+            if send_at != lane.timer_at:
+                self._due.set(lane, send_at, lane.order)
             lane.latest, lane.ready = latest, False
         elif not lane.ready or lane.latest != latest:
             lane.timer_at, lane.latest = math.inf, latest
@@ -338,7 +337,7 @@ class BatchingPolicy(Abilities, ABC):
     def _find_hopeless(self, now: float) -> bool:
         """After workers were taken: the nearest head, if none can serve it in time any more."""
         model = self._drops.first()
-        if model and model.queue[0].deadline + TOLERANCE_S < self._soonest(model, now):
+        if model is not None and model.queue[0].deadline + TOLERANCE_S < self._soonest(model, now):
             self._dirty[model] = None
             return True
         return False

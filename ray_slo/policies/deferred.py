@@ -109,7 +109,7 @@ class Deferred(BatchingPolicy):
         self._fixed_window_s = rate_window_s
         self._window_s = rate_window_s or 1.0
         self._wait_step_s = 0.0
-        self._ticks: Ticks | None = None
+        self._ticks = Ticks(0.0, math.inf)
         self._counts: dict[ModelState, deque[int]] = {}
         self._efficiency: dict[Lane, _Efficiency] = {}
 
@@ -120,7 +120,7 @@ class Deferred(BatchingPolicy):
         self._window_s = self._fixed_window_s or max(
             1.0, 5 * max(slos, default=0.0), _WINDOW_PER_MODEL_S * len(slos)
         )
-        if self._ticks is None:
+        if math.isinf(self._ticks.next_at):
             self._ticks = Ticks(now, self._window_s / _BUCKETS)
         self._ticks.every_s = self._window_s / _BUCKETS
         self._efficiency = {lane: _Efficiency(lane) for pool in self._pools for lane in pool.lanes}
@@ -158,8 +158,9 @@ class Deferred(BatchingPolicy):
 
     def _measure(self, now: float) -> None:
         ticks = self._ticks
-        if ticks is None or not (elapsed := ticks.passed(now)):
+        if now < ticks.next_at:
             return
+        elapsed = ticks.passed(now)
         for model in self._models.values():
             counts = self._counts.setdefault(model, deque(maxlen=_BUCKETS))
             counts.append(model.arrived)

@@ -100,7 +100,7 @@ class Pipeline(Abilities):
         communication_s: of the planner: delay on the way to a worker, seconds.
 
     Attributes:
-        factors: as learned, a `planning.demand.Factors`.
+        factors: as learned, a `core.demand.Factors`.
 
     Raises:
         ValueError: an argument out of its range; `parents` is no tree in that order.

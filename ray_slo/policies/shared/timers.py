@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from heapq import heappop, heappush
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 
 class Timed(Protocol):
@@ -19,12 +19,12 @@ T = TypeVar("T", bound=Timed)
 
 class Timers(Generic[T]):
     """A heap of timers. An entry that is not its item's `timer_at` is void; void entries are
-    thrown away when they surface."""
+    thrown away when they surface. `heap`: for `earliest`."""
 
-    __slots__ = ("_heap", "_serial")
+    __slots__ = ("_serial", "heap")
 
     def __init__(self) -> None:
-        self._heap: list[tuple[float, int, T]] = []
+        self.heap: list[tuple[float, int, T]] = []
         self._serial = 0
 
     def set(self, item: T, at: float, order: int | None = None) -> None:
@@ -39,15 +39,15 @@ class Timers(Generic[T]):
         if order is None:
             order = self._serial = self._serial + 1
         if at < math.inf:
-            heappush(self._heap, (at, order, item))
+            heappush(self.heap, (at, order, item))
 
     def due(self, now: float) -> Iterable[T]:
         """Items whose timers ring by `now`; each timer is off then."""
-        heap = self._heap
+        heap = self.heap
         return self._ringing(now) if heap and heap[0][0] <= now else ()
 
     def _ringing(self, now: float) -> Iterator[T]:
-        heap = self._heap
+        heap = self.heap
         while heap and heap[0][0] <= now:
             at, _, item = heappop(heap)
             if item.timer_at == at:
@@ -56,17 +56,22 @@ class Timers(Generic[T]):
 
     def first(self) -> T | None:
         """The item whose timer rings next; None without a timer."""
-        heap = self._heap
+        heap = self.heap
         while heap and heap[0][2].timer_at != heap[0][0]:
             heappop(heap)
         return heap[0][2] if heap else None
 
     def next_at(self) -> float:
         """When the next timer rings, seconds; `inf` without a timer."""
-        heap = self._heap
-        while heap:
-            entry = heap[0]
-            if entry[2].timer_at == entry[0]:
-                return entry[0]
+        return earliest((self.heap,))
+
+
+def earliest(heaps: Iterable[list[Any]]) -> float:
+    """When the first timer of several heaps rings, seconds; `inf` without a timer."""
+    first = math.inf
+    for heap in heaps:
+        while heap and heap[0][2].timer_at != heap[0][0]:
             heappop(heap)
-        return math.inf
+        if heap and heap[0][0] < first:
+            first = heap[0][0]
+    return first
