@@ -15,6 +15,7 @@ from ray_slo.core.requests import WorkerId
 from ray_slo.record.rows import (
     AFTER_REQUEST,
     AGAIN,
+    BEFORE_WAKE,
     COLUMNS,
     INDEX,
     Round,
@@ -75,7 +76,7 @@ class Encoder:
         else:
             wake_at = round.decision.wake_at
             # As in `_row`, which would be most of the cost of a quiet round.
-            self.rows.append((number, 0, now, "decide", *none * 17, wake_at, None, None))
+            self.rows.append((number, 0, now, "decide", *none * BEFORE_WAKE, wake_at, None, None))
             for i, action in enumerate(round.decision.actions):
                 self._action(i, now, action)
         self._round += 1

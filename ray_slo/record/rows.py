@@ -60,7 +60,8 @@ COLUMNS: dict[str, str] = {
 INDEX = {name: i for i, name in enumerate(COLUMNS)}
 OF_REQUEST = slice(INDEX["model"], INDEX["model"] + len(_OF_REQUEST))
 of_request = attrgetter(*_OF_REQUEST)
-AFTER_REQUEST = len(COLUMNS) - OF_REQUEST.stop - 1  # columns, before "detail"
+AFTER_REQUEST = INDEX["detail"] - OF_REQUEST.stop  # columns between
+BEFORE_WAKE = INDEX["wake_at"] - INDEX["what"] - 1
 AGAIN = "again"  # reason of rows that repeat at the head of a file what is known by then
 
 Row = tuple[Any, ...]
