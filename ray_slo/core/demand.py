@@ -21,12 +21,12 @@ from ray_slo.core.load import LoadMonitor
 Kind = Literal["ewma", "peak", "holt"]
 
 LEAST_RATE = 0.1  # requests per second: no plan is for nothing
-# An average is over at least so many arrivals, as far as the longest window has them: a plan for a
+# The least arrivals of an average, as far as the longest window has them: a plan for a
 # few requests per second would follow their noise.
 _ENOUGH = 32
 # A change shows in the last seconds, at three standard deviations, or in the last one at four.
 _RECENT = ((1.0, 4.0), (2.0, 3.0), (5.0, 3.0))
-_SILENT_S = 2.0  # what nobody counted for so long did not come
+_SILENT_S = 2.0  # what nobody counted for this time did not come
 
 
 class Holt:
@@ -36,7 +36,7 @@ class Holt:
     its whole delay; level and trend follow, and say what comes in 10 s.
 
     Args:
-        bin_s: arrivals are counted in bins of so many seconds.
+        bin_s: length of the bins in which arrivals are counted, seconds.
         alpha, beta: shares of a new bin in the level, and of a new difference in the trend.
 
     Raises:
@@ -288,7 +288,7 @@ class Factors:
             self._made[variant] = {c: f * prior_requests for c, f in factors.items()}
 
     def observe(self, variant: Hashable, requests: int, made: Mapping[str, int]) -> None:
-        """`requests` that a worker finished made so many requests for each child task.
+        """`requests` that a worker finished made `made` requests, by child task.
 
         Raises:
             ValueError: an unknown variant or child task; counts below 0.

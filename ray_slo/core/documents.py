@@ -152,7 +152,7 @@ def load_yaml(path: str | Path) -> Any:
         place = f", line {mark.line + 1}, column {mark.column + 1}" if mark is not None else ""
         said = " ".join(filter(None, (error.context, error.problem)))
         raise ValueError(f"{path}: not YAML{place}: {said}") from None
-    except (yaml.YAMLError, ValueError, RecursionError) as error:  # a date that is none, too
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # also an impossible date
         raise ValueError(f"{path}: not YAML: {error}") from None
 
 

@@ -113,7 +113,7 @@ def poisson(
 
 
 def closed_loop(url: str, payloads: Payloads, in_flight: int, duration_s: float) -> float:
-    """Answers per second with so many requests always in flight, sent from a process of its own.
+    """Answers per second with `in_flight` requests always in flight, from a process of its own.
 
     Raises:
         RuntimeError: an answer was no success.

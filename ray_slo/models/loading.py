@@ -36,7 +36,7 @@ def checked_by(check: Callable[..., Any]) -> Callable[[Load], Load]:
 
 
 def one_of(field: str, got: object, valid: list[str]) -> ValueError:
-    """A name that is none of the valid ones."""
+    """The name is not one of the valid names."""
     return ValueError(f"{field}: got {got!r}, wanted one of {', '.join(valid)}")
 
 

@@ -205,7 +205,7 @@ def _in_time(problem: loki.Problem, chosen: _Chosen, in_turns: bool) -> bool:
         return own[task.name] + max(map(path_s, problem.children(task)), default=0.0)
 
     longest_s = path_s(problem.order[0])
-    if in_turns:  # Graham's bound for any order of work on so many workers
+    if in_turns:  # Graham's bound for any order of work on these workers
         share = 1 / problem.workers
         longest_s = share * sum(own.values()) + (1 - share) * longest_s
     return longest_s <= problem.slo_s + 1e-12

@@ -77,7 +77,7 @@ class Problem:
         load: share of an instance's time that may be planned. What no policy gets done, as requests
             come at random; the `kairos` policy attains 0.92 of its bound with one variant.
         batch_sizes: requests per batch that the policy may form.
-        waiting_factor: a batch of several requests takes so many times ℓ, with waiting.
+        waiting_factor: a batch of several requests takes this many times ℓ, waiting included.
         backend, time_limit_s, relative_gap, seed: of the solver, for each step.
     """
 

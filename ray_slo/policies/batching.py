@@ -82,7 +82,7 @@ class BatchingPolicy(Abilities, ABC):
         """When the candidate `queue[first : first + size]` (not a full one) is due, seconds."""
 
     def _waited(self, pool: Pool, wait_s: float) -> None:
-        """A batch is sent that was due for so long."""
+        """A batch is sent `wait_s` after it was due."""
 
     def _measure(self, now: float) -> None:
         """Called first in `decide`: adapt the lanes' targets to the measured load."""

@@ -72,7 +72,7 @@ class Deferred(BatchingPolicy):
         margin_ms: kept between a batch's predicted finish and its tightest deadline.
         jitter_ms: how much before frontrun a batch is due, as hosts wake late.
         headroom: of `responsive`: the utilisation to aim at, above 0 and at most 1.
-        rate_window_s: arrivals are counted over so long; by default 5 × the longest SLO, and at
+        rate_window_s: arrivals are counted over this time; by default 5 × the longest SLO, and at
             least 1 s and 4 ms per model.
 
     Raises:

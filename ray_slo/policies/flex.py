@@ -106,7 +106,7 @@ class _Worker:
     model: _Model | None = None
     requests: Sequence[Request] = ()  # in order of deadlines
     end_at: float = -math.inf  # predicted
-    claim: tuple[_Model, int] | None = None  # preempted for so many waiting requests
+    claim: tuple[_Model, int] | None = None  # preempted for this number of waiting requests
     is_deaf: bool = False  # its batch was preempted and runs on
 
 

@@ -96,7 +96,7 @@ class Pipeline(Abilities):
             "opportunistic", "per_task", "last_task", "none".
         queues: the workers of a variant share a queue ("variant"), or each has its own ("worker").
         waiting_factor: of the planner: a task's budget is so many executions of a batch.
-        rebalance_s: tables are made anew at least so often while requests arrive.
+        rebalance_s: the longest time between new tables while requests arrive.
         communication_s: of the planner: delay on the way to a worker, seconds.
 
     Attributes:

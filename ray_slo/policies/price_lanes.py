@@ -15,7 +15,7 @@ from ray_slo.policies.shared.lanes import Lane, ModelState, Pool
 WAIT, SHED = -1, -2
 """Acts of a row that are no run."""
 
-_IDLE_MAX = 32  # of so many idle workers, the others make no difference
+_IDLE_MAX = 32  # idle workers; more make no difference
 _MAX_SIZES = 24  # batch sizes per variant; of more, some in between are left out
 
 
@@ -92,7 +92,7 @@ class PriceLane(Lane):
         self.rows = {}
 
     def row(self, queue: int, idle: int) -> Row:
-        """What to do with `queue` waiting, when so many other workers idle."""
+        """What to do with `queue` waiting and `idle` other workers idle."""
         queue = min(queue, self.top)
         key = queue, min(idle, _IDLE_MAX) if queue <= self.largest_run else 0
         if (row := self.rows.get(key)) is None:

@@ -11,7 +11,7 @@ import numpy as np
 
 _TICKS = 128  # that the load is measured over
 _RECENT = (1, 2, 4, 8)  # of them must not contradict the others,
-_SURPRISE = 4.0  # by so many standard deviations
+_SURPRISE = 4.0  # standard deviations
 _PER_OCTAVE = 16  # loads are rounded to this grid, and so are speeds
 _MARGIN_QUANTILE = 0.99
 _MARGIN_SAMPLES = 512
@@ -40,7 +40,7 @@ class TickedLoad:
         self._counts: deque[int] = deque(maxlen=_TICKS)
 
     def count(self, arrived: int, ticks: int) -> None:
-        """`ticks` have passed, with so many arrivals."""
+        """`ticks` have passed, with this number of arrivals."""
         counts = self._counts
         counts.extend([0] * min(ticks - 1, _TICKS))
         counts.append(arrived)

@@ -95,7 +95,8 @@ def read(path: str | Path) -> list[Life]:
 
     Raises:
         FileNotFoundError: no such file or folder.
-        ValueError: no decision log there, or a file that is none or cut short; it is named.
+        ValueError: no decision log there, or a file that is cut short or something else; it is
+            named.
     """
     path = Path(path)
     paths = sorted(path.glob(f"*{SUFFIX}")) if path.is_dir() else [path]

@@ -221,7 +221,7 @@ def read(path: str | Path) -> list[Planner]:
     """Every planner in the log of a folder, by name; none where it has no such table.
 
     Raises:
-        ValueError: a file that is none, or cut short; it is named.
+        ValueError: a file that is no plan log, or cut short; it is named.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq

@@ -45,7 +45,7 @@ _FILE_ROWS = 20_000  # about half a megabyte: little to write anew
 _PLAN_FILE_ROWS = 1000  # of a planner, whose rows are longer
 _CHUNK_ROWS = 1000
 _POLL_S = 0.1
-_SLICE_S = 0.0005  # the thread encodes so long, then lets the event loop have the interpreter
+_SLICE_S = 0.0005  # the thread encodes, then lets the event loop have the interpreter
 _PAUSE_S = 0.001
 _CLOSE_S = 5.0
 _READINGS = 120  # of a clock: a minute's; clocks drift
@@ -100,7 +100,7 @@ class _Log:
         folder: of all logs.
         name: who writes, unique; files of several writers may share a folder.
         max_mb: bound of the folder's logs, all writers together; the oldest files go first.
-        flush_s: a crash costs so many seconds at most.
+        flush_s: the most seconds that a crash costs.
         about: for the reader: application, group, …
     """
 
@@ -147,7 +147,7 @@ class _Log:
         self._queue.append(("start", start, now))
 
     def close(self, wait_s: float = 0.0) -> None:
-        """Have the thread write what is left and end; wait for it at most so long."""
+        """Have the thread write what is left and end; wait for it at most `wait_s`."""
         self._closing.set()
         self._thread.join(wait_s)
 

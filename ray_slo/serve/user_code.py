@@ -24,7 +24,7 @@ from ray_slo.models.checkpoint import Preempted
 from ray_slo.serve.errors import BatchResultError
 from ray_slo.serve.suspects import Marks
 
-_STUCK_S = 60.0  # a call that has run for so long is taken for one that never ends
+_STUCK_S = 60.0  # a call that runs longer is taken for one that never ends
 
 
 def as_exception(error: BaseException) -> Exception:

@@ -263,7 +263,7 @@ class Population(Spec):
     Attributes:
         rate: mean of all streams together, requests per second.
         streams: how many.
-        interval_s: a stream's rate holds so long.
+        interval_s: time for which a stream's rate holds.
         burst: bursts of each stream, inside the intervals.
         sigma: standard deviation of the logarithm of a stream's mean rate.
         variation: coefficient of variation of a stream's rate from interval to interval.

@@ -87,7 +87,7 @@ def simulate_pipeline(
         duration_s: requests arrive in [0, duration_s); by default as long as the workload lasts.
         seed: of arrivals, numbers of items and noise (independent streams).
         interval_s: between plans.
-        check_s: so often demand is counted, and looked at for a significant change.
+        check_s: time between looks at the demand for a significant change.
         demand: makes what measures demand, at the root and for `observe` at each task.
         initial_demand: of the first plan, which is in place at time 0, requests per second; by
             default what arrives in the first interval.

@@ -179,7 +179,8 @@ class SimulationSpec(Frozen):
         cluster: models and workers.
         workload: what arrives when.
         policy: who decides.
-        duration_s: requests arrive so long; may be left out where the arrivals end by themselves.
+        duration_s: time for which requests arrive; may be left out where they end by
+            themselves.
         warmup_s: start that is not counted.
         seed: of everything random.
         latency_noise: σ of log(actual / profiled execution time).

@@ -28,8 +28,8 @@ class Problem:
         workers: N, workers in the cluster.
         group_worker_limit: Ḡ, workers that one scheduler can drive.
         memory_mb: a worker's memory for models.
-        max_groups: at most so many groups; as many as there are workers when None.
-        min_headroom: every group has at least so many workers per worker of average load. 0 is the
+        max_groups: the most groups; None: as many as there are workers.
+        min_headroom: the least workers of a group per worker of its average load. 0 is the
             published ILP, which allows groups that cannot sustain even their average.
         exact_cells: where bound and plan do not meet, solve the ILP if models × groups is at most
             this, for at most `time_limit_s`, with `backend` and `seed`.

@@ -1,6 +1,6 @@
 """Loki: variants, replicas and batch sizes of a tree of models under one latency SLO (Loki §4).
 
-A request enters at the root; a task's variant makes so many requests of it for each child task.
+A request enters at the root; a task's variant makes a number of requests of it for each child task.
 Three steps, each a mixed-integer linear program over the same constraints:
 
 1. *hardware scaling*: the fewest workers that serve the demand with the most accurate variants;

@@ -67,7 +67,7 @@ class Problem:
         current: workers by (task, variant) that are loaded now; None where nothing runs.
         swap_cost: points of accuracy that reloading one of them must gain. In step 1 swaps only
             decide between plans with as few workers.
-        max_swaps: reload at most so many of them. Loading idle workers is no swap.
+        max_swaps: reload at most this number of them. Loading idle workers is no swap.
         backend, time_limit_s, relative_gap, seed: of the solver, for each program.
 
     Raises:

@@ -134,7 +134,7 @@ def deployment(
     (policy "kairos"). Optional method: `reconfigure(user_config)`.
 
     Args:
-        latency_slo_ms: answer within so many milliseconds of arrival. Required.
+        latency_slo_ms: milliseconds from arrival to answer. Required.
         variants: networks that can answer; every worker loads (and measures) all of them.
         policy: "deferred" (the default), "flex" or "deferred_flex" (which preempt), "eager",
             "timeout", "kairos" (for items of unlike sizes), "module:Class", or a policy class.

@@ -64,7 +64,7 @@ class Pipeline:
 
     Args:
         tasks: one without a parent, the root; the others name theirs.
-        latency_slo_ms: answer within so many milliseconds of arrival, end to end.
+        latency_slo_ms: milliseconds from arrival to answer, end to end.
         join: `join(result, {child: [joined, …]})` of the root; see `docs/pipelines.md`.
         path_accuracies: measured end-to-end accuracies, percent, by "variant/variant/…" from the
             root to a last task; else they are products.

@@ -82,7 +82,7 @@ class DecisionLogConfig(StrictConfig):
     Attributes:
         dir: folder on the node where the scheduler runs; schedulers may share it.
         max_mb: bound of all logs in it; the oldest files go first.
-        flush_s: a crash costs so many seconds of it at most.
+        flush_s: the most seconds of it that a crash costs.
     """
 
     dir: str = Field(min_length=1)

@@ -1,7 +1,7 @@
 """Serve's autoscaler follows the plan: as many replicas of a kind of worker as the planner wants.
 
 Serve calls the policy in its controller, many times a second, so it must not block: one call to the
-plan actor is under way, and looked at. While the actor does not answer (it is restarting, gone for
+planner is under way, and looked at. While the planner does not answer (it is restarting, gone for
 good, or has no plan yet) the last target holds; a service is never scaled by silence.
 """
 

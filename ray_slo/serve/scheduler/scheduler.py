@@ -53,7 +53,7 @@ logger = logging.getLogger(__name__)
 
 _TICK_S = 0.25  # also how often measured batches may change the policy's view
 _RESTART_S = 0.5  # a policy that raised is started anew after this
-_PATIENCE = (0.1, 5.0)  # with a preempted batch: seconds, or so many times the expected delay
+_PATIENCE = (0.1, 5.0)  # with a preempted batch: seconds, or multiples of the expected delay
 _PREEMPTIONS_KEPT = 100
 
 
