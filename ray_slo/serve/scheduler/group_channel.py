@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from ray_slo.core import DropReason
+from ray_slo.core.recent import Recent
 from ray_slo.planning.brains.brain import Routing
 from ray_slo.serve.config.spec import AppSpec
 from ray_slo.serve.messages import (
@@ -25,6 +26,7 @@ from ray_slo.serve.scheduler.channel import ActorChannel, Channel
 from ray_slo.serve.watch.metrics import GroupMetrics
 
 _STATUS_S = 3.0
+_WORKERS_KEPT = 10_000  # of which the group is remembered; those that are gone are not told
 
 
 class GroupedChannel(Channel):
@@ -55,7 +57,7 @@ class GroupedChannel(Channel):
         self._channels: dict[str, Channel] = {}
         self._routes: Mapping[str, str] = {}
         self._queued: dict[int, tuple[str, str]] = {}  # (model, group) by request
-        self._group_of_worker: dict[str, str] = {}
+        self._group_of_worker: Recent[str, str] = Recent(_WORKERS_KEPT)
         self._metrics = GroupMetrics()
         self._ready = asyncio.Event()
 
