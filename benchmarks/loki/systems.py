@@ -204,11 +204,11 @@ def compare(day: Day, seed: int, paper: Mapping[str, float]) -> list[Row]:
 
 def _ratio(
     of: Mapping[tuple[str, str], Mapping[str, float]], phase: str, name: str, metric: str
-) -> float:
+) -> float | None:
     if (phase, name) not in of:
         return math.nan
     theirs, ours = of[phase, name][metric], of[phase, "ours"][metric]
-    return theirs / ours if ours else math.inf if theirs else 1.0
+    return theirs / ours if ours else None
 
 
 def series(name: str, runs: Mapping[str, pd.DataFrame], points: int = 36) -> list[Row]:
