@@ -35,6 +35,7 @@ class PlannerConfig(StrictConfig):
         name: "herd" (largest burst tolerance, sizes the groups itself) or "partition" (even loads
             on a fixed number of groups); "loki" for a pipeline; "kairos" for workers of unlike
             instance types under a budget, or "kairos_plus", which simulates what it chooses from.
+            Or one's own, as "module:Class" (`ray_slo.serve.planner.plugin.PlannerPlugin`).
         interval_s: it plans at deployment, and again after every interval, for the demand that was
             measured in it. Default: 60 for groups, and 10 for the others, which also plan when the
             demand has changed by more than chance.
