@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from ray_slo.core.requests import RequestId as RequestId
     from ray_slo.core.requests import Upstream as Upstream
     from ray_slo.core.requests import WorkerId as WorkerId
+    from ray_slo.core.trees import Tree as Tree
+    from ray_slo.core.trees import TreeTask as TreeTask
 
 _LAZY = {
     name: f"ray_slo.core.{room}"
@@ -40,6 +42,7 @@ _LAZY = {
         "profiles": "LatencyProfile OnlineProfile",
         "queues": "DeadlineQueue",
         "requests": "BatchOutcome BatchStatus Request RequestId Upstream WorkerId",
+        "trees": "Tree TreeTask",
     }.items()
     for name in names.split()
 }
