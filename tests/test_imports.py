@@ -40,6 +40,8 @@ PRIVATE = re.compile(
 PRIVATE_ROOM = "serve/ray_private/"
 HEAVY = {"torch", "torchvision", "transformers", "pandas", "matplotlib", "opentelemetry"}
 HEAVY_ROOMS = {"pandas": {"simulation", "load", "cli", "demo"}}
+CLOCKLESS = {"core", "planning", "policies", "simulation"}
+CLOCKS = {"time", "datetime", "random", "secrets", "uuid"}
 MODULE_LINES, CLASS_LINES, FUNCTION_LINES = 500, 350, 60
 MODULES_OF_A_FOLDER = 12  # of serve
 
@@ -166,6 +168,14 @@ class House:
             if found.package in HEAVY and not found.lazy and not at_home:
                 yield str(found)
 
+    def clocks(self):
+        """Policies, planners and the simulator are given their time and their random numbers."""
+        for found in self.imports:
+            if found.room in CLOCKLESS:
+                names = {found.module, *(f"{found.module}.{name}" for name in found.names)}
+                if found.package in CLOCKS or "ray_slo.record.writer" in names:
+                    yield str(found)
+
     def sizes(self):
         for file, tree in self.trees.items():
             spans = [(file, len(self.sources[file].splitlines()), MODULE_LINES)]
@@ -193,7 +203,7 @@ class House:
                 yield f"{folder} has {modules} modules, at most {MODULES_OF_A_FOLDER}"
 
 
-RULES = ("arrows", "ray", "private", "underscored", "heavy", "sizes", "folders")
+RULES = ("arrows", "ray", "private", "underscored", "heavy", "clocks", "sizes", "folders")
 
 
 @pytest.fixture(scope="module")
@@ -234,6 +244,9 @@ LONG = "".join(f"    a{i} = {i}\n" for i in range(61))
         ("underscored", "serve/bad.py", "from ray_slo.core.text import _cut", "_cut"),
         ("underscored", "serve/bad.py", "from ray_slo.core import text\ntext._cut()", "text._cut"),
         ("heavy", "core/bad.py", "import torch", "torch"),
+        ("clocks", "core/bad.py", "def f():\n    from time import monotonic", "imports time"),
+        ("clocks", "policies/bad.py", "import random", "imports random"),
+        ("clocks", "planning/bad.py", "from ray_slo.record import writer", "record"),
         ("heavy", "policies/bad.py", "from pandas import DataFrame", "pandas"),
         ("sizes", "core/bad.py", "\n" * 501, "501 lines"),
         ("sizes", "core/bad.py", f"def f():\n{LONG}", "f has 61 lines"),

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextvars import Context
 from typing import Any
@@ -38,7 +39,7 @@ from ray_slo.serve.watch.metrics import SchedulerMetrics
 logger = logging.getLogger(__name__)
 
 
-class Channel:
+class Channel(ABC):
     """A frontend's side of the scheduler. Nothing here blocks.
 
     What does nothing here is of concern only where the scheduler lives in the frontend: else
@@ -58,43 +59,47 @@ class Channel:
         self._say(Withdrawn(batch_id))
 
     def _say(self, event: Event) -> None:
-        raise NotImplementedError
+        raise NotImplementedError  # who says things in another way has methods of its own
 
     def report(self, report: BatchReport | None) -> None:
         """A report that came with results."""
+        return None
 
     async def heartbeat(self, beat: Heartbeat) -> None:
         """Of a worker that knows of no other scheduler."""
+        return None
 
+    @abstractmethod
     async def join(self, beat: Heartbeat) -> None:
         """Introduce a worker to the scheduler, as soon as that is there."""
-        raise NotImplementedError
 
     def is_deserted(self) -> bool:
         """Whether the scheduler knows no worker, as far as that is a frontend's business."""
         return False
 
+    @abstractmethod
     async def capacity(self) -> dict[str, Capacity]:
         """See `Learned.capacity`.
 
         Raises:
             Exception: whatever kept the scheduler from answering.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     async def clocks(self) -> dict[str, float]:
         """What the clock of the scheduler's decision log shows, once there is a scheduler.
 
         Raises:
             Exception: whatever kept the scheduler from answering.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     async def status(self) -> dict[str, Any]:
-        raise NotImplementedError
+        """What `ray-slo status` shows of the scheduler."""
 
+    @abstractmethod
     def close(self) -> None:
-        raise NotImplementedError
+        """Say and hear nothing more."""
 
 
 class EmbeddedChannel(Channel):

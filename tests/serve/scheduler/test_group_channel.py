@@ -25,6 +25,9 @@ class Scheduler(Channel):
     def _say(self, event):
         self.told.append(event)
 
+    async def join(self, beat):
+        raise AssertionError("workers of groups find their schedulers themselves")
+
     async def capacity(self):
         return {model: Capacity(10.0, frozenset(self.name)) for model in "lm"}
 
