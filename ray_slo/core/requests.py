@@ -29,16 +29,18 @@ class Request:
 
     Attributes:
         id: unique within one host (scheduler actor, simulator run).
-        model: name of the model that the client asked for.
+        model: name of the model that serves it.
         arrival: seconds in the host's clock.
         deadline: absolute, seconds in the host's clock.
         size: items in the request (Kairos' query size); 1 for a plain request.
-        upstream: in a pipeline, where `model` is a task and `deadline` the end-to-end one: the
-            request that made it; None at the root.
+        task: node of the tree that the client asked for (`core.trees`); several tasks may have one
+            model. Default: the model's name, as of a model alone.
+        upstream: below the root of a tree, where `deadline` is the end-to-end one: the request that
+            made it; None at the root.
     """
 
     # A plain slotted class: millions are made in a simulation and a dataclass costs more.
-    __slots__ = ("arrival", "deadline", "id", "model", "size", "upstream")
+    __slots__ = ("arrival", "deadline", "id", "model", "size", "task", "upstream")
 
     def __init__(
         self,
@@ -47,6 +49,7 @@ class Request:
         arrival: float,
         deadline: float,
         size: int = 1,
+        task: str | None = None,
         upstream: Upstream | None = None,
     ) -> None:
         self.id = id
@@ -54,12 +57,14 @@ class Request:
         self.arrival = arrival
         self.deadline = deadline
         self.size = size
+        self.task = task or model
         self.upstream = upstream
 
     def __repr__(self) -> str:
+        task = f", task={self.task!r}" * (self.task != self.model)
         return (
             f"Request(id={self.id}, model={self.model!r}, arrival={self.arrival:.6g}, "
-            f"deadline={self.deadline:.6g}, size={self.size})"
+            f"deadline={self.deadline:.6g}, size={self.size}{task})"
         )
 
 

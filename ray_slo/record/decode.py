@@ -145,6 +145,8 @@ def _read_rows(path: Path, begin: int, end: int | None) -> Iterator[Row]:
     # Opened once: a live writer may put a longer file in its place at any time.
     with pq.ParquetFile(path) as file:
         table = file.read(list(COLUMNS)).slice(begin)
+    if "task" not in table.column_names:  # an older log
+        table = table.add_column(INDEX["task"], "task", table["model"])
     if end is not None:
         table = table.slice(0, end - begin)
     return zip(*(column.to_pylist() for column in table.columns), strict=True)

@@ -33,6 +33,7 @@ _OF_REQUEST = {  # attributes of a `Request`, in the order of its arguments afte
     "arrival": "double",
     "deadline": "double",
     "size": "int32",  # of a request: its items; of a batch: its requests
+    "task": "string",  # not in logs before trees of tasks: named as the model
 }
 COLUMNS: dict[str, str] = {
     "round": "int64",  # number of the decision; an event belongs to the one that follows it

@@ -16,7 +16,8 @@ from ray_slo.core.requests import BatchStatus, Upstream
 class Submit(NamedTuple):
     """Frontend → scheduler: a request that has `budget_s` left until its result must be back.
 
-    `trace`: context of the span in which it waits, if it is traced.
+    `trace`: context of the span in which it waits, if it is traced. `task`: of the tree that the
+    client asked for; empty: named as the model.
     """
 
     request_id: int
@@ -25,6 +26,7 @@ class Submit(NamedTuple):
     size: int = 1
     upstream: Upstream | None = None
     trace: str = ""
+    task: str = ""
 
 
 class Cancel(NamedTuple):

@@ -8,6 +8,7 @@ are columns, so the cost per request is little more than the policy's own.
 
 from __future__ import annotations
 
+import itertools
 import math
 from array import array
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -234,7 +235,7 @@ class Run:
 
     def _requests(self) -> Iterator[Request]:
         requests, names = self.requests, self.requests.models
-        size = requests.size
+        size, task = requests.size, requests.task
         for start in range(0, len(requests), _CHUNK):
             piece = slice(start, start + _CHUNK)
             rows = zip(
@@ -243,13 +244,16 @@ class Run:
                 requests.deadline[piece].tolist(),
                 strict=True,
             )
-            if size is None:
+            if size is None and task is None:
                 for id, (model, arrival, deadline) in enumerate(rows, start):
                     yield Request(id, names[model], arrival, deadline)
             else:
-                sized = zip(rows, size[piece].tolist(), strict=True)
-                for id, ((model, arrival, deadline), items) in enumerate(sized, start):
-                    yield Request(id, names[model], arrival, deadline, items)
+                sizes = itertools.repeat(1) if size is None else size[piece].tolist()
+                numbers = itertools.repeat(None) if task is None else task[piece].tolist()
+                told = zip(rows, sizes, numbers, strict=False)
+                for id, ((model, arrival, deadline), items, number) in enumerate(told, start):
+                    name = None if number is None else requests.tasks[number]
+                    yield Request(id, names[model], arrival, deadline, items, name)
 
     def _ends(self, slot: Slot, batch: Batch, status: BatchStatus) -> None:
         if slot.current is batch:  # else it was preempted or lost

@@ -155,7 +155,7 @@ class PipelineRun(Run):
             for child, counts in made:
                 code = codes[child]
                 for _ in range(counts[i]):
-                    request = Request(len(frame_of), child, at, r.deadline, 1, upstream)
+                    request = Request(len(frame_of), child, at, r.deadline, upstream=upstream)
                     frame_of.append(frame)
                     task_of.append(code)
                     path_of.append(path)

@@ -146,6 +146,7 @@ class Requests:
         model: index into `models`.
         arrival, deadline: seconds from the start.
         size: items in each request; None where each has one.
+        task: index into `tasks`; None where each is named as its model.
     """
 
     models: Sequence[str]
@@ -153,6 +154,8 @@ class Requests:
     arrival: Floats
     deadline: Floats
     size: Ints | None = None
+    task: Ints | None = None
+    tasks: Sequence[str] = ()
 
     def __len__(self) -> int:
         return len(self.arrival)

@@ -44,7 +44,7 @@ CLUSTER = Cluster.of(
     0.02,
 )
 ONE = Request(1, "a", 0.1, 1.1, size=3)
-TWO = Request(2, "b", 0.1 + 2e-16, 1 / 3, upstream=Upstream("w1", "a0", 0.25))
+TWO = Request(2, "b", 0.1 + 2e-16, 1 / 3, task="read", upstream=Upstream("w1", "a0", 0.25))
 SHORT = replace(CLUSTER, workers={"w1": CLUSTER.workers["w1"]})
 ROUNDS = [
     Round(0.0, [("cluster_changed", (0.0, CLUSTER))], Decision()),
@@ -83,7 +83,7 @@ def plain(rounds):
 
     def value(x):
         if isinstance(x, Request):
-            return (x.id, x.model, x.arrival, x.deadline, x.size, x.upstream)
+            return (x.id, x.model, x.arrival, x.deadline, x.size, x.task, x.upstream)
         if isinstance(x, Cluster):
             variants = {
                 v.name: (v.accuracy, {k: p.table for k, p in v.profiles.items()})
@@ -116,6 +116,16 @@ def test_rounds_come_back_to_the_last_bit(tmp_path):
     # One object per request, as the policy had it.
     arrived, dispatched = back[1].events[0][1][1][0], back[1].decision.actions[0].requests[0]
     assert arrived is dispatched
+
+
+def test_logs_from_before_tasks_are_read(tmp_path):
+    path = write(tmp_path)
+    table = pq.read_table(path)
+    pq.write_table(table.drop_columns(["task"]), path)
+    back = [r for (life,) in [read(path)] for r in life.rounds()]
+    one, two = (events[1][1][0] for events in back[1].events)
+    assert [one.task, two.task] == ["a", "b"]  # the models
+    assert back[3].events[2][1][1][0] is one  # it came back
 
 
 def test_rows_hold_predicted_beside_actual(tmp_path):

@@ -187,6 +187,38 @@ def test_tries_count_once_and_cancels_hold(tmp_path):
     assert said.batches["status"].tolist()[:1] == ["lost"]
 
 
+class Hearing:
+    """Notes the tasks of its requests, and serves nothing."""
+
+    serves_late = True
+
+    def __init__(self):
+        self.heard = []
+
+    def cluster_changed(self, now, cluster): ...
+    def requests_cancelled(self, now, requests): ...
+    def batch_finished(self, now, worker, outcome): ...
+    def requests_arrived(self, now, requests):
+        self.heard += [(r.model, r.task, r.size) for r in requests]
+
+    def decide(self, now):
+        return Decision()
+
+
+def test_requests_keep_their_tasks(tmp_path):
+    lines = Lines(tmp_path, "live", Start.of("eager", {}))
+    policy = Recording(make_policy("eager"), lines)
+    policy.cluster_changed(0.0, CLUSTER)
+    tasks = ["find", None, "read"]
+    requests = [Request(i, "m", i / 10, 1.0, 1 + i, task) for i, task in enumerate(tasks)]
+    policy.requests_arrived(0.3, requests)
+    policy.decide(0.3)
+    (life,) = read(lines.close())
+    policy = Hearing()
+    what_if(life, policy)
+    assert policy.heard == [("m", "find", 1), ("m", "m", 2), ("m", "read", 3)]
+
+
 class Shaky:
     """Not a pure state machine: it remembers across its lives."""
 

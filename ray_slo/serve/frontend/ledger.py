@@ -60,7 +60,8 @@ class Entry:
     """A request that is not answered yet: the client's, or one of a task of a pipeline.
 
     Attributes:
-        model: the scheduler's and the workers' name for it: the task, in a pipeline.
+        model: that serves it.
+        task: of the tree that the client asked for; empty: named as the model.
         entered: when it came to the task; what the client asked for came at `asked.arrival`.
         grant: of the batch that it is in; None while it waits for one.
     """
@@ -73,6 +74,7 @@ class Entry:
     upstream: Upstream | None = None
     trace: RequestTrace = NOT_TRACED
     size: int = 1
+    task: str = ""
     grant: Grant | None = None
     sent_at: float = math.nan
     retries: int = 0
@@ -84,7 +86,8 @@ class Entry:
     @property
     def context(self) -> dict[str, Any]:
         """What errors say of it."""
-        task = self.model if self.model != self.asked.model else None
+        named = self.task or self.model
+        task = named if named != self.asked.model else None
         slo_ms = self.asked.slo_s * 1e3
         return {"model": self.asked.model, "task": task, "latency_slo_ms": slo_ms}
 
@@ -275,7 +278,10 @@ class Ledger:
         entry.trace.submitted(entry.id, budget_s)
         waiting = entry.trace.waiting
         self._scheduler.submit(
-            Submit(entry.id, entry.model, budget_s, entry.size, entry.upstream, waiting)
+            Submit(
+                *(entry.id, entry.model, budget_s, entry.size),
+                *(entry.upstream, waiting, entry.task),
+            )
         )
 
     def _give_up(self, entry: Entry) -> None:

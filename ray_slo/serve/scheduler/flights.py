@@ -22,7 +22,8 @@ class OwnedRequest(Request):
 
     def __init__(self, id: int, submit: Submit, now: float, client: str, node: str) -> None:
         deadline = now + submit.budget_s
-        super().__init__(id, submit.model, now, deadline, submit.size, submit.upstream)
+        _, model, _, size, upstream, _, task = submit
+        super().__init__(id, model, now, deadline, size, task, upstream)
         self.client = client
         self.client_id = submit.request_id
         self.node = node

@@ -145,12 +145,16 @@ def columns(t: Tape) -> tuple[Requests, dict[int, int]]:
     ordered = sorted(t.requests.values(), key=lambda r: (r.arrival, r.id))
     ordered = [r for r in ordered if r.model in models]
     number = {m: i for i, m in enumerate(models)}
+    tasks = list(dict.fromkeys(r.task for r in ordered))
+    task = {name: i for i, name in enumerate(tasks)}
     return Requests(
         models,
         np.array([number[r.model] for r in ordered], dtype=np.int64),
         np.array([r.arrival - t.zero for r in ordered]),
         np.array([r.deadline - t.zero for r in ordered]),
         np.array([r.size for r in ordered], dtype=np.int64),
+        np.array([task[r.task] for r in ordered], dtype=np.int64),
+        tasks,
     ), {r.id: i for i, r in enumerate(ordered)}
 
 

@@ -523,9 +523,11 @@ async def test_ramsis_has_its_tables_solved_in_the_background(options):
 async def test_policy_is_told_where_requests_come_from_and_what_workers_are_for():
     async with running(variants=VARIANTS) as (scheduler, _):
         upstream = Upstream("w9", "quick", 0.25)
-        scheduler.hear("a", [Submit(1, "m", 1.0, upstream=upstream), Submit(2, "m", 1.0)])
+        one = Submit(1, "m", 1.0, upstream=upstream, task="read")
+        scheduler.hear("a", [one, Submit(2, "m", 1.0)])
         await settle()
         policy = scheduler._host.policy
+        assert [r.task for r in policy.queue] == ["read", "m"]
         assert [r.upstream for r in policy.queue] == [upstream, None]
         said = beat(variants=("quick", "deep"))
         for assigned, kept in (
