@@ -19,6 +19,18 @@ class Counting(Brain):
     def solve(self):
         return lambda problem: 10 * problem
 
+    def configure(self, setting):
+        return None
+
+    def counted(self, now, over_s, counts):
+        return None
+
+    def wanted(self, now, seen, hopeless):
+        return {}
+
+    def outcome(self):
+        return {}
+
     def problem(self, now, seen):
         self.asked += 1
         if self.fails:

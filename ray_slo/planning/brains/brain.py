@@ -8,6 +8,7 @@ goes on from what workers and frontends say they do.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -68,16 +69,18 @@ class Counts(NamedTuple):
     """What a frontend counted since it started.
 
     Attributes:
-        requests: by clients, by model; refused ones included.
+        requests: by clients, by stream (`root`, or `root@class`); refused ones included.
         finished: requests answered, by variant.
         made: requests made of them, by variant and child task.
-        sizes: requests by clients, by their size.
+        sizes: requests by clients, by model and size.
+        bad: requests by clients that were refused, expired or late, by stream.
     """
 
     requests: Mapping[str, int] = {}
     finished: Mapping[str, int] = {}
     made: Mapping[str, Mapping[str, int]] = {}
-    sizes: Mapping[int, int] = {}
+    sizes: Mapping[str, Mapping[int, int]] = {}
+    bad: Mapping[str, int] = {}
 
     @property
     def total(self) -> int:
@@ -90,8 +93,18 @@ class Counts(NamedTuple):
             _more(self.requests, before.requests),
             _more(self.finished, before.finished),
             {v: _more(made, before.made.get(v, {})) for v, made in self.made.items()},
-            _more(self.sizes, before.sizes),
+            {m: _more(sizes, before.sizes.get(m, {})) for m, sizes in self.sizes.items()},
+            _more(self.bad, before.bad),
         )
+
+    @property
+    def by_root(self) -> dict[str, int]:
+        """Requests by clients, by what they asked for, all classes of it together."""
+        found: dict[str, int] = {}
+        for stream, n in self.requests.items():
+            root = stream.partition("@")[0]
+            found[root] = found.get(root, 0) + n
+        return found
 
 
 def _more(now: Mapping[Any, int], before: Mapping[Any, int]) -> dict[Any, int]:
@@ -222,17 +235,17 @@ class NotYet(Exception):
     """There is nothing to plan with yet."""
 
 
-class Brain:
+class Brain(ABC):
     """Decides for one application. What only some planners do has a default here."""
 
     @property
+    @abstractmethod
     def solve(self) -> Callable[[Any], Any]:
         """The planner: problem to answer. A function of a module, as it may run elsewhere."""
-        raise NotImplementedError
 
+    @abstractmethod
     def configure(self, setting: Any) -> None:
         """Take over another setting of the same application."""
-        raise NotImplementedError
 
     def tune(self, kwargs: Mapping[str, Any]) -> bool:
         """Go by these arguments on top of the setting's; whether that is news.
@@ -246,12 +259,13 @@ class Brain:
 
     # -- what it hears ---------------------------------------------------------------------
 
+    @abstractmethod
     def counted(self, now: float, over_s: float, counts: Counts) -> None:
         """Hear what one frontend counted since it last said, in its share `over_s` of the time."""
-        raise NotImplementedError
 
     def limit(self, kind: str, most: int) -> None:
         """Hear that Serve starts no more of a kind."""
+        return None
 
     # -- when it plans ---------------------------------------------------------------------
 
@@ -269,6 +283,7 @@ class Brain:
         why. "" where a plan is needed."""
         return ""
 
+    @abstractmethod
     def problem(self, now: float, seen: Seen) -> Any:
         """What is to be solved. Changes nothing.
 
@@ -276,15 +291,14 @@ class Brain:
             NotYet: too little is known.
             ValueError: there is no such plan, and why.
         """
-        raise NotImplementedError
 
     def due(self, now: float, seen: Seen) -> str:
         """What changed so that the plan does not fit any more; "" where nothing did."""
         return ""
 
+    @abstractmethod
     def adopt(self, problem: Any, answer: Any) -> Verdict:
         """Go by this answer of `solve` from now on."""
-        raise NotImplementedError
 
     def move(self, model: str, group: str) -> str:
         """Serve a model in another group from now on; returns why.
@@ -298,13 +312,13 @@ class Brain:
 
     # -- what it says ----------------------------------------------------------------------
 
+    @abstractmethod
     def wanted(self, now: float, seen: Seen, hopeless: bool) -> Mapping[str, Wanted]:
         """What workers should do; those left out go on.
 
         Args:
             hopeless: there is no plan, and the last attempt to make one failed.
         """
-        raise NotImplementedError
 
     @property
     def routing(self) -> Routing | None:
@@ -315,13 +329,13 @@ class Brain:
         """Workers of a kind; None: as many as there are."""
         return None
 
+    @abstractmethod
     def inputs(self, now: float, seen: Seen) -> dict[str, Any]:
         """What it would plan for, for people: `demand` in requests per second, and the rest."""
-        raise NotImplementedError
 
+    @abstractmethod
     def outcome(self) -> dict[str, Any]:
         """The plan that it goes by, for people; nothing before there is one."""
-        raise NotImplementedError
 
     def status(self, seen: Seen) -> dict[str, Any]:
         """What else `ray-slo status` shows of it."""

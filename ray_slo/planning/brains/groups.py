@@ -129,7 +129,7 @@ class GroupsBrain(Brain):
         self._setting = setting
 
     def counted(self, now: float, over_s: float, counts: Counts) -> None:
-        self._counted.update(counts.requests)
+        self._counted.update(counts.by_root)
 
     # -- when it plans ---------------------------------------------------------------------
 

@@ -327,7 +327,7 @@ class KairosBrain(Brain):
 
     def counted(self, now: float, over_s: float, counts: Counts) -> None:
         self._rate.counted(now, over_s, counts.total)
-        self._sizes.counted(counts.sizes)
+        self._sizes.counted(counts.sizes.get(self._setting.model, {}))
 
     def rate(self, now: float) -> float:
         """Requests per second to plan for, on average."""

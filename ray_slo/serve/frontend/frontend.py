@@ -209,6 +209,7 @@ class Frontend:
         refusal = await self._workers.refusal(model)
         if refusal is not None:
             self._metrics.unanswered(model, "refused", refusal.reason)
+            self._service.turned_away(model, 1)
             raise refusal
 
     def _shortfall(self) -> str | None:

@@ -19,6 +19,7 @@ from ray_slo.serve.watch import tracing
 from ray_slo.serve.watch.metrics import FrontendMetrics
 from ray_slo.serve.watch.tracing import RequestTrace
 
+_BAD = frozenset({"refused", "expired"})  # outcomes that more workers can mend
 _JOINING_S = 0.1  # that a whole pipeline may take longer than its tasks
 
 
@@ -73,6 +74,8 @@ class Service:
                 answer = await answer_one(asked, item, trace)
         except BaseException as error:
             self._unanswered(asked.model, trace, error)
+            if outcome_of(error)[0] in _BAD:
+                self._bad(asked.model)
             if isinstance(error, SLOError):
                 error.model = error.model or asked.model
             raise
@@ -80,15 +83,22 @@ class Service:
             self.num_owned -= 1
         trace.answered(answer)
         self._metrics.answered(answer)
+        if not answer.deadline_met:
+            self._bad(asked.model)
         return answer
 
     def turned_away(self, model: str, count: int) -> None:
         """Requests came no further than a door; they count as demand."""
         self._arrived(model, None if model in self._hooks.sizes else 1, count)
+        self._bad(model, count)
 
     def _arrived(self, model: str, size: int | None = 1, count: int = 1) -> None:
         if self._demand is not None:
             self._demand.arrived(model, size, count)
+
+    def _bad(self, model: str, count: int = 1) -> None:
+        if self._demand is not None:
+            self._demand.bad(model, count)
 
     def _make_room(self, asked: Asked, trace: RequestTrace) -> None:
         """Refuse this request, or one with a later deadline."""
@@ -99,6 +109,7 @@ class Service:
             said, reason="queue_full", model=asked.model, latency_slo_ms=asked.slo_s * 1e3
         )
         self._unanswered(asked.model, trace, error)
+        self._bad(asked.model)
         raise error
 
     def _unanswered(self, model: str, trace: RequestTrace, error: BaseException) -> None:

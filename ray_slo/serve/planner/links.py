@@ -311,7 +311,8 @@ class FrontendLink:
         self._requests: Counter[str] = Counter()
         self._finished: Counter[str] = Counter()
         self._made: dict[str, Counter[str]] = {}
-        self._sizes: Counter[int] = Counter()
+        self._sizes: dict[str, Counter[int]] = {}
+        self._bad: Counter[str] = Counter()
         self._tuned: dict[str, Any] = {}
         self._profiles: Mapping[Key, LatencyProfile] = {}
         self._clocks: dict[str, float] = {}  # how far they are ahead of ours
@@ -325,11 +326,15 @@ class FrontendLink:
         if spec.decision_log is not None:
             self._tasks.append(loop.create_task(self._read_clocks()))
 
-    def arrived(self, model: str, size: int | None = 1, count: int = 1) -> None:
+    def arrived(self, stream: str, size: int | None = 1, count: int = 1) -> None:
         """Count clients' requests, refused ones included. `size`: None where it is not known."""
-        self._requests[model] += count
+        self._requests[stream] += count
         if size is not None:
-            self._sizes[size] += count
+            self._sizes.setdefault(stream.partition("@")[0], Counter())[size] += count
+
+    def bad(self, stream: str, count: int = 1) -> None:
+        """Count clients' requests that were refused, expired or late."""
+        self._bad[stream] += count
 
     def finished(self, variant: str, made: Mapping[str, int] | None = None) -> None:
         """Count a request that a variant answered, and those for child tasks that it made."""
@@ -384,9 +389,10 @@ class FrontendLink:
     def _says(self) -> FrontendSays:
         now, router = time.monotonic(), self._router
         made = {variant: dict(counts) for variant, counts in self._made.items()}
+        sizes = {model: dict(counts) for model, counts in self._sizes.items()}
         return FrontendSays(
             self._client,
-            Counts(dict(self._requests), dict(self._finished), made, dict(self._sizes)),
+            Counts(dict(self._requests), dict(self._finished), made, sizes, dict(self._bad)),
             self._spec.fingerprint,
             self._tuned,
             self._profiles if self._remind else {},

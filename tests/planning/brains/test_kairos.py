@@ -56,7 +56,9 @@ def counted(brain, sizes, rate, start=0.0, seconds=10):
     for i in range(2 * seconds):
         drawn = rng.choice(values, size=rate // 2, p=share).tolist()
         counts = {int(s): drawn.count(s) for s in set(drawn)}
-        brain.counted(start + 0.5 * (i + 1), 0.5, Counts({"rank": len(drawn)}, sizes=counts))
+        brain.counted(
+            start + 0.5 * (i + 1), 0.5, Counts({"rank": len(drawn)}, sizes={"rank": counts})
+        )
 
 
 def planned(brain, now=0.0, seen=BOTH):

@@ -8,7 +8,7 @@ from starlette.responses import PlainTextResponse
 
 from ray_slo.errors import ConfigError
 from ray_slo.serve.protos import InferRequest
-from tests.serve.fakes import Steps
+from tests.serve.fakes import Silent, Steps
 from tests.serve.loops import in_loop
 
 
@@ -125,3 +125,15 @@ async def test_what_only_other_applications_have_is_refused(app):
         with pytest.raises(ConfigError, match="user_config of a frontend"):
             front.reconfigure({"planner": {}})
         front.check_health()
+
+
+@in_loop
+async def test_what_more_workers_could_have_answered_is_counted_as_bad(app):
+    demand = Silent()
+    async with app(Model, policy="eager", around={"demand": demand}) as (front, _):
+        await ask(front, item=["a", 1], x_slo_latency_ms="9000")
+        await ask(front, item=["fail", 1])
+        assert [seen for seen in demand.seen if seen[0] == "bad"] == []
+        await ask(front, item=["a", 99], x_slo_latency_ms="1")
+    assert [seen for seen in demand.seen if seen[0] == "bad"] == [("bad", "m", 1)]
+    assert sum(seen[0] == "arrived" for seen in demand.seen) == 3

@@ -347,14 +347,23 @@ def test_a_newer_release_starts_afresh_and_older_workers_go_on():
 
 
 def test_only_what_is_new_is_counted():
-    before = Counts({"detect": 10}, {"v": 4}, {"v": {"child": 8}}, {3: 10})
+    before = Counts({"detect": 10}, {"v": 4}, {"v": {"child": 8}}, {"m": {3: 10}})
     now = Counts(
-        {"detect": 15}, {"v": 5, "w": 1}, {"v": {"child": 10}, "w": {"child": 1}}, {3: 12, 4: 3}
+        {"detect": 15},
+        {"v": 5, "w": 1},
+        {"v": {"child": 10}, "w": {"child": 1}},
+        {"m": {3: 12, 4: 3}},
+        {"detect@gold": 2},
     )
     assert now.since(before) == Counts(
-        {"detect": 5}, {"v": 1, "w": 1}, {"v": {"child": 2}, "w": {"child": 1}}, {3: 2, 4: 3}
+        {"detect": 5},
+        {"v": 1, "w": 1},
+        {"v": {"child": 2}, "w": {"child": 1}},
+        {"m": {3: 2, 4: 3}},
+        {"detect@gold": 2},
     )
     assert before.since(now).requests == {}  # a frontend that started anew
+    assert Counts({"m": 3, "m@gold": 2, "n": 1}).by_root == {"m": 5, "n": 1}
 
 
 def test_what_was_planned_and_why_is_logged(tmp_path):

@@ -241,6 +241,7 @@ def test_a_frontend_counts_and_reminds_a_new_planner(monkeypatch):
         reporter.arrived("pipeline")
         reporter.arrived("pipeline", 7)
         reporter.arrived("pipeline", None, 3)
+        reporter.bad("pipeline", 2)
         reporter.finished("det", {"name": 3})
         reporter.finished("large")
         reporter.tune({"budget_per_hour": 2})
@@ -254,7 +255,13 @@ def test_a_frontend_counts_and_reminds_a_new_planner(monkeypatch):
         reporter.close()
 
     clock.run(scenario())
-    counts = Counts({"pipeline": 5}, {"det": 1, "large": 1}, {"det": {"name": 3}}, {1: 1, 7: 1})
+    counts = Counts(
+        {"pipeline": 5},
+        {"det": 1, "large": 1},
+        {"det": {"name": 3}},
+        {"pipeline": {1: 1, 7: 1}},
+        {"pipeline": 2},
+    )
     assert planned[:2] == [Plans("e", 2), Plans()]
     assert link.heard[0] == FrontendSays("f", counts, "", {"budget_per_hour": 2}, {})
     assert [says.profiles for says in link.heard[:4]] == [{}, {}, {("v", "k"): [0.1]}, {}]
