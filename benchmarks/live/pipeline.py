@@ -284,7 +284,7 @@ async def drive(
         for second in range(int(duration_s)):
             await calls.until(second)
             plan = (await handle.slo_status.remote())["plan"]
-            serving = Counter(w["assigned"] for w in plan["workers"].values() if w["assigned"])
+            serving = Counter(v for w in plan["workers"].values() for v in w["assigned"])
             (wanted,), (there,) = plan["targets"].values(), plan["running"].values()
             demand = plan["demand"]
             glances.append(Glance(calls.now_s, demand, wanted or there, there, serving))

@@ -213,10 +213,9 @@ def _count(workers: int | None) -> str:
     return "as many as there are" if workers is None else str(workers)
 
 
-def _does(assigned: Mapping[str, Any] | None) -> str:
-    if assigned is None:
-        return "whatever comes"
-    return f"{assigned['variant']}, batches of {assigned['batch_size']}"
+def _does(assigned: Sequence[Mapping[str, Any]]) -> str:
+    parts = [f"{a['variant']}, batches of {a['batch_size']}" for a in assigned]
+    return "; ".join(parts) or "whatever comes"
 
 
 def register(app: typer.Typer) -> None:

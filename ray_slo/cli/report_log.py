@@ -178,12 +178,13 @@ def _change(old: Cluster | None, new: Cluster) -> Iterable[str]:
             yield f"{w.id} ({w.hardware}) is there with {', '.join(sorted(w.loaded))}"
         elif was.loaded != w.loaded:
             yield f"{w.id} has loaded {', '.join(sorted(w.loaded)) or 'nothing'}"
-        if w.assigned is not None and (was is None or was.assigned != w.assigned):
-            load = "" if w.assigned.load is None else f" for {w.assigned.load:.3g} requests/s"
-            yield (
-                f"the plan wants {w.assigned.variant} of {w.id}, in batches of at most "
-                f"{w.assigned.batch_size}{load}"
-            )
+        for a in w.assigned:
+            if was is None or a not in was.assigned:
+                load = "" if a.load is None else f" for {a.load:.3g} requests/s"
+                yield (
+                    f"the plan wants {a.variant} of {w.id}, in batches of at most "
+                    f"{a.batch_size}{load}"
+                )
     if old is None:
         return
     for v in new.variants.values():

@@ -88,9 +88,7 @@ def _print(console: Any, name: str, state: dict[str, Any]) -> None:
             worker,
             w["kind"],
             ", ".join(w["variants"]),
-            f"{does['variant']}, batches of {does['batch_size']}"
-            if (does := w["assigned"])
-            else "",
+            "; ".join(f"{a['variant']}, batches of {a['batch_size']}" for a in w["assigned"]),
             str(w["batches_in_flight"]),
             f"{w['last_heartbeat_s']:.1f}",
         )

@@ -59,10 +59,10 @@ class Model:
 
 @dataclass(frozen=True, slots=True)
 class Assigned:
-    """What a planner has a worker do.
+    """A variant that a planner has a worker serve.
 
     Attributes:
-        variant: which variant it serves.
+        variant: its name.
         batch_size: how many requests a batch may have.
         load: requests per second that the plan sends it; None where the plan does not say.
     """
@@ -79,13 +79,13 @@ class Worker:
     Attributes:
         hardware: key into `Variant.profiles`.
         loaded: names of the variants that it can run now.
-        assigned: what the plan wants of it, where there is one.
+        assigned: what the plan has it serve; empty where no plan says.
     """
 
     id: WorkerId
     hardware: str
     loaded: frozenset[str]
-    assigned: Assigned | None = None
+    assigned: tuple[Assigned, ...] = ()
 
     @property
     def kind(self) -> Kind:

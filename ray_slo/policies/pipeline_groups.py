@@ -154,17 +154,20 @@ def serving(
     }
     covered, free = set(), []
     for worker in cluster.workers.values():
-        assigned = worker.assigned
-        if assigned is not None and assigned.variant in worker.loaded:
+        serves = False
+        for assigned in worker.assigned:
+            if assigned.variant not in worker.loaded:
+                continue
             model, variant, accuracy = by_name[assigned.variant]
             if (profile := variant.profiles.get(worker.hardware)) is not None:
+                serves = True
                 covered.add(model.name)
                 size = max(min(assigned.batch_size, profile.max_batch_size), 1)
                 yield Service(
                     model.name, worker, variant.name, profile, accuracy, size, assigned.load
                 )
-                continue
-        free.append(worker)
+        if not serves:
+            free.append(worker)
     for worker in free:
         for model, variant, accuracy in by_name.values():
             profile = variant.profiles.get(worker.hardware)

@@ -278,8 +278,16 @@ class Decoder:
             for name, slo_s, variants in body["models"]
         ]
         workers = [
-            Worker(w, hardware, frozenset(loaded), None if plan is None else Assigned(*plan))
+            Worker(w, hardware, frozenset(loaded), _assigned(plan))
             for w, hardware, loaded, plan in body["workers"]
         ]
         delay = DispatchDelay(*body["delay_s"])
         return Cluster.of(models, workers, delay, body["preempt_delay_s"])
+
+
+def _assigned(said: list[Any] | None) -> tuple[Assigned, ...]:
+    """Older logs have None, or one variant."""
+    if not said:
+        return ()
+    parts = said if isinstance(said[0], list) else [said]
+    return tuple(Assigned(*part) for part in parts)

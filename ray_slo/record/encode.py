@@ -199,7 +199,7 @@ class Encoder:
                 for m in cluster.models.values()
             ],
             "workers": [
-                [w.id, w.hardware, sorted(w.loaded), _assigned(w.assigned)]
+                [w.id, w.hardware, sorted(w.loaded), [_assigned(a) for a in w.assigned]]
                 for w in cluster.workers.values()
             ],
             "delay_s": [cluster.delay.control_s, cluster.delay.per_request_s],
@@ -208,9 +208,7 @@ class Encoder:
         self._row(i, now, "cluster", reason=reason, detail=json.dumps(body))
 
 
-def _assigned(assigned: Assigned | None) -> list[Any] | None:
-    if assigned is None:
-        return None
+def _assigned(assigned: Assigned) -> list[Any]:
     return [assigned.variant, assigned.batch_size, assigned.load]
 
 

@@ -212,7 +212,7 @@ class Heartbeat:
         profiles: current estimate per loaded variant.
         batches: ids of the batches that it holds, running or waiting.
         preempt_delay_s: from a preemption until it is free, as its preemption profiles say.
-        assigned: what the planner has it do, by a key of `profiles`; None without a plan for it.
+        assigned: what the planner has it serve, by keys of `profiles`; empty without a plan for it.
         node: Ray's id of the node that it is on.
     """
 
@@ -221,5 +221,5 @@ class Heartbeat:
     profiles: dict[str, LatencyProfile]
     batches: list[str]
     preempt_delay_s: float = 0.0
-    assigned: Assigned | None = None
+    assigned: tuple[Assigned, ...] = ()
     node: str = ""

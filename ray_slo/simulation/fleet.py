@@ -12,7 +12,7 @@ from ray_slo.planning.brains.brain import Seen, Wanted, WorkerSays
 from ray_slo.simulation.engine import Event, Run, Slot
 
 KIND = "default"
-_IDLE = Wanted(None, ())
+_IDLE = Wanted((), ())
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class _Member:
     id: WorkerId
     wanted: Wanted = _IDLE
     loaded: frozenset[str] = frozenset()
-    assigned: Assigned | None = None
+    assigned: tuple[Assigned, ...] = ()
     loading: str | None = None
     up_at: float = math.inf  # when its process is there; inf: it is off
     token: int = 0  # of the loading that counts
@@ -106,10 +106,10 @@ class Fleet:
         )
 
     @property
-    def variants(self) -> dict[WorkerId, str]:
-        """What each worker is to run."""
+    def variants(self) -> dict[WorkerId, str | None]:
+        """What each worker is to run, as text."""
         goals = {m.id: m.wanted.assigned for m in self._members.values()}
-        return {worker: goal.variant for worker, goal in goals.items() if goal is not None}
+        return {w: ", ".join(a.variant for a in goal) for w, goal in goals.items() if goal}
 
     @property
     def off(self) -> list[WorkerId]:
@@ -127,7 +127,7 @@ class Fleet:
     def shrink(self, target: int) -> None:
         """End workers without an assignment, the last ones first, until `target` are on."""
         on = [m for m in self._members.values() if m.on]
-        idle = [m for m in reversed(on) if m.wanted.assigned is None]
+        idle = [m for m in reversed(on) if not m.wanted.assigned]
         for member in idle[: max(len(on) - target, 0)]:
             self._retire(member)
 
@@ -154,11 +154,11 @@ class Fleet:
         w, timing = member.wanted, self._timing
         slot = self._run.slots.get(member.id)
         missing = [v for v in w.keep if v not in member.loaded]
-        if w.assigned is None or w.assigned.variant in member.loaded:
+        if all(a.variant in member.loaded for a in w.assigned):
             member.assigned, member.loaded = w.assigned, member.loaded.intersection(w.keep)
             member.empties = False
         elif member.loaded and not timing.make_before_break:
-            member.assigned, member.loaded = None, member.loaded.intersection(w.keep)
+            member.assigned, member.loaded = (), member.loaded.intersection(w.keep)
             member.empties = slot is not None and slot.current is not None
         self._show(member)
         if not missing:
@@ -182,7 +182,7 @@ class Fleet:
         self._changed()
 
     def _retire(self, member: _Member) -> None:
-        member.wanted, member.assigned = _IDLE, None
+        member.wanted, member.assigned = _IDLE, ()
         member.loading, member.leaves, member.empties = None, True, False
         member.token += 1
         slot = self._run.slots.get(member.id)

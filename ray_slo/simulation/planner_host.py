@@ -80,7 +80,7 @@ class PlannerHost:
             Exception: there is no first plan.
         """
         self.due_at = now + self._interval_s
-        running = sum(says.assigned is not None for says in seen.workers.values())
+        running = sum(bool(says.assigned) for says in seen.workers.values())
         asked = Question(now, trigger, self.brain.inputs(now, seen), running)
         self._solving = True
         try:
@@ -108,7 +108,7 @@ class PlannerHost:
         """Log an answer as it takes effect.
 
         Args:
-            workers: the variant that each is to run.
+            workers: what each is to run.
         """
         plan, targets = self.brain.outcome(), {self.kind: self.brain.target(self.kind)}
         parts = plan.get("assignments", ())

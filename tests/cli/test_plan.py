@@ -92,8 +92,8 @@ def test_a_dry_run_is_shown_beside_what_runs():
         "took_s": 0.1,
         "replicas": {"gpu": {"running": 2, "target": 2, "would": 3}},
         "workers": {
-            "w1": {"kind": "gpu", "does": one, "would": {**one, "load": 3.0}, "load": []},
-            "w2": {"kind": "gpu", "does": None, "would": one, "load": ["large"]},
+            "w1": {"kind": "gpu", "does": [one], "would": [{**one, "load": 3.0}], "load": []},
+            "w2": {"kind": "gpu", "does": [], "would": [one], "load": ["large"]},
         },
         "plan": {"demand": 12.5},
     }

@@ -47,7 +47,9 @@ CLUSTER = Cluster.of(
         Model(EVIL, 0.1, (variant("c-only", 1.5, 90.0),)),
     ],
     [
-        Worker("w0", "cpu", frozenset({"d-small", "d-large", "c-only"}), Assigned("d-small", 8, 9)),
+        Worker(
+            "w0", "cpu", frozenset({"d-small", "d-large", "c-only"}), (Assigned("d-small", 8, 9),)
+        ),
         Worker("w1", "cpu", frozenset({"d-small", "d-large", "c-only"})),
     ],
     DispatchDelay(0.001),

@@ -17,7 +17,7 @@ def printed(**state):
         "scheduler": "embedded",
         "pending": 0,
         "queued": {"find": 7},
-        "workers": {"w": {**worker, "last_heartbeat_s": 0.1, "assigned": None}},
+        "workers": {"w": {**worker, "last_heartbeat_s": 0.1, "assigned": []}},
         **state,
     }
     file = io.StringIO()
@@ -39,7 +39,7 @@ def test_a_pipeline_its_plan_and_who_does_what():
     worker = {"kind": "gpu", "variants": ["f"], "batches_in_flight": 0, "last_heartbeat_s": 0.1}
     rows, lines = printed(
         pipeline={"name": "words", "latency_slo_ms": 100, "parents": {}},
-        workers={"w": {**worker, "assigned": {"variant": "f", "batch_size": 8, "load": 3.0}}},
+        workers={"w": {**worker, "assigned": [{"variant": "f", "batch_size": 8, "load": 3.0}]}},
         plan={"planner": "loki", "state": "planned", "plan_age_s": 2, "why": "Enough."},
     )
     assert "3.2" in rows["words"]

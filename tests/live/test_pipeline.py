@@ -66,7 +66,7 @@ def test_answers_are_joined_and_name_every_stage(app, ray_cluster):
     }
     seen = status(app)
     assert {"find", "spell", "speller"} >= set(seen["goodput"])
-    kinds = {w["assigned"]["variant"] for w in seen["workers"].values() if w["assigned"]}
+    kinds = {a["variant"] for w in seen["workers"].values() for a in w["assigned"]}
     assert kinds == {"f1", "s1"}
 
 

@@ -214,7 +214,7 @@ class Script:
         workers = dict(self.host.cluster.workers)
         if workers:
             w = list(workers)[i % len(workers)]
-            assigned = None if what is None else Assigned(*what, load=20.0)
+            assigned = () if what is None else (Assigned(*what, load=20.0),)
             workers[w] = replace(workers[w], assigned=assigned)
             self.change(workers=workers)
 

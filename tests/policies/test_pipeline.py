@@ -58,7 +58,7 @@ def models(large: LatencyProfile | None = None) -> list[Model]:
 
 
 def worker(id: str, variant: str, size: int = 2, load: float | None = None) -> Worker:
-    return Worker(id, "x", frozenset({variant}), Assigned(variant, size, load))
+    return Worker(id, "x", frozenset({variant}), (Assigned(variant, size, load),))
 
 
 # 10 frames and 40 names per second: the large one has room for all, the small one is the backup.
@@ -359,12 +359,23 @@ def test_the_queue_of_a_worker_that_is_reassigned_is_routed_again(queues: str) -
     h = host(drop="none", queues=queues)
     h.arrive([name(i, 0.0, 0.0) for i in range(4)])
     assert h.timeline() == [(0.0, "L", [0, 1])]
-    both = Worker("L", "x", frozenset({"large", "d"}), Assigned("d", 2, 10))
+    both = Worker("L", "x", frozenset({"large", "d"}), (Assigned("d", 2, 10),))
     h.change(Cluster.of(MODELS, [EASY[0], both, EASY[2]]))
     assert h.timeline()[1:] == [(0.0, "S", [2, 3])]
     h.advance(0.02)  # the batch of the large one ends as ever, and the worker detects
     h.arrive([frame(10, 0.02), frame(11, 0.02), frame(12, 0.02)])
     assert {w for _, w, _ in h.timeline()[2:]} == {"D", "L"}
+
+
+def test_a_worker_may_be_assigned_variants_of_several_tasks() -> None:
+    parts = (Assigned("d", 2, 10), Assigned("small", 3, 10), Assigned("large", 2, 0))
+    every = Worker("L", "x", frozenset({"d", "small"}), parts)  # it has not loaded "large" yet
+    h = host([every], drop="none")
+    h.arrive([frame(0, 0.0), frame(1, 0.0), frame(2, 0.0)])
+    h.arrive([name(i, 0.0, 0.0) for i in range(3, 7)])
+    h.advance(1.0)
+    sent = sorted((s.variant, len(s.ids)) for s in h.sent)
+    assert sent == [("d", 1), ("d", 2), ("small", 1), ("small", 3)]
 
 
 def test_the_queue_of_a_lost_worker_is_routed_again_and_so_is_its_batch() -> None:
@@ -406,7 +417,9 @@ def test_without_assignments_workers_serve_every_task_by_all_that_they_have_load
     assert used_by(h)[2:] == [("A", "small")]
     h.advance(0.2)
     # Once somebody is assigned to a task, only those that are serve it.
-    h.change(Cluster.of(MODELS, [workers[0], replace(workers[1], assigned=Assigned("small", 1))]))
+    h.change(
+        Cluster.of(MODELS, [workers[0], replace(workers[1], assigned=(Assigned("small", 1),))])
+    )
     h.arrive([name(i, 0.2, 0.0, deadline=0.4) for i in range(3, 6)])
     h.advance(1.0)
     assert [(s.worker, s.ids) for s in h.sent if s.ids[0] > 2] == [
@@ -417,7 +430,7 @@ def test_without_assignments_workers_serve_every_task_by_all_that_they_have_load
 
 
 def test_an_assigned_variant_that_is_not_loaded_is_not_served_yet() -> None:
-    early = Worker("L", "x", frozenset({"small"}), Assigned("large", 2))
+    early = Worker("L", "x", frozenset({"small"}), (Assigned("large", 2),))
     h = host([EASY[0], early], drop="none")
     h.arrive([name(0, 0.0, 0.0)])
     (sent,) = h.decisions[-2].actions

@@ -1,5 +1,6 @@
 """The log of a policy: what goes in comes out, to the last bit; and what broken files say."""
 
+import json
 import math
 from dataclasses import replace
 
@@ -37,8 +38,9 @@ CLUSTER = Cluster.of(
         Model("b", 0.5, (Variant("b0", {"cpu": SMALL}),)),
     ],
     [
-        Worker("w0", "cpu", frozenset({"a0", "b0"}), Assigned("a0", 2, 1.5)),
+        Worker("w0", "cpu", frozenset({"a0", "b0"}), (Assigned("a0", 2, 1.5),)),
         Worker("w1", "gpu", frozenset({"a0"})),
+        Worker("w2", "cpu", frozenset(), (Assigned("a0", 2), Assigned("b0", 1, 3.0))),
     ],
     DispatchDelay(0.001, 1e-5),
     0.02,
@@ -158,11 +160,25 @@ def test_every_file_can_be_read_alone(tmp_path):
     assert (tail.start, tail.begins) == (START, False)
     (known, finished, *_) = next(iter(tail.rounds())).events
     assert known[0] == "cluster_changed"
-    assert list(known[1][1].workers) == ["w0", "w1"]
+    assert list(known[1][1].workers) == ["w0", "w1", "w2"]
     assert finished[0] == "batch_finished"
     (tmp_path / "s-2.decisions.parquet").unlink()
     (holed,) = read(tmp_path)
     assert (holed.begins, holed.whole, holed.lost) == (True, False, (-1,))
+
+
+def test_logs_of_when_a_worker_was_assigned_one_variant_are_read(tmp_path):
+    path = write(tmp_path, ROUNDS[:1])
+    table = pq.read_table(path)
+    rows = table.to_pylist()
+    (cluster,) = [r for r in rows if r["what"] == "cluster"]
+    body = json.loads(cluster["detail"])
+    body["workers"] = [["w0", "cpu", ["a0"], ["a0", 2, 1.5]], ["w1", "gpu", ["a0"], None]]
+    cluster["detail"] = json.dumps(body)
+    pq.write_table(pa.Table.from_pylist(rows, schema=table.schema), path)
+    (life,) = read(path)
+    (_, now), *_ = (args for r in life.rounds() for _, args in r.events)
+    assert [w.assigned for w in now.workers.values()] == [(Assigned("a0", 2, 1.5),), ()]
 
 
 def test_a_new_policy_begins_a_new_life(tmp_path):

@@ -38,7 +38,7 @@ class Fifo:
         del self.busy[worker]
 
     def cluster_changed(self, now, cluster):
-        at = {w.id: w.assigned and w.assigned.variant for w in cluster.workers.values()}
+        at = {w.id: w.assigned[0].variant if w.assigned else None for w in cluster.workers.values()}
         self.log.append((now, "cluster", at))
         self.cluster = cluster
 
@@ -49,15 +49,15 @@ class Fifo:
             actions.append(Drop(late, DropReason.EXPIRED))
             self.queue = [r for r in self.queue if r not in late]
         for worker in self.cluster.workers.values():
-            if worker.id in self.busy or worker.assigned is None:
+            if worker.id in self.busy or not worker.assigned:
                 continue
-            variant = worker.assigned.variant
+            variant = worker.assigned[0].variant
             task = next(
                 m.name
                 for m in self.cluster.models.values()
                 if variant in [v.name for v in m.variants]
             )
-            mine = [r for r in self.queue if r.model == task][: worker.assigned.batch_size]
+            mine = [r for r in self.queue if r.model == task][: worker.assigned[0].batch_size]
             if mine:
                 self.queue = [r for r in self.queue if r not in mine]
                 end = now + self.cluster.profile(variant, worker.id)(len(mine))

@@ -6,7 +6,7 @@ from ray_slo.core.cluster import Assigned
 from ray_slo.planning.brains.brain import Brain, NotYet, Seen, Verdict, WorkerSays
 from ray_slo.simulation.planner_host import PlannerHost
 
-SEEN = Seen({"w": WorkerSays("w", "cpu", assigned=Assigned("v", 1))})
+SEEN = Seen({"w": WorkerSays("w", "cpu", assigned=(Assigned("v", 1),))})
 
 
 class Counting(Brain):

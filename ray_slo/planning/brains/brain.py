@@ -29,7 +29,7 @@ class WorkerSays(NamedTuple):
 
     Attributes:
         loaded: variants that it offers to its scheduler; in a group, that the scheduler knows of.
-        assigned: what it does; None where it does whatever comes.
+        assigned: what it serves; empty where it serves whatever comes.
         profiles: of every variant that it ever measured or was told of, so that nothing is lost
             with the planner.
         errors: variants that it could not load, why, and the number of the failure.
@@ -42,7 +42,7 @@ class WorkerSays(NamedTuple):
     worker: str
     kind: str
     loaded: frozenset[str] = frozenset()
-    assigned: Assigned | None = None
+    assigned: tuple[Assigned, ...] = ()
     profiles: Mapping[str, LatencyProfile] = {}
     errors: Mapping[str, tuple[str, float]] = {}
     version: str = ""
@@ -52,14 +52,14 @@ class WorkerSays(NamedTuple):
 
 
 class Wanted(NamedTuple):
-    """What a worker should do: have exactly the variants in `keep` loaded, serve `assigned` (None:
+    """What a worker should do: have exactly the variants in `keep` loaded, serve `assigned` (empty:
     whatever comes), and serve in `group`, where there are groups.
 
     Attributes:
         profiles: of those in `keep`, where known, to start from.
     """
 
-    assigned: Assigned | None
+    assigned: tuple[Assigned, ...]
     keep: tuple[str, ...]
     profiles: Mapping[str, LatencyProfile] = {}
     group: str | None = None
@@ -214,7 +214,7 @@ class Seen:
     @property
     def planned_before(self) -> bool:
         """Whether workers or frontends go by a plan of a planner that is no more."""
-        workers = any(w.assigned is not None or w.group is not None for w in self.workers.values())
+        workers = any(bool(w.assigned) or w.group is not None for w in self.workers.values())
         return workers or any(says.routes for says in self.frontends.values())
 
 

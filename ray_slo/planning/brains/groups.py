@@ -272,7 +272,7 @@ class GroupsBrain(Brain):
         self._drain(now, seen)
         self._step(now, places)
         return {
-            worker: Wanted(None, self._variants_of(order), group=order.group)
+            worker: Wanted((), self._variants_of(order), group=order.group)
             for worker, order in self._orders(places).items()
         }
 

@@ -421,7 +421,7 @@ class KairosBrain(Brain):
         return self._solved.counts.get(kind, 0)
 
     def wanted(self, now: float, seen: Seen, hopeless: bool) -> dict[str, Wanted]:
-        return dict.fromkeys(seen.workers, Wanted(None, self._setting.variants))
+        return dict.fromkeys(seen.workers, Wanted((), self._setting.variants))
 
     def inputs(self, now: float, seen: Seen) -> dict[str, Any]:
         answer: dict[str, Any] = {

@@ -155,8 +155,8 @@ class LokiBrain(Brain):
             raise ValueError(f"no variant of {', '.join(lost)} can be loaded; the last plan holds")
         current: dict[tuple[str, str], int] = {}
         for says in seen.workers.values():
-            if says.assigned is not None and says.assigned.variant in profiles:
-                key = self._task_of[says.assigned.variant], says.assigned.variant
+            for variant in (a.variant for a in says.assigned if a.variant in profiles):
+                key = self._task_of[variant], variant
                 current[key] = current.get(key, 0) + 1
         problem = replace(
             self._setting.problem,
@@ -231,7 +231,7 @@ class LokiBrain(Brain):
                 answer[worker] = self._step(worker, assigned, serving, placed)
             elif settled or not self._setting.make_before_break:
                 # It keeps what it has till it is needed, or Serve takes it away.
-                answer[worker] = Wanted(None, tuple(sorted(says.loaded)))
+                answer[worker] = Wanted((), tuple(sorted(says.loaded)))
             else:  # others are not ready to do without it
                 answer[worker] = Wanted(says.assigned, tuple(sorted(says.loaded)))
         # Those that start load what they will be needed for; the others go on until they are up.
@@ -239,12 +239,12 @@ class LokiBrain(Brain):
         for worker in seen.workers.keys() - serving.keys():
             if (assigned := later.get(worker)) is not None:
                 told[worker] = assigned.variant
-                answer[worker] = Wanted(assigned, (assigned.variant,))
+                answer[worker] = Wanted((assigned,), (assigned.variant,))
             else:
-                answer[worker] = Wanted(None, ())
+                answer[worker] = Wanted((), ())
         self._told = told
         if unknown and answer:  # an idle worker if there is one
-            worker = min(answer, key=lambda w: (answer[w].assigned is not None, w))
+            worker = min(answer, key=lambda w: (bool(answer[w].assigned), w))
             keep = dict.fromkeys((*answer[worker].keep, unknown[0]))
             answer[worker] = answer[worker]._replace(keep=tuple(keep))
         return answer
@@ -259,7 +259,7 @@ class LokiBrain(Brain):
         taken = {v for variants in shares.values() for v in variants}
         free = [v for v in self._in_turn(unknown) if v not in taken]
         for worker, says in seen.workers.items():
-            if says.assigned is not None:  # by a planner that is no more
+            if says.assigned:  # by a planner that is no more
                 continue
             if worker not in shares and not says.loaded:
                 others = max(self._setting.first_workers, len(seen.workers)) - len(shares)
@@ -268,7 +268,7 @@ class LokiBrain(Brain):
             elif (mine := set(shares.get(worker, ()))) <= says.loaded and free:
                 shares[worker] = (*sorted(says.loaded | mine), free.pop(0))
         self._measures = shares
-        return {w: Wanted(None, variants) for w, variants in shares.items() if variants}
+        return {w: Wanted((), variants) for w, variants in shares.items() if variants}
 
     def _in_turn(self, variants: list[str]) -> list[str]:
         """One of every task, then the next ones, so that any few serve many tasks."""
@@ -288,7 +288,7 @@ class LokiBrain(Brain):
         usable = {v for v in self._task_of if not self._avoids(seen, v)}
         tasks = {self._task_of[v] for v in usable}
         keep = (v for v, task in self._task_of.items() if v in usable or task not in tasks)
-        return Wanted(None, tuple(keep))
+        return Wanted((), tuple(keep))
 
     def _shared(self, says: WorkerSays, seen: Seen) -> Wanted:
         """For a worker that has to serve all tasks: the plan's variants, beside what it has if the
@@ -300,8 +300,8 @@ class LokiBrain(Brain):
         if {self._task_of[v] for v in variants} != self._tasks:
             return self._all(seen)
         if plan.shared:
-            return Wanted(None, variants)
-        return Wanted(None, (*variants, *sorted(says.loaded - set(variants))))
+            return Wanted((), variants)
+        return Wanted((), (*variants, *sorted(says.loaded - set(variants))))
 
     def _placed(
         self, plan: loki.Plan, workers: Mapping[str, WorkerSays]
@@ -321,8 +321,8 @@ class LokiBrain(Brain):
         """What it does or was told to do, else something of use that it has."""
         if (told := self._told.get(says.worker)) is not None:
             return told
-        if says.assigned is not None:
-            return says.assigned.variant
+        if says.assigned:
+            return says.assigned[0].variant
         return min(says.loaded & used, default=None)
 
     def _step(
@@ -335,18 +335,18 @@ class LokiBrain(Brain):
         """On the way to what is `assigned`: who alone serves a task goes on with it, the next
         variant loaded beside, until another one has what it takes to serve that task."""
         says = workers[worker]
-        now = says.assigned
+        now = says.assigned[0] if says.assigned else None
         if now is None or now.variant not in says.loaded or not self._setting.make_before_break:
-            return Wanted(assigned, (assigned.variant,))
+            return Wanted((assigned,), (assigned.variant,))
         task = self._task_of[now.variant]
         if self._task_of[assigned.variant] == task:
-            return Wanted(assigned, (assigned.variant,))
+            return Wanted((assigned,), (assigned.variant,))
         for other, its in workers.items():
             goal = placed.get(other)
             ready = goal is not None and goal.variant in its.loaded
             if other != worker and ready and self._task_of[goal.variant] == task:  # type: ignore[union-attr]
-                return Wanted(assigned, (assigned.variant,))
-        return Wanted(now, (now.variant, assigned.variant))
+                return Wanted((assigned,), (assigned.variant,))
+        return Wanted((now,), (now.variant, assigned.variant))
 
     def inputs(self, now: float, seen: Seen) -> dict[str, Any]:
         factors = {v: f for v in self._task_of if (f := self._factors.of(v))}

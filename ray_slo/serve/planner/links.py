@@ -225,7 +225,7 @@ class Follower:
         """
         self._worker.will_load(len(wanted.keep))
         await self.do(wanted)
-        if wanted.assigned is None:
+        if not wanted.assigned:
             served = {self._refs[key].model for key in self._worker.offered}
             for key, error in self._raised.items():
                 task = self._refs[key].model
@@ -245,7 +245,7 @@ class Follower:
         missing = [v for v in keep if v not in worker.offered]
         extra = worker.offered - keep.keys()
         if missing and extra and not self._make_first:
-            await worker.assign(None)
+            await worker.assign(())
             await worker.unload(extra)
         complete = True
         for variant in missing:
@@ -256,7 +256,7 @@ class Follower:
             self._group = wanted.group
             await worker.join(WorkerLink(self._spec, f"{self._app_key}#{wanted.group}"))
         assigned = wanted.assigned
-        possible = assigned is None or assigned.variant in worker.offered
+        possible = all(a.variant in worker.offered for a in assigned)
         if possible and assigned != worker.assigned:
             await worker.assign(assigned)
         if (complete or wanted.group is not None) and (extra := worker.offered - keep.keys()):

@@ -29,9 +29,8 @@ def status(
             name: {
                 "ready": says.ready,
                 "loaded": sorted(says.loaded),
-                "assigned": says.assigned.variant if says.assigned else None,
-                "batch_size": says.assigned.batch_size if says.assigned else None,
-                "wanted": _variant(wanted.get(name)),
+                "assigned": {a.variant: a.batch_size for a in says.assigned},
+                "wanted": _variants(wanted.get(name)),
             }
             for name, says in seen.workers.items()
         },
@@ -51,8 +50,8 @@ def trial(
         new = wanted[name].assigned if name in wanted else says.assigned
         workers[name] = {
             "kind": says.kind,
-            "does": says.assigned and asdict(says.assigned),
-            "would": new and asdict(new),
+            "does": [asdict(a) for a in says.assigned],
+            "would": [asdict(a) for a in new],
             "load": sorted(set(wanted[name].keep) - says.loaded) if name in wanted else [],
         }
     return {
@@ -85,7 +84,7 @@ def log(
         verdict: None where the last plan holds.
     """
     outline = None
-    running = [says.assigned for says in seen.workers.values() if says.assigned]
+    running = [a for says in seen.workers.values() for a in says.assigned]
     if running and to.outline == Outline():  # another planner's
         there = {kind: n for kind, (_, n) in replicas.items()}
         assigned = [(a.variant, a.batch_size, 1) for a in running]
@@ -96,7 +95,7 @@ def log(
         parts = [(a["variant"], a["batch_size"], a["workers"]) for a in plan.get("assignments", ())]
         groups = plan.get("groups", {})
         outline = replace(Outline.of_assignments(targets, parts), groups=groups)
-        workers = {name: w.group or _variant(w) for name, w in wanted.items()}
+        workers = {name: w.group or ", ".join(_variants(w)) or None for name, w in wanted.items()}
         rest |= {"targets": targets, "plan": plan, "workers": workers}
         rest |= {"why": verdict.why, "shortfall": verdict.shortfall}
     about = {key: value for key, value in inputs.items() if key != "demand"}
@@ -107,5 +106,5 @@ def _does(says: WorkerSays, wanted: Wanted) -> bool:
     return says.assigned == wanted.assigned and says.loaded == frozenset(wanted.keep)
 
 
-def _variant(wanted: Wanted | None) -> str | None:
-    return wanted.assigned.variant if wanted is not None and wanted.assigned else None
+def _variants(wanted: Wanted | None) -> list[str]:
+    return [a.variant for a in wanted.assigned] if wanted is not None else []

@@ -44,7 +44,7 @@ class WorkerState:
 
     kind: str
     variants: frozenset[str]
-    assigned: Assigned | None
+    assigned: tuple[Assigned, ...]
     seen_at: float = field(compare=False)
     preempt_delay_s: float = field(compare=False)
     node: str = field(compare=False)
@@ -55,9 +55,7 @@ class WorkerState:
         Args:
             variants: those that are known here; others are of an older release.
         """
-        assigned = beat.assigned
-        if assigned is not None and assigned.variant not in variants:
-            assigned = None
+        assigned = tuple(a for a in beat.assigned if a.variant in variants)
         return cls(beat.kind, variants, assigned, now, beat.preempt_delay_s, beat.node)
 
 
@@ -93,7 +91,7 @@ class Roster(dict[str, WorkerState]):
                 "kind": w.kind,
                 "node": w.node,
                 "variants": sorted(w.variants),
-                "assigned": w.assigned and asdict(w.assigned),
+                "assigned": [asdict(a) for a in w.assigned],
                 "batches_in_flight": batches.get(name, 0),
                 "last_heartbeat_s": now - w.seen_at,
             }

@@ -55,7 +55,7 @@ class Worker:
         self._node = this_node()
         self._link: WorkerLink | None = None
         self.announced: frozenset[str] = frozenset()
-        self.assigned: Assigned | None = None
+        self.assigned: tuple[Assigned, ...] = ()
         # Serve numbers deployments of one name in an application; ours come in step.
         frontend += context.deployment.removeprefix(worker_deployment(frontend, kind))
         self._starting = Starting(
@@ -144,7 +144,7 @@ class Worker:
         """See `Models.check_slo`."""
         self.models.check_slo()
 
-    async def assign(self, assigned: Assigned | None) -> None:
+    async def assign(self, assigned: tuple[Assigned, ...]) -> None:
         """Tell the scheduler which of the loaded variants the plan has this worker serve."""
         self.assigned = assigned
         await self._announce()

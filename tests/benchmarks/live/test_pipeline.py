@@ -101,10 +101,10 @@ class Replies:
         return self.status() if png is None else self.read(png)
 
     async def status(self):
-        worker = {"assigned": "det480"}
+        worker = {"assigned": {"det480": 1}}
         return {
             "plan": {
-                "workers": {"a": worker, "b": {"assigned": None}},
+                "workers": {"a": worker, "b": {"assigned": {}}},
                 "targets": {"default": 3},
                 "running": {"default": 2},
                 "demand": 1.5,

@@ -39,7 +39,7 @@ def spec_of(num_replicas=1, max_replicas=4, rate=10.0, **planner):
 
 
 def says(name, loaded=(), assigned=None, ready=True):
-    what = None if assigned is None else Assigned(assigned, 1)
+    what = () if assigned is None else (Assigned(assigned, 1),)
     return WorkerSays(name, "default", frozenset(loaded), what, ready=ready)
 
 
@@ -56,7 +56,7 @@ def planned(brain, seen, now=0.0):
 
 def assigned(brain, seen):
     wanted = brain.wanted(0.0, seen, False)
-    return {w: x.assigned.variant if x.assigned else None for w, x in wanted.items()}
+    return {w: x.assigned[0].variant if x.assigned else None for w, x in wanted.items()}
 
 
 def test_the_first_workers_load_what_nobody_has_measured():
@@ -190,7 +190,7 @@ def test_with_fewer_workers_than_tasks_each_serves_all_tasks():
         assert verdict.shortfall is None  # with the workers that there may be
         assert "each serves" not in verdict.why
         wanted = brain.wanted(0.0, seen, False)["w"]
-        assert wanted.assigned is None
+        assert wanted.assigned == ()
         assert set(wanted.keep) == keep  # a worker has time for the large one at 10 requests/s
         assert brain.target("default") == target
 
@@ -252,11 +252,11 @@ def test_the_only_worker_of_a_task_stays_until_another_can_take_over():
     brain._told = {"a": "large", "c": "det"}
     before = seen_of(says("a", ["det"], "det"), says("c"))
     wanted = brain.wanted(0.0, before, False)
-    assert (wanted["a"].assigned.variant, wanted["a"].keep) == ("det", ("det", "large"))
-    assert (wanted["c"].assigned.variant, wanted["c"].keep) == ("det", ("det",))
+    assert (wanted["a"].assigned[0].variant, wanted["a"].keep) == ("det", ("det", "large"))
+    assert (wanted["c"].assigned[0].variant, wanted["c"].keep) == ("det", ("det",))
     after = seen_of(says("a", ["det", "large"], "det"), says("c", ["det"], "det"))
     wanted = brain.wanted(0.0, after, False)
-    assert (wanted["a"].assigned.variant, wanted["a"].keep) == ("large", ("large",))
+    assert (wanted["a"].assigned[0].variant, wanted["a"].keep) == ("large", ("large",))
 
 
 def test_a_variant_that_cannot_be_loaded_is_avoided_and_measured_later():
@@ -268,7 +268,7 @@ def test_a_variant_that_cannot_be_loaded_is_avoided_and_measured_later():
     later = seen_of(*workers, without=["large"])  # nobody knows how long it takes
     wanted = brain.wanted(0.0, later, False)
     trying = [w for w, x in wanted.items() if "large" in x.keep]
-    assert [wanted[w].assigned for w in trying] == [None]
+    assert [wanted[w].assigned for w in trying] == [()]
     with pytest.raises(ValueError, match="no variant of detect can be loaded"):
         brain.problem(0.0, seen_of(*workers, avoided=["det"]))
 

@@ -88,7 +88,7 @@ class Cluster:
 
     @property
     def does(self):
-        return {w: s.assigned.variant if s.assigned else None for w, s in self.workers.items()}
+        return {w: s.assigned[0].variant if s.assigned else None for w, s in self.workers.items()}
 
 
 async def here(function, problem):
@@ -171,7 +171,8 @@ def test_a_dry_run_says_what_it_would_do_and_does_nothing(monkeypatch):
             assert "Accuracy scaling" in would["why"]
             assert would["why_in_force"] == before["why"]
             does, wanted = (
-                {w[k]["variant"] for w in would["workers"].values()} for k in ("does", "would")
+                {a["variant"] for w in would["workers"].values() for a in w[k]}
+                for k in ("does", "would")
             )
             assert (does, wanted) == ({"det", "large"}, {"det", "small"})
             await cluster.round(actor)
@@ -230,7 +231,7 @@ def test_a_successor_changes_nothing_until_it_has_listened():
             cluster.workers[name] = cluster.new(
                 name,
                 loaded=frozenset([variant]),
-                assigned=Assigned(variant, 1),
+                assigned=(Assigned(variant, 1),),
                 profiles=PROFILES,  # of all that it ever ran
             )
         before = dict(cluster.workers)

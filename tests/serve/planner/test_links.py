@@ -25,7 +25,7 @@ from ray_slo.serve.planner.actor import Planner
 from ray_slo.serve.planner.links import Follower, FrontendLink
 from tests.serve import clock
 
-OLD, NEW = Wanted(Assigned("large", 2), ("large",)), Wanted(Assigned("small", 4), ("small",))
+OLD, NEW = Wanted((Assigned("large", 2),), ("large",)), Wanted((Assigned("small", 4),), ("small",))
 
 
 def spec_of(**planner):
@@ -90,7 +90,7 @@ class Worker:
         self.id = id
         self.broken = set(broken)
         self.offered = self.announced = frozenset()
-        self.assigned, self.profiles = None, {}
+        self.assigned, self.profiles = (), {}
         self.diary = []
 
     async def load(self, variants, known):
@@ -105,7 +105,7 @@ class Worker:
         self.diary.append("join")
 
     async def assign(self, assigned):
-        self.diary.append(f"do {assigned.variant}" if assigned else "do nothing")
+        self.diary.append(f"do {assigned[0].variant}" if assigned else "do nothing")
         self.assigned = assigned
 
     async def unload(self, variants):
@@ -170,7 +170,7 @@ def test_what_cannot_be_loaded_leaves_what_there_is_and_is_tried_again_later():
 
 
 def test_a_worker_that_cannot_serve_a_task_at_first_ends():
-    everything = Wanted(None, ("det", "large", "small"))
+    everything = Wanted((), ("det", "large", "small"))
     worker = Worker("small")
     follow(worker, everything, first=True)
     assert worker.diary == ["load det", "load large", "check"]
@@ -183,7 +183,7 @@ def test_a_worker_that_cannot_load_its_share_of_a_task_waits_for_other_orders():
     """Another worker may have another variant of that task."""
     worker = Worker("large")
     link = Link(
-        ("1", Wanted(None, ("det", "large"))), ("2", Wanted(None, ("det",))), else_says=(None, None)
+        ("1", Wanted((), ("det", "large"))), ("2", Wanted((), ("det",))), else_says=(None, None)
     )
     follower = Follower(spec_of(), "app#frontend", "default", worker, link)
     clock.run(follower.begin())
@@ -199,12 +199,12 @@ def test_a_worker_joins_a_group_with_what_it_has_loaded_and_leaves_it_for_anothe
 
     async def scenario():
         with pytest.raises(MemoryError):
-            await follower.first(Wanted(None, ("l", "n"), group="a"))
-        await follower.first(Wanted(None, ("l", "m"), group="a"))
+            await follower.first(Wanted((), ("l", "n"), group="a"))
+        await follower.first(Wanted((), ("l", "m"), group="a"))
         assert follower.says().group == "a"
         worker.diary.clear()
         await asyncio.sleep(20.0)
-        await follower.do(Wanted(None, ("n", "m"), group="b"))
+        await follower.do(Wanted((), ("n", "m"), group="b"))
         assert worker.diary == ["join", "unload l"]
         assert follower.says().errors == {"n": ("MemoryError: no room for n", 2.0)}
 

@@ -519,6 +519,9 @@ async def test_ramsis_has_its_tables_solved_in_the_background(options):
         assert seen == {"quick", "deep"}
 
 
+QUICK, DEEP = Assigned("quick", 2), Assigned("deep", 8, 10.0)
+
+
 @in_loop
 async def test_policy_is_told_where_requests_come_from_and_what_workers_are_for():
     async with running(variants=VARIANTS) as (scheduler, _):
@@ -531,16 +534,16 @@ async def test_policy_is_told_where_requests_come_from_and_what_workers_are_for(
         assert [r.upstream for r in policy.queue] == [upstream, None]
         said = beat(variants=("quick", "deep"))
         for assigned, kept in (
-            (None, None),
-            (Assigned("deep", 4, 10.0), Assigned("deep", 4, 10.0)),
-            (Assigned("deep", 8), Assigned("deep", 8)),
-            (Assigned("of another release", 1), None),
+            ((), ()),
+            ((Assigned("deep", 4, 10.0),), (Assigned("deep", 4, 10.0),)),
+            ((QUICK, DEEP), (QUICK, DEEP)),
+            ((Assigned("of another release", 1), DEEP), (DEEP,)),
         ):
             scheduler.heartbeat(dataclasses.replace(said, assigned=assigned))
             await settle()
             assert policy.cluster.workers["w0"].assigned == kept
             shown = scheduler.status()["workers"]["w0"]["assigned"]
-            assert shown == (None if kept is None else dataclasses.asdict(kept))
+            assert shown == [dataclasses.asdict(a) for a in kept]
 
 
 @in_loop

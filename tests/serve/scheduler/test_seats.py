@@ -60,7 +60,7 @@ def cluster(workers):
     return one_model(FLAT, 1.0, workers)
 
 
-@pytest.mark.parametrize("change", [{"hardware": "other"}, {"assigned": Assigned("v", 4)}])
+@pytest.mark.parametrize("change", [{"hardware": "other"}, {"assigned": (Assigned("v", 4),)}])
 def test_workers_that_differ_do_not_change_seats(change):
     two = cluster(2)
     variant = two.models["m"].variants[0]
