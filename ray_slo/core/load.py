@@ -1,4 +1,5 @@
-"""Anticipates a load from what arrived lately (RAMSIS §6: a moving average over 500 ms).
+"""Anticipates a load from what arrived lately (RAMSIS §6: a moving average over 500 ms), and
+measures how bursty arrivals are.
 
 Pure bookkeeping: the caller says what time it is. O(1) amortised per arrival.
 
@@ -19,6 +20,10 @@ from pydantic import Field
 from ray_slo.core.arguments import Count, Positive, checked
 
 Kind = Literal["mean", "ewma", "peak"]
+
+_IN_WINDOW = (
+    8  # arrivals: with fewer, the index of dispersion of a window is near 1 for any process
+)
 
 
 class LoadMonitor:
@@ -116,3 +121,92 @@ class Ticks:
         steps = int((now - self.next_at) / self.every_s) + 1
         self.next_at += steps * self.every_s
         return steps
+
+
+class Dispersion:
+    """Index of dispersion of counts: 1 for Poisson arrivals, more for bursty ones.
+
+    It is the Allan factor, half the mean squared difference of successive counts over their mean.
+    So a load that rises or falls slowly is not taken for bursts, as it would be by the variance.
+    Renewal arrivals with gaps of squared coefficient of variation c² tend to c²: Gamma gaps of
+    shape 0.25 to 4.
+
+    Worked example: windows of 2 s with 4, 0, 4, 0, … arrivals. Squared differences are 16, half of
+    that over the mean of 2 is 4.
+
+    Args:
+        window_s: arrivals are counted in windows of at least this length, seconds; longer ones,
+            by powers of two, where they would hold fewer than 8 on average.
+        memory: windows that are remembered, as the time constant of an average.
+
+    Raises:
+        ValueError: an argument out of its range.
+    """
+
+    @checked
+    def __init__(self, window_s: Positive = 1.0, memory: Count = 256) -> None:
+        self._least_s = self._length_s = window_s
+        self._memory = memory
+        self._end = math.nan  # of the window that is being filled
+        self._count = 0
+        self._before: int | None = None  # the count of the window before
+        self._mean = self._squares = 0.0
+        self.windows = 0
+
+    def arrived(self, now: float, count: int = 1) -> None:
+        """`count` requests arrived now."""
+        if math.isnan(self._end):
+            self._end = now + self._length_s
+        self._close(now)
+        self._count += count
+        if self._count > 32 * _IN_WINDOW and self._length_s > self._least_s:
+            # A load of another order: begin anew.
+            self._count, self._before, self.windows = 0, None, 0
+            self._length_s, self._end = self._least_s, now + self._least_s
+
+    def counted(self, count: int) -> None:
+        """A window is over that had `count` arrivals, where the caller counts. All of its windows
+        have one length."""
+        if self._before is not None:
+            self.windows = min(self.windows + 1, self._memory)
+            weight = 1 / self.windows
+            self._mean += weight * (0.5 * (count + self._before) - self._mean)
+            self._squares += weight * ((count - self._before) ** 2 - self._squares)
+        self._before = count
+
+    @property
+    def value(self) -> float:
+        """The index; 1 before the third window."""
+        return 0.5 * self._squares / self._mean if self.windows > 1 and self._mean > 0 else 1.0
+
+    @property
+    def error(self) -> float:
+        """Standard error of the index as a share of it, if arrivals are Poisson."""
+        return math.sqrt(3 / self.windows) if self.windows else math.inf
+
+    def _close(self, now: float) -> None:
+        """Close windows that are over."""
+        if now < self._end:
+            return
+        self.counted(self._count)
+        self._count = 0
+        self._end += self._length_s
+        empty = int((now - self._end) / self._length_s) + 1 if now >= self._end else 0
+        for _ in range(min(empty, self._memory)):
+            self.counted(0)
+        self._end += empty * self._length_s
+        self._fit()
+
+    def _fit(self) -> None:
+        """Longer windows where there are few arrivals in one, shorter ones where there are many."""
+        if self.windows < 8:
+            return
+        rate = self._mean / self._length_s
+        wanted = max(_IN_WINDOW / rate, self._least_s) if rate > 0 else self._length_s
+        if self._length_s < wanted or self._length_s > 4 * wanted:
+            steps = math.ceil(math.log2(wanted / self._least_s) - 1e-9)
+            length_s = self._least_s * 2**steps
+            self._end += length_s - self._length_s
+            scale, self._length_s = length_s / self._length_s, length_s
+            self._mean, self._squares = scale * self._mean, scale * self._squares
+            self._before = None  # no window of another length is compared with it

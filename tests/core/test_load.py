@@ -1,11 +1,13 @@
-"""The load monitor: windows, low rates, rises and falls."""
+"""The load monitor (windows, low rates, rises and falls), and the index of dispersion."""
 
 from __future__ import annotations
+
+import math
 
 import numpy as np
 import pytest
 
-from ray_slo.core.load import LoadMonitor
+from ray_slo.core.load import Dispersion, LoadMonitor
 
 
 def every(monitor: LoadMonitor, gap_s: float, start_s: float, end_s: float) -> float:
@@ -70,3 +72,60 @@ def test_silence_lowers_the_rate():
 def test_mistakes_are_named(kwargs, named):
     with pytest.raises(ValueError, match=named):
         LoadMonitor(**kwargs)
+
+
+def gaps(shape: float, rate: float, seed: int = 0, count: int = 8000) -> np.ndarray:
+    return np.cumsum(np.random.default_rng(seed).gamma(shape, 1 / shape / rate, count))
+
+
+@pytest.mark.parametrize("rate", [3.0, 30.0, 300.0])
+@pytest.mark.parametrize("shape", [1.0, 0.25])
+def test_the_index_of_dispersion_is_that_of_the_gaps_at_any_rate(shape, rate):
+    found = []
+    for seed in range(4):
+        dispersion = Dispersion(0.1)
+        for at in gaps(shape, rate, seed):
+            dispersion.arrived(float(at))
+        found.append(dispersion.value)
+    assert np.mean(found) == pytest.approx(1 / shape, rel=0.2)
+    assert dispersion.error < 0.15
+
+
+def test_a_load_that_rises_is_no_burst():
+    rng, now, dispersion, counts = np.random.default_rng(0), 0.0, Dispersion(0.1), []
+    while now < 100:
+        now += rng.exponential(1 / (20 + 3 * now))
+        dispersion.arrived(now)
+        counts.append(int(now / 0.1))
+    assert dispersion.value < 1.3
+    seen = np.bincount(counts)
+    assert seen.var() / seen.mean() > 3  # what the variance would say
+
+
+def test_counts_by_the_caller():
+    dispersion = Dispersion()
+    for count in (4, 0, 4, 0, 4):
+        dispersion.counted(count)
+    assert dispersion.value == 4
+    steady = Dispersion()
+    for _ in range(20):
+        steady.counted(5)
+    assert steady.value == 0
+
+
+def test_nothing_is_known_at_first():
+    dispersion = Dispersion()
+    assert (dispersion.value, dispersion.error) == (1.0, math.inf)
+    dispersion.counted(100)
+    dispersion.counted(0)
+    assert dispersion.value == 1.0
+
+
+def test_windows_are_short_again_when_the_load_comes_back():
+    dispersion = Dispersion(0.1)
+    for at in gaps(1.0, 0.01, count=200):
+        dispersion.arrived(float(at))
+    began = float(at)
+    for at in gaps(0.25, 300.0):
+        dispersion.arrived(began + float(at))
+    assert dispersion.value == pytest.approx(4, rel=0.35)
