@@ -1,0 +1,22 @@
+"""Plan an application of any shape: trees of tasks with variants, on workers of several kinds.
+
+The stages, each a module: what is asked (`problem.py`) and answered (`plan.py`); how many workers
+of which kind serve which variants (`program.py`).
+"""
+
+from ray_slo.planning.auto.plan import Plan, Prices, Slot, Step
+from ray_slo.planning.auto.problem import Demand, Hosted, Kind, Model, Objective, Problem, Variant
+
+__all__ = [
+    "Demand",
+    "Hosted",
+    "Kind",
+    "Model",
+    "Objective",
+    "Plan",
+    "Prices",
+    "Problem",
+    "Slot",
+    "Step",
+    "Variant",
+]

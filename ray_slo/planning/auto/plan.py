@@ -1,0 +1,88 @@
+"""What `auto` plans: what every worker has loaded and serves, what that gives and is worth."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from ray_slo.core.cluster import Assigned
+
+Step = Literal["hardware", "accuracy", "cost", "share"]
+"""hardware: the most accurate variants suffice, on the cheapest workers; accuracy: they do not
+suffice, the highest accuracy; cost: the cheapest workers that keep the accuracy floor; share: not
+all demand can be served, the largest share of it."""
+
+
+@dataclass(frozen=True)
+class Slot:
+    """What one worker has loaded and serves.
+
+    Attributes:
+        kind: of the worker.
+        parts: what it is asked to serve; the load is what the plan sends this worker, requests per
+            second.
+        variants: what it has loaded; those of the parts, in their order.
+    """
+
+    kind: str
+    parts: tuple[Assigned, ...]
+    variants: tuple[str, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """For logs and status."""
+        parts = [
+            {"variant": part.variant, "batch_size": part.batch_size, "load": part.load}
+            for part in self.parts
+        ]
+        return {"kind": self.kind, "parts": parts}
+
+
+@dataclass(frozen=True)
+class Prices:
+    """What the plan's scarce things are worth, in points of accuracy (percent of one answer).
+
+    Attributes:
+        worker_s: of a worker-second more, by kind; 0 where workers have time left.
+        request: of one more request at a task; what serving it takes from others is taken off. 0
+            where another request would only displace one that is worth as much.
+    """
+
+    worker_s: Mapping[str, float] = field(default_factory=dict)
+    request: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to run.
+
+    Attributes:
+        workers: by kind, of every kind of the problem.
+        slots: one for each worker that has something to serve. Workers that only `min_workers` or
+            `present` asks for are counted in `workers`, and take part in `slots` where they help.
+        accuracy: percent, over the requests that are served, mean of the last tasks; 0 if none are.
+        served: share of the demand that is planned for, by stream.
+        bad_rate: expected share of the demand that is late or refused: what is not planned for,
+            and what bursts make late.
+        cost_per_hour: of `workers`.
+        prices: see `Prices`.
+        rest_s: by task and SLO class, the time that the rest of a request's path needs after the
+            task: in the plan's batches, waiting and communication included; 0 at the last tasks.
+        step: which step found it.
+        explanation: the plan in words.
+        swaps: workers on which a variant is loaded in the place of others.
+        gap: no other plan can improve the objective of `step` by more than this share of it.
+    """
+
+    workers: Mapping[str, int]
+    slots: tuple[Slot, ...]
+    accuracy: float
+    served: Mapping[str, float]
+    bad_rate: float
+    cost_per_hour: float
+    prices: Prices
+    rest_s: Mapping[str, Mapping[str, float]]
+    step: Step
+    explanation: str
+    swaps: int = 0
+    gap: float = 0.0

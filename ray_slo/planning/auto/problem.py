@@ -1,0 +1,289 @@
+"""What the planner `auto` plans for: trees of tasks, their models, a demand, kinds of workers.
+
+Worked example: a detector that finds 4 faces per frame, and a recogniser that clients may also ask
+for alone, on two kinds of workers.
+
+    >>> from ray_slo.core.profiles import LatencyProfile
+    >>> from ray_slo.core.trees import Tree, TreeTask
+    >>> fixed = lambda ms: LatencyProfile([ms / 1e3] * 2)
+    >>> detector = Model("detect", (Variant("d", 90.0, {"gpu": fixed(20)}),))
+    >>> small = Variant("small", 80.0, {"gpu": fixed(10), "cpu": fixed(40)}, {"gpu": 500.0})
+    >>> faces = {"d": {"name": 4.0}}
+    >>> tasks = TreeTask("detect", "detect", None, faces), TreeTask("name", "name", "detect")
+    >>> face = Tree("face", (TreeTask("face", "name"),), {"": 0.1, "gold": 0.05})
+    >>> problem = Problem(
+    ...     (detector, Model("name", (small,))),
+    ...     (Tree("photo", tasks, {"": 0.1}), face),
+    ...     {"photo": Demand(20.0), "face@gold": Demand(5.0)},
+    ...     (Kind("gpu", 0, 4, memory_mb=800.0), Kind("cpu", 0, 8)),
+    ... )
+    >>> problem.streams
+    ('photo', 'face', 'face@gold')
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from ray_slo.core.arguments import Above0, AtLeast0, NonNegative, Positive, check_fields
+from ray_slo.core.profiles import LatencyProfile
+from ray_slo.core.requests import WorkerId
+from ray_slo.core.trees import Tree, TreeTask, root_and_class, tree_of_task
+from ray_slo.planning.milp import Backend
+
+Percent = Annotated[float, Field(ge=0, le=100)]
+Objective = Literal["accuracy", "cost"]
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A network that can answer for a model.
+
+    Args:
+        name: unique in the application.
+        accuracy: of this network alone, percent.
+        profiles: latency by number of items, by kind of worker; other kinds cannot run it.
+        memory_mb: that it needs on a worker, by kind; 0 where not given.
+    """
+
+    name: str
+    accuracy: Percent
+    profiles: Mapping[str, LatencyProfile]
+    memory_mb: Mapping[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        check_fields(self, f" of variant {self.name!r}")
+        for kind, memory_mb in self.memory_mb.items():
+            if not 0 <= memory_mb < math.inf:
+                raise ValueError(
+                    f"memory_mb.{kind} of variant {self.name!r} must be at least 0, got {memory_mb}"
+                )
+
+
+@dataclass(frozen=True)
+class Model:
+    """What serves a task.
+
+    Args:
+        name: unique in the application.
+        variants: to choose from.
+        items: mean size of a request: a batch of b requests takes ℓ(b · items).
+    """
+
+    name: str
+    variants: tuple[Variant, ...]
+    items: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 1.0
+
+    def __post_init__(self) -> None:
+        check_fields(self, f" of model {self.name!r}")
+        if not self.variants:
+            raise ValueError(f"variants of model {self.name!r} must name at least one")
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Workers that are alike.
+
+    Args:
+        name: key of the variants' profiles.
+        min_workers, max_workers: as many as there must be, and may be.
+        price_per_hour: of one worker.
+        memory_mb: of one worker, for the variants that it has loaded.
+        group: whose workers these are, where the workers are split into groups.
+    """
+
+    name: str
+    min_workers: Annotated[int, Field(ge=0)]
+    max_workers: Annotated[int, Field(ge=0)]
+    price_per_hour: NonNegative = 0.0
+    memory_mb: Above0 = math.inf
+    group: str | None = None
+
+    def __post_init__(self) -> None:
+        check_fields(self, f" of kind {self.name!r}")
+        if self.min_workers > self.max_workers:
+            raise ValueError(
+                f"min_workers of kind {self.name!r} must be at most max_workers "
+                f"{self.max_workers}, got {self.min_workers}"
+            )
+
+
+@dataclass(frozen=True)
+class Demand:
+    """Of a stream.
+
+    Args:
+        rate: requests per second, on average.
+        dispersion: index of dispersion of the counts: variance of the number of arrivals in a time
+            over its mean. 1 is Poisson; 0 is a constant rate, for which nothing is kept free.
+    """
+
+    rate: NonNegative
+    dispersion: NonNegative = 1.0
+
+    def __post_init__(self) -> None:
+        check_fields(self, " of a demand")
+
+
+@dataclass(frozen=True)
+class Hosted:
+    """A worker that is there, and the variants that it has loaded or is loading."""
+
+    worker: WorkerId
+    kind: str
+    variants: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What is to be planned.
+
+    Args:
+        models: of all tasks.
+        trees: what clients may ask for.
+        demand: by stream ("root" or "root@class"); 0 for streams that are not given.
+        kinds: of workers.
+        objective: "accuracy": answer all demand in time, then with the most accuracy, then at the
+            least cost. "cost": answer all in time with at least `accuracy_floor`, at the least
+            cost, then with the most accuracy.
+        budget_per_hour: not to be exceeded; None for no limit. With `present` it says nothing.
+        accuracy_floor: percent, of every root's mean accuracy over the requests that are served;
+            requests are shed rather than served below it.
+        sharing: a worker may host several variants; otherwise each has one variant, as in Loki.
+        group_of: by model, the only group of workers that may serve it; others may use all kinds.
+        present: workers that are there now, by kind: plan for these as they are. None: choose
+            their number, within the bounds and the budget.
+        current: what the workers have loaded now.
+        swap_cost: points of accuracy that loading a variant on a worker that has others must gain.
+        max_swaps: at most this number of them; None for no limit.
+        waiting_factor: a request is in a task for so many executions of a batch, waiting included.
+        communication_s: delay per task on a path, seconds.
+        batch_sizes: requests per batch that may be planned; a variant's largest is its profile's.
+        target_bad: share of the requests that may be late or refused for want of room for bursts.
+        headroom: keep as much time of the workers free as bursts need (`headroom.py`). Without it
+            a plan fills every worker, as Loki's does: for comparisons.
+        backend, time_limit_s, relative_gap, seed: of the solver, for each program.
+
+    Raises:
+        ValueError: naming the field.
+    """
+
+    models: tuple[Model, ...]
+    trees: tuple[Tree, ...]
+    demand: Mapping[str, Demand]
+    kinds: tuple[Kind, ...]
+    objective: Objective = "accuracy"
+    budget_per_hour: AtLeast0 | None = None
+    accuracy_floor: Percent = 0.0
+    sharing: bool = True
+    group_of: Mapping[str, str] = field(default_factory=dict)
+    present: Mapping[str, int] | None = None
+    current: tuple[Hosted, ...] = ()
+    swap_cost: NonNegative = 0.0
+    max_swaps: Annotated[int, Field(ge=0)] | None = None
+    waiting_factor: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 2.0
+    communication_s: NonNegative = 0.0
+    batch_sizes: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64)
+    target_bad: Annotated[float, Field(gt=0, lt=1)] = 0.01
+    headroom: bool = True
+    backend: Backend = "auto"
+    time_limit_s: Positive = 10.0
+    relative_gap: NonNegative = 1e-4
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if not self.batch_sizes or min(self.batch_sizes) < 1:
+            raise ValueError(f"batch_sizes must be at least 1, got {self.batch_sizes}")
+        self._check_names()
+        self._check_variants()
+        self._check_references()
+
+    def _check_names(self) -> None:
+        for where, named in (("models", self.models), ("trees", self.trees), ("kinds", self.kinds)):
+            names = [one.name for one in named]
+            if not names:
+                raise ValueError(f"{where} must name at least one")
+            if twice := sorted({name for name in names if names.count(name) > 1}):
+                raise ValueError(f"{where}: two are named {twice[0]!r}")
+        tree_of_task({tree.name: tree for tree in self.trees})
+        variants = [variant.name for model in self.models for variant in model.variants]
+        if twice := sorted({name for name in variants if variants.count(name) > 1}):
+            raise ValueError(f"variants must have names of their own, got {twice[0]!r} twice")
+
+    def _check_variants(self) -> None:
+        kinds = {kind.name for kind in self.kinds}
+        for model in self.models:
+            for variant in model.variants:
+                _known(variant.profiles, kinds, f"profiles of variant {variant.name!r}", "kinds")
+                _known(variant.memory_mb, kinds, f"memory_mb of variant {variant.name!r}", "kinds")
+        for tree in self.trees:
+            for task in tree.tasks:
+                _known([task.model], self.model, f"model of task {task.name!r}", "models")
+                known = {variant.name for variant in self.model[task.model].variants}
+                _known(task.factors, known, f"factors of task {task.name!r}", "variants")
+
+    def _check_references(self) -> None:
+        kinds = {kind.name for kind in self.kinds}
+        groups = {kind.group for kind in self.kinds if kind.group is not None}
+        _known(self.demand, self.streams, "demand", "streams")
+        _known(self.group_of, self.model, "group_of", "models")
+        _known(self.group_of.values(), groups, "group_of", "groups")
+        _known([hosted.kind for hosted in self.current], kinds, "current", "kinds")
+        workers = [hosted.worker for hosted in self.current]
+        if len(set(workers)) < len(workers):
+            raise ValueError(f"current must name every worker once, got {workers}")
+        if self.present is not None:
+            _known(self.present, kinds, "present", "kinds")
+            if min(self.present.values(), default=0) < 0:
+                raise ValueError(f"present must count at least 0 workers, got {self.present}")
+
+    @cached_property
+    def model(self) -> Mapping[str, Model]:
+        """Models by name."""
+        return {model.name: model for model in self.models}
+
+    @cached_property
+    def kind(self) -> Mapping[str, Kind]:
+        """Kinds by name."""
+        return {kind.name: kind for kind in self.kinds}
+
+    @cached_property
+    def variant(self) -> Mapping[str, Variant]:
+        """Variants by name."""
+        return {v.name: v for model in self.models for v in model.variants}
+
+    @cached_property
+    def streams(self) -> tuple[str, ...]:
+        """Every stream that clients may ask for, by the order of the trees."""
+        return tuple(stream for tree in self.trees for stream, _ in tree.streams())
+
+    def rate(self, stream: str) -> float:
+        """Requests per second at the root."""
+        return self.demand[stream].rate if stream in self.demand else 0.0
+
+    def tree_of(self, stream: str) -> Tree:
+        root, _ = root_and_class(stream)
+        return next(tree for tree in self.trees if tree.name == root)
+
+    def slo_s(self, stream: str) -> float:
+        root, slo_class = root_and_class(stream)
+        return next(tree for tree in self.trees if tree.name == root).slos_s[slo_class]
+
+    def variants_of(self, task: TreeTask) -> tuple[Variant, ...]:
+        return self.model[task.model].variants
+
+
+def _known(names: Collection[Any], known: Collection[Any], field: str, what: str) -> None:
+    """Check that all of `names` are among `known`."""
+    if unknown := [name for name in names if name not in known]:
+        valid: Sequence[str] = [str(name) for name in known]
+        raise ValueError(
+            f"{field}: {unknown[0]!r} is none of the {what} {', '.join(valid) or '(none)'}"
+        )
