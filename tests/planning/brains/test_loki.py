@@ -232,7 +232,7 @@ def test_those_that_serve_will_take_away_hand_over_first():
     assert assigned(brain, seen) == {"old": "det", "mid": "large", "young": "large"}
     later = seen_of(three[0], says("mid", ["small", "large"], "large"), young)
     wanted = brain.wanted(0.0, later, False)
-    assert wanted["young"] == (None, ("large",), {}, None)
+    assert wanted["young"] == ((), ("large",), {}, None)
     assert wanted["mid"].keep == ("large",)
 
 
