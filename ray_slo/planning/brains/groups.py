@@ -61,6 +61,7 @@ class GroupsSetting:
         memory_mb: of models.
         min_gain: see the module.
         profiles: of variants, as files say.
+        refused: why a group's policy cannot serve a model, by (model, group).
     """
 
     variants: Mapping[str, tuple[str, ...]]
@@ -74,6 +75,7 @@ class GroupsSetting:
     memory_mb: Mapping[str, float] = field(default_factory=dict)
     min_gain: float = 0.1
     profiles: Mapping[str, LatencyProfile] = field(default_factory=dict)
+    refused: Mapping[tuple[str, str], str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -251,6 +253,8 @@ class GroupsBrain(Brain):
         groups = sorted(self._setting.groups or self._layout.groups)
         if group not in groups:
             raise ValueError(f"no group {group!r}; the groups are {', '.join(groups)}")
+        if (refused := self._setting.refused.get((model, group))) is not None:
+            raise ValueError(f"{model!r} cannot be in {group!r}: {refused}")
         why = f"{model} was moved to {group} by hand"
         self._adopt(Layout({**self._layout.models, model: group}, self._layout.sizes), why)
         return why

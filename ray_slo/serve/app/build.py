@@ -56,6 +56,7 @@ def build_app_from_spec(spec: AppSpec) -> Application:
         ValueError: a class or a loader cannot be imported or cannot work.
     """
     _check_code(spec)
+    spec = spec.model_copy(update={"sized": _sized(spec)})
     spec = spec.stamped(_fingerprint(spec))
     name = spec.deployment_name
     user_config = {n: m.user_config for n, m in spec.models.items() if m.user_config is not None}
@@ -124,11 +125,13 @@ def _check_code(spec: AppSpec) -> None:
             except (OSError, ValueError) as error:
                 said = "no such file" if isinstance(error, FileNotFoundError) else str(error)
                 raise ValueError(f"{field}: {file}: {said.removeprefix(f'{file}: ')}") from None
-        try:
-            if hasattr(cls, "size"):
-                refuse_sizes(spec.policy.name, spec.policy.kwargs)
-        except ValueError as error:
-            raise ValueError(f"{where}.{name}.callable: {cls.__name__}.size: {error}") from None
+        if hasattr(cls, "size"):
+            for policy in spec.policies_for(name):
+                try:
+                    refuse_sizes(policy.name, policy.kwargs)
+                except ValueError as error:
+                    said = f"{where}.{name}.callable: {cls.__name__}.size: {error}"
+                    raise ValueError(said) from None
         try:
             check_arguments(cls, cls.__name__, model.args, model.kwargs)
         except ValueError as error:
@@ -143,6 +146,11 @@ def _check_code(spec: AppSpec) -> None:
             except ValueError as error:
                 raise ValueError(f"{where}.{name}.variants.{key}: {error}") from None
     spec.joins()
+
+
+def _sized(spec: AppSpec) -> frozenset[str]:
+    """Models whose requests have sizes."""
+    return frozenset(name for name, m in spec.models.items() if hasattr(m.load(), "size"))
 
 
 def _profile_files(where: str, model: ModelConfig) -> Iterator[tuple[str, str]]:
@@ -163,12 +171,11 @@ def _fingerprint(spec: AppSpec) -> str:
     """Equal for equal applications of this process, while their modules have not been edited."""
     models = {n: {**m.__dict__, "user_config": None} for n, m in spec.models.items()}
     workers = {kind: w.ray_actor_options for kind, w in spec.workers.items()}
-    policy = (spec.policy.name, spec.policy.kwargs)
-    rest = {
-        k: v
-        for k, v in spec.__dict__.items()
-        if k not in {"models", "workers", "groups", "policy", "num_frontends", "version"}
-    }
+    policies = [spec.policy, *(spec.policy_of(name) for name in spec.groups)]
+    policy = [(policy.name, policy.kwargs) for policy in policies]
+    apart = {"models", "workers", "groups", "policy", "group_policies"}
+    apart |= {"num_frontends", "version"}
+    rest = {k: v for k, v in spec.__dict__.items() if k not in apart}
     if _tunable(spec):
         rest["planner"] = spec.planner.model_copy(update={"kwargs": {}})  # type: ignore[union-attr]
     rest["groups"] = {name: group.models for name, group in spec.groups.items()}

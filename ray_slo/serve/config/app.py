@@ -9,21 +9,9 @@ from pydantic import Field, field_validator, model_validator
 from ray_slo.serve.config.common import MOST_REPLICAS, StrictConfig, check_name
 from ray_slo.serve.config.models import ModelConfig
 from ray_slo.serve.config.pipeline import PipelineConfig
+from ray_slo.serve.config.policy import PolicyConfig
 from ray_slo.serve.config.workers import GroupConfig, WorkerConfig
 from ray_slo.serve.planner.plugin import planner_class
-
-
-class PolicyConfig(StrictConfig):
-    """A policy by name or "module:attr", with its arguments.
-
-    Attributes:
-        name: None for the default: `deferred`, or `price` where a model has variants, or
-            `pipeline` for a pipeline.
-        kwargs: its arguments; each policy's class says which it takes.
-    """
-
-    name: Any = None
-    kwargs: dict[str, Any] = Field(default_factory=dict)
 
 
 class PlannerConfig(StrictConfig):
@@ -166,7 +154,8 @@ class AppConfig(Settings):
         planner: decides which models are served by which group; without `groups`, it makes groups
             of the `workers`, too. Of a pipeline: "loki", which is the default there; with None
             every worker loads all variants, and another policy must choose.
-        policy: who decides; see `PolicyConfig`. Each group has one of its own.
+        policy: who decides; see `PolicyConfig`. Each group has a policy object of its own, made of
+            this where the group names no other.
     """
 
     models: dict[str, ModelConfig] = Field(default_factory=dict)
@@ -175,11 +164,6 @@ class AppConfig(Settings):
     groups: dict[str, GroupConfig] = Field(default_factory=dict)
     planner: PlannerConfig | None = None
     policy: PolicyConfig = Field(default_factory=PolicyConfig)
-
-    @field_validator("policy", mode="before")
-    @classmethod
-    def _policy_by_name(cls, value: Any) -> Any:
-        return value if isinstance(value, dict | PolicyConfig) else {"name": value}
 
     @field_validator("planner", mode="before")
     @classmethod

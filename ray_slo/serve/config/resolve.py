@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 from ray_slo.core.explain import validated
-from ray_slo.policies.registry import DEFAULTS, POLICIES, make_policy, name_of, refuse_variants
+from ray_slo.policies.registry import DEFAULTS, POLICIES, make_policy, name_of
 from ray_slo.serve.config.app import AppConfig, PlannerConfig, Settings
-from ray_slo.serve.config.spec import AppSpec, PlannerSpec, PolicySpec, WorkerSpec
+from ray_slo.serve.config.policy import PolicyConfig, PolicySpec
+from ray_slo.serve.config.spec import AppSpec, PlannerSpec, WorkerSpec
 from ray_slo.serve.planner.plugin import planner_class
 
 _PIPELINE = DEFAULTS["pipeline"]  # its arguments follow from the pipeline
@@ -47,7 +49,12 @@ def resolve(config: AppConfig) -> AppSpec:
         workers=_workers(config, planner),
         groups=config.groups,
         planner=_planner(planner),
-        policy=_policy(config, planner),
+        policy=_policy(config, planner, config.policy, _on_default(config, planner)),
+        group_policies={
+            name: _policy(config, planner, group.policy, _may_have(config, planner, name), name)
+            for name, group in config.groups.items()
+            if group.policy is not None
+        },
         deployment_name=config.deployment_name,
     )
 
@@ -83,9 +90,37 @@ def _planner(planner: PlannerConfig | None) -> PlannerSpec | None:
     return PlannerSpec(**given, makes_groups=kind.makes_groups, tunable=kind.tunable)
 
 
-def _policy(config: AppConfig, planner: PlannerConfig | None) -> PolicySpec:
-    """The policy that is named, else the planner's, else the default."""
-    name, kwargs = config.policy.name, config.policy.kwargs
+def _may_have(config: AppConfig, planner: PlannerConfig | None, group: str) -> set[str]:
+    """Models that a group has at first, or that a planner may give it."""
+    moves = planner is not None and planner_class(planner.name).makes_groups
+    return set(config.served if moves else config.groups[group].models)
+
+
+def _on_default(config: AppConfig, planner: PlannerConfig | None) -> set[str]:
+    """Models that the application's policy may have to serve."""
+    if not config.groups:
+        return set(config.served)
+    without = [name for name, group in config.groups.items() if group.policy is None]
+    return {model for name in without for model in _may_have(config, planner, name)}
+
+
+def _policy(
+    config: AppConfig,
+    planner: PlannerConfig | None,
+    given: PolicyConfig,
+    models: Collection[str],
+    group: str | None = None,
+) -> PolicySpec:
+    """The policy that is named, else the planner's, else the default.
+
+    Args:
+        models: that it may have to serve.
+        group: whose policy it is; None: the application's.
+
+    Raises:
+        ValueError: it cannot serve them.
+    """
+    name, kwargs = given.name, given.kwargs
     planned_by = None if planner is None else planner_class(planner.name)
     if config.pipeline is not None and planner is None and name in (None, _PIPELINE):
         raise ValueError(
@@ -99,20 +134,22 @@ def _policy(config: AppConfig, planner: PlannerConfig | None) -> PolicySpec:
         if name == planned_by.default_policy:
             kwargs = planned_by.policy_kwargs(config, planner, kwargs)
     if name is None:
-        chooses = any(model.variants for model in config.models.values())
+        chooses = any(config.served[model].variants for model in models)
         name = DEFAULTS["variants" if chooses else "models"]
-    try:
-        made = make_policy(name, kwargs)
-    except ValueError as error:
-        raise ValueError(f"policy: {error}") from None
-    if config.pipeline is not None and name != _PIPELINE:
-        _check_serves_tasks(made, planner is not None)
-    instead = "'price' or 'ramsis'"
+    instead = ""
     if config.pipeline is not None:
         instead = "'pipeline' with the planner 'loki'"
-    for model, served in config.served.items():
-        refuse_variants(made, {}, model, len(served.variants), instead)
-    return PolicySpec(name=name, kwargs=kwargs, preempts=bool(getattr(made, "preempts", False)))
+    try:
+        made = make_policy(name, kwargs)
+        if config.pipeline is not None and name != _PIPELINE:
+            _check_serves_tasks(made, planner is not None)
+        spec = PolicySpec(name=name, kwargs=kwargs, preempts=getattr(made, "preempts", False))
+        for model in sorted(models):
+            spec.refuse(model, config.served[model], False, instead)
+    except ValueError as error:
+        where = "policy" if group is None else f"groups.{group}.policy"
+        raise ValueError(f"{where}: {str(error).removeprefix('policy: ')}") from None
+    return spec
 
 
 def _check_serves_tasks(policy: Any, planned: bool) -> None:

@@ -17,6 +17,7 @@ from ray_slo.planning.catalogue import InstanceType
 from ray_slo.serve.config.app import Settings
 from ray_slo.serve.config.models import ModelConfig, VariantConfig
 from ray_slo.serve.config.pipeline import PipelineConfig
+from ray_slo.serve.config.policy import PolicySpec
 from ray_slo.serve.config.workers import GroupConfig
 
 
@@ -61,18 +62,6 @@ class WorkerSpec(_Frozen):
         return self.num_replicas if self.replica_bounds is None else self.replica_bounds[1]
 
 
-class PolicySpec(_Frozen):
-    """A policy by name, "module:attr", class or object, with its arguments.
-
-    Attributes:
-        preempts: it may stop running batches.
-    """
-
-    name: Any
-    kwargs: dict[str, Any]
-    preempts: bool
-
-
 class PlannerSpec(_Frozen):
     """A planner; see `PlannerConfig` for the fields that it shares.
 
@@ -100,6 +89,9 @@ class AppSpec(Settings):
         models: by name. The tasks of a pipeline are models here, and their code is only here.
         pipeline: without the code of its tasks.
         workers: by kind; a kind of a group has a name that is unique in the application.
+        policy: of every group that has no other.
+        group_policies: of groups that name one.
+        sized: models whose requests have sizes; known as soon as their classes were loaded.
         version: when it was resolved, by the clock there. See `Releases`.
         fingerprint: equal for two that differ in nothing that a running replica would have to know
             of.
@@ -113,6 +105,8 @@ class AppSpec(Settings):
     groups: dict[str, GroupConfig]
     planner: PlannerSpec | None
     policy: PolicySpec
+    group_policies: dict[str, PolicySpec] = Field(default_factory=dict)
+    sized: frozenset[str] = frozenset()
     deployment_name: str
     version: float = Field(default_factory=time.time)
     fingerprint: str = ""
@@ -133,6 +127,22 @@ class AppSpec(Settings):
         return self.scheduler == "embedded" or (
             self.scheduler == "auto" and self.num_frontends == 1 and not self.grouped
         )
+
+    def policy_of(self, group: str | None) -> PolicySpec:
+        """The policy of a group; None: where there are no groups."""
+        return self.group_policies.get(group or "", self.policy)
+
+    def policies_for(self, model: str) -> list[PolicySpec]:
+        """Policies that may have to serve a model: of the groups that it may be in without anybody
+        moving it by hand."""
+        listed = [n for n, group in self.groups.items() if model in group.models]
+        moves = self.planner is not None and self.planner.makes_groups
+        groups = list(self.groups) if moves else listed
+        return [self.policy_of(group) for group in groups] or [self.policy]
+
+    def in_group(self, group: str) -> AppSpec:
+        """The application as the scheduler of a group knows it: with the group's policy."""
+        return self.model_copy(update={"policy": self.policy_of(group)})
 
     def joins(self) -> dict[str, Callable[..., Any]]:
         """Of a pipeline, by task with children, what the user has to join results; else nothing.

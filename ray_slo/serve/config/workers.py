@@ -8,6 +8,7 @@ from pydantic import Field, field_validator, model_validator
 
 from ray_slo.planning.catalogue import CATALOGUE, InstanceType
 from ray_slo.serve.config.common import MOST_REPLICAS, StrictConfig
+from ray_slo.serve.config.policy import PolicyConfig
 
 
 class WorkerConfig(StrictConfig):
@@ -83,7 +84,9 @@ class GroupConfig(StrictConfig):
     Attributes:
         workers: by hardware kind.
         models: what it serves at first.
+        policy: of its scheduler; default: the application's.
     """
 
     workers: dict[str, WorkerConfig] = Field(default_factory=lambda: {"default": WorkerConfig()})
     models: list[str] = Field(default_factory=list)
+    policy: PolicyConfig | None = None

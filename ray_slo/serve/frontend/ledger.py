@@ -180,7 +180,8 @@ class Ledger:
     ) -> None:
         self._spec = spec
         self._variants = spec.variants()
-        self._policy = name_of(spec.policy.name)
+        groups = {kind: worker.group for kind, worker in spec.workers.items()}
+        self._policies = {k: name_of(spec.policy_of(g).name) for k, g in groups.items()}
         self._scheduler = scheduler
         self._workers = workers
         self._metrics = metrics
@@ -354,7 +355,7 @@ class Ledger:
         sent_at = self._clock()
         for entry in share:
             entry.grant, entry.sent_at = grant, sent_at
-            entry.trace.granted(grant, self._policy)
+            entry.trace.granted(grant, self._policies.get(grant.kind, ""))
         try:
             result = await self._workers.execute(grant, share)
         except WorkerLost as error:

@@ -85,6 +85,7 @@ class Groups(PlannerPlugin):
             sum(worker.num_replicas for worker in spec.workers.values()),
             {name: tuple(group.models) for name, group in spec.groups.items()},
             homes,
+            refused=_refused(spec),
         )
         if (planner := spec.planner) is None:
             return plain
@@ -97,6 +98,18 @@ class Groups(PlannerPlugin):
             min_gain=planner.min_gain,
             profiles=profiles_of_files(spec),
         )
+
+
+def _refused(spec: AppSpec) -> dict[tuple[str, str], str]:
+    """Why the policy of a group cannot serve a model, by (model, group)."""
+    refused: dict[tuple[str, str], str] = {}
+    for group in spec.groups:
+        for name, model in spec.models.items():
+            try:
+                spec.policy_of(group).refuse(name, model, name in spec.sized)
+            except ValueError as error:
+                refused[name, group] = str(error)
+    return refused
 
 
 class Herd(Groups):

@@ -116,6 +116,7 @@ class GroupedChannel(Channel):
             models = sorted(m for m, g in self._routes.items() if g == group)
             groups[group] = {"models": models, **found.get(group, {})}
         total: dict[str, Any] = {"scheduler": "actor per group"}
+        policies: set[str] = set()
         for status in found.values():
             for key, value in status.items():
                 if key in ("queued", "counts"):
@@ -129,7 +130,8 @@ class GroupedChannel(Channel):
                 elif key.endswith("_ms"):
                     total[key] = max(total.get(key, value), value, key=abs)
                 elif key == "policy":
-                    total[key] = value
+                    policies.add(value)
+        total |= {"policy": ", ".join(sorted(policies))} if policies else {}
         return {**total, "routes": dict(self._routes), "groups": groups}
 
     def close(self) -> None:
@@ -153,7 +155,7 @@ class GroupedChannel(Channel):
         for group in routing.groups:
             if group not in self._channels:
                 self._channels[group] = self._connect(
-                    self._spec,
+                    self._spec.in_group(group),
                     f"{self._app_key}#{group}",
                     self._client,
                     functools.partial(self._on_group_messages, group),

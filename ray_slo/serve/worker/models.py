@@ -81,7 +81,7 @@ class Models:
         self.loaded: dict[str, Loaded] = {}
         self.offered: set[str] = set()
         self.preempt_delay_s = 0.0
-        self.preempts = spec.policy.preempts
+        self.preempts = spec.policy_of(spec.workers[kind].group).preempts
         self._spec = spec
         self._kind = kind
         self._doing = doing

@@ -18,7 +18,7 @@ class Scheduler(Channel):
     """Keeps what it is told, and says what a test wants it to say."""
 
     def __init__(self, spec, app_key, client, on_messages, on_reset):
-        self.name = app_key.rpartition("#")[2]
+        self.name, self.policy = app_key.rpartition("#")[2], spec.policy.name
         self.say, self.reset = on_messages, on_reset
         self.told = []
 
@@ -48,7 +48,7 @@ class World:
 
     def __init__(self):
         self.schedulers, self.heard, self.again = {}, [], []
-        groups = {"a": {"models": ["l"]}, "b": {"models": ["m"]}}
+        groups = {"a": {"models": ["l"], "policy": "eager"}, "b": {"models": ["m"]}}
         spec = parse_spec({"models": {"l": MODEL, "m": MODEL}, "groups": groups})
         self.channel = GroupedChannel(
             spec, "app#front", "f", self.heard.extend, self.again.extend, self.connect
@@ -114,6 +114,7 @@ def test_what_groups_say_of_themselves_is_put_together():
         await asyncio.sleep(1)
         assert not joining.done()  # there are no routes yet
         world.channel.route(BOTH)
+        assert {n: s.policy for n, s in world.schedulers.items()} == {"a": "eager", "b": "deferred"}
         await joining
         assert await world.channel.clocks() == {"of a": 1.0, "of b": 1.0}
         capacity = await world.channel.capacity()

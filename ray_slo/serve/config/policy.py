@@ -1,0 +1,58 @@
+"""The policy of an application or of a serving group."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import ConfigDict, Field, model_validator
+
+from ray_slo.core.documents import Strict
+from ray_slo.policies.registry import refuse_sizes, refuse_variants
+from ray_slo.serve.config.common import StrictConfig
+from ray_slo.serve.config.models import ModelConfig
+
+
+class PolicyConfig(StrictConfig):
+    """A policy by name or "module:attr", with its arguments. The name alone will do.
+
+    Attributes:
+        name: None for the default: `deferred`, or `price` where a model has variants, or
+            `pipeline` for a pipeline.
+        kwargs: its arguments; each policy's class says which it takes.
+    """
+
+    name: Any = None
+    kwargs: dict[str, Any] = Field(default_factory=dict)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _by_name(cls, value: Any) -> Any:
+        return value if isinstance(value, dict | PolicyConfig) else {"name": value}
+
+
+class PolicySpec(Strict):
+    """A policy by name, "module:attr", class or object, with its arguments.
+
+    Attributes:
+        preempts: it may stop running batches.
+    """
+
+    model_config = ConfigDict(frozen=True, arbitrary_types_allowed=True)
+
+    name: Any
+    kwargs: dict[str, Any]
+    preempts: bool
+
+    def refuse(self, name: str, model: ModelConfig, sized: bool, instead: str = "") -> None:
+        """Refuse a model that this policy cannot serve.
+
+        Args:
+            sized: its requests have sizes.
+            instead: the policies that can; default: those that the registry knows.
+
+        Raises:
+            ValueError: the reason, and what to choose instead.
+        """
+        refuse_variants(self.name, self.kwargs, name, len(model.variants), instead)
+        if sized:
+            refuse_sizes(self.name, self.kwargs)
