@@ -218,7 +218,7 @@ class Problem:
             raise ValueError(f"variants must have names of their own, got {twice[0]!r} twice")
 
     def _check_variants(self) -> None:
-        kinds = {kind.name for kind in self.kinds}
+        kinds = [kind.name for kind in self.kinds]
         for model in self.models:
             for variant in model.variants:
                 _known(variant.profiles, kinds, f"profiles of variant {variant.name!r}", "kinds")
@@ -226,12 +226,12 @@ class Problem:
         for tree in self.trees:
             for task in tree.tasks:
                 _known([task.model], self.model, f"model of task {task.name!r}", "models")
-                known = {variant.name for variant in self.model[task.model].variants}
+                known = [variant.name for variant in self.model[task.model].variants]
                 _known(task.factors, known, f"factors of task {task.name!r}", "variants")
 
     def _check_references(self) -> None:
-        kinds = {kind.name for kind in self.kinds}
-        groups = {kind.group for kind in self.kinds if kind.group is not None}
+        kinds = [kind.name for kind in self.kinds]
+        groups = list(dict.fromkeys(kind.group for kind in self.kinds if kind.group is not None))
         _known(self.demand, self.streams, "demand", "streams")
         _known(self.group_of, self.model, "group_of", "models")
         _known(self.group_of.values(), groups, "group_of", "groups")
