@@ -110,6 +110,7 @@ def non_negative(name: str, value: float) -> None:
 
 def noise_factors(sigma: float, rng: np.random.Generator) -> Iterator[float] | None:
     """Factors on the execution time, one per batch in order of start; None for exactly 1."""
+    non_negative("latency_noise", sigma)
     if sigma == 0:
         return None
 
@@ -282,8 +283,12 @@ class Run:
         if self.slots.get(worker) is slot:  # else the policy knows that it is gone
             outcome = BatchOutcome(d.batch_id, d.requests, batch.start, batch.finish, status)
             self.policy.batch_finished(self.now, worker, outcome)
-        if status is not BatchStatus.FINISHED:
-            self.policy.requests_arrived(self.now, d.requests)
+        if status is not BatchStatus.FINISHED and (back := self.returned(d.requests)):
+            self.policy.requests_arrived(self.now, back)
+
+    def returned(self, requests: Sequence[Request]) -> Sequence[Request]:
+        """Those of a batch that did not finish whose clients still wait."""
+        return requests
 
     def _leave(self, worker: WorkerId) -> None:
         slot = self.slots.pop(worker, None)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from ray_slo.core.cluster import Assigned, Worker
 from ray_slo.core.requests import WorkerId
 from ray_slo.planning.brains.brain import Seen, Wanted, WorkerSays
-from ray_slo.simulation.engine import Event, Run, Slot
+from ray_slo.simulation.engine import Event, Run, Slot, non_negative
 
 KIND = "default"
 _IDLE = Wanted((), ())
@@ -35,12 +35,21 @@ class Timing:
     start_s: float = 0.0
     make_before_break: bool = True
 
+    def check(self) -> None:
+        """Raises ValueError for times that have no meaning."""
+        for name in ("interval_s", "check_s"):
+            if not (math.isfinite(value := getattr(self, name)) and value > 0):
+                raise ValueError(f"{name} must be positive, got {value}")
+        for name in ("solve_s", "load_s", "start_s"):
+            non_negative(name, getattr(self, name))
+
 
 @dataclass(slots=True)
 class _Member:
     """A worker, which may be off."""
 
     id: WorkerId
+    kind: str
     wanted: Wanted = _IDLE
     loaded: frozenset[str] = frozenset()
     assigned: tuple[Assigned, ...] = ()
@@ -58,16 +67,33 @@ class _Member:
 class Fleet:
     """All workers that there may be.
 
+    Args:
+        kinds: the largest number of workers, by kind.
+
     Attributes:
-        used: (time, workers that are on from then on).
+        used: by kind: (time, workers that are on from then on).
     """
 
-    def __init__(self, ids: Sequence[WorkerId], timing: Timing) -> None:
-        self._members = {w: _Member(w) for w in ids}
+    def __init__(self, kinds: Mapping[str, int], timing: Timing) -> None:
+        members = [
+            _Member(f"w{i}" if len(kinds) == 1 else f"{kind}-{i}", kind)
+            for kind, most in kinds.items()
+            for i in range(most)
+        ]
+        self._members = {m.id: m for m in members}
         self._timing = timing
         # Without delays, a worker that is off could serve at once.
         self._at_once = not timing.start_s + timing.load_s
-        self.used: list[tuple[float, int]] = []
+        self.used: dict[str, list[tuple[float, int]]] = {kind: [] for kind in kinds}
+
+    def all_on(self, fits: Mapping[str, Collection[str]]) -> list[Worker]:
+        """Every worker is there from time 0, with all variants that fit on its kind."""
+        for member in self._members.values():
+            keep = tuple(fits.get(member.kind, ()))
+            member.wanted, member.up_at = Wanted((), keep), 0.0
+            member.loaded = frozenset(keep)
+        self._count(0.0)
+        return self._workers()
 
     def begin(self, wanted: Mapping[WorkerId, Wanted]) -> list[Worker]:
         """What workers are at time 0: they have what is wanted, without any delay."""
@@ -77,7 +103,10 @@ class Fleet:
                 member.wanted, member.assigned, member.up_at = w, w.assigned, 0.0
                 member.loaded = frozenset(w.keep)
         self._count(0.0)
-        return [Worker(m.id, KIND, m.loaded, m.assigned) for m in self._members.values()]
+        return self._workers()
+
+    def _workers(self) -> list[Worker]:
+        return [Worker(m.id, m.kind, m.loaded, m.assigned) for m in self._members.values()]
 
     def attach(self, run: Run, changed: Callable[[], None]) -> None:
         """Belong to a run from now on.
@@ -87,6 +116,10 @@ class Fleet:
         """
         self._run, self._changed = run, changed
         self._told = True  # the policy knows the workers as they are
+
+    def all(self) -> Seen:
+        """Every worker that there may be, before it has done anything."""
+        return Seen({m.id: WorkerSays(m.id, m.kind) for m in self._members.values()})
 
     def seen(self, to_plan: bool = False) -> Seen:
         """What workers say.
@@ -98,7 +131,7 @@ class Fleet:
         return Seen(
             {
                 m.id: WorkerSays(
-                    m.id, KIND, m.loaded, m.assigned, ready=ready or m.id in self._run.slots
+                    m.id, m.kind, m.loaded, m.assigned, ready=ready or m.id in self._run.slots
                 )
                 for m in self._members.values()
                 if m.on or (to_plan and self._at_once)
@@ -108,8 +141,11 @@ class Fleet:
     @property
     def variants(self) -> dict[WorkerId, str | None]:
         """What each worker is to run, as text."""
-        goals = {m.id: m.wanted.assigned for m in self._members.values()}
-        return {w: ", ".join(a.variant for a in goal) for w, goal in goals.items() if goal}
+        return {
+            m.id: ", ".join(a.variant for a in m.wanted.assigned)
+            for m in self._members.values()
+            if m.wanted.assigned
+        }
 
     @property
     def off(self) -> list[WorkerId]:
@@ -117,16 +153,19 @@ class Fleet:
 
     # -- what is wanted ----------------------------------------------------------------------
 
-    def grow(self, target: int) -> None:
+    def grow(self, kind: str, target: int) -> None:
         """Start workers, or call back those that are leaving, until `target` are on."""
-        missing = target - sum(m.on for m in self._members.values())
-        rest = [m for m in self._members.values() if not m.on]
+        missing = target - sum(m.on for m in self._of(kind))
+        rest = [m for m in self._of(kind) if not m.on]
         for member in sorted(rest, key=lambda m: not m.leaves)[: max(missing, 0)]:
             self._start(member)
 
-    def shrink(self, target: int) -> None:
+    def _of(self, kind: str) -> list[_Member]:
+        return [m for m in self._members.values() if m.kind == kind]
+
+    def shrink(self, kind: str, target: int) -> None:
         """End workers without an assignment, the last ones first, until `target` are on."""
-        on = [m for m in self._members.values() if m.on]
+        on = [m for m in self._of(kind) if m.on]
         idle = [m for m in reversed(on) if not m.wanted.assigned]
         for member in idle[: max(len(on) - target, 0)]:
             self._retire(member)
@@ -154,12 +193,15 @@ class Fleet:
         w, timing = member.wanted, self._timing
         slot = self._run.slots.get(member.id)
         missing = [v for v in w.keep if v not in member.loaded]
-        if all(a.variant in member.loaded for a in w.assigned):
+        served = tuple(a for a in w.assigned if a.variant in member.loaded)
+        if served == w.assigned:
             member.assigned, member.loaded = w.assigned, member.loaded.intersection(w.keep)
             member.empties = False
         elif member.loaded and not timing.make_before_break:
-            member.assigned, member.loaded = (), member.loaded.intersection(w.keep)
+            member.assigned, member.loaded = served, member.loaded.intersection(w.keep)
             member.empties = slot is not None and slot.current is not None
+        elif not member.assigned:  # it begins, one variant after the other
+            member.assigned = served
         self._show(member)
         if not missing:
             member.loading = None
@@ -176,7 +218,7 @@ class Fleet:
         member.loaded |= {member.loading}
         member.loading = None
         if member.id not in self._run.slots:
-            worker = Worker(member.id, KIND, frozenset())
+            worker = Worker(member.id, member.kind, frozenset())
             self._run.slots[member.id] = Slot(worker, self._run.index_of[member.id])
         self._step(member)
         self._changed()
@@ -211,7 +253,7 @@ class Fleet:
     def _show(self, member: _Member) -> None:
         slot = self._run.slots.get(member.id)
         loaded = frozenset[str]() if member.leaves else member.loaded
-        shown = Worker(member.id, KIND, loaded, member.assigned)
+        shown = Worker(member.id, member.kind, loaded, member.assigned)
         if slot is not None and shown != slot.worker:
             slot.worker = shown
             self._tell()
@@ -227,6 +269,7 @@ class Fleet:
         self._run.become(self._run.present())
 
     def _count(self, now: float) -> None:
-        on = sum(m.up_at < math.inf for m in self._members.values())
-        if not self.used or on != self.used[-1][1]:
-            self.used.append((now, on))
+        for kind, used in self.used.items():
+            on = sum(m.up_at < math.inf for m in self._of(kind))
+            if not used or on != used[-1][1]:
+                used.append((now, on))

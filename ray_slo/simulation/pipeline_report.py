@@ -43,7 +43,7 @@ class PipelineReport(Frames):
         batches: as in `Report`.
         leaves: columns of shape (leaves,): frame, accuracy (percent).
         plans: a row per question to the planner.
-        used: (time, workers that are on from then on), in order of time.
+        used: by kind: (time, workers that are on from then on), in order of time.
     """
 
     def __init__(
@@ -54,11 +54,11 @@ class PipelineReport(Frames):
         batches: Mapping[str, Array],
         leaves: Mapping[str, Array],
         plans: Sequence[Mapping[str, Any]],
-        used: Sequence[tuple[float, int]],
+        used: Mapping[str, Sequence[tuple[float, int]]],
     ) -> None:
         super().__init__(meta, requests, batches)
         self._f = dict(frames)
-        self._plans, self._used = list(plans), list(used)
+        self._plans, self._used = list(plans), used
         n = len(self._f["arrival_s"])
         met = self._f["end_s"] <= self._f["deadline_s"] + EPSILON_S
         dropped, answered = self._f["dropped"], ~np.isnan(self._f["end_s"])
@@ -132,7 +132,18 @@ class PipelineReport(Frames):
     @cached_property
     def workers(self) -> pd.DataFrame:
         """time_s, workers: how many are on from then on, those that start or end included."""
-        return frame(self._used, ("time_s", "workers"))
+        return frame(self._in_all, ("time_s", "workers"))
+
+    @cached_property
+    def _in_all(self) -> list[tuple[float, int]]:
+        """(time, workers of all kinds from then on)."""
+        now: dict[str, int] = {}
+        found = []
+        steps = [(t, kind, n) for kind, used in self._used.items() for t, n in used]
+        for t, kind, n in sorted(steps, key=lambda step: step[0]):
+            now[kind] = n
+            found.append((t, sum(now.values())))
+        return found
 
     # -- figures -------------------------------------------------------------------------------
 
@@ -162,8 +173,8 @@ class PipelineReport(Frames):
     def workers_used(self, begin_s: float = 0.0, end_s: float | None = None) -> float:
         """Mean over time of the workers that are on."""
         end = float(self.meta["duration_s"]) if end_s is None else end_s
-        times = np.array([t for t, _ in self._used])
-        numbers = np.array([n for _, n in self._used], dtype=float)
+        times = np.array([t for t, _ in self._in_all])
+        numbers = np.array([n for _, n in self._in_all], dtype=float)
         edges = np.clip(np.append(times, math.inf), begin_s, end)
         return float(numbers @ np.diff(edges) / (end - begin_s))
 

@@ -1,48 +1,38 @@
-"""A pipeline in virtual time, its planner in the loop: `simulate_pipeline(problem, workload, …)`.
+"""A pipeline under Loki's planner in virtual time: `simulate_pipeline(problem, workload, …)`.
 
-The host of `engine` with three things on top. *Requests make requests*: when a batch ends, each of
-its requests makes a random number for every child task, which arrive there `communication_s` later
-with the deadline of the client's request (here: a *frame*); a frame is answered when nothing of it
-is left. When the policy drops one of its requests, the rest is cancelled. *The planner runs*: the
-brain of the live planner `loki` hears counts, says when a plan is due and what workers should do
-(`planner_host`); its problem is solved by `planner`, and the answer takes effect `solve_s` later.
-*Workers take time*: to start (`start_s`) and to load a variant (`load_s`).
-
-The number of workers follows the brain's target at once: workers start, and those that the brain
-has no use for end their batches and are off. A worker that gets another variant serves the old one
-until the new one is there (make before break), or nothing. A planner that raises changes nothing:
-the last plan holds.
+The run of `application` with one tree and one kind of workers. The brain of the live planner `loki`
+hears counts, says when a plan is due and what workers should do; its problem is solved by
+`planner`, so that other planners of pipelines can be compared with.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from itertools import count
 from pathlib import Path
-from typing import Any, Literal, Protocol, get_args
+from typing import Any, Protocol
 
 import numpy as np
 
-from ray_slo.core.cluster import Cluster
+from ray_slo.core.cluster import Cluster, Model, Variant
 from ray_slo.core.demand import LEAST_RATE, Rate
 from ray_slo.core.policy import Policy
+from ray_slo.core.trees import Tree, TreeTask
 from ray_slo.planning import loki
 from ray_slo.planning.brains.loki import Job, LokiBrain, LokiSetting
-from ray_slo.planning.meanwhile import Made, Plans, plan_both
+from ray_slo.planning.meanwhile import Made, Plans, best, plan_both
 from ray_slo.policies.registry import make_policy
 from ray_slo.record.encode import Lines
 from ray_slo.record.plans import PlanLines
 from ray_slo.record.rows import Recording, Start
-from ray_slo.simulation.engine import noise_factors, non_negative
+from ray_slo.simulation.application_run import ApplicationRun, Shape
+from ray_slo.simulation.engine import noise_factors
 from ray_slo.simulation.fleet import KIND, Timing
 from ray_slo.simulation.pipeline_report import PipelineReport
-from ray_slo.simulation.pipeline_run import PipelineRun, Sampler, Truth, model_of
 from ray_slo.simulation.planner_host import PlannerHost
+from ray_slo.simulation.samplers import Items, check_items, samplers
 from ray_slo.simulation.workloads import Requests, Workload
-
-Items = Literal["poisson", "geometric", "fixed"]
 
 
 class Planner(Protocol):
@@ -109,7 +99,7 @@ def simulate_pipeline(
     """
     timing = Timing(interval_s, check_s, solve_s, load_s, start_s, make_before_break)
     real = tuple(truth or problem.tasks)
-    _check(problem, real, timing, items, latency_noise)
+    _check(problem, real, timing, items)
     arrivals_rng, noise_rng, items_rng = np.random.default_rng(seed).spawn(3)
     clients, duration_s = _clients(problem, workload, duration_s, arrivals_rng)
     if initial_demand is None:
@@ -131,16 +121,24 @@ def simulate_pipeline(
     profiles = {v.name: v.profile for t in problem.tasks for v in t.variants}
     setting = LokiSetting(problem, KIND, make_before_break=make_before_break, profiles=profiles)
     solver = _Solver(planner, problem, demand)
-    host = PlannerHost(LokiBrain(setting, demand()), KIND, interval_s, solver, plan_lines)
-    real_run = Truth(
-        real, _samplers(problem, real, items, items_rng), noise_factors(latency_noise, noise_rng)
+    host = PlannerHost(LokiBrain(setting, demand()), [KIND], interval_s, solver, plan_lines)
+    tree = _tree_of(problem, real)
+    shape = Shape(
+        (tree,),
+        Cluster.of([_model_of(t, problem.slo_s) for t in problem.order], []),
+        Cluster.of([_model_of(t, problem.slo_s) for t in _like(problem, real)], []),
+        {KIND: problem.workers},
+        problem.communication_s,
+        samplers([tree], {t.name: [v.name for v in t.variants] for t in real}, items, items_rng),
+        noise_factors(latency_noise, noise_rng),
     )
-    run = PipelineRun(chosen, problem, host, clients, timing, real_run, learn_factors, solver.heard)
+    run = ApplicationRun(chosen, shape, clients, timing, host, learn_factors, solver.heard, _row_of)
     run.loop()
     if plan_lines is not None:
         lines.close()
         plan_lines.close()
-    return run.pipeline_report({"duration_s": duration_s, "seed": seed, "planner": name})
+    meta = {"duration_s": duration_s, "seed": seed, "planner": name, "slo_s": problem.slo_s}
+    return PipelineReport(**run.results(meta))
 
 
 def _check(
@@ -148,17 +146,10 @@ def _check(
     real: Sequence[loki.Task],
     timing: Timing,
     items: Items,
-    latency_noise: float,
 ) -> None:
     """Raises ValueError for arguments that have no meaning."""
-    for name in ("interval_s", "check_s"):
-        if not (math.isfinite(value := getattr(timing, name)) and value > 0):
-            raise ValueError(f"{name} must be positive, got {value}")
-    for name in ("solve_s", "load_s", "start_s"):
-        non_negative(name, getattr(timing, name))
-    non_negative("latency_noise", latency_noise)
-    if items not in get_args(Items):
-        raise ValueError(f"items must be one of {', '.join(get_args(Items))}, got {items!r}")
+    timing.check()
+    check_items(items)
     names = [{t.name: [v.name for v in t.variants] for t in ts} for ts in (real, problem.tasks)]
     if names[0] != names[1]:
         raise ValueError("truth must have the tasks and variants of the problem")
@@ -171,7 +162,7 @@ def _clients(
     duration_s = workload.duration_s(duration_s)
     if not (math.isfinite(duration_s) and duration_s > 0):
         raise ValueError(f"duration_s must be positive, got {duration_s}")
-    cluster = Cluster.of([model_of(problem.order[0], problem.slo_s)], [])
+    cluster = Cluster.of([_model_of(problem.order[0], problem.slo_s)], [])
     clients = workload.generate(cluster, duration_s, rng)
     if clients.size is not None:
         raise ValueError("sizes have no meaning in a pipeline; leave them out of the workload")
@@ -236,26 +227,42 @@ def _factors(problem: loki.Problem, task: loki.Task) -> dict[str, dict[str, floa
     return {v.name: {c: v.factors.get(c, 1.0) for c in children} for v in task.variants}
 
 
-def _samplers(
-    problem: loki.Problem, tasks: Sequence[loki.Task], items: Items, rng: np.random.Generator
-) -> dict[str, list[tuple[str, Sampler]]]:
-    """By variant: child tasks, and what draws for them."""
+def _tree_of(problem: loki.Problem, real: Sequence[loki.Task]) -> Tree:
+    """The tree with factors as they are."""
+    by_name = {task.name: task for task in real}
+    tasks = tuple(
+        TreeTask(t.name, t.name, t.parent, _factors(problem, by_name[t.name]))
+        for t in problem.order
+    )
+    accuracies = problem.path_accuracies
+    return Tree(problem.order[0].name, tasks, {"": problem.slo_s}, accuracies)
+
+
+def _like(problem: loki.Problem, real: Sequence[loki.Task]) -> list[loki.Task]:
+    """The tasks as they are, in the problem's order."""
+    by_name = {task.name: task for task in real}
+    return [by_name[task.name] for task in problem.order]
+
+
+def _model_of(task: loki.Task, slo_s: float) -> Model:
+    """A task as policies know it."""
+    variants = (Variant(v.name, {KIND: v.profile}, v.accuracy) for v in task.variants)
+    return Model(task.name, slo_s, tuple(variants))
+
+
+def _row_of(plans: Plans) -> dict[str, Any]:
+    """What a report says of both plans."""
+    plan = best(plans.now)
+    variants: dict[str, int] = {}
+    for (_, variant), n in plan.loaded.items():
+        variants[variant] = variants.get(variant, 0) + n
     return {
-        variant: [(child, _sampler(items, mean, rng)) for child, mean in factors.items()]
-        for task in tasks
-        for variant, factors in _factors(problem, task).items()
+        "planned_demand": plan.planned_demand,
+        "step": plan.step,
+        "feasible": plans.shortfall is None,
+        "accuracy": plan.accuracy,
+        "shed_share": plan.shed_share,
+        "swaps": plan.swaps,
+        "variants": variants,
+        "explanation": plans.shortfall or plans.why,
     }
-
-
-def _sampler(items: Items, mean: float, rng: np.random.Generator) -> Sampler:
-    if items == "poisson":
-        return lambda n: rng.poisson(mean, n).tolist()
-    if items == "geometric":
-        return lambda n: (rng.geometric(1 / (1 + mean), n) - 1).tolist()
-
-    def fixed() -> Iterator[int]:
-        for i in count():
-            yield math.floor((i + 1) * mean + 1e-9) - math.floor(i * mean + 1e-9)
-
-    numbers = fixed()
-    return lambda n: [next(numbers) for _ in range(n)]

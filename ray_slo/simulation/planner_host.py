@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +20,7 @@ class Question:
         at: when it was asked, seconds.
         trigger: what made the brain ask.
         inputs: what it went by: `demand` in requests per second, and the rest.
-        running: workers that had an assignment.
+        running: workers that had an assignment, by kind.
         problem, answer: as the brain and its solver have them.
         error: why there is no answer; the last plan holds.
     """
@@ -28,7 +28,7 @@ class Question:
     at: float
     trigger: str
     inputs: dict[str, Any]
-    running: int
+    running: Mapping[str, int]
     problem: Any = None
     answer: Any = None
     error: str = ""
@@ -39,7 +39,7 @@ class PlannerHost:
 
     Args:
         brain: used up by the run.
-        kind: of the workers that it plans.
+        kinds: of the workers that it plans.
         interval_s: between plans.
         solve: problem to answer; by default the brain's own solver.
         lines: the log.
@@ -48,12 +48,12 @@ class PlannerHost:
     def __init__(
         self,
         brain: Brain,
-        kind: str,
+        kinds: Sequence[str],
         interval_s: float,
         solve: Callable[[Any], Any] | None = None,
         lines: PlanLines | None = None,
     ) -> None:
-        self.brain, self.kind = brain, kind
+        self.brain, self.kinds = brain, tuple(kinds)
         self._interval_s, self._lines = interval_s, lines
         self._solve = solve or brain.solve
         self._outline = Outline()  # of the last plan that took effect
@@ -80,7 +80,9 @@ class PlannerHost:
             Exception: there is no first plan.
         """
         self.due_at = now + self._interval_s
-        running = sum(bool(says.assigned) for says in seen.workers.values())
+        running = dict.fromkeys(self.kinds, 0)
+        for says in seen.workers.values():
+            running[says.kind] += bool(says.assigned)
         asked = Question(now, trigger, self.brain.inputs(now, seen), running)
         self._solving = True
         try:
@@ -110,7 +112,8 @@ class PlannerHost:
         Args:
             workers: what each is to run.
         """
-        plan, targets = self.brain.outcome(), {self.kind: self.brain.target(self.kind)}
+        plan = self.brain.outcome()
+        targets = {kind: self.brain.target(kind) for kind in self.kinds}
         parts = plan.get("assignments", ())
         outline = Outline.of_assignments(
             targets, [(a["variant"], a["batch_size"], a["workers"]) for a in parts]
@@ -129,7 +132,7 @@ class PlannerHost:
 
     def _log(self, asked: Question, **told: Any) -> None:
         if self._lines is not None:
-            inputs = {"workers": {self.kind: asked.running}, **asked.inputs}
+            inputs = {"workers": asked.running, **asked.inputs}
             demand = inputs.pop("demand", None)
             planned = Planned(asked.at, asked.trigger, demand, inputs, error=asked.error, **told)
             self._lines(planned)

@@ -50,14 +50,14 @@ class Counting(Brain):
 
 def hosted():
     brain = Counting()
-    return brain, PlannerHost(brain, "cpu", interval_s=10.0)
+    return brain, PlannerHost(brain, ["cpu"], interval_s=10.0)
 
 
 def test_it_plans_at_first_then_every_interval_and_when_something_changed():
     brain, host = hosted()
     assert host.due(0.0, SEEN) == "first plan"
     asked = host.ask(0.0, "first plan", SEEN)
-    assert (asked.inputs, asked.running, asked.answer) == ({"demand": 2.0}, 1, 10)
+    assert (asked.inputs, asked.running, asked.answer) == ({"demand": 2.0}, {"cpu": 1}, 10)
     assert host.due(0.5, SEEN) == ""  # it is being solved
     assert host.adopt(asked) == Verdict("so")
     assert brain.adopted == [(1, 10)]

@@ -1,0 +1,370 @@
+"""A run of an application: requests make requests, and a planner's brain says what workers do."""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from ray_slo.core.cluster import Cluster, Worker
+from ray_slo.core.decisions import Dispatch, Drop
+from ray_slo.core.policy import Policy
+from ray_slo.core.requests import BatchStatus, Request, Upstream
+from ray_slo.core.trees import Tree, root_and_class
+from ray_slo.planning.brains.brain import Key, Seen, Verdict
+from ray_slo.record.rows import Recording
+from ray_slo.simulation.engine import Batch, Event, PolicyError, Run, Slot
+from ray_slo.simulation.fleet import Fleet, Timing
+from ray_slo.simulation.planner_host import PlannerHost, Question
+from ray_slo.simulation.samplers import Sampler
+from ray_slo.simulation.tally import Tally
+from ray_slo.simulation.workloads import Requests
+
+Listener = Callable[[float, float, Mapping[str, int]], None]
+
+
+@dataclass(frozen=True)
+class Shape:
+    """An application as its policy is told of it, and as it is.
+
+    Attributes:
+        trees: what clients ask for.
+        told: models as the policy is told of them, without workers.
+        real: models as they are.
+        kinds: the largest number of workers, by kind.
+        communication_s: on the way to every task.
+        samplers: by task and variant: child tasks, and what draws the number of their requests.
+        noise: factors on the execution time; None for exactly 1.
+        fits: variants that a worker of a kind may have loaded.
+        preempt_delay_s: from a `Preempt` until the batch stops.
+    """
+
+    trees: tuple[Tree, ...]
+    told: Cluster
+    real: Cluster
+    kinds: Mapping[str, int]
+    communication_s: float
+    samplers: Mapping[tuple[str, str], list[tuple[str, Sampler]]]
+    noise: Iterator[float] | None = None
+    fits: Mapping[str, Collection[str]] = field(default_factory=dict)
+    preempt_delay_s: float = 0.0
+
+
+class ApplicationRun(Run):
+    """One policy, and a brain if there is a planner, from the first request until nothing is left.
+
+    Args:
+        clients: their requests; each of its `models` is a stream.
+        host: of the brain; None: every worker is there, with all variants that it can run.
+        learns: the brain hears how many requests are made.
+        listener: told (now, over_s, requests by task) of what arrived at each task.
+        row_of: what the report says of an answer of the brain's solver.
+        profiles: the brain hears them as measured, by variant and kind.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        shape: Shape,
+        clients: Requests,
+        timing: Timing,
+        host: PlannerHost | None = None,
+        learns: bool = True,
+        listener: Listener | None = None,
+        row_of: Callable[[Any], dict[str, Any]] = lambda answer: {},
+        profiles: Mapping[Key, Any] | None = None,
+    ) -> None:
+        self.shape, self.host, self.clients, self.timing = shape, host, clients, timing
+        self._learns, self._listener, self._row_of = learns, listener, row_of
+        self._profiles = profiles or {}
+        nodes = [task for tree in shape.trees for task in tree.order]
+        self.tasks = [task.name for task in nodes]
+        self.model_of_task = [task.model for task in nodes]
+        self._code = {task: code for code, task in enumerate(self.tasks)}
+        trees = {tree.name: i for i, tree in enumerate(shape.trees)}
+        self._tree_of = [trees[root_and_class(stream)[0]] for stream in clients.models]
+        self._root_of = [self._code[shape.trees[i].root] for i in self._tree_of]
+        self.end_of_plans = float(clients.deadline.max(initial=0.0))
+        self.rows: list[dict[str, Any]] = []  # of the report, one per question
+        roots = [self.tasks[code] for code in self._root_of]
+        models = [self.model_of_task[code] for code in self._root_of]
+        self.tally = Tally(clients, roots, models, self.tasks)
+
+        # Of requests, by id: clients' first, then those made. What is in flight, by frame.
+        n = len(clients)
+        self.frame_of = array("q", range(n))
+        self.task_of = array("q", np.array(self._root_of, dtype=np.int64)[clients.model].tolist())
+        self.path_of = array("q", [0]) * n  # before its own variant
+        self.parent_of = array("q", [-1]) * n
+        self.arrival_of = array("d", (clients.arrival + shape.communication_s).tolist())
+        self.live: dict[int, dict[int, Request]] = {}
+        self.dying: list[int] = []
+        self.paths: dict[tuple[str, ...], int] = {(): 0}
+        self.longer: dict[tuple[int, str], int] = {}
+        # Of frames.
+        self.ended = np.full(n, np.nan)
+        self.dead = bytearray(n)
+        self.leaf_frame, self.leaf_path = array("q"), array("q")
+
+        self.fleet = Fleet(shape.kinds, timing)
+        workers = self._first_plan() if host is not None else self.fleet.all_on(shape.fits)
+        super().__init__(
+            policy,
+            replace(shape.told, workers={w.id: w for w in workers}),
+            replace(shape.real, workers={w.id: w for w in workers}),
+            self._submitted(),
+            shape.noise,
+            0.0,
+            shape.preempt_delay_s,
+            [],
+            absent=self.fleet.off,
+        )
+        self.fleet.attach(self, self._follow)
+        if host is not None:
+            self._next_look()
+
+    def _submitted(self) -> Requests:
+        """What the policy hears of clients: models and tasks in place of streams."""
+        clients = self.clients
+        code = np.array(self._root_of, dtype=np.int64)[clients.model]
+        models = list(dict.fromkeys(self.model_of_task))
+        model = np.array([models.index(m) for m in self.model_of_task])
+        arrival = clients.arrival + self.shape.communication_s
+        return Requests(
+            models, model[code], arrival, clients.deadline, clients.size, code, self.tasks
+        )
+
+    # -- requests make requests --------------------------------------------------------------
+
+    def end(self, slot: Slot, status: BatchStatus) -> None:
+        batch = slot.current
+        assert batch is not None
+        super().end(slot, status)
+        if status is BatchStatus.FINISHED:
+            self._make(slot.worker.id, batch)
+        if slot.current is None:
+            self.fleet.emptied(slot.worker.id)
+
+    def returned(self, requests: Sequence[Request]) -> Sequence[Request]:
+        return [r for r in requests if not self.dead[self.frame_of[r.id]]]
+
+    def _make(self, worker: str, batch: Batch) -> None:
+        of_task: dict[int, list[Request]] = {}
+        for r in batch.dispatch.requests:
+            of_task.setdefault(self.task_of[r.id], []).append(r)
+        born: list[Request] = []
+        for code, requests in of_task.items():
+            self._make_of(code, requests, worker, batch.dispatch.variant, born)
+        if born:
+            at = self.now + self.shape.communication_s
+            self.at(at, Event.MADE, self._arrive, born)
+
+    def _make_of(
+        self, code: int, requests: list[Request], worker: str, variant: str, born: list[Request]
+    ) -> None:
+        """What requests of one task make joins `born`."""
+        samplers = self.shape.samplers[self.tasks[code], variant]
+        made = [(self._code[child], child, draw(len(requests))) for child, draw in samplers]
+        if self._learns:
+            self.tally.made(variant, len(requests), {c: sum(n) for _, c, n in made})
+        at = self.now + self.shape.communication_s
+        frame_of, task_of, path_of = self.frame_of, self.task_of, self.path_of
+        parent_of, arrival_of = self.parent_of, self.arrival_of
+        for i, r in enumerate(requests):
+            frame = frame_of[r.id]
+            if self.dead[frame]:
+                continue
+            path = self._longer(path_of[r.id], variant)
+            live = self.live.get(frame)
+            if live is None:  # the root
+                live = self.live[frame] = {}
+            else:
+                live.pop(r.id, None)
+            before = len(born)
+            upstream = Upstream(worker, variant, self.now - r.arrival)
+            for child_code, child, counts in made:
+                model = self.model_of_task[child_code]
+                for _ in range(counts[i]):
+                    request = Request(len(frame_of), model, at, r.deadline, 1, child, upstream)
+                    frame_of.append(frame)
+                    task_of.append(child_code)
+                    path_of.append(path)
+                    parent_of.append(r.id)
+                    arrival_of.append(at)
+                    live[request.id] = request
+                    born.append(request)
+            if len(born) == before:
+                self.leaf_frame.append(frame)
+                self.leaf_path.append(path)
+                if not live:
+                    del self.live[frame]
+                    self.ended[frame] = self.now
+                    self.tally.closed.append(frame)
+
+    def _longer(self, path: int, variant: str) -> int:
+        found = self.longer.get((path, variant))
+        if found is None:
+            names = (*list(self.paths)[path], variant)
+            found = self.longer[path, variant] = self.paths.setdefault(names, len(self.paths))
+        return found
+
+    def _arrive(self, born: list[Request]) -> None:
+        arrived = [r for r in born if not self.dead[self.frame_of[r.id]]]
+        if not arrived:
+            return
+        for r in arrived:
+            self.tally.arrived[r.task] += 1
+        self.policy.requests_arrived(self.now, arrived)
+
+    def drop(self, drop: Drop) -> None:
+        super().drop(drop)
+        for r in drop.requests:
+            frame = self.frame_of[r.id]
+            self.live.get(frame, {}).pop(r.id, None)
+            if not self.dead[frame]:
+                self.dead[frame] = 1
+                self.ended[frame] = self.now
+                self.tally.closed.append(frame)
+                if not self.dying:  # after all that the policy has decided now
+                    self.at(self.now, Event.CANCEL, self._cancel)
+                self.dying.append(frame)
+
+    def _cancel(self) -> None:
+        left = [r for frame in self.dying for r in self.live.pop(frame, {}).values()]
+        self.dying = []
+        if left:
+            self.policy.requests_cancelled(self.now, left)
+
+    def dispatch(self, d: Dispatch) -> None:
+        for r in d.requests:
+            frame = self.frame_of[r.id]
+            if self.dead[frame] and frame not in self.dying:
+                raise PolicyError(f"batch {d.batch_id} has request {r.id}, which was cancelled")
+        super().dispatch(d)
+
+    # -- the planner -------------------------------------------------------------------------
+
+    def _first_plan(self) -> list[Worker]:
+        """Ask for a plan that is in place at time 0, while all workers are there; what they are."""
+        assert self.host is not None
+        seen = self._with_profiles(self.fleet.all())
+        asked = self._ask(0.0, self.host.due(0.0, seen), seen)
+        verdict = self.host.adopt(asked)
+        assert verdict is not None
+        workers = self.fleet.begin(self.host.brain.wanted(0.0, seen, hopeless=False))
+        self._note(0.0, asked, verdict, self.rows[-1])
+        return workers
+
+    def _with_profiles(self, seen: Seen) -> Seen:
+        return replace(seen, profiles=self._profiles) if self._profiles else seen
+
+    def _next_look(self) -> None:
+        """Due plans, and looks at demand in between; none after the last deadline."""
+        assert self.host is not None
+        at = self.now + self.timing.check_s
+        if self.host.due_at > self.now + 1e-9:  # else it is due when the last one is solved
+            at = min(at, self.host.due_at)
+        if at <= self.end_of_plans:
+            self.at(at, Event.LOOK, self._look)
+
+    def _look(self) -> None:
+        assert self.host is not None
+        over_s, counts, arrived = self.tally.take(self.now, self.ended, self.dead)
+        self.host.hear(self.now, over_s, counts)
+        if self._listener is not None:
+            self._listener(self.now, over_s, arrived)
+        seen = self._with_profiles(self.fleet.seen(to_plan=True))
+        if trigger := self.host.due(self.now, seen):
+            asked = self._ask(self.now, trigger, seen)
+            applied_at = self.now + self.timing.solve_s
+            self.at(applied_at, Event.APPLY, self._apply, asked, self.rows[-1])
+        self._next_look()
+
+    def _ask(self, now: float, trigger: str, seen: Seen) -> Question:
+        assert self.host is not None
+        asked = self.host.ask(now, trigger, seen)
+        row: dict[str, Any] = {"asked_s": now, "why": trigger, "error": asked.error}
+        row |= {"demand": asked.inputs["demand"], "running": sum(asked.running.values())}
+        if asked.answer is not None:
+            row |= self._row_of(asked.answer)
+        self.rows.append(row)
+        return asked
+
+    def _apply(self, asked: Question, row: dict[str, Any]) -> None:
+        assert self.host is not None
+        if (verdict := self.host.adopt(asked)) is not None:
+            self._follow()
+            self._note(self.now, asked, verdict, row)
+
+    def _note(self, now: float, asked: Question, verdict: Verdict, row: dict[str, Any]) -> None:
+        assert self.host is not None
+        targets = [self.host.brain.target(kind) for kind in self.shape.kinds]
+        row |= {
+            "applied_s": now,
+            "workers": None if None in targets else sum(filter(None, targets)),
+        }
+        self.host.note(now, asked, verdict, self.fleet.variants)
+
+    def _follow(self) -> None:
+        """Workers do what the brain wants of them as they are now."""
+        if self.host is None:
+            return
+        brain = self.host.brain
+        targets = {kind: brain.target(kind) for kind in self.shape.kinds}
+        for kind, target in targets.items():
+            self.fleet.grow(kind, self.shape.kinds[kind] if target is None else target)
+        for _ in self.tasks:  # what one does lets another go on
+            seen = self._with_profiles(self.fleet.seen())
+            if not self.fleet.follow(brain.wanted(self.now, seen, hopeless=False)):
+                break
+        for kind, target in targets.items():
+            self.fleet.shrink(kind, self.shape.kinds[kind] if target is None else target)
+
+    # -- results -----------------------------------------------------------------------------
+
+    def results(self, meta: dict[str, Any]) -> dict[str, Any]:
+        """Arguments of a report. Raises PolicyError as `report` does."""
+        policy = self.policy.policy if isinstance(self.policy, Recording) else self.policy
+        leaf = np.array([self._accuracies(i) for i in range(len(self.shape.trees))])
+        frames = np.array(self.leaf_frame, dtype=np.int64)
+        tree = np.array(self._tree_of, dtype=np.int64)[self.clients.model[frames]]
+        return {
+            "meta": {
+                **meta,
+                **self.names(),
+                "policy": type(policy).__name__,
+                "tasks": self.tasks,
+                "streams": list(self.clients.models),
+            },
+            "frames": {
+                "arrival_s": self.clients.arrival,
+                "deadline_s": self.clients.deadline,
+                "end_s": self.ended,
+                "dropped": np.frombuffer(bytes(self.dead), dtype=np.uint8).astype(bool),
+                "stream": self.clients.model,
+            },
+            "requests": {
+                "frame": np.array(self.frame_of, dtype=np.int64),
+                "task": np.array(self.task_of, dtype=np.int64),
+                "parent": np.array(self.parent_of, dtype=np.int64),
+                "arrival_s": np.array(self.arrival_of),
+                **self.answers(len(self.frame_of)),
+            },
+            "batches": self.batches(),
+            "leaves": {
+                "frame": frames,
+                "accuracy": leaf[tree, np.array(self.leaf_path, dtype=np.int64)],
+            },
+            "plans": self.rows,
+            "used": self.fleet.used,
+        }
+
+    def _accuracies(self, tree: int) -> list[float]:
+        """End-to-end accuracy in a tree, percent, of every path."""
+        known = self.shape.trees[tree].path_accuracies
+        of = {v.name: v.accuracy or 0.0 for v in self.shape.told.variants.values()}
+        return [known.get(p, 100 * math.prod(of[v] / 100 for v in p)) for p in self.paths]

@@ -1,0 +1,59 @@
+"""How many requests a request makes: what draws the numbers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import count
+from typing import Literal, get_args
+
+import numpy as np
+
+from ray_slo.core.trees import Tree
+
+Sampler = Callable[[int], list[int]]  # how many items each of n requests makes
+Items = Literal["poisson", "geometric", "fixed"]
+
+
+def check_items(items: str) -> None:
+    """Raises ValueError unless there is such a distribution."""
+    if items not in get_args(Items):
+        raise ValueError(f"items must be one of {', '.join(get_args(Items))}, got {items!r}")
+
+
+def samplers(
+    trees: Iterable[Tree],
+    variants: Mapping[str, Iterable[str]],
+    items: Items,
+    rng: np.random.Generator,
+) -> dict[tuple[str, str], list[tuple[str, Sampler]]]:
+    """By task and variant: child tasks, and what draws the number of their requests.
+
+    Args:
+        variants: by model.
+        items: the distribution around the factor; "fixed" is the nearest whole numbers whose
+            running mean is the factor.
+    """
+    return {
+        (task.name, variant): [
+            (child, _sampler(items, task.factor(variant, child), rng))
+            for child in tree.children(task.name)
+        ]
+        for tree in trees
+        for task in tree.tasks
+        for variant in variants[task.model]
+    }
+
+
+def _sampler(items: Items, mean: float, rng: np.random.Generator) -> Sampler:
+    if items == "poisson":
+        return lambda n: rng.poisson(mean, n).tolist()
+    if items == "geometric":
+        return lambda n: (rng.geometric(1 / (1 + mean), n) - 1).tolist()
+
+    def fixed() -> Iterator[int]:
+        for i in count():
+            yield math.floor((i + 1) * mean + 1e-9) - math.floor(i * mean + 1e-9)
+
+    numbers = fixed()
+    return lambda n: [next(numbers) for _ in range(n)]

@@ -1,0 +1,93 @@
+"""What a planner's brain hears of a run: arrivals, answers and their sizes since it heard last."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from ray_slo.planning.brains.brain import Counts
+from ray_slo.simulation.frames import EPSILON_S, Array
+from ray_slo.simulation.workloads import Requests
+
+
+class Tally:
+    """Counts of the time since the brain heard last.
+
+    Args:
+        clients: their requests; each of its `models` is a stream.
+        roots: task of each stream.
+        models: that serve the roots.
+        tasks: all of them.
+
+    Attributes:
+        arrived: requests by task, those of clients from `close` on.
+        closed: frames that were answered or dropped.
+    """
+
+    def __init__(
+        self,
+        clients: Requests,
+        roots: Sequence[str],
+        models: Sequence[str],
+        tasks: Sequence[str],
+    ) -> None:
+        self._clients, self._roots, self._models, self._tasks = clients, roots, models, tasks
+        self._begin(0.0, 0)
+
+    def _begin(self, at: float, clients: int) -> None:
+        self._at, self._begun = at, clients
+        self.arrived = dict.fromkeys(self._tasks, 0)
+        self.closed: list[int] = []
+        self._finished: dict[str, int] = {}
+        self._made: dict[str, dict[str, int]] = {}
+
+    def made(self, variant: str, count: int, made: Mapping[str, int]) -> None:
+        """`variant` answered `count` requests, which made so many for child tasks."""
+        self._finished[variant] = self._finished.get(variant, 0) + count
+        counted = self._made.setdefault(variant, {})
+        for child, n in made.items():
+            counted[child] = counted.get(child, 0) + n
+
+    def take(
+        self, now: float, ended: Array, dead: bytearray
+    ) -> tuple[float, Counts, Mapping[str, int]]:
+        """The time since the last look, what was counted in it, and what arrived at each task.
+
+        Args:
+            ended: of each frame, when it was answered or dropped.
+            dead: of each frame, whether it was dropped.
+        """
+        over_s = now - self._at
+        end = int(np.searchsorted(self._clients.arrival, now, side="right"))
+        by_stream = self._by_stream(self._clients.model[self._begun : end])
+        for root, count in zip(self._roots, by_stream.values(), strict=True):
+            self.arrived[root] += count
+        sizes, bad = self._sizes(self._begun, end), self._bad(ended, dead)
+        counts = Counts(by_stream, self._finished, self._made, sizes, bad)
+        arrived = self.arrived
+        self._begin(now, end)
+        return over_s, counts, arrived
+
+    def _sizes(self, begin: int, end: int) -> dict[str, dict[int, int]]:
+        if self._clients.size is None:
+            return {}
+        found: dict[str, dict[int, int]] = {}
+        streams, sizes = self._clients.model[begin:end], self._clients.size[begin:end]
+        for i, model in enumerate(self._models):
+            values, counts = np.unique(sizes[streams == i], return_counts=True)
+            of_model = found.setdefault(model, {})
+            for size, count in zip(values.tolist(), counts.tolist(), strict=True):
+                of_model[size] = of_model.get(size, 0) + count
+        return found
+
+    def _bad(self, ended: Array, dead: bytearray) -> dict[str, int]:
+        """Frames that were dropped or late, by stream."""
+        closed = np.array(self.closed, dtype=np.int64)
+        late = ended[closed] > self._clients.deadline[closed] + EPSILON_S
+        dropped = np.array([dead[frame] for frame in self.closed], dtype=bool)
+        return self._by_stream(self._clients.model[closed[late | dropped]])
+
+    def _by_stream(self, streams: Array) -> dict[str, int]:
+        counts = np.bincount(streams, minlength=len(self._clients.models)).tolist()
+        return dict(zip(self._clients.models, counts, strict=True))
