@@ -7,33 +7,15 @@ is hundreds of megabytes.
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import os
 import sys
 import threading
 from collections.abc import Callable
-from pathlib import Path
+
+from ray_slo.models.memory import resident_mb, trimmer
 
 _LOOK_S = 10.0
 _GROWN, _GROWN_MB = 1.1, 16.0  # than after the last time: then it is worth a try
-
-
-def resident_mb() -> float:
-    """Of this process; nan where the system does not tell."""
-    try:
-        pages = int(Path("/proc/self/statm").read_text().split()[1])
-    except (OSError, ValueError, IndexError):
-        return float("nan")
-    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
-
-
-def trimmer() -> Callable[[], object] | None:
-    """What gives free memory back; None where the system has no such call."""
-    try:
-        trim = ctypes.CDLL(None).malloc_trim
-    except (OSError, AttributeError):
-        return None
-    return lambda: trim(0)
 
 
 class Trim:

@@ -37,6 +37,8 @@ class WorkerSays(NamedTuple):
         ready: Serve may send it requests; before, it loads what it begins with.
         age_s: since it started.
         group: where it serves; None before it was told, and where there are no groups.
+        memory_mb: of loaded variants, each at its largest batch so far, as far as measured.
+        room_mb: what variants may take on it together; None where nobody knows.
     """
 
     worker: str
@@ -49,6 +51,8 @@ class WorkerSays(NamedTuple):
     ready: bool = True
     age_s: float = 0.0
     group: str | None = None
+    memory_mb: Mapping[str, float] = {}
+    room_mb: float | None = None
 
 
 class Wanted(NamedTuple):
@@ -195,9 +199,11 @@ class Seen:
         workers: those that are there, as they last said, the oldest first.
         profiles: by variant and kind: the median of what workers that have it loaded measured, else
             what was last known.
-        avoided: could not be loaded lately.
+        avoided: could not be loaded lately, or take more than a worker of the kind has room for.
         frontends: those that are there, as they last said.
         successor: workers were ready before this planner started.
+        memory_mb: by variant and kind: the median of what workers measured at its largest batch.
+        room_mb: by kind: the least that variants may take together on a worker.
     """
 
     workers: Mapping[str, WorkerSays]
@@ -205,6 +211,8 @@ class Seen:
     avoided: frozenset[Key] = frozenset()
     frontends: Mapping[str, FrontendSays] = field(default_factory=dict)
     successor: bool = False
+    memory_mb: Mapping[Key, float] = field(default_factory=dict)
+    room_mb: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def serving(self) -> Mapping[str, WorkerSays]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import statistics
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -45,6 +46,8 @@ class Heard:
         self._avoided: dict[Key, tuple[str, float]] = {}  # why, and until when
         self.frontends: dict[str, Frontend] = {}
         self.profiles: dict[Key, LatencyProfile] = {}
+        self._memory_mb: dict[Key, float] = {}
+        self._room_mb: dict[str, float] = {}
         self.listens_since = now
         self.successor = False  # a worker was ready before this planner had a plan
 
@@ -55,8 +58,18 @@ class Heard:
 
     @property
     def load_errors(self) -> dict[Key, str]:
-        """Why variants could not be loaded lately, by variant and kind."""
-        return {key: why for key, (why, _) in self._avoided.items()}
+        """Why variants cannot be loaded, by variant and kind."""
+        too_large = {
+            key: f"it takes {self._memory_mb[key]:.0f} MB, and a worker has room for "
+            f"{self._room_mb[key[1]]:.0f} MB"
+            for key in self._too_large()
+        }
+        return {**too_large, **{key: why for key, (why, _) in self._avoided.items()}}
+
+    def _too_large(self) -> set[Key]:
+        """Variants that do not fit on a worker of a kind, be they alone there."""
+        room_mb = self._room_mb
+        return {k for k, mb in self._memory_mb.items() if mb > room_mb.get(k[1], math.inf)}
 
     def worker(self, says: WorkerSays, now: float, *, planned: bool) -> bool:
         """Hear a worker; returns whether there is news in it, profiles of known variants aside.
@@ -115,14 +128,22 @@ class Heard:
         self._avoided = {k: v for k, v in self._avoided.items() if now <= v[1]}
 
     def learn(self) -> None:
-        """Take the workers' profiles over."""
+        """Take over what workers measured: profiles and memory."""
         measured: dict[Key, list[LatencyProfile]] = {}
+        memory_mb: dict[Key, list[float]] = {}
+        room_mb: dict[str, float] = {}
         for worker in self._workers.values():
             says = worker.says
             for variant in says.loaded & says.profiles.keys():
                 measured.setdefault((variant, says.kind), []).append(says.profiles[variant])
+            for variant, mb in says.memory_mb.items():
+                memory_mb.setdefault((variant, says.kind), []).append(mb)
+            if says.room_mb is not None:
+                room_mb[says.kind] = min(room_mb.get(says.kind, math.inf), says.room_mb)
         for key, profiles in measured.items():
             self.profiles[key] = median_profile(profiles)
+        self._memory_mb |= {key: statistics.median(mbs) for key, mbs in memory_mb.items()}
+        self._room_mb |= room_mb
 
     def seen(self) -> Seen:
         """What a brain decides by."""
@@ -130,9 +151,11 @@ class Heard:
         return Seen(
             {name: worker.says for name, worker in oldest_first},
             self.profiles,
-            frozenset(self._avoided),
+            frozenset(self._avoided.keys() | self._too_large()),
             {client: frontend.says for client, frontend in self.frontends.items()},
             self.successor,
+            dict(self._memory_mb),
+            dict(self._room_mb),
         )
 
     def running(self, kinds: Iterable[str]) -> dict[str, int]:
@@ -146,4 +169,4 @@ class Heard:
 
 
 def _plain(says: WorkerSays) -> WorkerSays:
-    return says._replace(profiles={}, age_s=0.0)
+    return says._replace(profiles={}, age_s=0.0, memory_mb={}, room_mb=None)

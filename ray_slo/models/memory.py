@@ -1,0 +1,393 @@
+"""Memory of this process and of its GPU: how much there is, and what each variant takes of it.
+
+A `Meter` attributes by difference: what loading a variant added, and what its largest batch so far
+took on top while it ran. What is freed and used again is not seen, so a figure is a lower bound.
+Nothing here imports torch or begins to use a GPU: a GPU is looked at once the user's code uses it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import math
+import os
+import sys
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+_MB = 2**20
+_STATUS = Path("/proc/self/status")
+_OUT_OF_MEMORY = frozenset({"OutOfMemoryError", "ResourceExhaustedError"})
+# What others' libraries say in errors that have no class of their own for it.
+_WORDS = (
+    "out of memory",
+    "can't allocate memory",
+    "cannot allocate memory",
+    "failed to allocate memory",
+    "resource_exhausted",
+    "alloc_failed",
+)
+
+
+def is_out_of_memory(error: BaseException | None) -> bool:
+    """Whether an error, or what it was raised from, says that there was not enough memory: Python's
+    `MemoryError`, torch's `OutOfMemoryError`, and what other libraries raise."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        if isinstance(error, MemoryError):
+            return True
+        if any(cls.__name__ in _OUT_OF_MEMORY for cls in type(error).__mro__):
+            return True
+        # Only of such classes as libraries raise: a user's own error may quote a client's text.
+        if isinstance(error, RuntimeError) or "Runtime" in type(error).__name__:
+            with suppress(Exception):
+                said = str(error).lower()
+                if any(words in said for words in _WORDS):
+                    return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def let_go(error: BaseException | None = None) -> None:
+    """Free what only cycles, or the frames of an error, still hold, and give it back."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__
+    gc.collect()
+    release()
+
+
+def release() -> None:
+    """Give free memory back, to the system and to others on the GPU."""
+    if (cuda := _torch_cuda()) is not None:
+        cuda.empty_cache()
+    if (trim := trimmer()) is not None:
+        trim()
+
+
+def resident_mb() -> float:
+    """Of this process; nan where the system does not tell."""
+    return _status_mb("VmRSS")
+
+
+def trimmer() -> Callable[[], object] | None:
+    """What gives free memory back; None where the system has no such call."""
+    try:
+        trim = ctypes.CDLL(None).malloc_trim
+    except (OSError, AttributeError):
+        return None
+    return lambda: trim(0)
+
+
+def _status_mb(name: str) -> float:
+    try:
+        for line in _STATUS.read_text().splitlines():
+            if line.startswith(f"{name}:"):
+                return int(line.split()[1]) / 1024
+    except (OSError, ValueError, IndexError):
+        pass
+    return math.nan
+
+
+class Device(Protocol):
+    """Memory of one sort that variants share. A figure is None while it is not known."""
+
+    @property
+    def used_mb(self) -> float | None:
+        """What this process has."""
+
+    @property
+    def peak_mb(self) -> float | None:
+        """The most that it had since `begin_peak`."""
+
+    @property
+    def total_mb(self) -> float | None:
+        """What this process may have."""
+
+    def begin_peak(self) -> None:
+        """Forget the peak so far."""
+
+
+class Host:
+    """Memory of this process: what is resident.
+
+    Args:
+        limit_mb: what it may have; None: what its control group or the machine has.
+    """
+
+    def __init__(self, limit_mb: float | None = None) -> None:
+        self._limit_mb = limit_mb
+
+    @property
+    def used_mb(self) -> float | None:
+        return _known(resident_mb())
+
+    @property
+    def peak_mb(self) -> float | None:
+        return _known(_status_mb("VmHWM"))
+
+    @property
+    def total_mb(self) -> float | None:
+        return _machine_mb() if self._limit_mb is None else self._limit_mb
+
+    def begin_peak(self) -> None:
+        with suppress(OSError):  # then the peak is that of the process's life
+            Path("/proc/self/clear_refs").write_text("5")
+
+
+class Gpu:
+    """Memory of the GPU that the user's code uses: through torch where that is loaded, else through
+    NVML where `pynvml` is installed (which knows no peaks).
+
+    Args:
+        share: of the GPU that the worker was given.
+    """
+
+    def __init__(self, share: float = 1.0) -> None:
+        self._share = share
+
+    @property
+    def used_mb(self) -> float | None:
+        if (cuda := _torch_cuda()) is not None:
+            return _sum_mb(cuda, cuda.memory_allocated)
+        return _nvml_mb()[0]
+
+    @property
+    def peak_mb(self) -> float | None:
+        if (cuda := _torch_cuda()) is not None:
+            return _sum_mb(cuda, cuda.max_memory_allocated)
+        return _nvml_mb()[0]
+
+    @property
+    def total_mb(self) -> float | None:
+        if (cuda := _torch_cuda()) is None:
+            total_mb = _nvml_mb()[1]
+            return None if total_mb is None else total_mb * self._share
+        if self._share < 1:  # others have the rest
+            return self._share * _sum_mb(cuda, lambda i: cuda.get_device_properties(i).total_memory)
+        # What others, and CUDA itself, have taken is not to be had.
+        return _sum_mb(cuda, lambda i: cuda.mem_get_info(i)[0] + cuda.memory_reserved(i))
+
+    def begin_peak(self) -> None:
+        if (cuda := _torch_cuda()) is not None:
+            for i in range(cuda.device_count()):
+                cuda.reset_peak_memory_stats(i)
+
+
+def _torch_cuda() -> Any:
+    """`torch.cuda` once it is in use; looking at it earlier would begin to use it."""
+    cuda = getattr(sys.modules.get("torch"), "cuda", None)
+    return cuda if cuda is not None and cuda.is_initialized() else None
+
+
+def _sum_mb(cuda: Any, of: Callable[[int], float]) -> float:
+    return sum(of(i) for i in range(cuda.device_count())) / _MB
+
+
+def _nvml_mb() -> tuple[float | None, float | None]:
+    """What this process has of the GPUs, and what those have that it uses."""
+    if "CUDA_VISIBLE_DEVICES" in os.environ and not os.environ["CUDA_VISIBLE_DEVICES"]:
+        return None, None
+    try:
+        import pynvml  # type: ignore[import-not-found, import-untyped, unused-ignore]
+
+        pynvml.nvmlInit()
+        used, total = 0, 0
+        for i in range(pynvml.nvmlDeviceGetCount()):
+            gpu = pynvml.nvmlDeviceGetHandleByIndex(i)
+            of_process = [
+                process.usedGpuMemory or 0
+                for process in pynvml.nvmlDeviceGetComputeRunningProcesses(gpu)
+                if process.pid == os.getpid()
+            ]
+            if of_process:
+                used += sum(of_process)
+                total += pynvml.nvmlDeviceGetMemoryInfo(gpu).total
+    except Exception:  # not installed, no driver, or a container that hides processes
+        return None, None
+    return (used / _MB, total / _MB) if total else (None, None)
+
+
+def _machine_mb() -> float | None:
+    """The least of what the control group and the machine have."""
+    found = []
+    for file in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        with suppress(OSError, ValueError):  # "max": no limit
+            found.append(int(Path(file).read_text()))
+    with suppress(OSError, ValueError):
+        found.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    return min(found) / _MB if found else None
+
+
+def _known(value: float) -> float | None:
+    return None if math.isnan(value) else value
+
+
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """Memory of a variant.
+
+    Attributes:
+        load_mb: of its weights, and whatever else loading it took.
+        batch_mb: on top, while its largest batch runs; 0 before one was measured.
+        batch_size: of that batch.
+    """
+
+    load_mb: float
+    batch_mb: float = 0.0
+    batch_size: int = 0
+
+    @property
+    def mb(self) -> float:
+        """At its largest batch."""
+        return self.load_mb + self.batch_mb
+
+
+@dataclass
+class _Of:
+    """What is known of one device.
+
+    Attributes:
+        base_mb: used beside variants.
+    """
+
+    device: Device
+    found: dict[str, Footprint] = field(default_factory=dict)
+    base_mb: float = 0.0
+
+
+class Meter:
+    """Attributes memory to the variants of one process.
+
+    Args:
+        host: memory of the process.
+        gpu: memory of its GPU; where variants take some of it, that is what they share, else the
+            process's.
+        limit_mb: what variants may take together of what they share; None: what there is.
+        release: gives free memory back.
+    """
+
+    def __init__(
+        self,
+        host: Device | None = None,
+        gpu: Device | None = None,
+        limit_mb: float | None = None,
+        release: Callable[[], object] = release,
+    ) -> None:
+        self._host, self._gpu = _Of(host or Host()), _Of(gpu or Gpu())
+        self._limit_mb = limit_mb
+        self._release = release
+        self._loading = 0
+
+    @contextmanager
+    def loading(self, variant: str) -> Iterator[None]:
+        """What is added meanwhile is the variant's."""
+        self._release()
+        before = [(of, of.device.used_mb) for of in self._devices]
+        self._loading += 1
+        try:
+            yield
+        finally:
+            self._loading -= 1
+        self._release()
+        for of, before_mb in before:
+            after_mb = of.device.used_mb
+            if after_mb is None:
+                continue
+            # A GPU that was not used before had nothing of ours.
+            added_mb = max(after_mb - (before_mb or 0.0), 0.0)
+            of.found[variant] = Footprint(added_mb)
+            of.base_mb = max(after_mb - sum(f.load_mb for f in of.found.values()), 0.0)
+
+    @contextmanager
+    def running(self, variant: str, batch_size: int, *, check: bool = False) -> Iterator[None]:
+        """A batch runs: what it takes is measured if it is larger than any before. One that fails,
+        or that runs while another variant is being loaded, tells nothing.
+
+        Args:
+            check: whether it may take only what there is room for.
+
+        Raises:
+            MemoryError: it took more.
+        """
+        larger = [
+            of
+            for of in self._devices
+            if variant in of.found and batch_size > of.found[variant].batch_size
+        ]
+        if not larger or self._is_loading():
+            yield
+            return
+        before = [of.device.used_mb for of in larger]
+        for of in larger:
+            of.device.begin_peak()
+        yield
+        if self._is_loading():
+            return
+        for of, before_mb in zip(larger, before, strict=True):
+            peak_mb, known = of.device.peak_mb, of.found.get(variant)
+            if known is not None and before_mb is not None and peak_mb is not None:
+                batch_mb = max(peak_mb - before_mb, known.batch_mb)
+                if check and of is self._shared:
+                    self._check_room(batch_mb, f"a batch of {batch_size} of {variant}")
+                of.found[variant] = Footprint(known.load_mb, batch_mb, batch_size)
+
+    def _is_loading(self) -> bool:
+        return self._loading > 0
+
+    def forget(self, variants: Iterable[str]) -> None:
+        """They were unloaded."""
+        for variant in variants:
+            for of in self._devices:
+                of.found.pop(variant, None)
+
+    @property
+    def _devices(self) -> Sequence[_Of]:
+        return self._host, self._gpu
+
+    @property
+    def _shared(self) -> _Of:
+        on_gpu = any(f.mb > 0 for f in self._gpu.found.values())
+        return self._gpu if on_gpu else self._host
+
+    @property
+    def device(self) -> str:
+        """What variants share: "host" or "gpu"."""
+        return "gpu" if self._shared is self._gpu else "host"
+
+    @property
+    def variants(self) -> Mapping[str, Footprint]:
+        """Footprints of loaded variants on what they share."""
+        return dict(self._shared.found)
+
+    @property
+    def room_mb(self) -> float | None:
+        """What all variants together may take of what they share; None where nobody knows."""
+        if self._limit_mb is not None:
+            return self._limit_mb
+        shared = self._shared
+        total_mb = shared.device.total_mb
+        return None if total_mb is None else max(total_mb - shared.base_mb, 0.0)
+
+    def check_fits(self, variant: str) -> None:
+        """
+        Raises:
+            MemoryError: with this variant, more is loaded than there is room for.
+        """
+        self._check_room(0.0, variant)
+
+    def _check_room(self, more_mb: float, what: str) -> None:
+        room_mb = self.room_mb
+        taken_mb = sum(f.load_mb for f in self.variants.values()) + more_mb
+        if room_mb is not None and taken_mb > room_mb:
+            raise MemoryError(
+                f"with {what}, the variants of this worker take {taken_mb:.0f} MB; there is room "
+                f"for {room_mb:.0f} MB"
+            )
