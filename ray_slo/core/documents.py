@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 from types import UnionType
-from typing import Annotated, Any, Union, get_args, get_origin
+from typing import Annotated, Any, ClassVar, Union, get_args, get_origin
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,7 +27,13 @@ MAX_ALIASES = 100  # a few, nested, make billions of items
 
 
 class Strict(BaseModel):
-    """A pydantic model that takes no unknown key, no infinity or NaN, and no `yes` for 1."""
+    """A pydantic model that takes no unknown key, no infinity or NaN, and no `yes` for 1.
+
+    Attributes:
+        instead: keys that people may try, and what to write instead.
+    """
+
+    instead: ClassVar[Mapping[str, str]] = {}
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 

@@ -85,7 +85,11 @@ def _explain(model: type[BaseModel], data: Any, error: Any, listed: set[tuple[An
     kind, keys, context = error["type"], _keys(error, data), error.get("ctx", {})
     path = clipped(".".join(str(key) for key in keys), _KEY)
     if kind == "extra_forbidden":
-        valid = sorted(_fields(model, data, keys[:-1]))
+        owners = _owners(model, data, keys[:-1])
+        told = [said for m in owners if (said := getattr(m, "instead", {}).get(keys[-1]))]
+        if told:
+            return f"{path}: {told[0]}"
+        valid = sorted({name for m in owners for name in m.model_fields})
         known = f"; valid keys are {', '.join(valid)}" if keys[:-1] not in listed else ""
         listed.add(keys[:-1])
         return f"{path}: unknown key{nearest(str(keys[-1]), valid)}{known}"
@@ -106,8 +110,8 @@ def _explain(model: type[BaseModel], data: Any, error: Any, listed: set[tuple[An
     return f"{path}: {said}" if path else said
 
 
-def _fields(model: type[BaseModel], data: Any, keys: Sequence[Any]) -> set[str]:
-    """What may be written at `keys`."""
+def _owners(model: type[BaseModel], data: Any, keys: Sequence[Any]) -> list[type[BaseModel]]:
+    """Whose fields may be written at `keys`."""
     owners: list[type[BaseModel]] = [model]
     inner: list[Any] = []  # of the mapping or list that a key chose from
     for key in keys:
@@ -117,8 +121,7 @@ def _fields(model: type[BaseModel], data: Any, keys: Sequence[Any]) -> set[str]:
             inner = named
         owners = [m for annotation in inner for m in _models(annotation)]
     kind = data.get("kind") if isinstance(data, Mapping) else None
-    chosen = [m for m in owners if kind in _kinds(m)] or owners
-    return {name for m in chosen for name in m.model_fields}
+    return [m for m in owners if kind in _kinds(m)] or owners
 
 
 def _models(annotation: Any) -> Iterator[type[BaseModel]]:

@@ -21,6 +21,7 @@ from ray_slo.serve.config.models import ModelConfig
 from ray_slo.serve.config.resolve import parse_spec
 from ray_slo.serve.config.spec import AppSpec, worker_deployment
 from ray_slo.serve.config.user_class import check_arguments
+from ray_slo.serve.config.workers import ServeOptions
 from ray_slo.serve.frontend.frontend import Frontend
 from ray_slo.serve.planner.autoscaling import autoscaling
 from ray_slo.serve.ray_private.deploy import router_of, versioned
@@ -65,8 +66,13 @@ def build_app_from_spec(spec: AppSpec) -> Application:
         replicas: dict[str, Any] = {"num_replicas": worker.num_replicas}
         if worker.replica_bounds is not None:
             replicas = {"autoscaling_config": autoscaling(spec, kind)}
+        options = {
+            "health_check_period_s": 5,
+            "graceful_shutdown_wait_loop_s": 0.5,
+            **worker.serve_options,
+        }
         deployed = _deployment(
-            f"workers.{kind}.ray_actor_options",
+            f"workers.{kind}.",
             Worker,
             name=worker_deployment(name, kind),
             **replicas,
@@ -76,8 +82,7 @@ def build_app_from_spec(spec: AppSpec) -> Application:
             max_ongoing_requests=_UNBOUNDED,
             request_router_config=router_of(name),
             logging_config={"enable_access_log": False},
-            health_check_period_s=5,
-            graceful_shutdown_wait_loop_s=0.5,
+            **options,
         )
         workers[kind] = versioned(deployed, spec.fingerprint).bind(spec, kind, name)
     frontend = _deployment(
@@ -94,8 +99,11 @@ def build_app_from_spec(spec: AppSpec) -> Application:
     return versioned(frontend, spec.fingerprint).bind(spec, workers)
 
 
-def _deployment(field: str, target: type[Any], **options: Any) -> Any:
-    """`serve.deployment`, whose complaints about resources name the field.
+def _deployment(where: str, target: type[Any], **options: Any) -> Any:
+    """`serve.deployment`, whose complaints name the field.
+
+    Args:
+        where: a field of the config, or what comes before one of them.
 
     Raises:
         ValueError: resources that Ray does not take.
@@ -103,8 +111,11 @@ def _deployment(field: str, target: type[Any], **options: Any) -> Any:
     try:
         return serve.deployment(target, **options)
     except (ValueError, TypeError) as error:
-        given = quoted(options["ray_actor_options"])
-        raise ValueError(f"{field}: {error}; got {given}") from None
+        said = str(error).replace("_", " ")
+        named = [n for n in ServeOptions.model_fields if n.replace("_", " ") in said]
+        option = next(iter(named), "ray_actor_options")
+        field = f"{where}{option}" if where.endswith(".") else where
+        raise ValueError(f"{field}: {error}; got {quoted(options.get(option))}") from None
 
 
 def _check_code(spec: AppSpec) -> None:
@@ -170,7 +181,7 @@ def _tunable(spec: AppSpec) -> dict[str, Any]:
 def _fingerprint(spec: AppSpec) -> str:
     """Equal for equal applications of this process, while their modules have not been edited."""
     models = {n: {**m.__dict__, "user_config": None} for n, m in spec.models.items()}
-    workers = {kind: w.ray_actor_options for kind, w in spec.workers.items()}
+    workers = {kind: (w.ray_actor_options, w.serve_options) for kind, w in spec.workers.items()}
     policies = [spec.policy, *(spec.policy_of(name) for name in spec.groups)]
     policy = [(policy.name, policy.kwargs) for policy in policies]
     apart = {"models", "workers", "groups", "policy", "group_policies"}

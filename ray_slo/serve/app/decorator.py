@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from ray.serve import Application
 
@@ -82,7 +82,11 @@ def deployment(
     variants: Sequence[Variant] | None = None,
     policy: Any = None,
     policy_kwargs: dict[str, Any] | None = None,
-    num_replicas: int | None = None,
+    num_replicas: int | Literal["auto"] | None = None,
+    min_replicas: int | None = None,
+    max_replicas: int | None = None,
+    autoscaling_config: dict[str, Any] | None = None,
+    planner: str | dict[str, Any] | None = None,
     ray_actor_options: dict[str, Any] | None = None,
     name: str | None = None,
     max_batch_size: int | None = None,
@@ -104,6 +108,7 @@ def deployment(
     max_json_bytes: int | None = None,
     max_json_values: int | None = None,
     decision_log: str | dict[str, Any] | None = None,
+    **serve_options: Any,
 ) -> Any:
     """Serve a class under a latency SLO, batched across all its replicas by deadline.
 
@@ -140,11 +145,21 @@ def deployment(
             "timeout", "kairos" (for items of unlike sizes), "module:Class", or a policy class.
             With variants: "price" (the default) or "ramsis".
         policy_kwargs: its arguments, e.g. {"objective": "consolidate"}.
-        num_replicas: workers, each a Serve replica.
+        num_replicas: workers, each a Serve replica; at first, where their number follows the load.
+        min_replicas, max_replicas: between these, as many workers as the load needs. With
+            `min_replicas=0` the last one goes when there are no requests, and the first request
+            starts one.
+        autoscaling_config: Serve's own, which says the same (`num_replicas="auto"`: from 1 to 100).
+        planner: decides how many there are: "auto" (the default with `max_replicas`), or a
+            dictionary with its name and other fields of `PlannerConfig`.
         ray_actor_options: of a worker, e.g. {"num_gpus": 1}.
         name: of the deployment and of the model; default: the class's name.
         max_batch_size: upper bound; the policy chooses the size.
         decision_log: folder for what the scheduler was told and decided (`ray-slo report`).
+        serve_options: of `serve.deployment`, as far as they mean something for a worker:
+            `placement_group_bundles`, `max_replicas_per_node`, `health_check_period_s`,
+            `graceful_shutdown_timeout_s` and their like (`ServeOptions` of
+            `ray_slo.serve.config.workers`). Others are refused, and say what to write instead.
 
     The other arguments are fields of `AppConfig` and `ModelConfig` (`ray_slo.serve.config`) and
     documented there.
@@ -152,7 +167,8 @@ def deployment(
     Raises:
         ValueError: an option that cannot work, with the field, the value and the choices.
     """
-    options = {k: v for k, v in locals().items() if k != "_user_class"}
+    given = {k: v for k, v in locals().items() if k not in ("_user_class", "serve_options")}
+    options = {**given, **serve_options}
     if latency_slo_ms is None:
         raise ValueError(
             "@ray_slo.deployment needs latency_slo_ms, e.g. @ray_slo.deployment(latency_slo_ms=100)"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -10,7 +11,7 @@ from ray_slo.serve.config.common import MOST_REPLICAS, StrictConfig, check_name
 from ray_slo.serve.config.models import ModelConfig
 from ray_slo.serve.config.pipeline import PipelineConfig
 from ray_slo.serve.config.policy import PolicyConfig
-from ray_slo.serve.config.workers import GroupConfig, WorkerConfig
+from ray_slo.serve.config.workers import NOT_OURS, GroupConfig, WorkerConfig
 from ray_slo.serve.planner.plugin import planner_class
 
 
@@ -157,6 +158,13 @@ class AppConfig(Settings):
         policy: who decides; see `PolicyConfig`. Each group has a policy object of its own, made of
             this where the group names no other.
     """
+
+    instead: ClassVar[Mapping[str, str]] = {
+        **dict.fromkeys(WorkerConfig.model_fields, "write it under workers.NAME"),
+        **NOT_OURS,
+        "user_config": "write it under models.NAME",
+        "max_batch_size": "write it under models.NAME",
+    }
 
     models: dict[str, ModelConfig] = Field(default_factory=dict)
     pipeline: PipelineConfig | None = None

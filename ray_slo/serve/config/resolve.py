@@ -66,7 +66,7 @@ def _workers(config: AppConfig, planner: PlannerConfig | None) -> dict[str, Work
         bounds = None
         if planner is not None:
             bounds = planner_class(planner.name).replica_bounds(worker, planner)
-        if bounds is None and worker.max_replicas is not None:
+        if bounds is None and worker.most_replicas is not None:
             raise ValueError(
                 f"workers.{kind}.max_replicas: nobody decides how many there are; that takes a "
                 "pipeline with the planner 'loki', or the planner 'kairos'"
@@ -74,7 +74,9 @@ def _workers(config: AppConfig, planner: PlannerConfig | None) -> dict[str, Work
         answer[kind] = WorkerSpec(
             num_replicas=worker.first_replicas,
             replica_bounds=bounds,
+            autoscaling=worker.autoscaling,
             ray_actor_options=worker.resources(),
+            serve_options=worker.for_serve(),
             instance_type=worker.instance_type,
             group=group_of[i] if group_of else None,
         )

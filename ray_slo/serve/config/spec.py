@@ -18,7 +18,7 @@ from ray_slo.serve.config.app import Settings
 from ray_slo.serve.config.models import ModelConfig, VariantConfig
 from ray_slo.serve.config.pipeline import PipelineConfig
 from ray_slo.serve.config.policy import PolicySpec
-from ray_slo.serve.config.workers import GroupConfig
+from ray_slo.serve.config.workers import AutoscalingConfig, GroupConfig
 
 
 @dataclass(frozen=True)
@@ -48,11 +48,15 @@ class WorkerSpec(_Frozen):
         num_replicas: at first.
         replica_bounds: the least and the most that its planner may want; None: always
             `num_replicas`.
+        autoscaling: when more or fewer are started or stopped.
+        serve_options: of `serve.deployment`, as they are given.
         group: that it belongs to; None where there are no groups, or a planner makes them.
     """
 
     num_replicas: int
     replica_bounds: tuple[int, int] | None
+    autoscaling: AutoscalingConfig
+    serve_options: dict[str, Any]
     ray_actor_options: dict[str, Any]
     instance_type: InstanceType | None
     group: str | None

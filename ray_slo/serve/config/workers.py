@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -10,17 +11,102 @@ from ray_slo.planning.catalogue import CATALOGUE, InstanceType
 from ray_slo.serve.config.common import MOST_REPLICAS, StrictConfig
 from ray_slo.serve.config.policy import PolicyConfig
 
+# Options of `serve.deployment`, and of Serve's `autoscaling_config`, that have no meaning here.
+NOT_OURS = {
+    "max_ongoing_requests": "a worker runs one batch at a time and is sent no more; bound a batch "
+    "with max_batch_size, and what waits with max_queued_requests",
+    "request_router_config": "the scheduler chooses the worker of every batch; say how with policy",
+    "backpressure_config": "max_queued_requests bounds what waits, and what would miss its SLO is "
+    "refused; leave it out",
+    "logging_config": "write access_log: true for a line per request; the rest belongs in the "
+    "logging_config of Serve's own config file",
+    "version": "replicas are replaced when code or options have changed; leave it out",
+    "route_prefix": "write it in serve.run(app, route_prefix=…), or in Serve's own config file",
+    "max_constructor_retry_count": "a worker that cannot start is tried three times; leave it out",
+    "gang_scheduling_config": "each worker serves on its own; leave it out",
+    "deployment_actors": "start actors in the constructor of your class; leave it out",
+    "rolling_update_percentage": "workers are replaced as Serve does by default; leave it out",
+    "max_surge_percent": "workers are replaced as Serve does by default; leave it out",
+}
+_NO_TARGET = "the planner sizes by measured demand, latencies and the SLO; leave it out"
+_NO_FACTOR = "the planner asks at once for what the demand needs; leave it out"
+_MEASURED = "the planner measures the demand itself (planner.demand, planner.interval_s); leave "
+_MEASURED += "it out"
+SERVE_AUTO = 100  # workers, at most, of Serve's own num_replicas="auto"
 
-class WorkerConfig(StrictConfig):
+
+class AutoscalingConfig(StrictConfig):
+    """Serve's own `autoscaling_config`, as far as a planner can go by it.
+
+    Attributes:
+        min_replicas, max_replicas: as those of `WorkerConfig`.
+        initial_replicas: number of workers at first.
+        upscale_delay_s: more workers are started when the plan has wanted them for so long.
+        downscale_delay_s: workers go when the plan has wanted fewer for so long. Default: the
+            planner's interval.
+        downscale_to_zero_delay_s: the last worker goes when there was no request for so long.
+            Default: `downscale_delay_s`, at least 60 s.
+    """
+
+    instead: ClassVar[Mapping[str, str]] = {
+        "target_ongoing_requests": _NO_TARGET,
+        "target_num_ongoing_requests_per_replica": _NO_TARGET,
+        "metrics_interval_s": _MEASURED,
+        "look_back_period_s": _MEASURED,
+        "aggregation_function": _MEASURED,
+        "smoothing_factor": _NO_FACTOR,
+        "upscale_smoothing_factor": _NO_FACTOR,
+        "downscale_smoothing_factor": _NO_FACTOR,
+        "upscaling_factor": _NO_FACTOR,
+        "downscaling_factor": _NO_FACTOR,
+        "policy": "name a planner: `planner: auto`, another one, or your own as 'module:Class'",
+    }
+
+    min_replicas: int | None = Field(default=None, ge=0, le=MOST_REPLICAS)
+    max_replicas: int | None = Field(default=None, ge=1, le=MOST_REPLICAS)
+    initial_replicas: int | None = Field(default=None, ge=0, le=MOST_REPLICAS)
+    upscale_delay_s: float = Field(default=0.0, ge=0)
+    downscale_delay_s: float | None = Field(default=None, ge=0)
+    downscale_to_zero_delay_s: float | None = Field(default=None, ge=0)
+
+
+class ServeOptions(StrictConfig):
+    """Options of `serve.deployment` that are handed to Serve as they are, for every worker.
+
+    Attributes:
+        placement_group_bundles, placement_group_strategy: of `serve.deployment`, for each worker.
+        placement_group_bundle_label_selector: likewise.
+        max_replicas_per_node: likewise.
+        health_check_period_s, health_check_timeout_s: likewise.
+        graceful_shutdown_wait_loop_s, graceful_shutdown_timeout_s: likewise.
+    """
+
+    placement_group_bundles: list[dict[str, float]] | None = None
+    placement_group_strategy: str | None = None
+    placement_group_bundle_label_selector: list[dict[str, str]] | None = None
+    max_replicas_per_node: int | None = Field(default=None, ge=1)
+    health_check_period_s: float | None = Field(default=None, gt=0)
+    health_check_timeout_s: float | None = Field(default=None, gt=0)
+    graceful_shutdown_wait_loop_s: float | None = Field(default=None, ge=0)
+    graceful_shutdown_timeout_s: float | None = Field(default=None, ge=0)
+
+    def for_serve(self) -> dict[str, Any]:
+        """Those that are given."""
+        given = {name: getattr(self, name) for name in ServeOptions.model_fields}
+        return {name: value for name, value in given.items() if value is not None}
+
+
+class WorkerConfig(ServeOptions):
     """A kind of worker: Serve replicas with such resources, each hosting every model, or what the
     planner has it host.
 
     Attributes:
         num_replicas: number of workers; with a planner that scales only the initial number.
-            Default: 1, or `min_replicas` where it is more.
+            Default: 1, or `min_replicas` where it is more. "auto" is Serve's: from 1 to 100.
         min_replicas, max_replicas: between these the planner decides. Without `max_replicas` there
-            are always `num_replicas` with "loki", and as many as the budget pays for with "kairos".
-            Default of `min_replicas`: 1, and 0 with "kairos".
+            are always `num_replicas`, and with "kairos" as many as the budget pays for. Default of
+            `min_replicas`: 1, and 0 with "kairos".
+        autoscaling_config: Serve's own; says the same, and when.
         instance_type: for the planner "kairos": name of a type in
             `ray_slo.planning.catalogue.CATALOGUE`, or the fields of one, e.g.
             {price_per_hour: 0.5}.
@@ -28,9 +114,12 @@ class WorkerConfig(StrictConfig):
             has one.
     """
 
-    num_replicas: int | None = Field(default=None, ge=1, le=MOST_REPLICAS)
+    instead: ClassVar[Mapping[str, str]] = NOT_OURS
+
+    num_replicas: Annotated[int, Field(ge=1, le=MOST_REPLICAS)] | Literal["auto"] | None = None
     min_replicas: int | None = Field(default=None, ge=0, le=MOST_REPLICAS)
     max_replicas: int | None = Field(default=None, ge=1, le=MOST_REPLICAS)
+    autoscaling_config: AutoscalingConfig | None = None
     instance_type: InstanceType | None = None
     ray_actor_options: dict[str, Any] | None = None
 
@@ -48,28 +137,60 @@ class WorkerConfig(StrictConfig):
 
     @model_validator(mode="after")
     def _in_range(self) -> WorkerConfig:
-        if self.max_replicas is None:
+        if (serves := self.autoscaling_config) is not None:
+            for field in ("min_replicas", "max_replicas"):
+                if getattr(self, field) is not None and getattr(serves, field) is not None:
+                    raise ValueError(f"{field} is in autoscaling_config, too; write it once")
+            if isinstance(self.num_replicas, int):
+                raise ValueError(
+                    f"num_replicas is {self.num_replicas} beside autoscaling_config; write "
+                    "autoscaling_config.initial_replicas for the number at first"
+                )
+            if self.most_replicas is None:
+                raise ValueError("autoscaling_config.max_replicas: required")
+        if self.most_replicas is None:
             if self.min_replicas is not None and self.instance_type is None:
                 raise ValueError(
                     f"min_replicas is {self.min_replicas} without max_replicas; there would always "
                     "be num_replicas"
                 )
-        elif not self.least_replicas <= self.first_replicas <= self.max_replicas:
+        elif not self.least_replicas <= self.first_replicas <= self.most_replicas:
             raise ValueError(
                 f"num_replicas must be from min_replicas {self.least_replicas} to max_replicas "
-                f"{self.max_replicas}, got {self.first_replicas}"
+                f"{self.most_replicas}, got {self.first_replicas}"
             )
         return self
 
     @property
+    def autoscaling(self) -> AutoscalingConfig:
+        """`autoscaling_config`, or its defaults."""
+        return self.autoscaling_config or AutoscalingConfig()
+
+    @property
+    def given_least(self) -> int | None:
+        """`min_replicas`, wherever it is written."""
+        serves = self.autoscaling.min_replicas
+        return serves if self.min_replicas is None else self.min_replicas
+
+    @property
     def least_replicas(self) -> int:
         """`min_replicas`, or its default."""
-        return 1 if self.min_replicas is None else self.min_replicas
+        return 1 if self.given_least is None else self.given_least
+
+    @property
+    def most_replicas(self) -> int | None:
+        """`max_replicas`, or its default."""
+        given = self.max_replicas or self.autoscaling.max_replicas
+        return given or (SERVE_AUTO if self.num_replicas == "auto" else None)
 
     @property
     def first_replicas(self) -> int:
-        """`num_replicas`, or its default."""
-        return self.num_replicas or max(self.least_replicas, 1)
+        """The number of workers at first."""
+        if (initial := self.autoscaling.initial_replicas) is not None:
+            return initial
+        return (
+            self.num_replicas if isinstance(self.num_replicas, int) else max(self.least_replicas, 1)
+        )
 
     def resources(self) -> dict[str, Any]:
         """Ray resources of a worker."""

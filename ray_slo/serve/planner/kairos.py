@@ -65,8 +65,8 @@ class Kairos(PlannerPlugin):
     def replica_bounds(cls, worker: WorkerConfig, planner: PlannerConfig) -> tuple[int, int] | None:
         assert worker.instance_type is not None
         paid = planner.kwargs["budget_per_hour"] / worker.instance_type.price_per_hour
-        most = worker.max_replicas or max(worker.first_replicas, math.floor(paid + 1e-9))
-        return worker.min_replicas or 0, most
+        most = worker.most_replicas or max(worker.first_replicas, math.floor(paid + 1e-9))
+        return worker.given_least or 0, most
 
     @classmethod
     def brain(cls, spec: AppSpec) -> KairosBrain:

@@ -56,7 +56,7 @@ class Loki(PlannerPlugin):
             loki.Problem(
                 pipeline.loki_tasks(lambda _: LatencyProfile([slo_s])),
                 demand=1.0,
-                workers=sum(w.max_replicas or w.first_replicas for w in kinds.values()),
+                workers=sum(w.most_replicas or w.first_replicas for w in kinds.values()),
                 slo_s=slo_s,
                 path_accuracies=pipeline.measured_paths,
                 **cls.arguments(planner.kwargs),
@@ -71,7 +71,7 @@ class Loki(PlannerPlugin):
 
     @classmethod
     def replica_bounds(cls, worker: WorkerConfig, planner: PlannerConfig) -> tuple[int, int] | None:
-        most = worker.max_replicas
+        most = worker.most_replicas
         return None if most is None else (worker.least_replicas, most)
 
     @classmethod

@@ -103,7 +103,7 @@ Model_ = {"callable": Model, "latency_slo_ms": 100}
         (args(workers={"cpu": {"replicas": 2}}), "workers.cpu.replicas: unknown key"),
         (args(workers={"cpu": {"num_replicas": 0}}), "workers.cpu.num_replicas: Input should be"),
         (model(accuracy=101), "models.m.accuracy: Input should be less than or equal to 100"),
-        (args(version=3), "version: unknown key"),
+        (args(version=3), "version: replicas are replaced when code"),
         (
             variants(acuracy=3),
             "models.m.variants.deep.acuracy: unknown key (did you mean 'accuracy'?); valid keys "
