@@ -7,6 +7,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ray_slo.simulation.application import simulate_application as simulate_application
+    from ray_slo.simulation.application_report import ApplicationReport as ApplicationReport
     from ray_slo.simulation.arrivals import Burst as Burst
     from ray_slo.simulation.arrivals import Constant as Constant
     from ray_slo.simulation.arrivals import Gamma as Gamma
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
     from ray_slo.simulation.workloads import changing_rates as changing_rates
 
 _LAZY = {
+    "ApplicationReport": "ray_slo.simulation.application_report",
     "Burst": "ray_slo.simulation.arrivals",
     "Constant": "ray_slo.simulation.arrivals",
     "Gamma": "ray_slo.simulation.arrivals",
@@ -52,6 +55,7 @@ _LAZY = {
     "changing_rates": "ray_slo.simulation.workloads",
     "goodput_search": "ray_slo.simulation.search",
     "simulate": "ray_slo.simulation.simulator",
+    "simulate_application": "ray_slo.simulation.application",
     "simulate_pipeline": "ray_slo.simulation.pipelines",
 }
 __all__ = list(_LAZY)

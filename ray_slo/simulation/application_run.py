@@ -307,6 +307,9 @@ class ApplicationRun(Run):
             "applied_s": now,
             "workers": None if None in targets else sum(filter(None, targets)),
         }
+        outcome = self.host.brain.outcome()
+        row["expected_accuracy"] = outcome.get("accuracy")
+        row["expected_bad"] = outcome.get("bad_rate")
         self.host.note(now, asked, verdict, self.fleet.variants)
 
     def _follow(self) -> None:

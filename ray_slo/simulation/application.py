@@ -1,0 +1,219 @@
+"""An application of any shape in virtual time: `simulate_application(problem, workloads, …)`.
+
+The host of `engine` with three things on top. *Requests make requests*: when a batch ends, each of
+its requests makes a random number for every child task, which arrive there `communication_s` later
+with the deadline of the client's request (here: a *frame*); a frame is answered when nothing of it
+is left. When the policy drops one of its requests, the rest is cancelled. *The planner runs*: its
+brain, the live planner's own, hears counts, says when a plan is due and what workers should do
+(`planner_host`); the answer takes effect `solve_s` later. *Workers take time*: to start (`start_s`)
+and to load a variant (`load_s`).
+
+The number of workers of a kind follows the brain's target at once: workers start, and those that
+the brain has no use for end their batches and are off. A worker that gets other variants serves the
+old ones until the new ones are there (make before break), or what it has of the new ones. A planner
+that raises changes nothing: the last plan holds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from ray_slo.core.cluster import Cluster, Model, Variant
+from ray_slo.core.demand import LEAST_RATE
+from ray_slo.core.policy import Policy
+from ray_slo.planning import auto
+from ray_slo.planning.brains.brain import Brain
+from ray_slo.policies.registry import make_policy
+from ray_slo.simulation.application_report import ApplicationReport
+from ray_slo.simulation.application_run import ApplicationRun, Shape
+from ray_slo.simulation.engine import noise_factors, non_negative
+from ray_slo.simulation.fleet import Timing
+from ray_slo.simulation.planner_host import PlannerHost
+from ray_slo.simulation.samplers import Items, check_items, samplers
+from ray_slo.simulation.workloads import Requests, Workload
+
+Policies = str | Policy | Callable[..., Policy]
+
+
+def simulate_application(
+    problem: auto.Problem,
+    workloads: Mapping[str, Workload],
+    *,
+    policy: Policies = "price",
+    policy_kwargs: Mapping[str, Any] | None = None,
+    planner: Brain | Callable[[auto.Problem], Brain] | str | None = "auto",
+    duration_s: float | None = None,
+    seed: int = 0,
+    interval_s: float = 10.0,
+    check_s: float = 1.0,
+    solve_s: float = 0.0,
+    load_s: float = 0.0,
+    start_s: float = 0.0,
+    make_before_break: bool = True,
+    preempt_delay_s: float = 0.0,
+    items: Items = "poisson",
+    latency_noise: float = 0.0,
+    truth: Sequence[auto.Model] | None = None,
+) -> ApplicationReport:
+    """Run an application until every request has been answered.
+
+    Args:
+        problem: models, trees, kinds of workers with their bounds, budget and floor. Its `demand`
+            is what the first plan expects; for streams that it leaves out, what arrives in the
+            first interval.
+        workloads: when clients' requests arrive, by stream ("root" or "root@class"), and their
+            sizes. Each has one process.
+        policy: an object (used up by the run), or a name or class with `policy_kwargs`.
+        planner: "auto", a brain (used up by the run), or what makes one of the problem with its
+            first demand. None: `problem.present` workers of each kind, by default the largest
+            number, are there all the time with every variant that they can run.
+        duration_s: requests arrive in [0, duration_s); by default as long as the workloads last.
+        seed: of arrivals, numbers of items and noise (independent streams).
+        interval_s: between plans.
+        check_s: time between looks at the demand for a significant change.
+        solve_s: from the question for a plan until it takes effect.
+        load_s: a worker needs to load a variant.
+        start_s: a worker needs to start, before it can load.
+        make_before_break: a worker serves its old variants while it loads new ones.
+        preempt_delay_s: from a `Preempt` until the batch stops.
+        items: distribution of the requests made per request, as in `simulate_pipeline`.
+        latency_noise: as in `simulate`.
+        truth: the models as they are, where their profiles differ from the problem's.
+
+    Raises:
+        ValueError: bad arguments.
+        PolicyError: the policy broke its contract.
+    """
+    timing = Timing(interval_s, check_s, solve_s, load_s, start_s, make_before_break)
+    timing.check()
+    check_items(items)
+    non_negative("preempt_delay_s", preempt_delay_s)
+    arrivals_rng, noise_rng, items_rng = np.random.default_rng(seed).spawn(3)
+    clients, duration_s = _clients(problem, workloads, duration_s, arrivals_rng)
+    first_s = min(interval_s, max(duration_s, check_s))
+    problem = replace(problem, demand=_first_demand(problem, clients, first_s))
+    brain = _brain(planner, problem, interval_s)
+    kinds = {kind.name: kind.max_workers for kind in problem.kinds}
+    if brain is None and problem.present is not None:
+        kinds |= problem.present
+    real = {model.name: model for model in truth or problem.models}
+    if set(real) != set(problem.model):
+        raise ValueError(f"truth must have the models {', '.join(problem.model)}")
+    shape = Shape(
+        problem.trees,
+        cluster_of(problem, list(problem.models)),
+        cluster_of(problem, [real[model.name] for model in problem.models]),
+        kinds,
+        problem.communication_s,
+        samplers(
+            problem.trees,
+            {m.name: [v.name for v in m.variants] for m in problem.models},
+            items,
+            items_rng,
+        ),
+        noise_factors(latency_noise, noise_rng),
+        _fits(problem) if brain is None else {},
+        preempt_delay_s,
+    )
+    host = None if brain is None else PlannerHost(brain, list(kinds), interval_s)
+    profiles = {(v.name, k): p for v in problem.variant.values() for k, p in v.profiles.items()}
+    chosen = make_policy(policy, policy_kwargs)  # type: ignore[arg-type]
+    run = ApplicationRun(chosen, shape, clients, timing, host, profiles=profiles)
+    run.loop()
+    prices = {kind.name: kind.price_per_hour for kind in problem.kinds}
+    name = "none" if brain is None else type(brain).__name__
+    meta = {"duration_s": duration_s, "seed": seed, "planner": name, "prices": prices}
+    return ApplicationReport(**run.results(meta))
+
+
+def cluster_of(problem: auto.Problem, models: Sequence[auto.Model]) -> Cluster:
+    """Models as a policy knows them; the SLO of each is the shortest of the trees that use it."""
+    slos: dict[str, float] = {}
+    for tree in problem.trees:
+        for name in tree.models:
+            slos[name] = min(slos.get(name, math.inf), *tree.slos_s.values())
+    made = []
+    for model in models:
+        variants = (Variant(v.name, v.profiles, v.accuracy) for v in model.variants)
+        made.append(Model(model.name, slos.get(model.name, 1.0), tuple(variants)))
+    return Cluster.of(made, [])
+
+
+def _clients(
+    problem: auto.Problem,
+    workloads: Mapping[str, Workload],
+    duration_s: float | None,
+    rng: np.random.Generator,
+) -> tuple[Requests, float]:
+    """What clients send, all streams in one, and for how long."""
+    streams = list(problem.streams)
+    if unknown := sorted(set(workloads) - set(streams)):
+        raise ValueError(f"workloads: {unknown[0]!r} is no stream; choose of {', '.join(streams)}")
+    if not workloads:
+        raise ValueError("workloads must name at least one stream")
+    duration_s = max(workload.duration_s(duration_s) for workload in workloads.values())
+    if not (math.isfinite(duration_s) and duration_s > 0):
+        raise ValueError(f"duration_s must be positive, got {duration_s}")
+    drawn: list[Requests] = []
+    for stream, its_rng in zip(streams, rng.spawn(len(streams)), strict=True):
+        if stream in workloads:
+            model = Model(stream, problem.slo_s(stream), (Variant("any", {}),))
+            drawn.append(workloads[stream].generate(Cluster.of([model], []), duration_s, its_rng))
+    arrival = np.concatenate([r.arrival for r in drawn])
+    order = np.argsort(arrival, kind="stable")
+    codes = [np.full(len(r), streams.index(r.models[0])) for r in drawn]
+    size = None
+    if any(r.size is not None for r in drawn):
+        sizes = [np.ones(len(r), np.int64) if r.size is None else r.size for r in drawn]
+        size = np.concatenate(sizes)[order]
+    deadline = np.concatenate([r.deadline for r in drawn])[order]
+    return Requests(
+        streams, np.concatenate(codes)[order], arrival[order], deadline, size
+    ), duration_s
+
+
+def _first_demand(
+    problem: auto.Problem, clients: Requests, first_s: float
+) -> dict[str, auto.Demand]:
+    """As expected, or as it begins."""
+    early = clients.model[: np.searchsorted(clients.arrival, first_s)]
+    counts = np.bincount(early, minlength=len(clients.models)) / first_s
+    begins = dict(zip(clients.models, counts.tolist(), strict=True))
+    return {
+        stream: problem.demand.get(stream) or auto.Demand(max(rate, LEAST_RATE))
+        for stream, rate in begins.items()
+    }
+
+
+def _brain(
+    planner: Brain | Callable[[auto.Problem], Brain] | str | None,
+    problem: auto.Problem,
+    interval_s: float,
+) -> Brain | None:
+    if planner is None or isinstance(planner, Brain):
+        return planner
+    if callable(planner):
+        return planner(problem)
+    if planner != "auto":
+        raise ValueError(f"planner must be 'auto', a brain, or None, got {planner!r}")
+    raise NotImplementedError
+
+
+def _fits(problem: auto.Problem) -> dict[str, list[str]]:
+    """Variants of each kind, all of them on every worker."""
+    fits: dict[str, list[str]] = {}
+    for kind in problem.kinds:
+        variants = [v for v in problem.variant.values() if kind.name in v.profiles]
+        needed = sum(v.memory_mb.get(kind.name, 0.0) for v in variants)
+        if needed > kind.memory_mb:
+            raise ValueError(
+                f"planner: without one, every variant is on every worker, and a worker of kind "
+                f"{kind.name!r} has {kind.memory_mb:g} MB for {needed:g} MB"
+            )
+        fits[kind.name] = [v.name for v in variants]
+    return fits

@@ -1,0 +1,326 @@
+"""Applications of any shape in virtual time."""
+
+import math
+from dataclasses import replace
+from typing import ClassVar
+
+import pytest
+
+from ray_slo.core import Decision, Dispatch, LatencyProfile
+from ray_slo.core.cluster import Assigned
+from ray_slo.core.policy import Abilities
+from ray_slo.core.trees import Tree, TreeTask
+from ray_slo.planning import auto, loki
+from ray_slo.planning.brains.brain import Brain, Verdict, Wanted
+from ray_slo.planning.brains.loki import LokiBrain, LokiSetting
+from ray_slo.simulation import (
+    ApplicationReport,
+    LogNormal,
+    Poisson,
+    Times,
+    Workload,
+    simulate_application,
+    simulate_pipeline,
+)
+
+
+class Fifo(Abilities):
+    """Idle workers take what came first of what they have loaded, one request a batch, and by the
+    first of the variants. Nothing is dropped."""
+
+    serves_late: ClassVar[bool] = True
+
+    def __init__(self):
+        self.queue, self.busy, self.batches, self.log = [], set(), 0, []
+
+    def requests_arrived(self, now, requests):
+        self.log += [(r.task, r.model, r.size) for r in requests]
+        self.queue += requests
+
+    def requests_cancelled(self, now, requests):
+        self.queue = [r for r in self.queue if r not in requests]
+
+    def batch_finished(self, now, worker, outcome):
+        self.busy.discard(worker)
+
+    def cluster_changed(self, now, cluster):
+        self.cluster = cluster
+
+    def decide(self, now):
+        actions = []
+        for r in list(self.queue):
+            model = self.cluster.models[r.model]
+            for worker in self.cluster.workers.values():
+                pairs = list(model.runnable(worker.hardware, worker.loaded))
+                if worker.id not in self.busy and pairs:
+                    variant, profile = pairs[0]
+                    end = now + profile(r.size)
+                    actions.append(Dispatch(self.batches, worker.id, variant.name, [r], now, end))
+                    self.batches += 1
+                    self.busy.add(worker.id)
+                    self.queue.remove(r)
+                    break
+        return Decision(actions, math.inf)
+
+
+class Script(Brain):
+    """Targets by kind and assignments by worker at the times of plans."""
+
+    def __init__(self, *plans):
+        self.plans, self.heard, self.at = list(plans), [], 0
+
+    @property
+    def solve(self):
+        return lambda problem: problem
+
+    def configure(self, setting):
+        pass
+
+    def counted(self, now, over_s, counts):
+        self.heard.append((now, counts))
+
+    def problem(self, now, seen):
+        return self.plans.pop(0) if self.plans else self.plan
+
+    def adopt(self, problem, answer):
+        self.plan = answer
+        return Verdict("as told")
+
+    def wanted(self, now, seen, hopeless):
+        _targets, assigned = self.plan
+        return {
+            w: Wanted(
+                tuple(Assigned(v, 1) for v in assigned.get(w, ())), tuple(assigned.get(w, ()))
+            )
+            for w in seen.workers
+        }
+
+    def target(self, kind):
+        return self.plan[0][kind]
+
+    def inputs(self, now, seen):
+        return {"demand": 1.0}
+
+    def outcome(self):
+        return {"accuracy": 90.0, "bad_rate": 0.01}
+
+
+def fixed(seconds, largest=4):
+    return LatencyProfile([seconds] * largest)
+
+
+def model(name, seconds, accuracy=90.0, kinds=("gpu",), **kwargs):
+    profiles = {kind: fixed(seconds * (i + 1)) for i, kind in enumerate(kinds)}
+    return auto.Model(name, (auto.Variant(f"{name}-v", accuracy, profiles, **kwargs),))
+
+
+FACES = Tree(
+    "photo",
+    (
+        TreeTask("detect", "detect", None, {"detect-v": {"who": 2.0}}),
+        TreeTask("who", "name", "detect"),
+    ),
+    {"": 5.0},
+)
+NAMES = Tree("name", (TreeTask("name", "name"),), {"": 2.0, "gold": 0.5})
+PROBLEM = auto.Problem(
+    (model("detect", 0.5), model("name", 0.2, 80.0)),
+    (FACES, NAMES),
+    {},
+    (auto.Kind("gpu", 0, 2, price_per_hour=3.0),),
+)
+
+
+def at(*times, **kwargs):
+    return Workload(arrivals=Times(times_s=list(times)), **kwargs)
+
+
+def test_trees_share_a_model_and_a_pool():
+    policy = Fifo()
+    report = simulate_application(
+        PROBLEM,
+        {"photo": at(0.0), "name": at(0.1), "name@gold": at(0.1)},
+        policy=policy,
+        planner=None,
+        duration_s=5.0,
+        items="fixed",
+    )
+    # w0 detects till 0.5; w1 names both clients' requests till 0.3 and 0.5. Then two names more.
+    assert policy.log == [
+        ("detect", "detect", 1),
+        ("name", "name", 1),
+        ("name", "name", 1),
+        ("who", "name", 1),
+        ("who", "name", 1),
+    ]
+    streams = report.streams().set_index("stream")
+    assert streams.requests.to_dict() == {"photo": 1, "name": 1, "name@gold": 1}
+    assert streams.p50_s.tolist() == pytest.approx([0.7, 0.2, 0.4])
+    assert streams.value.tolist() == pytest.approx([0.72, 0.8, 0.8])
+    assert report.value() == pytest.approx((0.72 + 0.8 + 0.8) / 3)
+    assert report.worker_hours() == pytest.approx(2 * 5 / 3600)
+    assert report.cost() == pytest.approx(3.0 * 2 * 5 / 3600)
+    assert isinstance(report, ApplicationReport)
+
+
+def test_the_deadline_is_that_of_the_class():
+    report = simulate_application(
+        PROBLEM,
+        {"name": at(0.0, 0.0, 0.0, 0.0), "name@gold": at(0.0, 0.0, 0.0, 0.0)},
+        policy=Fifo(),
+        planner=None,
+        duration_s=2.0,
+    )
+    # Two at a time: the four of the class come last, at 0.6 and 0.8.
+    streams = report.streams().set_index("stream")
+    assert streams.bad_rate.to_dict() == {
+        "photo": pytest.approx(math.nan, nan_ok=True),
+        "name": 0,
+        "name@gold": 1,
+    }
+    assert report.bad_rate() == 0.5
+    assert report.value(stream="name@gold") == 0
+
+
+def test_sizes_take_time_and_are_heard():
+    sizes = LogNormal(median=2, sigma=0.5, max_size=3)
+    profile = LatencyProfile([0.1, 0.2, 0.3])
+    variant = auto.Variant("name-v", 80.0, {"gpu": profile})
+    problem = replace(
+        PROBLEM, models=(PROBLEM.models[0], auto.Model("name", (variant,), items=2.0))
+    )
+    brain = Script(({"gpu": 2}, {"w0": ["name-v"], "w1": ["name-v"]}))
+    report = simulate_application(
+        problem,
+        {"name": Workload(arrivals=Poisson(rate=3.0), sizes=sizes)},
+        policy=Fifo(),
+        planner=brain,
+        duration_s=10.0,
+    )
+    batches = report.batches
+    took = (batches.finished_s - batches.started_s).round(6)
+    assert set(took) == {0.1, 0.2, 0.3}
+    heard = [counts.sizes["name"] for _, counts in brain.heard]
+    assert (
+        sum(n for sizes in heard for n in sizes.values())
+        == report.count() - int((report.requests.arrival_s > 9.0).sum())
+        or sum(sum(s.values()) for s in heard) == report.count()
+    )
+
+
+def test_kinds_scale_up_and_down_as_the_brain_says():
+    kinds = (auto.Kind("gpu", 0, 2, price_per_hour=4.0), auto.Kind("cpu", 0, 3, price_per_hour=1.0))
+    problem = replace(
+        PROBLEM,
+        models=(model("detect", 0.5), model("name", 0.2, 80.0, ("gpu", "cpu"))),
+        kinds=kinds,
+    )
+    brain = Script(
+        ({"gpu": 1, "cpu": 0}, {"gpu-0": ["name-v"]}),
+        (
+            {"gpu": 1, "cpu": 2},
+            {"gpu-0": ["name-v", "detect-v"], "cpu-0": ["name-v"], "cpu-1": ["name-v"]},
+        ),
+        ({"gpu": 0, "cpu": 1}, {"cpu-0": ["name-v"]}),
+    )
+    report = simulate_application(
+        problem,
+        {"name": at(*(0.5 * i for i in range(60)))},
+        policy=Fifo(),
+        planner=brain,
+        duration_s=30.0,
+        start_s=1.0,
+        load_s=1.0,
+    )
+    assert report.worker_hours(kind="gpu") * 3600 == pytest.approx(20, abs=0.5)
+    assert report.worker_hours(kind="cpu") * 3600 == pytest.approx(2 * 10 + 1 * 10, abs=0.5)
+    assert report.cost() == pytest.approx((4 * 20 + 30) / 3600, rel=0.05)
+    assert report.bad_rate() == 0
+    first = report.batches.groupby("worker", observed=True).started_s.min()
+    assert first["cpu-0"] >= 12.0  # it starts and loads for 2 s
+    table = report.expected
+    assert table.expected_accuracy.tolist() == [90.0] * 3
+    assert table.accuracy.tolist() == pytest.approx([80.0] * 3)
+
+
+def test_the_brain_hears_of_what_was_bad():
+    brain = Script(({"gpu": 1}, {"w0": ["name-v"]}))
+    simulate_application(
+        PROBLEM,
+        {"name@gold": at(0.0, 0.0, 0.0, 0.0, 3.0)},
+        policy=Fifo(),
+        planner=brain,
+        duration_s=5.0,
+        check_s=1.0,
+    )
+    # The third and the fourth end at 0.6 and 0.8 s, after 0.5 s.
+    assert brain.heard[0][1].bad == {"photo": 0, "name": 0, "name@gold": 2}
+    assert brain.heard[0][1].requests == {"photo": 0, "name": 0, "name@gold": 4}
+
+
+def test_without_a_planner_all_variants_must_fit():
+    small = replace(PROBLEM.kinds[0], memory_mb=900.0)
+    models = tuple(model(m.name, 0.2, memory_mb={"gpu": 500.0}) for m in PROBLEM.models)
+    problem = replace(PROBLEM, kinds=(small,), models=models)
+    with pytest.raises(ValueError, match="'gpu' has 900 MB for 1000 MB"):
+        simulate_application(problem, {"name": at(0.0)}, policy=Fifo(), planner=None)
+
+
+@pytest.mark.parametrize(
+    ("workloads", "kwargs", "message"),
+    [
+        ({"who": at(0.0)}, {}, "'who' is no stream; choose of photo, name, name@gold"),
+        ({}, {}, "workloads must name at least one stream"),
+        ({"name": at(0.0)}, {"planner": "loki"}, "planner must be 'auto', a brain, or None"),
+        ({"name": at(0.0)}, {"interval_s": 0.0}, "interval_s must be positive, got 0.0"),
+        ({"name": at(1.0)}, {"truth": PROBLEM.models[:1]}, "truth must have the models"),
+    ],
+)
+def test_bad_arguments(workloads, kwargs, message):
+    with pytest.raises(ValueError, match=message):
+        simulate_application(PROBLEM, workloads, **{"planner": None, "policy": Fifo()} | kwargs)
+
+
+def test_a_pipeline_is_the_case_of_one_tree_and_one_kind():
+    profile = LatencyProfile([0.02 + 0.004 * b for b in range(1, 17)])
+    root = loki.Task("detect", (loki.Variant("d", 90.0, profile, {"who": 1.5}),))
+    leaf = loki.Task("who", (loki.Variant("n", 80.0, profile),), "detect")
+    asked = loki.Problem((root, leaf), demand=40.0, workers=6, slo_s=0.4)
+    workload = Workload(arrivals=Poisson(rate=40.0))
+    one = simulate_pipeline(
+        asked, workload, duration_s=20.0, seed=3, initial_demand=40.0, load_s=1.0
+    )
+    tree = Tree(
+        "detect",
+        (TreeTask("detect", "detect", None, {"d": {"who": 1.5}}), TreeTask("who", "who", "detect")),
+        {"": 0.4},
+    )
+    problem = auto.Problem(
+        tuple(
+            auto.Model(
+                t.name,
+                tuple(auto.Variant(v.name, v.accuracy, {"default": v.profile}) for v in t.variants),
+            )
+            for t in asked.tasks
+        ),
+        (tree,),
+        {"detect": auto.Demand(40.0)},
+        (auto.Kind("default", 0, 6),),
+    )
+    setting = LokiSetting(asked, "default", profiles={"d": profile, "n": profile})
+    other = simulate_application(
+        problem,
+        {"detect": workload},
+        policy="pipeline",
+        policy_kwargs={
+            "parents": {"detect": None, "who": "detect"},
+            "factors": {"d": {"who": 1.5}},
+        },
+        planner=LokiBrain(setting),
+        duration_s=20.0,
+        seed=3,
+        load_s=1.0,
+    )
+    assert other.count() > 600
+    assert other.violation_ratio() == pytest.approx(one.violation_ratio(), abs=0.02)
+    assert other.workers_used() == pytest.approx(one.workers_used(), abs=0.5)
