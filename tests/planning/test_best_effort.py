@@ -44,7 +44,7 @@ def host_of(problem: Problem, plan: Plan) -> Host:
         one = [
             Assigned(a.variant, a.batch_size) for a in plan.assignments for _ in range(a.workers)
         ]
-        workers = [Worker(f"w{i}", "x", frozenset({a.variant}), a) for i, a in enumerate(one)]
+        workers = [Worker(f"w{i}", "x", frozenset({a.variant}), (a,)) for i, a in enumerate(one)]
     parents = {t.name: t.parent for t in problem.order}
     factors = {name: dict(v.factors) for name, v in variants.items()}
 
