@@ -157,6 +157,41 @@ class Milp:
                     raise
         return _highs(program, time_limit_s, relative_gap)
 
+    def duals(self, fixed: Indices, values: Floats) -> dict[str, Floats]:
+        """What a unit more on the right of each row is worth to the objective, by block, in the
+        linear program in which the variables `fixed` have `values` and no others are integers.
+
+        Empty where that program has no optimum.
+        """
+        from scipy import optimize, sparse
+
+        solve: Any = optimize.linprog  # its types know no sparse matrices
+        program = self._program(())
+        lower, upper = program.lower.copy(), program.upper.copy()
+        lower[fixed] = upper[fixed] = values
+        equal = program.row_lower == program.row_upper
+        high = ~equal & np.isfinite(program.row_upper)
+        low = ~equal & np.isfinite(program.row_lower)
+        sign = -1.0 if program.maximise else 1.0
+        found = solve(
+            sign * program.cost,
+            A_ub=sparse.vstack([program.matrix[high], -program.matrix[low]]),
+            b_ub=np.concatenate([program.row_upper[high], -program.row_lower[low]]),
+            A_eq=program.matrix[equal],
+            b_eq=program.row_lower[equal],
+            bounds=np.stack([lower, upper], axis=1),
+            method="highs",
+        )
+        if found.status != 0:
+            return {}
+        worth = np.zeros(len(equal))
+        worth[equal] = found.eqlin.marginals
+        worth[high] += found.ineqlin.marginals[: high.sum()]
+        worth[low] -= found.ineqlin.marginals[high.sum() :]
+        ends = np.cumsum([len(rows) for _, rows, _ in self.blocks.values()])
+        parts = np.split(sign * worth, ends[:-1]) if len(ends) else []
+        return dict(zip(self.blocks, parts, strict=True))
+
     def conflicts(
         self,
         backend: Backend = "auto",

@@ -6,6 +6,7 @@ of which kind serve which variants (`program.py`).
 
 from ray_slo.planning.auto.plan import Plan, Prices, Slot, Step
 from ray_slo.planning.auto.problem import Demand, Hosted, Kind, Model, Objective, Problem, Variant
+from ray_slo.planning.auto.steps import plan
 
 __all__ = [
     "Demand",
@@ -19,4 +20,5 @@ __all__ = [
     "Slot",
     "Step",
     "Variant",
+    "plan",
 ]

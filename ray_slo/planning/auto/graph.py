@@ -1,0 +1,238 @@
+"""Configurations, the nodes that they serve, and the ways to split an SLO among a path's tasks.
+
+A *configuration* is a variant on a kind of worker with a batch size: its latency and throughput are
+constants. A *node* is a task of a stream. A *path* is a sequence of variants from the root: shares
+of requests and their accuracies depend on these alone. So the program needs no path of
+configurations, of which there are many more: whatever hosted configurations a request comes by must
+be fast enough together (Loki's `any_route`), and that holds exactly if every node has a time
+*budget*, those on a path sum to the SLO at most, and a node's configurations keep its budget.
+
+Where all children of the root are last tasks, the root's budget leaves the others theirs: there are
+few such *splits* that no other dominates. Deeper trees choose a budget for each node.
+
+Left out are configurations that others dominate: batches no faster per request than smaller ones.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from ray_slo.core.trees import Tree, TreeTask
+from ray_slo.planning.auto.problem import Problem, Variant
+
+NO_TIME = 1e-12
+"""Rounding of sums of latencies, seconds."""
+
+
+@dataclass(frozen=True)
+class Config:
+    """A variant on a kind of worker with a batch size.
+
+    Attributes:
+        latency_s: of a full batch.
+        throughput: requests per second of one worker.
+        time_s: that a request is in the task, waiting and communication included.
+    """
+
+    variant: str
+    kind: str
+    batch_size: int
+    latency_s: float
+    throughput: float
+    time_s: float
+
+
+@dataclass(frozen=True)
+class Path:
+    """Variants from the root to `task`. `arrivals`: requests that reach it per request at the root,
+    were all of them on this path; `product`: of the accuracies, 0 to 1."""
+
+    parent: int  # -1 at the root
+    task: str
+    variants: tuple[str, ...]
+    arrivals: float
+    product: float
+
+
+@dataclass(frozen=True)
+class Node:
+    """A task of a stream.
+
+    Attributes:
+        configs: that are fast enough, as indices, if the others on its paths take the least time.
+        paths: by variant, the indices of the tree's paths that end here.
+        most: requests that a request at the root makes here, at most.
+    """
+
+    stream: str
+    task: TreeTask
+    configs: tuple[int, ...]
+    paths: dict[str, tuple[int, ...]]
+    most: float
+
+
+class Graph:
+    """What the program of one problem is made of.
+
+    Args:
+        problem: what is to be planned.
+        most_accurate: with the most accurate variants alone.
+
+    Attributes:
+        variants: that take part, by model.
+        configs: of all models; for a variant and a kind by rising batch size.
+        streams: with a demand; those whose fastest path is too slow are in `too_slow`.
+        paths: by tree.
+        nodes: by stream and task, parents first.
+    """
+
+    def __init__(self, problem: Problem, most_accurate: bool = False) -> None:
+        self.problem = problem
+        self.excluded: dict[tuple[str, str], str] = {}
+        self.variants = {
+            model.name: best(model.variants) if most_accurate else model.variants
+            for model in problem.models
+        }
+        self.configs: list[Config] = []
+        self.of_model: dict[str, list[int]] = {}
+        for model in problem.models:
+            first = len(self.configs)
+            for variant in self.variants[model.name]:
+                for kind in problem.kinds:
+                    self.configs += self._options(model.name, variant, kind.name)
+            self.of_model[model.name] = list(range(first, len(self.configs)))
+        self.paths = {tree.name: self._paths(tree) for tree in problem.trees}
+        self.streams: list[str] = []
+        self.too_slow: dict[str, float] = {}
+        self.nodes: dict[tuple[str, str], Node] = {}
+        for stream in problem.streams:
+            if problem.rate(stream) > 0:
+                self._add_stream(stream)
+
+    def _options(self, model: str, variant: Variant, kind_name: str) -> list[Config]:
+        """Batch sizes of a variant on a kind, each faster per request than the smaller ones."""
+        problem, kind = self.problem, self.problem.kind[kind_name]
+        profile = variant.profiles.get(kind_name)
+        if profile is None:
+            return []
+        needs_mb = variant.memory_mb.get(kind_name, 0.0)
+        if needs_mb > kind.memory_mb:
+            self.excluded[variant.name, kind_name] = (
+                f"{variant.name} needs {needs_mb:g} MB, {kind_name} has {kind.memory_mb:g} MB"
+            )
+            return []
+        if problem.group_of.get(model, kind.group) != kind.group:
+            return []
+        items = problem.model[model].items
+        most = max(int(profile.max_batch_size / items + NO_TIME), 1)
+        found: list[Config] = []
+        for b in sorted({min(b, most) for b in problem.batch_sizes}):
+            latency_s = profile.latency(min(math.ceil(b * items - 1e-9), profile.max_batch_size))
+            throughput = b / latency_s
+            if found and throughput <= found[-1].throughput:
+                continue
+            if found and latency_s <= found[-1].latency_s:
+                found.pop()
+            time_s = problem.waiting_factor * latency_s + problem.communication_s
+            found.append(Config(variant.name, kind_name, b, latency_s, throughput, time_s))
+        return found
+
+    def _paths(self, tree: Tree) -> list[Path]:
+        found: list[Path] = []
+        for task in tree.order:
+            above = [(j, p) for j, p in enumerate(found) if p.task == task.parent]
+            for variant in self.variants[task.model]:
+                accuracy = variant.accuracy / 100
+                if task.parent is None:
+                    found.append(Path(-1, task.name, (variant.name,), 1.0, accuracy))
+                for j, p in above:
+                    factor = tree[p.task].factor(p.variants[-1], task.name)
+                    names = (*p.variants, variant.name)
+                    found.append(
+                        Path(j, task.name, names, p.arrivals * factor, p.product * accuracy)
+                    )
+        return found
+
+    def _add_stream(self, stream: str) -> None:
+        tree, slo_s = self.problem.tree_of(stream), self.problem.slo_s(stream)
+        least = self.least_s(tree)
+        below = {t: x - least[t] for t, x in self.rest_s(tree, least).items()}
+        longest_s = least[tree.root] + below[tree.root]
+        if longest_s > slo_s + NO_TIME:
+            self.too_slow[stream] = longest_s
+            return
+        self.streams.append(stream)
+        for task in tree.order:
+            above_s = sum(least[t] for t in tree.path(task.name)[:-1])
+            room_s = slo_s - above_s - below[task.name] + NO_TIME
+            of_variant: dict[str, tuple[int, ...]] = {}
+            arrivals = [0.0]
+            for j, path in enumerate(self.paths[tree.name]):
+                if path.task == task.name:
+                    name = path.variants[-1]
+                    of_variant[name] = (*of_variant.get(name, ()), j)
+                    arrivals.append(path.arrivals)
+            fast = [i for i in self.of_model[task.model] if self.configs[i].time_s <= room_s]
+            self.nodes[stream, task.name] = Node(
+                stream, task, tuple(fast), of_variant, max(arrivals)
+            )
+
+    def least_s(self, tree: Tree) -> dict[str, float]:
+        """The least time in each task, seconds."""
+        return {
+            task.name: min(
+                (self.configs[i].time_s for i in self.of_model[task.model]), default=math.inf
+            )
+            for task in tree.order
+        }
+
+    def rest_s(self, tree: Tree, own_s: dict[str, float]) -> dict[str, float]:
+        """From entering a task to the last of its sinks, given the time in each."""
+        rest: dict[str, float] = {}
+        for task in reversed(tree.order):
+            below = [rest[child] for child in tree.children(task.name)]
+            rest[task.name] = own_s[task.name] + max(below, default=0.0)
+        return rest
+
+    def times_s(self, stream: str, task: str) -> list[float]:
+        """Different times of a node's configurations, rising."""
+        return sorted({self.configs[i].time_s for i in self.nodes[stream, task].configs})
+
+    def splits(self, stream: str) -> list[dict[str, float]] | None:
+        """Budgets by task, seconds, for every split of the SLO that no other dominates; None where
+        a child of the root has children."""
+        tree, slo_s = self.problem.tree_of(stream), self.problem.slo_s(stream)
+        root, *below = [task.name for task in tree.order]
+        if any(tree.parents[name] != root for name in below):
+            return None
+        times = {name: self.times_s(stream, name) for name in (root, *below)}
+        found: list[tuple[list[int], dict[str, float]]] = []
+        for mine in times[root]:
+            budgets = {root: mine} | dict.fromkeys(below, slo_s - mine)
+            # How many of a node's times keep its budget says which of its batches do.
+            kept = [
+                sum(t <= budgets[name] + NO_TIME for t in of_node)
+                for name, of_node in times.items()
+            ]
+            if not all(kept):
+                continue
+            found = [
+                other for other in found if any(a > b for a, b in zip(other[0], kept, strict=True))
+            ]
+            if not any(all(a >= b for a, b in zip(k, kept, strict=True)) for k, _ in found):
+                found.append((kept, budgets))
+        return [budgets for _, budgets in found]
+
+    def accuracy(self, tree: Tree, path: Path) -> float:
+        """Of a path, percent."""
+        return tree.path_accuracies.get(path.variants, 100 * path.product)
+
+    def sinks(self, tree: Tree) -> list[str]:
+        return [task.name for task in tree.order if not tree.children(task.name)]
+
+
+def best(variants: tuple[Variant, ...]) -> tuple[Variant, ...]:
+    """The most accurate ones."""
+    top = max(v.accuracy for v in variants)
+    return tuple(v for v in variants if v.accuracy == top)

@@ -1,0 +1,117 @@
+"""What every worker of a kind serves: variants spread over workers, few of them on each.
+
+Each worker is filled up to the same share of its time, one variant after the other, so that most
+workers have one variant and a variant has few workers (McNaughton's wrap-around rule: n workers
+take V variants in at most n + V − 1 parts). Memory may forbid the next variant on a worker; then it
+goes where there is room, and workers may be filled up to `most` of their time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+_EPS = 1e-9
+_LEVELS = 8
+"""Tries between equal loads and full workers."""
+
+Shares = dict[str, float]
+"""Of a worker's time, by variant."""
+
+
+def pack(
+    busy: Mapping[str, float],
+    workers: int,
+    needs_mb: Mapping[str, float],
+    memory_mb: float,
+    most: float = 1.0,
+) -> list[Shares] | None:
+    """Shares of every worker; None where they were not found.
+
+    Args:
+        busy: workers that each variant keeps busy, on average.
+        needs_mb: memory by variant.
+        most: share of a worker's time that may be used.
+    """
+    if not workers:
+        return None if busy else []
+    level = max(sum(busy.values()) / workers, _EPS)
+    tight = sum(needs_mb.get(v, 0.0) for v in busy) > memory_mb
+    orders = [sorted(busy, key=lambda v: -busy[v])]
+    if tight:
+        orders.append(sorted(busy, key=lambda v: (-needs_mb.get(v, 0.0), -busy[v])))
+    for filled in np.linspace(level, max(most, level), _LEVELS).tolist():
+        for order in orders:
+            for fill in (_in_turn, _by_room) if tight else (_in_turn,):
+                made = fill({v: busy[v] for v in order}, workers, needs_mb, memory_mb, filled)
+                if made is not None:
+                    return made
+    return None
+
+
+def _in_turn(
+    busy: Mapping[str, float],
+    workers: int,
+    needs_mb: Mapping[str, float],
+    memory_mb: float,
+    level: float,
+) -> list[Shares] | None:
+    """Worker after worker."""
+    made: list[Shares] = [{} for _ in range(workers)]
+    at, used, used_mb = 0, 0.0, 0.0
+    for variant, left in busy.items():
+        first = True
+        while first or left > _EPS:
+            no_room = used_mb + needs_mb.get(variant, 0.0) > memory_mb * (1 + _EPS)
+            if no_room or (used >= level - _EPS and made[at]):
+                at, used, used_mb = at + 1, 0.0, 0.0
+                if at == workers:
+                    return None
+                continue
+            part = min(left, max(level - used, 0.0))
+            made[at][variant] = part
+            left, used, first = left - part, used + part, False
+            used_mb += needs_mb.get(variant, 0.0)
+            if left > _EPS and part <= _EPS:
+                return None
+    return made
+
+
+def _by_room(
+    busy: Mapping[str, float],
+    workers: int,
+    needs_mb: Mapping[str, float],
+    memory_mb: float,
+    level: float,
+) -> list[Shares] | None:
+    """Each variant where all of it fits with the least memory to spare, else where most time is
+    left."""
+    made: list[Shares] = [{} for _ in range(workers)]
+    time, room_mb = [level] * workers, [memory_mb] * workers
+    for variant, left in busy.items():
+        need = needs_mb.get(variant, 0.0)
+        while True:
+            able = [
+                i
+                for i in range(workers)
+                if room_mb[i] >= need * (1 - _EPS) and variant not in made[i]
+            ]
+            if not able:
+                return None
+            whole = [i for i in able if time[i] >= left - _EPS]
+            at = (
+                min(whole, key=lambda i: (room_mb[i], time[i]))
+                if whole
+                else max(able, key=lambda i: time[i])
+            )
+            part = min(left, time[at])
+            made[at][variant] = part
+            time[at] -= part
+            room_mb[at] -= need
+            left -= part
+            if left <= _EPS:
+                break
+            if part <= _EPS:
+                return None
+    return made

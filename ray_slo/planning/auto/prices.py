@@ -1,0 +1,64 @@
+"""What worker-seconds and requests are worth under a plan: duals of the program's linear part.
+
+With the plan's workers, budgets and batch sizes, a linear program serves whom it likes for the most
+points of accuracy per second (the fluid limit, as in `planning/fluid.py`). Prices are its duals.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ray_slo.planning.auto.plan import Prices
+from ray_slo.planning.auto.program import Program
+from ray_slo.planning.milp import Floats, Solution
+
+_ZERO = 1e-9
+
+
+def prices_of(program: Program, solution: Solution) -> Prices:
+    """Prices of a program that was solved."""
+    problem, g = program.problem, program.graph
+    tasks = [task.name for tree in problem.trees for task in tree.tasks]
+    zero = Prices({k.name: 0.0 for k in problem.kinds}, dict.fromkeys(tasks, 0.0))
+    if not solution.found or not g.streams:
+        return zero
+    m = program.program("value", None)
+    kept = [v.ravel() for name, v in m.labels.items() if name[0] in "nz" or name[:6] == "hosted"]
+    fixed = np.concatenate(kept)
+    duals = m.duals(fixed, solution[fixed].round())
+    if not duals:
+        return zero
+    of_kind = np.maximum(duals["workers"], 0.0)
+    worker_s = {k.name: _clean(v) for k, v in zip(problem.kinds, of_kind, strict=True)}
+    return Prices(worker_s, {**zero.request, **_requests(program, solution, duals)})
+
+
+def _requests(program: Program, solution: Solution, duals: dict[str, Floats]) -> dict[str, float]:
+    """By task, the mean over its streams and the paths that lead to it."""
+    worth: dict[str, float] = {}
+    weight: dict[str, float] = {}
+    g, problem = program.graph, program.problem
+    for stream, task in g.nodes:
+        tree, rate = problem.tree_of(stream), problem.rate(stream)
+        paths, c = g.paths[tree.name], solution[program.c[stream]]
+        if tree.root == task:
+            entries = [(float(duals[f"root: {stream}"][0]), 1.0, 1.0)]
+        else:
+            parent = tree.parents[task]
+            above = [j for j, p in enumerate(paths) if p.task == parent]
+            values = duals[f"paths: {stream}/{task}"]
+            made = [
+                paths[j].arrivals * tree[str(parent)].factor(paths[j].variants[-1], task)
+                for j in above
+            ]
+            entries = list(zip(values.tolist(), made, c[above].tolist(), strict=True))
+        for value, arrivals, share in entries:
+            if arrivals > 0:
+                times = rate * max(share, _ZERO) * arrivals
+                worth[task] = worth.get(task, 0.0) + times * value / (rate * arrivals)
+                weight[task] = weight.get(task, 0.0) + times
+    return {task: _clean(max(worth[task] / weight[task], 0.0)) for task in worth}
+
+
+def _clean(value: float) -> float:
+    return 0.0 if abs(value) < _ZERO else float(value)

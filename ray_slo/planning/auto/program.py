@@ -1,0 +1,470 @@
+"""Size and select: how many workers of which kind serve which variants, in which batches.
+
+A mixed-integer linear program (Loki §4, with kinds, memory and prices). Its variables:
+
+* c(s, p): share of stream s on path p of variants; σ(s): share of it that is served;
+* w(s, t, g): workers of configuration g's kind that task t of stream s keeps busy;
+* x(v, k): workers of kind k that host variant v; n(k): workers of kind k;
+* z: binaries that choose the time budgets of tasks (`graph.py`).
+
+Its rows, where λ is a stream's rate, m(p) the requests that reach a path's end per request at the
+root, and q the throughput of a configuration:
+
+    root       Σ c(s, p) = σ(s)                  over paths of the root alone
+    paths      c(s, p) = Σ c(s, p')              p' continues p to a child; for every child
+    work       Σ w(s, t, g)·q(g) = λ(s) Σ m(p)·c(s, p)      for every node and variant
+    in time    Σ w(s, t, g)·q(g) ≤ λ(s)·max m · Σ z         g slower than a budget, z of longer ones
+    workers    Σ w(s, t, g) ≤ ρ(k)·x(v, k)       one variant on a worker: Σ x(v, k) ≤ n(k)
+               Σ w(s, t, g) ≤ ρ(k)·n(k)          several on a worker
+    memory     Σ x(v, k)·memory(v, k) ≤ n(k)·memory(k)      where not all variants fit on a worker
+    budget     Σ price(k)·n(k) ≤ budget
+
+ρ is the share of a worker's time that may be planned (`headroom.py`).
+
+A node of its own model uses one batch size of a variant on a kind, as a larger one that is in time
+makes less work. For a model that several nodes use, binaries see to that.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal
+
+import numpy as np
+
+from ray_slo.planning.auto.graph import NO_TIME, Graph
+from ray_slo.planning.auto.problem import Kind, Problem
+from ray_slo.planning.milp import Floats, Indices, Milp, Solution
+
+EPS = 1e-6
+"""Rounding of the solvers, in workers and in shares."""
+
+SAVED = 1e-3
+"""Points of accuracy that are given up to save all cost: cheaper of equals."""
+
+Objective = Literal["cost", "accuracy", "share", "value"]
+"""The least cost; the highest accuracy; the largest share of the demand, the least stream first;
+the most points of accuracy per second, whoever is served."""
+
+_PARTS = 4
+"""Cuts of packing: variants that need more than 1/2, 1/3, … of a worker's memory."""
+
+
+class Program:
+    """The program of one problem.
+
+    Args:
+        occupancy: ρ, share of the time of a kind's workers that may be planned.
+        memory: share of a kind's memory that may be planned; less than 1 where variants could not
+            be packed.
+        apart: kinds whose workers have one variant each.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        most_accurate: bool = False,
+        occupancy: Mapping[str, float] | None = None,
+        memory: Mapping[str, float] | None = None,
+    ) -> None:
+        self.problem = problem
+        self.graph = Graph(problem, most_accurate)
+        self.occupancy, self.memory = occupancy or {}, memory or {}
+        self.pairs = list(dict.fromkeys((c.variant, c.kind) for c in self.graph.configs))
+        rates = [problem.rate(s) for s in self.graph.streams]
+        self.total = sum(rates) or 1.0
+        self.weight = cost_weights(problem)
+
+    def solve(self, objective: Objective, served: Mapping[str, float] | None = None) -> Solution:
+        """The optimum, which serves the shares `served`, all of the demand by default."""
+        problem = self.problem
+        self.milp = self.program(objective, served)
+        return self.milp.solve(
+            problem.backend, problem.time_limit_s, problem.relative_gap, problem.seed
+        )
+
+    def program(self, objective: Objective, served: Mapping[str, float] | None) -> Milp:
+        g = self.graph
+        m = Milp("min" if objective == "cost" else "max")
+        count = max(len(g.streams), 1)
+        shares = [(served or {}).get(s, 1.0) for s in g.streams] or [0.0]
+        free = objective in ("share", "value")
+        least, most = (0.0, 1.0) if free else (np.array(shares), np.array(shares))
+        self.share, self.asked = m.variables("share served", count, least, most), shares
+        self.c = {s: m.variables(f"c: {s}", self._paths(s)) for s in g.streams}
+        self.w = {
+            node: m.variables(f"w: {'/'.join(node)}", len(of.configs))
+            for node, of in g.nodes.items()
+        }
+        self._workers(m)
+        for i, stream in enumerate(g.streams):
+            self._flow(m, i, stream)
+            self._work(m, stream)
+            self._budgets(m, stream)
+        self._capacity(m)
+        self._one_batch_size(m)
+        self._floor(m)
+        self.swaps = self._swaps(m)
+        self._objective(m, objective)
+        return m
+
+    def _paths(self, stream: str) -> int:
+        return len(self.graph.paths[self.problem.tree_of(stream).name])
+
+    def _workers(self, m: Milp) -> None:
+        problem, kinds = self.problem, self.problem.kinds
+        lower, upper = (np.array(b, float) for b in zip(*map(self._bounds, kinds), strict=True))
+        self.n = m.variables("n: workers", len(kinds), lower, upper, integer=True)
+        if problem.budget_per_hour is not None and problem.present is None:
+            prices = np.array([kind.price_per_hour for kind in kinds])
+            m.block("budget", (prices, self.n), upper=problem.budget_per_hour)
+
+    def _bounds(self, kind: Kind) -> tuple[int, int]:
+        present = self.problem.present
+        if present is not None:
+            return present.get(kind.name, 0), present.get(kind.name, 0)
+        return kind.min_workers, kind.max_workers
+
+    def _flow(self, m: Milp, i: int, stream: str) -> None:
+        """What is served enters at the root, and all of it goes on to every child."""
+        g, c = self.graph, self.c[stream]
+        tree = self.problem.tree_of(stream)
+        paths = g.paths[tree.name]
+        root = [j for j, p in enumerate(paths) if p.parent < 0]
+        m.block(f"root: {stream}", (1, c[root]), (-1, self.share[[i]]), lower=0, upper=0)
+        for child in tree.order[1:]:
+            above = [j for j, p in enumerate(paths) if p.task == child.parent]
+            below = [j for j, p in enumerate(paths) if p.task == child.name]
+            goes_on = np.array([[paths[j].parent == i for j in below] for i in above], float)
+            m.block(
+                f"paths: {stream}/{child.name}",
+                (goes_on, np.broadcast_to(c[below], goes_on.shape)),
+                (-1, c[above][:, None]),
+                lower=0,
+                upper=0,
+            )
+
+    def _work(self, m: Milp, stream: str) -> None:
+        """Workers are busy with what goes by the paths of a variant."""
+        g, c = self.graph, self.c[stream]
+        rate = self.problem.rate(stream)
+        for node in self._nodes(stream):
+            of = g.nodes[node]
+            names = list(of.paths)
+            of_variant = np.array(
+                [[(g.configs[k].variant == name) for k in of.configs] for name in names], float
+            ).reshape(len(names), len(of.configs))
+            served = of_variant * self._throughput(node) / rate
+            arriving = np.zeros((len(names), c.size))
+            for row, name in enumerate(names):
+                for j in of.paths[name]:
+                    arriving[row, j] = -self._path(stream, j).arrivals
+            m.block(
+                f"work: {'/'.join(node)}",
+                (served, np.broadcast_to(self.w[node], served.shape)),
+                (arriving, np.broadcast_to(c, arriving.shape)),
+                lower=0,
+                upper=0,
+            )
+
+    def _budgets(self, m: Milp, stream: str) -> None:
+        """A node's configurations are as fast as its budget, and the budgets of paths sum up."""
+        g = self.graph
+        tree, slo_s = self.problem.tree_of(stream), self.problem.slo_s(stream)
+        if len(tree.tasks) == 1:
+            return  # each configuration alone is in time
+        splits = g.splits(stream)
+        if splits is not None:
+            z = m.variables(f"z: {stream}", len(splits), upper=1, integer=True)
+            m.block(f"one split: {stream}", (1, z), lower=1, upper=1)
+            for task in tree.order:
+                self._in_time(m, (stream, task.name), z, [split[task.name] for split in splits])
+            return
+        chosen: dict[str, tuple[Indices, list[float]]] = {}
+        for task in tree.order:
+            times = g.times_s(stream, task.name)
+            z = m.variables(f"z: {stream}/{task.name}", len(times), upper=1, integer=True)
+            m.block(f"one budget: {stream}/{task.name}", (1, z), lower=1, upper=1)
+            self._in_time(m, (stream, task.name), z, times)
+            chosen[task.name] = z, times
+        for sink in g.sinks(tree):
+            terms: list[Any] = [
+                (np.array(chosen[t][1]) / slo_s, chosen[t][0]) for t in tree.path(sink)
+            ]
+            m.block(f"(7) SLO: {stream}/{sink}", *terms, upper=1 + NO_TIME / slo_s)
+
+    def _in_time(self, m: Milp, node: tuple[str, str], z: Indices, budgets: list[float]) -> None:
+        g = self.graph
+        of = g.nodes[node]
+        if not of.most or not of.configs:
+            return
+        times = np.array([g.configs[k].time_s for k in of.configs])
+        steps = np.array([b for b in sorted(set(budgets)) if b + NO_TIME < times.max()])
+        if not steps.size:
+            return
+        slower = times > steps[:, None] + NO_TIME
+        longer = np.array(budgets) > steps[:, None]
+        share = slower * self._throughput(node) / (self.problem.rate(node[0]) * of.most)
+        m.block(
+            f"in time: {'/'.join(node)}",
+            (share, np.broadcast_to(self.w[node], share.shape)),
+            (-longer.astype(float), np.broadcast_to(z, longer.shape)),
+            upper=0,
+        )
+
+    def _capacity(self, m: Milp) -> None:
+        """Workers suffice for what they are busy with, in time and in memory."""
+        problem, kinds = self.problem, self.problem.kinds
+        index = {kind.name: i for i, kind in enumerate(kinds)}
+        rho = np.array([self.occupancy.get(kind.name, 1.0) for kind in kinds])
+        busy, all_w = self._busy()
+        of_kind = np.array([[k == kind.name for _, k in self.pairs] for kind in kinds], float)
+        of_kind = of_kind.reshape(len(kinds), len(self.pairs))
+        self.hosting = [j for j, (_, k) in enumerate(self.pairs) if self._tells_hosts_apart(k)]
+        upper = np.array([self._useful(pair) for pair in self.pairs] or [0.0])
+        self.x = m.variables("x: hosts", len(upper), upper=upper, integer=True)
+        if not self.pairs:
+            return
+        at = [index[k] for _, k in self.pairs]
+        if self.hosting:
+            rows = busy[self.hosting]
+            m.block(
+                "hosts",
+                (rows, np.broadcast_to(all_w, rows.shape)),
+                (-rho[[at[j] for j in self.hosting]][:, None], self.x[self.hosting][:, None]),
+                upper=0,
+            )
+        if problem.sharing:
+            rows = of_kind @ busy
+            m.block(
+                "workers",
+                (rows, np.broadcast_to(all_w, rows.shape)),
+                (-rho[:, None], self.n[:, None]),
+                upper=0,
+            )
+            self._memory(m, of_kind)
+        else:
+            m.block(
+                "workers",
+                (of_kind, np.broadcast_to(self.x, of_kind.shape)),
+                (-1, self.n[:, None]),
+                upper=0,
+            )
+
+    def _memory(self, m: Milp, of_kind: Floats) -> None:
+        kinds = self.problem.kinds
+        for i, kind in enumerate(kinds):
+            if not self.crowded(kind.name):
+                continue
+            room_mb = kind.memory_mb * self.memory.get(kind.name, 1.0)
+            needs = np.array([self._needs_mb(pair) for pair in self.pairs]) * of_kind[i] / room_mb
+            m.block(f"memory: {kind.name}", (needs, self.x), (-1, self.n[[i]]), upper=0)
+            for parts in range(1, _PARTS + 1):
+                large = (needs > 1 / (parts + 1) + EPS).astype(float)
+                if large.any():
+                    m.block(
+                        f"memory: {parts} on {kind.name}",
+                        (large, self.x),
+                        (-parts, self.n[[i]]),
+                        upper=0,
+                    )
+            each = np.flatnonzero(of_kind[i])
+            m.block(f"hosts on {kind.name}", (1, self.x[each][:, None]), (-1, self.n[[i]]), upper=0)
+
+    def crowded(self, kind: str) -> bool:
+        """Whether a worker of a kind cannot have all variants loaded."""
+        needs_mb = sum(self._needs_mb(pair) for pair in self.pairs if pair[1] == kind)
+        return needs_mb > self.problem.kind[kind].memory_mb * self.memory.get(kind, 1.0)
+
+    def _tells_hosts_apart(self, kind: str) -> bool:
+        here = any(hosted.kind == kind for hosted in self.problem.current)
+        return not self.problem.sharing or self.crowded(kind) or here
+
+    def _needs_mb(self, pair: tuple[str, str]) -> float:
+        variant, kind = pair
+        return self.problem.variant[variant].memory_mb.get(kind, 0.0)
+
+    def _useful(self, pair: tuple[str, str]) -> float:
+        """Workers that may host a variant, at most: those that could do all that there is to do."""
+        g, problem = self.graph, self.problem
+        kind = pair[1]
+        work = 0.0
+        for node in g.nodes.values():
+            slowest = min(
+                (
+                    g.configs[k].throughput
+                    for k in node.configs
+                    if (g.configs[k].variant, g.configs[k].kind) == pair
+                ),
+                default=math.inf,
+            )
+            work += problem.rate(node.stream) * node.most / slowest
+        rho = self.occupancy.get(kind, 1.0)
+        return min(math.ceil(work / rho - EPS), self._bounds(problem.kind[kind])[1])
+
+    def _busy(self) -> tuple[Floats, Indices]:
+        """Which of all w are of which pair of variant and kind."""
+        g = self.graph
+        index = {pair: j for j, pair in enumerate(self.pairs)}
+        columns = [
+            (index[g.configs[k].variant, g.configs[k].kind], int(w))
+            for node, of in g.nodes.items()
+            for k, w in zip(of.configs, self.w[node], strict=True)
+        ]
+        busy = np.zeros((len(self.pairs), len(columns)))
+        for i, (j, _) in enumerate(columns):
+            busy[j, i] = 1.0
+        return busy, np.array([w for _, w in columns], dtype=np.int64)
+
+    def _one_batch_size(self, m: Milp) -> None:
+        """A variant has one batch size on a kind, whoever asks for it."""
+        g = self.graph
+        for model, of_model in g.of_model.items():
+            nodes = [node for node, of in g.nodes.items() if of.task.model == model]
+            if len(nodes) < 2:
+                continue
+            hosted = m.variables(f"hosted: {model}", len(of_model), upper=1, integer=True)
+            pairs = list(dict.fromkeys((g.configs[k].variant, g.configs[k].kind) for k in of_model))
+            of_pair = np.array(
+                [[(g.configs[k].variant, g.configs[k].kind) == p for k in of_model] for p in pairs],
+                float,
+            ).reshape(len(pairs), len(of_model))
+            m.block(
+                f"(4) batch size: {model}",
+                (of_pair, np.broadcast_to(hosted, of_pair.shape)),
+                upper=1,
+            )
+            at = {k: i for i, k in enumerate(of_model)}
+            for node in nodes:
+                of = g.nodes[node]
+                if not of.configs or not of.most:
+                    continue
+                share = self._throughput(node) / (self.problem.rate(node[0]) * of.most)
+                m.block(
+                    f"(4) hosted: {'/'.join(node)}",
+                    (share[:, None], self.w[node][:, None]),
+                    (-1, hosted[[at[k] for k in of.configs]][:, None]),
+                    upper=0,
+                )
+
+    def _floor(self, m: Milp) -> None:
+        problem, g = self.problem, self.graph
+        if not problem.accuracy_floor:
+            return
+        for tree in problem.trees:
+            terms: list[Any] = []
+            for i, stream in enumerate(g.streams):
+                if problem.tree_of(stream).name == tree.name:
+                    rate = problem.rate(stream) / self.total
+                    terms.append((rate * self.accuracy(stream), self.c[stream]))
+                    terms.append((-rate * problem.accuracy_floor, self.share[[i]]))
+            if terms:
+                m.block(f"accuracy floor: {tree.name}", *terms, lower=0)
+
+    def _swaps(self, m: Milp) -> Indices:
+        """Loads of variants beyond those that are there, and beyond what idle workers take: each of
+        them one variant, or one of each where workers host several."""
+        problem = self.problem
+        most = math.inf if problem.max_swaps is None else problem.max_swaps
+        total = m.variables("swaps", 1, upper=most)
+        if not problem.current or not self.pairs:
+            return total
+        loads = m.variables("loads", len(self.pairs))
+        have = [
+            sum(h.kind == kind and variant in h.variants for h in problem.current)
+            for variant, kind in self.pairs
+        ]
+        m.block("loads", (1, self.x[:, None]), (-1, loads[:, None]), upper=have)
+        idle = self._idle(m)
+        of_kind = np.array([[k == kind.name for _, k in self.pairs] for kind in problem.kinds])
+        if problem.sharing:
+            swaps = m.variables("swaps of variants", len(self.pairs))
+            at = of_kind.argmax(axis=0)
+            rows: list[Any] = [(1, loads[:, None]), (-1, idle[at][:, None]), (-1, swaps[:, None])]
+        else:
+            swaps = m.variables("swaps of kinds", len(problem.kinds))
+            every = np.broadcast_to(loads, of_kind.shape)
+            rows = [(of_kind.astype(float), every), (-1, idle[:, None]), (-1, swaps[:, None])]
+        m.block("loads on idle workers", *rows, upper=0)
+        m.block("swaps", (1, swaps), (-1, total), upper=0)
+        return total
+
+    def _idle(self, m: Milp) -> Indices:
+        """Workers by kind that have nothing loaded: those beyond the ones that have something."""
+        kinds, current = self.problem.kinds, self.problem.current
+        used = np.array(
+            [sum(h.kind == k.name and bool(h.variants) for h in current) for k in kinds]
+        )
+        most = np.array([self._bounds(kind)[1] for kind in kinds])
+        idle = m.variables("idle", len(kinds), upper=np.maximum(most - used, 0))
+        more = m.variables("more workers", len(kinds), upper=1, integer=True)
+        pair = idle[:, None], more[:, None]
+        m.block("idle: only of more", (1, pair[0]), (-most[:, None], pair[1]), upper=0)
+        m.block(
+            "idle: beyond those used",
+            (1, pair[0]),
+            (-1, self.n[:, None]),
+            (used[:, None], pair[1]),
+            upper=0,
+        )
+        return idle
+
+    def _objective(self, m: Milp, objective: Objective) -> None:
+        problem, g = self.problem, self.graph
+        weights = self.weight
+        all_cost = max(float(weights @ [self._bounds(k)[1] for k in problem.kinds]), EPS)
+        rates = np.array([problem.rate(s) for s in g.streams]) / self.total
+        accuracy: list[Any] = [
+            (rate * self.accuracy(s), self.c[s]) for rate, s in zip(rates, g.streams, strict=True)
+        ]
+        if objective == "cost":
+            least = float(min(weights, default=1.0)) / (
+                1 + sum(k.max_workers for k in problem.kinds)
+            )
+            better = [(-least * SAVED * np.asarray(a), c) for a, c in accuracy]
+            m.objective((weights, self.n), (least / 2, self.swaps), *better)
+        elif objective == "accuracy":
+            served = max(float(rates @ self.asked[: len(rates)]), EPS)
+            m.objective(
+                *((a / served, c) for a, c in accuracy),
+                (-problem.swap_cost, self.swaps),
+                (-SAVED * weights / all_cost, self.n),
+            )
+        elif objective == "value":
+            m.objective(*((self.total * a, c) for a, c in accuracy))
+        else:
+            fair = m.variables("least share", 1, upper=1)
+            if g.streams:
+                m.block("fair", (1, self.share[:, None]), (-1, fair), lower=0)
+            m.objective((1, fair), (SAVED * rates, self.share[: len(rates)]))
+
+    def accuracy(self, stream: str) -> Floats:
+        """What the shares of a stream's paths contribute, percent."""
+        g, tree = self.graph, self.problem.tree_of(stream)
+        sinks = g.sinks(tree)
+        return np.array(
+            [
+                g.accuracy(tree, p) / len(sinks) if p.task in sinks else 0.0
+                for p in g.paths[tree.name]
+            ]
+        )
+
+    def _throughput(self, node: tuple[str, str]) -> Floats:
+        g = self.graph
+        return np.array([g.configs[k].throughput for k in g.nodes[node].configs])
+
+    def _nodes(self, stream: str) -> Iterator[tuple[str, str]]:
+        return (node for node in self.graph.nodes if node[0] == stream)
+
+    def _path(self, stream: str, j: int) -> Any:
+        return self.graph.paths[self.problem.tree_of(stream).name][j]
+
+
+def cost_weights(problem: Problem) -> Floats:
+    """What is minimised, by kind: the price and a little for every worker; workers where none has a
+    price."""
+    prices = np.array([kind.price_per_hour for kind in problem.kinds])
+    if not prices.any():
+        return np.ones(len(prices))
+    return np.asarray(prices + SAVED * prices[prices > 0].min())
