@@ -34,7 +34,8 @@ from typing import Any, Literal
 import numpy as np
 
 from ray_slo.planning.auto.graph import NO_TIME, Graph
-from ray_slo.planning.auto.problem import Kind, Problem
+from ray_slo.planning.auto.problem import Problem
+from ray_slo.planning.auto.swaps import add_swaps
 from ray_slo.planning.milp import Floats, Indices, Milp, Solution
 
 EPS = 1e-6
@@ -75,6 +76,8 @@ class Program:
         rates = [problem.rate(s) for s in self.graph.streams]
         self.total = sum(rates) or 1.0
         self.weight = cost_weights(problem)
+        names = [kind.name for kind in problem.kinds]
+        self.most = dict(zip(names, (most for _, most in self.bounds()), strict=True))
 
     def solve(self, objective: Objective, served: Mapping[str, float] | None = None) -> Solution:
         """The optimum, which serves the shares `served`, all of the demand by default."""
@@ -105,7 +108,7 @@ class Program:
         self._capacity(m)
         self._one_batch_size(m)
         self._floor(m)
-        self.swaps = self._swaps(m)
+        self.swaps = add_swaps(m, self.problem, self.pairs, self.x, self.n, self.bounds())
         self._objective(m, objective)
         return m
 
@@ -114,17 +117,18 @@ class Program:
 
     def _workers(self, m: Milp) -> None:
         problem, kinds = self.problem, self.problem.kinds
-        lower, upper = (np.array(b, float) for b in zip(*map(self._bounds, kinds), strict=True))
+        lower, upper = zip(*self.bounds(), strict=True)
         self.n = m.variables("n: workers", len(kinds), lower, upper, integer=True)
         if problem.budget_per_hour is not None and problem.present is None:
             prices = np.array([kind.price_per_hour for kind in kinds])
             m.block("budget", (prices, self.n), upper=problem.budget_per_hour)
 
-    def _bounds(self, kind: Kind) -> tuple[int, int]:
-        present = self.problem.present
+    def bounds(self) -> list[tuple[int, int]]:
+        """Fewest and most workers of every kind."""
+        kinds, present = self.problem.kinds, self.problem.present
         if present is not None:
-            return present.get(kind.name, 0), present.get(kind.name, 0)
-        return kind.min_workers, kind.max_workers
+            return [(present.get(kind.name, 0),) * 2 for kind in kinds]
+        return [(kind.min_workers, kind.max_workers) for kind in kinds]
 
     def _flow(self, m: Milp, i: int, stream: str) -> None:
         """What is served enters at the root, and all of it goes on to every child."""
@@ -301,7 +305,7 @@ class Program:
             )
             work += problem.rate(node.stream) * node.most / slowest
         rho = self.occupancy.get(kind, 1.0)
-        return min(math.ceil(work / rho - EPS), self._bounds(problem.kind[kind])[1])
+        return min(math.ceil(work / rho - EPS), self.most[kind])
 
     def _busy(self) -> tuple[Floats, Indices]:
         """Which of all w are of which pair of variant and kind."""
@@ -362,58 +366,10 @@ class Program:
             if terms:
                 m.block(f"accuracy floor: {tree.name}", *terms, lower=0)
 
-    def _swaps(self, m: Milp) -> Indices:
-        """Loads of variants beyond those that are there, and beyond what idle workers take: each of
-        them one variant, or one of each where workers host several."""
-        problem = self.problem
-        most = math.inf if problem.max_swaps is None else problem.max_swaps
-        total = m.variables("swaps", 1, upper=most)
-        if not problem.current or not self.pairs:
-            return total
-        loads = m.variables("loads", len(self.pairs))
-        have = [
-            sum(h.kind == kind and variant in h.variants for h in problem.current)
-            for variant, kind in self.pairs
-        ]
-        m.block("loads", (1, self.x[:, None]), (-1, loads[:, None]), upper=have)
-        idle = self._idle(m)
-        of_kind = np.array([[k == kind.name for _, k in self.pairs] for kind in problem.kinds])
-        if problem.sharing:
-            swaps = m.variables("swaps of variants", len(self.pairs))
-            at = of_kind.argmax(axis=0)
-            rows: list[Any] = [(1, loads[:, None]), (-1, idle[at][:, None]), (-1, swaps[:, None])]
-        else:
-            swaps = m.variables("swaps of kinds", len(problem.kinds))
-            every = np.broadcast_to(loads, of_kind.shape)
-            rows = [(of_kind.astype(float), every), (-1, idle[:, None]), (-1, swaps[:, None])]
-        m.block("loads on idle workers", *rows, upper=0)
-        m.block("swaps", (1, swaps), (-1, total), upper=0)
-        return total
-
-    def _idle(self, m: Milp) -> Indices:
-        """Workers by kind that have nothing loaded: those beyond the ones that have something."""
-        kinds, current = self.problem.kinds, self.problem.current
-        used = np.array(
-            [sum(h.kind == k.name and bool(h.variants) for h in current) for k in kinds]
-        )
-        most = np.array([self._bounds(kind)[1] for kind in kinds])
-        idle = m.variables("idle", len(kinds), upper=np.maximum(most - used, 0))
-        more = m.variables("more workers", len(kinds), upper=1, integer=True)
-        pair = idle[:, None], more[:, None]
-        m.block("idle: only of more", (1, pair[0]), (-most[:, None], pair[1]), upper=0)
-        m.block(
-            "idle: beyond those used",
-            (1, pair[0]),
-            (-1, self.n[:, None]),
-            (used[:, None], pair[1]),
-            upper=0,
-        )
-        return idle
-
     def _objective(self, m: Milp, objective: Objective) -> None:
         problem, g = self.problem, self.graph
         weights = self.weight
-        all_cost = max(float(weights @ [self._bounds(k)[1] for k in problem.kinds]), EPS)
+        all_cost = max(float(weights @ [most for _, most in self.bounds()]), EPS)
         rates = np.array([problem.rate(s) for s in g.streams]) / self.total
         accuracy: list[Any] = [
             (rate * self.accuracy(s), self.c[s]) for rate, s in zip(rates, g.streams, strict=True)
