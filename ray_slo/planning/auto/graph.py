@@ -18,8 +18,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import numpy as np
+
 from ray_slo.core.trees import Tree, TreeTask
 from ray_slo.planning.auto.problem import Problem, Variant
+from ray_slo.planning.milp import Floats
 
 NO_TIME = 1e-12
 """Rounding of sums of latencies, seconds."""
@@ -223,6 +226,10 @@ class Graph:
             if not any(all(a >= b for a, b in zip(k, kept, strict=True)) for k, _ in found):
                 found.append((kept, budgets))
         return [budgets for _, budgets in found]
+
+    def throughput(self, node: tuple[str, str]) -> Floats:
+        """Of a node's configurations, requests per second of one worker."""
+        return np.array([self.configs[k].throughput for k in self.nodes[node].configs])
 
     def accuracy(self, tree: Tree, path: Path) -> float:
         """Of a path, percent."""

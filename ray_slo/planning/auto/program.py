@@ -35,7 +35,7 @@ import numpy as np
 
 from ray_slo.planning.auto.graph import NO_TIME, Graph
 from ray_slo.planning.auto.problem import Problem
-from ray_slo.planning.auto.swaps import add_swaps
+from ray_slo.planning.auto.rows import add_batch_sizes, add_swaps
 from ray_slo.planning.milp import Floats, Indices, Milp, Solution
 
 EPS = 1e-6
@@ -106,7 +106,7 @@ class Program:
             self._work(m, stream)
             self._budgets(m, stream)
         self._capacity(m)
-        self._one_batch_size(m)
+        add_batch_sizes(m, g, self.w)
         self._floor(m)
         self.swaps = add_swaps(m, self.problem, self.pairs, self.x, self.n, self.bounds())
         self._objective(m, objective)
@@ -159,7 +159,7 @@ class Program:
             of_variant = np.array(
                 [[(g.configs[k].variant == name) for k in of.configs] for name in names], float
             ).reshape(len(names), len(of.configs))
-            served = of_variant * self._throughput(node) / rate
+            served = of_variant * g.throughput(node) / rate
             arriving = np.zeros((len(names), c.size))
             for row, name in enumerate(names):
                 for j in of.paths[name]:
@@ -209,7 +209,7 @@ class Program:
             return
         slower = times > steps[:, None] + NO_TIME
         longer = np.array(budgets) > steps[:, None]
-        share = slower * self._throughput(node) / (self.problem.rate(node[0]) * of.most)
+        share = slower * g.throughput(node) / (self.problem.rate(node[0]) * of.most)
         m.block(
             f"in time: {'/'.join(node)}",
             (share, np.broadcast_to(self.w[node], share.shape)),
@@ -321,37 +321,6 @@ class Program:
             busy[j, i] = 1.0
         return busy, np.array([w for _, w in columns], dtype=np.int64)
 
-    def _one_batch_size(self, m: Milp) -> None:
-        """A variant has one batch size on a kind, whoever asks for it."""
-        g = self.graph
-        for model, of_model in g.of_model.items():
-            nodes = [node for node, of in g.nodes.items() if of.task.model == model]
-            if len(nodes) < 2:
-                continue
-            hosted = m.variables(f"hosted: {model}", len(of_model), upper=1, integer=True)
-            pairs = list(dict.fromkeys((g.configs[k].variant, g.configs[k].kind) for k in of_model))
-            of_pair = np.array(
-                [[(g.configs[k].variant, g.configs[k].kind) == p for k in of_model] for p in pairs],
-                float,
-            ).reshape(len(pairs), len(of_model))
-            m.block(
-                f"(4) batch size: {model}",
-                (of_pair, np.broadcast_to(hosted, of_pair.shape)),
-                upper=1,
-            )
-            at = {k: i for i, k in enumerate(of_model)}
-            for node in nodes:
-                of = g.nodes[node]
-                if not of.configs or not of.most:
-                    continue
-                share = self._throughput(node) / (self.problem.rate(node[0]) * of.most)
-                m.block(
-                    f"(4) hosted: {'/'.join(node)}",
-                    (share[:, None], self.w[node][:, None]),
-                    (-1, hosted[[at[k] for k in of.configs]][:, None]),
-                    upper=0,
-                )
-
     def _floor(self, m: Milp) -> None:
         problem, g = self.problem, self.graph
         if not problem.accuracy_floor:
@@ -405,10 +374,6 @@ class Program:
                 for p in g.paths[tree.name]
             ]
         )
-
-    def _throughput(self, node: tuple[str, str]) -> Floats:
-        g = self.graph
-        return np.array([g.configs[k].throughput for k in g.nodes[node].configs])
 
     def _nodes(self, stream: str) -> Iterator[tuple[str, str]]:
         return (node for node in self.graph.nodes if node[0] == stream)

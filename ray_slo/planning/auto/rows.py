@@ -1,15 +1,46 @@
-"""Swaps: variants that are loaded on a worker in the place of others."""
+"""Rows that only some problems have: batch sizes of models that several tasks use, and swaps."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from ray_slo.planning.auto.graph import Graph
 from ray_slo.planning.auto.problem import Problem
 from ray_slo.planning.milp import Indices, Milp
+
+
+def add_batch_sizes(m: Milp, g: Graph, w: Mapping[tuple[str, str], Indices]) -> None:
+    """A variant has one batch size on a kind, whoever asks for it.
+
+    Args:
+        w: workers that are busy, by node and its configurations.
+    """
+    for model, of_model in g.of_model.items():
+        nodes = [node for node, of in g.nodes.items() if of.task.model == model and of.most]
+        if len(nodes) < 2:
+            continue
+        hosted = m.variables(f"hosted: {model}", len(of_model), upper=1, integer=True)
+        pairs = [(g.configs[k].variant, g.configs[k].kind) for k in of_model]
+        of_pair = np.array([[p == pair for p in pairs] for pair in dict.fromkeys(pairs)], float)
+        m.block(
+            f"(4) batch size: {model}",
+            (of_pair, np.broadcast_to(hosted, of_pair.shape)),
+            upper=1,
+        )
+        at = {k: i for i, k in enumerate(of_model)}
+        for node in nodes:
+            of = g.nodes[node]
+            share = g.throughput(node) / (g.problem.rate(node[0]) * of.most)
+            m.block(
+                f"(4) hosted: {'/'.join(node)}",
+                (share[:, None], w[node][:, None]),
+                (-1, hosted[[at[k] for k in of.configs]][:, None]),
+                upper=0,
+            )
 
 
 def add_swaps(
