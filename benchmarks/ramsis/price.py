@@ -76,7 +76,7 @@ def _systems(load: float | None = None) -> dict[str, systems.System]:
 
 
 def _with_drops(load: float) -> dict[str, systems.System]:
-    return {**_systems(load), DROPS: ("ramsis", {"load_rps": load})}
+    return {**_systems(load), DROPS: ("ramsis", {"load_rps": load, "arrivals": "poisson"})}
 
 
 def _gains(title: str, points: systems.Measured) -> list[Row]:

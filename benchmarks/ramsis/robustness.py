@@ -64,10 +64,11 @@ def run(quick: bool, seed: int) -> list[Row]:
 
 
 def _systems(load: float) -> dict[str, systems.System]:
+    known = {"load_rps": load, "arrivals": "poisson"}
     return {
         "price": ("price", {}),
-        "ramsis": ("ramsis", {"load_rps": load}),
-        f"ramsis, margin {MARGIN_MS:g} ms": ("ramsis", {"load_rps": load, "margin_ms": MARGIN_MS}),
+        "ramsis": ("ramsis", known),
+        f"ramsis, margin {MARGIN_MS:g} ms": ("ramsis", {**known, "margin_ms": MARGIN_MS}),
     }
 
 

@@ -194,13 +194,19 @@ def ramsis(load: float | None = None, options: Mapping[str, Any] | None = None) 
     """
     as_published = {"discretization": "fld", "batching": "maximal", "late_penalty": 0.0}
     fields = {**as_published, **(options or {})}
-    return "ramsis", {"late": "serve", "load_rps": load, "load_step": 1.05, "options": fields}
+    return "ramsis", {
+        "late": "serve",
+        "load_rps": load,
+        "load_step": 1.05,
+        "arrivals": "poisson",
+        "options": fields,
+    }
 
 
 def ours(load: float | None = None) -> System:
     """The policy's default: model-based discretisation, any part of what waits in a batch, what
     cannot be answered in time is dropped, and dear."""
-    return "ramsis", {"load_rps": load, "load_step": 1.05}
+    return "ramsis", {"load_rps": load, "load_step": 1.05, "arrivals": "poisson"}
 
 
 def jellyfish(load: float | None = None) -> System:

@@ -42,6 +42,7 @@ class Dispatch:
             starts as soon as it is free and has every payload; `start_at` is no order to wait.
         price: what it was worth to a policy that has prices, in that policy's unit, if its host
             asked (`Policy.explain`).
+        note: why this batch, in words, where the policy has any and its host asked.
     """
 
     batch_id: int
@@ -51,6 +52,7 @@ class Dispatch:
     start_at: float
     finish_at: float
     price: float | None = None
+    note: str = ""
 
     @property
     def slack_s(self) -> float:

@@ -1,11 +1,13 @@
 """RAMSIS: which variant answers, chosen by tables that know how arrivals fall (RAMSIS §3, §6).
 
-Every worker has a queue of its own; requests are dealt out round robin, or to the shortest queue
-(Appendix I). When a worker is idle, the number of requests n in its queue and the slack of the
-first of them (deadline − now) are looked up in a table: (n, slack) → (variant, batch size), O(1).
-A table is solved for one load (`ray_slo.planning.ramsis`); in force is the one for the lowest load
-that covers the anticipated one (`LoadMonitor`). So a lull is used for an accurate variant, and a
-queue that fills makes the next batch a quick one, before requests are late.
+Every worker has a queue of its own; requests are dealt out round robin (to unlike workers in
+proportion to their speed), or to the shortest queue (Appendix I). When a worker is idle, the number
+of requests n in its queue and the slack of the first of them (deadline − now) are looked up in a
+table: (n, slack) → (variant, batch size), O(1). A table is solved for one load
+(`ray_slo.planning.ramsis`); in force is the one for the lowest load that covers the anticipated one
+(`LoadMonitor`), of those for arrivals as bursty as the measured ones (`Dispersion`): Poisson, or
+Gamma gaps of shape 1/2, 1/4 or 1/8. So a lull is used for an accurate variant, and a queue
+that fills makes the next batch a quick one, before requests are late.
 
 Where tables come from. Given ones (`tables`) are used where they cover the load. Else a table is
 solved for the anticipated load, rounded up to a grid (`load_step`): at once, by the `solver`; or,
@@ -42,12 +44,21 @@ from ray_slo.core.names import import_attr
 from ray_slo.core.policy import Abilities
 from ray_slo.core.requests import BatchOutcome, Request, WorkerId
 from ray_slo.policies.ramsis_lanes import Dealt, Group, Lane, Worker, deal, settle
-from ray_slo.policies.ramsis_tables import Served, Tables, checked_options, tables_of
+from ray_slo.policies.ramsis_tables import (
+    MEASURED,
+    Served,
+    Tables,
+    checked_arrivals,
+    checked_options,
+    in_words,
+    tables_of,
+)
 from ray_slo.policies.shared.refusals import TOLERANCE_S
 from ray_slo.policies.shared.timers import Timers
 
 if TYPE_CHECKING:
     from ray_slo.planning.ramsis import PolicySet, Problem, Table
+    from ray_slo.planning.ramsis.arrivals import Arrivals
 
 Balancing = Literal["round_robin", "shortest_queue"]
 Late = Literal["drop", "serve"]
@@ -64,6 +75,8 @@ class Ramsis(Abilities):
             "module:attr". None: the host asks `wanted` and answers by `tables_solved`.
         load_rps: requests/s, where known: one number for every model, or one per model (with
             several SLOs, of each). Measured otherwise.
+        arrivals: what tables are solved for: "measured", "poisson", or as in `ray-slo solve`
+            {"kind": "gamma", "shape": 0.3}, {"kind": "empirical", "file": …}; or an `Arrivals`.
         headroom: tables are for this many times the load.
         load_step: a measured load is rounded up to a power of this (per worker).
         balancing: how requests are dealt out: "round_robin" or "shortest_queue".
@@ -99,6 +112,7 @@ class Ramsis(Abilities):
         tables: PolicySet | Table | str | Sequence[PolicySet | Table | str] = (),
         solver: Callable[[Problem], Table] | str | None = "ray_slo.planning.ramsis:solve",
         load_rps: float | Mapping[str, float] | None = None,
+        arrivals: Arrivals | Mapping[str, Any] | str = MEASURED,
         headroom: Positive = 1.0,
         load_step: Annotated[float, Field(gt=1, allow_inf_nan=False)] = 1.1,
         balancing: Balancing = "round_robin",
@@ -119,9 +133,11 @@ class Ramsis(Abilities):
             load_step=load_step,
             drift=drift,
             margin_s=margin_ms / 1e3,
+            arrivals=checked_arrivals(arrivals),
             options={"balancing": balancing, "late": late, **checked_options(options or {})},
         )
         self._load_rps = load_rps
+        self._measures_bursts = arrivals == MEASURED
         self._in_turn = balancing == "round_robin"
         self._late: Late = late
         self._slos_ms = {model: sorted(slos) for model, slos in (slos_ms or {}).items()}
@@ -130,6 +146,7 @@ class Ramsis(Abilities):
         self._margin_s = margin_ms / 1e3
         self._deal_every_s = deal_every_s
 
+        self.explain = False  # the table in force, in every dispatch
         self._cluster = Cluster({}, {})
         self._groups: dict[str, list[Group]] = {}  # by model; SLOs rising
         self._workers: dict[WorkerId, Worker] = {}
@@ -150,12 +167,16 @@ class Ramsis(Abilities):
         """Answers to `wanted`. Those that are not wanted any more are ignored."""
         self._tables.solved(tables)
 
+    def tables_in_force(self) -> list[dict[str, Any]]:
+        """For people: by model, SLO and kind of worker, with what is to be expected (RAMSIS §5.1)."""
+        return self._tables.status()
+
     # Events ------------------------------------------------------------------------------------
 
     def requests_arrived(self, now: float, requests: Sequence[Request]) -> None:
         for request in requests:
             group = self._group_of(request)
-            group.monitor.arrived(now)
+            group.arrived(now)
             self._enqueue(now, group, request)
 
     def requests_cancelled(self, now: float, requests: Sequence[Request]) -> None:
@@ -238,7 +259,8 @@ class Ramsis(Abilities):
         finish_at = start_at + served.profiles[variant].latency(size)
         worker.running, worker.free_at = self._batch_id, finish_at
         name = served.names[variant]
-        return Dispatch(self._batch_id, worker.id, name, requests, start_at, finish_at)
+        note = in_words(served.table) if self.explain and served.table is not None else ""
+        return Dispatch(self._batch_id, worker.id, name, requests, start_at, finish_at, note=note)
 
     def _helps(self, request: Request, now: float, actions: list[Action]) -> bool:
         """Serve the only request that an idle system has, on the fastest worker, although its own
@@ -268,7 +290,7 @@ class Ramsis(Abilities):
         waiting = len(lane.queue)
         slack_s = lane.queue.head.deadline - now - self._margin_s + TOLERANCE_S
         variant, size = served.fastest, waiting
-        if table := self._table(lane.group, served, now):
+        if table := self._table(lane, served, now):
             # The full-queue state stands for requests that are late (§4.2.3). Where those are
             # dropped, a queue that is merely long is not: its first N are looked up.
             known = waiting if self.serves_late else min(waiting, table.max_queue)
@@ -277,17 +299,7 @@ class Ramsis(Abilities):
                 return None, min(size, waiting)
             variant = served.index.get(name, served.fastest)
         size = max(min(size, waiting, served.profiles[variant].max_batch_size), 1)
-        if served.reach[variant][size - 1] <= slack_s:
-            return variant, size
-        # Profiles are not what the table was solved for, or nothing is in time: the most accurate
-        # below it that is, else what the fastest can do.
-        for other in range(variant - 1, -1, -1):
-            if served.within(other, slack_s) >= size:
-                return other, size
-        fastest = served.fastest
-        if self._late == "drop":
-            return fastest, max(min(served.within(fastest, slack_s), waiting), 1)
-        return fastest, min(waiting, served.profiles[fastest].max_batch_size)
+        return served.in_time(variant, size, waiting, slack_s, late=self.serves_late)
 
     # Queues ------------------------------------------------------------------------------------
 
@@ -333,13 +345,16 @@ class Ramsis(Abilities):
 
     # Groups and workers ------------------------------------------------------------------------
 
-    def _table(self, group: Group, served: Served, now: float) -> Table | None:
+    def _table(self, lane: Lane, served: Served, now: float) -> Table | None:
         """The table in force; None before there is any."""
+        group = lane.group
         load, measured = self._load(group, now)
         if load is None:
             return None
-        size = len(group.lanes), group.share
-        return self._tables.in_force(served, now, size, load, measured)
+        if self._measures_bursts:
+            group.look_for_bursts()
+        of_worker = load * lane.speed / group.speed
+        return self._tables.in_force(served, now, lane.equals, of_worker, group.burst, measured)
 
     def _load(self, group: Group, now: float) -> tuple[float | None, bool]:
         """Anticipated requests/s of a group, and whether they were measured."""
@@ -390,6 +405,8 @@ class Ramsis(Abilities):
                 for lane in worker.lanes:
                     lane.served = served[lane.group.model, lane.group.slo_s, kind]
                     self._arm(lane)
+            for group in by_key.values():
+                group.weigh_again()
             return
         waiting = sorted([*(waiting or ()), *self._take_all()], key=lambda r: (r.arrival, r.id))
         self._dealt, self._timers = dealt, Timers()

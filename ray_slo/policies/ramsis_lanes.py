@@ -1,14 +1,20 @@
-"""Who waits where: a queue per worker and group, and how workers are dealt out to groups."""
+"""Who waits where: a queue per worker and group, and how workers are dealt out to groups.
+
+Requests are dealt out in proportion to speed. A worker that gets the share w of them sees what one
+of 1/w equal workers would: every (1/w)-th arrival. (The paper deals out in turn, evenly, §3.2.1.)
+Worked example: speeds 3 and 1. Of four requests the first worker gets three; its table is for one
+worker at 3/4 of the load. The other gets every fourth; its table is for one of four workers.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from heapq import heappop, heappush
+from heapq import heappop, heappush, heapreplace
 
 from ray_slo.core.cluster import Cluster, Kind
-from ray_slo.core.load import LoadMonitor
+from ray_slo.core.load import Dispersion, LoadMonitor
 from ray_slo.core.queues import DeadlineQueue
 from ray_slo.core.requests import WorkerId
 from ray_slo.policies.ramsis_tables import Served, ServedKey
@@ -16,12 +22,17 @@ from ray_slo.policies.ramsis_tables import Served, ServedKey
 Dealt = dict[WorkerId, tuple[Kind, list[tuple[str, float]]]]
 """The kind of each worker, and the groups (model, SLO) that it serves."""
 
+_RESPEED = 0.1  # a worker's speed that changed by a smaller share is no reason for other shares
+
 
 @dataclass(eq=False, repr=False, slots=True)
 class Lane:
     """The queue of a worker for one group; or of a group that no worker serves.
 
     Attributes:
+        speed: of its worker, by which it gets requests; 1 for all where none can be in time.
+        stride: requests that the group's quickest lane gets for one of this lane's.
+        equals: how many workers like this lane's the group's would be.
         filed: its key in the group's heap of shortest queues.
         timer_at: when the head can be served no more, seconds.
     """
@@ -30,7 +41,10 @@ class Lane:
     worker: Worker | None
     served: Served | None
     queue: DeadlineQueue = field(default_factory=DeadlineQueue)
-    filed: tuple[int, bool, int] = (0, False, 0)
+    speed: float = 1.0
+    stride: float = 1.0
+    equals: int = 1
+    filed: tuple[float, bool, int] = (0.0, False, 0)
     timer_at: float = math.inf
 
 
@@ -52,8 +66,9 @@ class Group:
         look_s: the load is measured anew this often, seconds.
 
     Attributes:
-        lanes: one per worker, in the order in which requests are dealt out.
-        share: workers, where one that serves several groups counts as a part.
+        lanes: one per worker.
+        speed: of its workers, where one that serves several groups counts as a part.
+        burst: 4 to the power of this is the index of dispersion of its arrivals.
         homeless: where requests wait while no worker serves them.
         shortest: heap of the queues, where requests go to the shortest.
     """
@@ -64,14 +79,22 @@ class Group:
         self.model = model
         self.slo_s = slo_s
         self.monitor = monitor
+        self._dispersion = Dispersion(min(slo_s, 1.0))
+        self.burst = 0
         self.lanes: list[Lane] = []
-        self.share = 0.0
+        self.speed = 0.0
         self.homeless = Lane(self, None, None)
-        self._in_turn, self._turn = in_turn, 0
-        self.shortest: list[tuple[tuple[int, bool, int], Lane]] = []
+        self._in_turn = in_turn
+        self._turns: list[tuple[float, int, Lane]] = []  # heap: whose turn it is, in strides
+        self.shortest: list[tuple[tuple[float, bool, int], Lane]] = []
         self._serial = 0
         self._load: float | None = None
         self._look_s, self._look_at = look_s, -math.inf
+
+    def arrived(self, now: float) -> None:
+        """A request arrived."""
+        self.monitor.arrived(now)
+        self._dispersion.arrived(now)
 
     def load(self, now: float) -> float | None:
         """Anticipated, requests/s; None before the first look."""
@@ -81,6 +104,12 @@ class Group:
             self._load = self.monitor.rate(now)
             self._look_at = now + self._look_s
         return self._load
+
+    def look_for_bursts(self) -> None:
+        """Follow the dispersion of arrivals, but not what may be chance."""
+        measured = 0.5 * math.log2(max(self._dispersion.value, 1.0))
+        if abs(measured - self.burst) > 0.5 + 1.5 * self._dispersion.error:
+            self.burst = round(measured)
 
     def next(self, now: float) -> Lane:
         """Where the next request goes."""
@@ -95,9 +124,10 @@ class Group:
 
     def _next_in_turn(self, now: float) -> Lane:
         """Whose turn it is; a worker that hangs is passed over."""
-        for _ in self.lanes:
-            lane = self.lanes[self._turn]
-            self._turn = (self._turn + 1) % len(self.lanes)
+        turns = self._turns
+        for _ in range(len(turns)):
+            at, rank, lane = turns[0]
+            heapreplace(turns, (at + lane.stride, rank, lane))
             worker = lane.worker
             assert worker is not None
             if worker.running is None or worker.free_at + self.slo_s >= now:
@@ -105,12 +135,13 @@ class Group:
         return lane
 
     def file(self, lane: Lane) -> None:
-        """Keep the heap of shortest queues: the number that waits, then idle workers, then the one
-        that was touched longest ago."""
+        """Keep the heap of shortest queues: by the time until one more would be served, then idle
+        workers, then the one that was touched longest ago."""
         if self._in_turn or lane.worker is None:
             return
         self._serial += 1
-        lane.filed = (len(lane.queue), lane.worker.running is not None, self._serial)
+        waits = (len(lane.queue) + 1) * lane.stride
+        lane.filed = (waits, lane.worker.running is not None, self._serial)
         heap = self.shortest
         if len(heap) > 4 * len(self.lanes) + 64:
             heap[:] = sorted((one.filed, one) for one in self.lanes)
@@ -119,13 +150,43 @@ class Group:
 
     def leave(self) -> None:
         """No worker serves it any more."""
-        self.lanes, self.shortest, self._turn, self.share = [], [], 0, 0.0
+        self.lanes, self.shortest, self._turns, self.speed = [], [], [], 0.0
         self.homeless.timer_at = math.inf
 
     def begin(self) -> None:
-        """The first turn is an idle worker's, if there is one."""
-        idle = (i for i, one in enumerate(self.lanes) if one.worker and one.worker.running is None)
-        self._turn = next(idle, 0)
+        """Share requests out by the workers' speeds. The first turn is an idle worker's, if there
+        is one; a worker that is too slow for the SLO gets none, unless all are."""
+        self._weigh()
+        lanes = self.lanes
+        idle = (i for i, one in enumerate(lanes) if one.worker and one.worker.running is None)
+        first = next(idle, 0)
+        ranked = ((i - first) % len(lanes) for i in range(len(lanes)))
+        turns = ((0.0, rank, lane) for rank, lane in zip(ranked, lanes, strict=True))
+        self._turns = sorted(turn for turn in turns if turn[2].stride < math.inf)
+        for lane in lanes:
+            self.file(lane)
+
+    def weigh_again(self) -> None:
+        """Share requests out anew if a worker's speed is not what it was."""
+        able = any(_speed(lane) for lane in self.lanes)
+        if able and any(abs(_speed(x) - x.speed) > _RESPEED * x.speed for x in self.lanes):
+            self.begin()
+
+    def _weigh(self) -> None:
+        able = any(_speed(lane) for lane in self.lanes)
+        parts = []
+        for lane in self.lanes:
+            assert lane.worker is not None
+            lane.speed = _speed(lane) if able else 1.0
+            parts.append(lane.speed / len(lane.worker.lanes))
+        self.speed, together = sum(parts), sum(lane.speed for lane in self.lanes)
+        for lane, part in zip(self.lanes, parts, strict=True):
+            lane.stride = max(parts) / part if part else math.inf
+            lane.equals = max(int(together / lane.speed + 1e-9), 1) if part else 1
+
+
+def _speed(lane: Lane) -> float:
+    return lane.served.speed if lane.served is not None else 0.0
 
 
 def deal(
@@ -144,21 +205,22 @@ def deal(
         for worker in cluster.workers.values()
     }
     chances = {key: sum(key in of for of in able.values()) for key in keys}
-    work = dict.fromkeys(keys, 1e-9)
-    for (model, slo_s, _), by in served.items():
-        load = load_of(model, slo_s) if len(keys) > 1 else None
-        work[model, slo_s] = max(work[model, slo_s], (load or 0.0) / by.most)
-    count = dict.fromkeys(keys, 0)
+    load = dict.fromkeys(keys, 1e-9)
+    if len(keys) > 1:
+        load = {key: max(load_of(*key) or 0.0, 1e-9) for key in keys}
+    count, has = dict.fromkeys(keys, 0), dict.fromkeys(keys, 0.0)
     dealt: Dealt = {}
     for worker in cluster.workers.values():
+        speeds = {(m, s): served[m, s, worker.kind].most for m, s in able[worker.id]}
         first = min(
-            able[worker.id],
-            key=lambda k: (1, (count[k] + 1) / work[k]) if count[k] else (0, chances[k]),
+            speeds,
+            key=lambda k: (1, (has[k] + speeds[k]) / load[k]) if count[k] else (0, chances[k]),
             default=None,
         )
         dealt[worker.id] = (worker.kind, [first] if first else [])
         if first:
             count[first] += 1
+            has[first] += speeds[first]
     for key in (k for k in keys if not count[k]):
         _, theirs = dealt[min((w for w in able if key in able[w]), key=lambda w: len(dealt[w][1]))]
         theirs.append(key)
@@ -183,8 +245,6 @@ def settle(
         ]
         for lane in worker.lanes:
             lane.group.lanes.append(lane)
-            lane.group.share += 1 / len(keys)
-            lane.group.file(lane)
     for group in by_key.values():
         group.begin()
     return workers

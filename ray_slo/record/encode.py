@@ -150,6 +150,7 @@ class Encoder:
                 finish_at=d.finish_at,
                 slack_s=d.slack_s,
                 value=d.price,
+                detail=d.note or None,
             )
         elif isinstance(action, Drop):
             self._row(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from ray_slo.planning.ramsis import DROP, Problem
 
@@ -32,6 +33,10 @@ class OfProblem:
     @property
     def profile_hash(self) -> str:
         return self.problem.profile_hash
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return self.problem.options()
 
 
 @dataclass(frozen=True)

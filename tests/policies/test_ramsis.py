@@ -9,9 +9,12 @@ import pytest
 
 from ray_slo.core import Cluster, DropReason, LatencyProfile, Model, Request, Variant, Worker
 from ray_slo.planning.ramsis import Problem
+from ray_slo.planning.ramsis import solve as optimal
+from ray_slo.planning.ramsis.arrivals import Gamma as Bursts
 from ray_slo.policies import make_policy
 from ray_slo.policies.ramsis import Ramsis
 from ray_slo.simulation import Workload, simulate
+from ray_slo.simulation.arrivals import Gamma
 from tests.policies.harness import Host
 from tests.policies.tables import OfProblem, solve
 
@@ -252,6 +255,133 @@ def test_it_works_by_name_alone():
     assert used["fast"] > used["slow"]
 
 
+# Bursts ------------------------------------------------------------------------------------------
+
+
+def bursty(shape: float, arrivals, solver=solve, workers: int = 1, seconds: float = 60.0):
+    """A run of 40 requests/s a worker, and the policy."""
+    made = []
+
+    def policy() -> Ramsis:
+        made.append(Ramsis(load_rps=40 * workers, arrivals=arrivals, solver=solver))
+        return made[-1]
+
+    profiles = {
+        "small": LatencyProfile.linear(0.002, 0.003, 8),
+        "medium": LatencyProfile.linear(0.006, 0.006, 8),
+        "large": LatencyProfile.linear(0.02, 0.01, 8),
+    }
+    workload = Workload(arrivals=Gamma(rate=40 * workers, shape=shape))
+    report = simulate(
+        policy, cluster(workers, model(**profiles)), workload, duration_s=seconds, seed=1
+    )
+    return report, made[-1]
+
+
+@pytest.mark.parametrize(
+    ("shape", "found"), [(1.0, "poisson"), (0.25, "gamma 0.5"), (1 / 16, "gamma 0.25")]
+)
+def test_the_dispersion_of_arrivals_chooses_the_tables(shape, found):
+    _, policy = bursty(shape, "measured")
+    assert [table["arrivals"] for table in policy.tables_in_force()] == [found]
+
+
+def test_tables_for_bursts_keep_violations_low():
+    late = {arrivals: bursty(1 / 16, arrivals, optimal)[0] for arrivals in ("poisson", "measured")}
+    assert late["poisson"].bad_rate() > 0.08
+    assert late["measured"].bad_rate() < 0.03
+    assert late["measured"].accuracy > late["poisson"].accuracy - 3
+
+
+@pytest.mark.parametrize(
+    ("arrivals", "found"), [("poisson", "poisson"), ({"kind": "gamma", "shape": 0.3}, "gamma 0.3")]
+)
+def test_arrivals_that_are_told_are_not_measured(arrivals, found):
+    report, policy = bursty(1 / 16, arrivals, seconds=20)
+    assert [table["arrivals"] for table in policy.tables_in_force()] == [found]
+    assert report.bad_rate() < 0.5
+
+
+def test_given_tables_serve_the_arrivals_that_they_are_for():
+    bursts = Fixed(replace(table(50, "slow").problem, arrivals=Bursts(0.3)), ("slow", 8))
+    calm = table(50, "fast")
+    for arrivals, variant in (
+        ("poisson", "fast"),
+        ({"kind": "gamma", "shape": 0.3}, "slow"),
+        ("measured", "fast"),
+    ):
+        host = Host(
+            lambda a=arrivals: Ramsis(tables=[bursts, calm], arrivals=a, load_rps=40), cluster(1)
+        )
+        host.arrive(requests(0.0))
+        assert dispatched(host) == [(variant, [0])]
+
+
+def test_a_host_that_asks_is_told_the_table_of_every_batch():
+    host = Host(lambda: Ramsis(tables=[table(100, "fast", 2)], load_rps=40), cluster(1))
+    host.arrive(requests(0.0))
+    host.policy.explain = True
+    host.advance(0.1)
+    host.arrive(requests(0.1, start=1))
+    notes = [a.note for d in host.decisions for a in d.actions]
+    assert notes == ["", "table for 100 requests/s on 2 workers, poisson"]
+
+
+# Unlike workers ----------------------------------------------------------------------------------
+
+
+def unlike(slow: int, quick: int = 1, times: float = 3.0, balancing: str = "round_robin"):
+    """Workers of speed 1 and `times` as fast: makes a policy, and the cluster."""
+    variants = [("small", 70.0, 0.004, 0.006), ("medium", 76.0, 0.008, 0.012)]
+    variants.append(("large", 80.0, 0.015, 0.02))
+    kinds = {
+        name: {
+            "cpu": LatencyProfile.linear(times * a, times * b, 8),
+            "gpu": LatencyProfile.linear(a, b, 8),
+        }
+        for name, _, a, b in variants
+    }
+    of = Model("m", 0.15, tuple(Variant(n, kinds[n], accuracy) for n, accuracy, _, _ in variants))
+    workers = [Worker(f"c{i}", "cpu", frozenset(kinds)) for i in range(slow)]
+    workers += [Worker(f"g{i}", "gpu", frozenset(kinds)) for i in range(quick)]
+    return Cluster.of([of], workers)
+
+
+@pytest.mark.parametrize("balancing", ["round_robin", "shortest_queue"])
+@pytest.mark.parametrize(("slow", "rate"), [(1, 60), (1, 140), (3, 100), (3, 160)])
+def test_unlike_workers_keep_what_their_tables_promise(slow, rate, balancing):
+    made = []
+
+    def policy() -> Ramsis:
+        made.append(Ramsis(load_rps=rate, solver=optimal, balancing=balancing))
+        return made[-1]
+
+    report = simulate(policy, unlike(slow), Workload.poisson(rate), duration_s=60, seed=1)
+    tables = {one["kind"]: one for one in made[-1].tables_in_force()}
+    loads = {kind: one["rate"] / one["workers"] for kind, one in tables.items()}
+    assert slow * loads["cpu"] + loads["gpu"] == pytest.approx(rate)
+    assert loads["gpu"] > 3 * loads["cpu"]  # a slow one has no time left for large batches
+    assert tables["gpu"]["workers"] == 1
+    assert report.bad_rate() <= max(one["violation_rate"] for one in tables.values()) + 0.002
+    assert report.accuracy > min(one["expected_accuracy"] for one in tables.values()) - 0.3
+
+
+def test_requests_are_dealt_out_by_speed():
+    host = Host(lambda: Ramsis(solver=None), unlike(1), strict=False)
+    host.run([Request(i, "m", 0.1 * i, 0.1 * i + 0.15) for i in range(40)])
+    # In batches that leave as much time as they take: 4 in 66 ms, and 8 in 38 ms.
+    assert Counter(sent.worker for sent in host.sent) == {"g0": 31, "c0": 9}
+    host.check_replay()
+
+
+def test_a_worker_too_slow_for_the_slo_gets_nothing():
+    host = Host(lambda: Ramsis(solver=None), unlike(2, times=40.0), strict=False)
+    for i in range(6):
+        host.arrive([Request(i, "m", host.now, host.now + 0.15)])
+        host.advance(host.now + 0.1)
+    assert [sent.worker for sent in host.sent] == 6 * ["g0"]
+
+
 # Queues ------------------------------------------------------------------------------------------
 
 
@@ -395,22 +525,20 @@ def test_slos_have_workers_and_tables_of_their_own():
         ({"monitor": "median"}, "monitor must be one of mean, ewma, peak, got 'median'"),
         ({"solver": "nowhere:solve"}, "nowhere"),
         ({"headroom": 0.0}, "headroom"),
-        ({"options": {"rate": 1.0}}, "options has no rate; it takes arrivals"),
-        ({"options": {"arrivals": "poisson"}}, "options: arrivals: "),
+        ({"options": {"rate": 1.0}}, "options has no rate; it takes balancing, batching"),
+        ({"options": {"arrivals": "poisson"}}, "give it as the policy's argument `arrivals`"),
+        ({"arrivals": "normal"}, "arrivals is measured, poisson, .* got 'normal'"),
+        ({"arrivals": {"kind": "normal"}}, "expected tags: 'poisson', 'gamma', 'empirical'"),
+        ({"arrivals": {"kind": "gamma"}}, "arrivals.shape: Field required"),
         (
-            {"options": {"arrivals": {"kind": "normal"}}},
-            "expected tags: 'poisson', 'gamma', 'empirical'",
-        ),
-        ({"options": {"arrivals": {"kind": "gamma"}}}, "options: arrivals.shape: Field required"),
-        (
-            {"options": {"arrivals": {"kind": "gamma", "shape": -1}}},
-            "options: arrivals.shape: Input should be greater than 0",
+            {"arrivals": {"kind": "gamma", "shape": -1}},
+            "arrivals.shape: Input should be greater than 0",
         ),
         (
-            {"options": {"arrivals": {"kind": "gamma", "shape": "x"}}},
-            "options: arrivals.shape: Input should be a valid number",
+            {"arrivals": {"kind": "gamma", "shape": "x"}},
+            "arrivals.shape: Input should be a valid number",
         ),
-        ({"options": {"arrivals": {"kind": "empirical", "file": "none"}}}, "arrivals.file: none"),
+        ({"arrivals": {"kind": "empirical", "file": "none"}}, "arrivals.file: none"),
         ({"options": {"num_slacks": 0}}, "options: num_slacks"),
     ],
 )

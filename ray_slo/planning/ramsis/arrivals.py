@@ -8,7 +8,7 @@ apart: right *after an arrival*, or at *any time* (the equilibrium of the proces
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Protocol
@@ -207,8 +207,8 @@ _ADAPTER: TypeAdapter[PoissonSpec | GammaSpec | EmpiricalSpec] = TypeAdapter(Arr
 
 
 def arrivals_of(given: Any) -> Arrivals:
-    """Arrivals as documents have them, e.g. {"kind": "gamma", "shape": 0.3} (`ArrivalsSpec`); files
-    are relative to the working directory. An `Arrivals` is left as it is.
+    """Arrivals as documents have them, e.g. {"kind": "gamma", "shape": 0.3} (`ArrivalsSpec`), or
+    "poisson"; files are relative to the working directory. An `Arrivals` is left as it is.
 
     Raises:
         ValueError: names the field and what is wrong with it.
@@ -216,6 +216,7 @@ def arrivals_of(given: Any) -> Arrivals:
     if hasattr(given, "at_least"):
         found: Arrivals = given
         return found
+    given = {"kind": given} if isinstance(given, str) else given
     try:
         return _ADAPTER.validate_python(given).build(Path())
     except ValidationError as error:
@@ -224,3 +225,10 @@ def arrivals_of(given: Any) -> Arrivals:
         raise ValueError(f"{'.'.join(('arrivals', *keys))}: {wrong['msg']}") from None
     except OSError as error:
         raise ValueError(f"arrivals.file: {error}") from None
+
+
+def label(about: Mapping[str, Any]) -> str:
+    """A short name of what `Arrivals.to_json` says: "poisson", "gamma 0.25"."""
+    rest = [value for key, value in about.items() if key != "kind"]
+    words = (f"{value:g}" if isinstance(value, float) else str(value) for value in rest)
+    return " ".join((str(about["kind"]), *words))

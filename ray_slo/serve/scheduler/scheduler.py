@@ -225,6 +225,7 @@ class Scheduler:
             "preemptions": [dict(record) for record in self._preemptions],
             "decision_log": self._log and self._log.status(),
             "workers": self._workers.status(self._clock(), busy),
+            **self._solver.status(self._host),
             **self._learned.status(),
         }
 

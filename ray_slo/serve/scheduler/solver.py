@@ -7,7 +7,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, cast
 
 from ray_slo.core.names import import_attr
 from ray_slo.serve.scheduler.host import PolicyHost
@@ -50,6 +50,17 @@ class Solver:
             return
         logger.info("solved in %.2f s: %r", time.monotonic() - start, problem)
         host.tables_solved([table])
+
+    def status(self, host: PolicyHost) -> dict[str, Any]:
+        """For people: tables that decide now, and how many are missing; nothing for a policy that
+        has none."""
+        in_force = getattr(host.policy, "tables_in_force", None)
+        if in_force is None:
+            return {}
+        wanted = cast(Any, host.policy).wanted()
+        missing = sum(problem not in self._unsolvable for problem in wanted)
+        failed = len(wanted) - missing
+        return {"tables": in_force(), "tables_wanted": missing, "tables_failed": failed}
 
     def close(self) -> None:
         if self._solving is not None:

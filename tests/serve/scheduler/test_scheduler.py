@@ -498,10 +498,12 @@ async def test_tables_that_a_policy_wants_are_solved_aside_once_each():
         assert asked == ["impossible", "table"]
 
 
-@pytest.mark.parametrize("options", [{}, {"arrivals": {"kind": "gamma", "shape": 0.5}}])
+@pytest.mark.parametrize(
+    "arrivals", ["measured", "poisson", {"kind": "gamma", "shape": 0.5}], ids=str
+)
 @in_loop
-async def test_ramsis_has_its_tables_solved_in_the_background(options):
-    policy = {"name": "ramsis", "kwargs": {"options": options}}
+async def test_ramsis_has_its_tables_solved_in_the_background(arrivals):
+    policy = {"name": "ramsis", "kwargs": {"arrivals": arrivals}}
     async with running(policy, VARIANTS) as (scheduler, box):
         both = beat(variants=("quick", "deep"))
         both.profiles = {
@@ -517,6 +519,12 @@ async def test_ramsis_has_its_tables_solved_in_the_background(options):
                 seen.add(grant.variant)
                 scheduler.report(report(grant))
         assert seen == {"quick", "deep"}
+        (table,) = scheduler.status()["tables"]
+        kind = "gamma 0.5" if isinstance(arrivals, dict) else "poisson"
+        assert (table["model"], table["workers"], table["arrivals"]) == ("m", 1, kind)
+        assert table["expected_accuracy"] > 0
+        assert 0 <= table["violation_rate"] < 1
+        assert scheduler.status()["tables_failed"] == 0
 
 
 QUICK, DEEP = Assigned("quick", 2), Assigned("deep", 8, 10.0)
