@@ -1,0 +1,107 @@
+"""Which worker becomes which slot of a plan, with the fewest swaps.
+
+A *swap* is a variant that is loaded on a worker that has others: that worker, or their memory, has
+to do without them. Loading on an idle worker is cheaper, keeping what is there costs nothing. For
+every kind, a minimum-cost assignment of slots to workers.
+
+Worked example: "a" and "b" have the small recogniser, "c" is idle; one more large one is wanted.
+
+    >>> from ray_slo.core.cluster import Assigned
+    >>> from ray_slo.planning.auto.plan import Slot
+    >>> slot = lambda *names: Slot("gpu", tuple(Assigned(n, 2) for n in names), names)
+    >>> there = {"a": ("gpu", ["small"]), "b": ("gpu", ["small"]), "c": ("gpu", [])}
+    >>> placed = place([slot("large"), slot("small", "large"), slot("small")], there)
+    >>> {worker: slot.variants for worker, slot in placed.items()}
+    {'a': ('small', 'large'), 'b': ('small',), 'c': ('large',)}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+import numpy as np
+
+from ray_slo.core.requests import WorkerId
+from ray_slo.planning.auto.plan import Plan, Slot
+
+_LOAD, _LATER = 1e-3, 1e-9
+"""Of a swap: what a load on an idle worker costs, and what taking the next of two equal workers."""
+
+
+def place(
+    plan: Plan | Sequence[Slot], workers: Mapping[WorkerId, tuple[str, Collection[str]]]
+) -> dict[WorkerId, Slot]:
+    """The slot of each worker; workers that the plan has no use for are left out.
+
+    Args:
+        plan: or its slots.
+        workers: kind of each, and what it has loaded or is loading. Of equal ones the first are
+            taken, so name those that are up before those that would have to start.
+
+    Returns:
+        Slots by worker, in the order of `workers`. Where there are fewer workers of a kind than
+        slots, those slots are placed that cover all variants alike, as far as that goes.
+    """
+    slots = plan.slots if isinstance(plan, Plan) else tuple(plan)
+    placed: dict[WorkerId, Slot] = {}
+    for kind in dict.fromkeys(slot.kind for slot in slots):
+        here = [(name, frozenset(loaded)) for name, (k, loaded) in workers.items() if k == kind]
+        wanted = most_valuable([slot for slot in slots if slot.kind == kind], len(here))
+        if wanted:
+            placed.update(_assign(wanted, here))
+    return {worker: placed[worker] for worker in workers if worker in placed}
+
+
+def _assign(
+    slots: Sequence[Slot], workers: Sequence[tuple[WorkerId, frozenset[str]]]
+) -> dict[WorkerId, Slot]:
+    from scipy.optimize import linear_sum_assignment  # every replica imports this module's package
+
+    cost = np.array(
+        [
+            [
+                len(set(slot.variants) - loaded) * (1.0 if loaded else _LOAD) + _LATER * i
+                for i, (_, loaded) in enumerate(workers)
+            ]
+            for slot in slots
+        ]
+    )
+    rows, columns = linear_sum_assignment(cost)
+    return {workers[j][0]: slots[i] for i, j in zip(rows.tolist(), columns.tolist(), strict=True)}
+
+
+def swaps(
+    placed: Mapping[WorkerId, Slot], workers: Mapping[WorkerId, tuple[str, Collection[str]]]
+) -> int:
+    """Variants that are loaded on workers that have others."""
+    return sum(
+        len(set(slot.variants) - set(workers[worker][1]))
+        for worker, slot in placed.items()
+        if workers[worker][1]
+    )
+
+
+def most_valuable(slots: Sequence[Slot], count: int) -> list[Slot]:
+    """At most `count` slots: next comes the variant with the least of its load covered, as a
+    request may need them all."""
+    if len(slots) <= count:
+        return list(slots)
+    load: dict[str, float] = {}
+    for slot in slots:
+        for part in slot.parts:
+            load[part.variant] = load.get(part.variant, 0.0) + (part.load or 0.0)
+    covered = dict.fromkeys(load, 0.0)
+    left, chosen = list(slots), list[Slot]()
+    while len(chosen) < count:
+        able = {part.variant for slot in left for part in slot.parts}
+        missing = min((v for v in covered if v in able), key=lambda v: covered[v])
+        best = max(left, key=lambda slot: _load_of(slot, missing))
+        left.remove(best)
+        chosen.append(best)
+        for part in best.parts:
+            covered[part.variant] += (part.load or 0.0) / (load[part.variant] or 1.0)
+    return chosen
+
+
+def _load_of(slot: Slot, variant: str) -> float:
+    return sum(part.load or 0.0 for part in slot.parts if part.variant == variant)
