@@ -130,10 +130,12 @@ def solve(problem: Problem) -> Fluid:
                 if profile is None or (loaded is not None and variant.name not in loaded):
                     continue
                 assert variant.accuracy is not None
-                columns += [
-                    (i, j, variant.name, b, profile(b), variant.accuracy)
-                    for b in range(1, profile.max_batch_within(model.latency_slo_s) + 1)
-                ]
+                # Of all batches the one with the least work a request: no other is ever better.
+                sizes = range(1, profile.max_batch_within(model.latency_slo_s) + 1)
+                works = [(profile(b) / b, b) for b in sizes]
+                if works:
+                    b = min(works)[1]
+                    columns.append((i, j, variant.name, b, profile(b), variant.accuracy))
     models, count = len(problem.models), len(columns)
     rates = np.array([problem.rates[m.name] for m in problem.models], dtype=float)
     if not rates.sum():

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ray_slo.core.arguments import check
 from ray_slo.core.names import import_attr, nearest
 from ray_slo.core.policy import Policy
+from ray_slo.core.trees import Tree
+from ray_slo.policies.composed import Composed
 
 POLICIES: dict[str, str] = {
     "deferred": "ray_slo.policies.deferred:Deferred",
@@ -65,6 +67,40 @@ def make_policy(policy: str | Policy, kwargs: Mapping[str, Any] | None = None) -
             raise ValueError(f"policy {policy!r}: {error}") from error
     if not isinstance(made, Policy):
         raise ValueError(f"policy {policy!r} gives {type(made).__name__}, which is no Policy")
+    return made
+
+
+def policy_for(
+    policy: str | Policy,
+    kwargs: Mapping[str, Any] | None = None,
+    trees: Sequence[Tree] = (),
+    variants: Mapping[str, int] | None = None,
+    *,
+    live: bool = False,
+    **composing: Any,
+) -> Policy:
+    """A policy that serves an application: the one that is named, composed with what it lacks.
+
+    Args:
+        trees: of the application; none for models alone.
+        variants: how many each model has.
+        live: give it the arguments for a live host (`live_arguments`), where `kwargs` does not.
+        composing: further arguments of `policies.composed.Composed`.
+
+    Raises:
+        ValueError: as of `make_policy`.
+    """
+    if live and (slos_s := [s for tree in trees for s in tree.slos_s.values()]):
+        kwargs = {**live_arguments(policy, 1e3 * min(slos_s)), **(kwargs or {})}
+    made = make_policy(policy, kwargs)
+    if getattr(made, "for_pipelines", False):
+        return made
+    has_tasks = any(len(tree.tasks) > 1 for tree in trees)
+    has_variants = any(count > 1 for count in (variants or {}).values())
+    if (has_tasks and not getattr(made, "serves_tasks", True)) or (
+        has_variants and not getattr(made, "chooses_variants", True)
+    ):
+        return Composed(made, trees, **composing)
     return made
 
 

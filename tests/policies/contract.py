@@ -19,7 +19,9 @@ from ray_slo.core import (
     Variant,
     Worker,
 )
-from ray_slo.policies import POLICIES
+from ray_slo.core.trees import Tree, TreeTask
+from ray_slo.policies import POLICIES, make_policy
+from ray_slo.policies.composed import Composed
 from tests.policies.harness import Host
 
 TREE = {"a": None, "b": "a", "c": "b"}
@@ -68,6 +70,39 @@ KWARGS: dict[str, list[dict[str, Any]]] = {
 
 
 CASES = [(name, kwargs) for name in sorted(POLICIES) for kwargs in KWARGS.get(name, [{}])]
+
+
+# Policies in applications that they were not made for: with these, by "composed NAME".
+ALONE = tuple(Tree.of_model(m, {"": 0.06}) for m in "abc")
+CHAIN = (Tree("a", tuple(TreeTask(t, t, parent) for t, parent in TREE.items()), {"": 0.06}),)
+SHARED = (
+    Tree("a", (TreeTask("a", "a"), TreeTask("b2", "b", "a")), {"": 0.06, "gold": 0.04}),
+    *ALONE[1:],
+)
+COMPOSED: list[tuple[str, dict[str, Any]]] = [
+    (f"composed {name}", {**kwargs, "trees": trees})
+    for name, of in KWARGS.items()
+    if name != "pipeline"
+    for kwargs, trees in zip(of[:2] * 3, (CHAIN, SHARED, ALONE), strict=False)
+]
+CASES += COMPOSED
+
+
+def make(name: str, kwargs: dict[str, Any]) -> Any:
+    """The policy of a case."""
+    if name.startswith("composed "):
+        trees = kwargs["trees"]
+        inner = {k: v for k, v in kwargs.items() if k != "trees"}
+        return Composed(make_policy(name.removeprefix("composed "), inner), trees)
+    return make_policy(name, kwargs)
+
+
+def id_of(value: Any) -> str:
+    """A case's name, in a test's."""
+    if isinstance(value, dict) and "trees" in value:
+        tasks = ",".join(tree.name + "/" * len(tree.tasks[1:]) for tree in value["trees"])
+        return f"{ {k: v for k, v in value.items() if k != 'trees'} } for {tasks}"
+    return str(value)
 
 
 VARIANTS = {"a": ("a0", "a1"), "b": ("b0",), "c": ("c0",)}
@@ -157,7 +192,11 @@ class Script:
     def arrive(self, bunch: list[tuple[str, float]]) -> None:
         now, n = self.host.now, len(self.requests)
         new = [
-            Request(n + i, m, now, now + budget, upstream=MADE_BY[(n + i) % len(MADE_BY)])
+            Request(
+                *(n + i, m, now, now + budget),
+                task="b2" if m == "b" and i % 2 else None,
+                upstream=MADE_BY[(n + i) % len(MADE_BY)],
+            )
             for i, (m, budget) in enumerate(bunch)
         ]
         self.requests += new

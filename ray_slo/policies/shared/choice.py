@@ -1,0 +1,310 @@
+"""Which variant a request goes to when it comes, for policies that choose none themselves.
+
+Every variant of a model is a *lane*. A lane earns tokens at the rate that is planned for it, and a
+request takes a token of the most accurate lane that has one and can still be in time. Where none
+has, it takes the lane whose next token comes first. So lanes are loaded as planned, evenly (a
+sequence of low discrepancy, no dice), and at less than the planned load the accurate ones take all.
+
+The plan is what a planner assigns to workers (`Assigned.load`). Without one it is the fluid limit
+(`planning.fluid`) of the measured rates, with batches as large as come within the SLO, and a share
+of the workers, `_Utilisation`, that falls where requests miss and rises where none do.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from ray_slo.core.cluster import Cluster, Model, Worker
+from ray_slo.core.profiles import LatencyProfile
+from ray_slo.planning import fluid
+
+_FIRST_S, _EVERY_S = 0.1, 1.0  # from the first arrival to a plan; then from plan to plan
+_UTILISATION = 0.9  # of the workers, to begin with
+_MOST, _LEAST = 0.97, 0.4
+_UP, _DOWN = 0.01, 0.9  # added without misses, times with them
+_MISSES = 0.005  # share of the requests
+_SPARE = 20.0  # times the measured rate, at most, that a lane is given where workers are idle
+
+
+@dataclass(eq=False, repr=False, slots=True)
+class ModelLanes:
+    """A model's lanes, the most accurate first.
+
+    Attributes:
+        slo_s: share of the SLO that the model's requests have for it.
+        rate: requests per second, as measured.
+    """
+
+    model: Model
+    slo_s: float
+    lanes: list[Lane] = field(default_factory=list)
+    planned: bool = False
+    arrived: int = 0
+    rate: float = 0.0
+
+    def choose(self, now: float, slack_s: float, cost: int) -> Lane:
+        """The lane of a request that has so much time."""
+        lanes = self.lanes
+        self.arrived += cost
+        best, best_s = None, math.inf
+        for lane in lanes:
+            if lane.alone_s > slack_s:
+                continue
+            if lane.earned(now) >= cost or lane.waiting < lane.room * lane.idle:
+                best = lane
+                break
+            wait_s = (cost - lane.tokens) / lane.rate if lane.rate > 0 else math.inf
+            if best is None or wait_s < best_s:
+                best, best_s = lane, wait_s
+        if best is None:
+            best = min(lanes, key=_alone_s)
+        best.tokens -= cost
+        return best
+
+
+@dataclass(eq=False, repr=False, slots=True)
+class Lane:
+    """A variant, as a model of the inner policy.
+
+    Attributes:
+        alone_s: one request takes there, on the quickest worker; inf without a worker.
+        rate: planned, requests per second; inf before there is a plan.
+        depth: tokens that it may have.
+        room: requests that an idle worker of its own takes in a batch; 0 where workers are shared.
+        idle: idle workers; waiting: requests that were handed to the inner policy.
+    """
+
+    name: str
+    bit: int
+    accuracy: float
+    alone_s: float = math.inf
+    rate: float = math.inf
+    depth: float = math.inf
+    tokens: float = math.inf
+    at: float = -math.inf
+    room: int = 0
+    idle: int = 0
+    waiting: int = 0
+
+    def earned(self, now: float) -> float:
+        """Tokens that it has now."""
+        if now > self.at:
+            if self.rate < math.inf:
+                self.tokens = min(self.tokens + (now - self.at) * self.rate, self.depth)
+            self.at = now
+        return self.tokens
+
+    def give(self, now: float, rate: float, depth: float) -> None:
+        """Tokens are earned at another rate from now on."""
+        self.earned(now)
+        self.rate, self.depth = rate, depth
+        self.tokens = min(max(self.tokens, -depth), depth)
+
+
+def _alone_s(lane: Lane) -> float:
+    return lane.alone_s
+
+
+def serving(cluster: Cluster) -> dict[str, Worker]:
+    """Workers with what they are to serve in `loaded`: what is assigned to them, where a planner
+    assigns; a model that nobody is assigned to is served by whoever has it loaded."""
+    assigned: dict[str, frozenset[str]] = {}
+    for worker in cluster.workers.values():
+        parts = frozenset(a.variant for a in worker.assigned) & worker.loaded
+        if parts:
+            assigned[worker.id] = parts
+    if not assigned:
+        return dict(cluster.workers)
+    covered = frozenset().union(*assigned.values())
+    others = frozenset(
+        v.name
+        for model in cluster.models.values()
+        if not any(v.name in covered for v in model.variants)
+        for v in model.variants
+    )
+    shown = {}
+    for name, worker in cluster.workers.items():
+        loaded = assigned.get(name)
+        loaded = worker.loaded if loaded is None else loaded | (worker.loaded & others)
+        shown[name] = worker if loaded == worker.loaded else replace(worker, loaded=loaded)
+    return shown
+
+
+class Choice:
+    """The lanes of all models, and the plan for them.
+
+    Attributes:
+        models: by name.
+        missed: requests since the last plan that a lane could not serve in time.
+    """
+
+    def __init__(self) -> None:
+        self.models: dict[str, ModelLanes] = {}
+        self.lanes: dict[str, Lane] = {}
+        self.missed = 0
+        self._utilisation = _UTILISATION
+        self._plan_at = math.inf
+        self._planned_at = -math.inf
+        self._period_s = _FIRST_S
+        self._of_worker: dict[str, list[Lane]] = {}
+
+    def change(self, now: float, cluster: Cluster, slos_s: Mapping[str, float]) -> None:
+        """
+        Args:
+            cluster: its workers' `loaded` is what they are to serve.
+            slos_s: by model, the time that its requests have for it.
+        """
+        self._cluster = cluster
+        old, self.lanes, known = self.lanes, {}, self.models
+        self.models = {}
+        for model in cluster.models.values():
+            mine = self.models[model.name] = ModelLanes(model, slos_s[model.name])
+            if (before := known.get(model.name)) is not None:
+                mine.rate, mine.arrived = before.rate, before.arrived
+            for i, variant in enumerate(model.variants):
+                accuracy = -float(i) if variant.accuracy is None else variant.accuracy
+                lane = old.get(variant.name) or Lane(variant.name, 1 << i, accuracy)
+                lane.bit, lane.accuracy, lane.alone_s = 1 << i, accuracy, math.inf
+                lane.room = lane.idle = 0
+                self.lanes[variant.name] = lane
+                mine.lanes.append(lane)
+            mine.lanes.sort(key=lambda lane: -lane.accuracy)
+        delay_s = cluster.delay(1)
+        for worker in cluster.workers.values():
+            for name in worker.loaded & self.lanes.keys():
+                profile = cluster.variants[name].profiles.get(worker.hardware)
+                if profile is not None:
+                    lane = self.lanes[name]
+                    lane.alone_s = min(lane.alone_s, delay_s + profile.latency(1))
+        self._follow(now, cluster)
+        if math.isinf(self._plan_at):
+            self._plan_at = now + self._period_s
+        elif self._planned_at > -math.inf:
+            self._plan(now)
+
+    def _follow(self, now: float, cluster: Cluster) -> None:
+        """What the planner assigns."""
+        self._of_worker = {}
+        rates: dict[str, float] = {}
+        for worker in cluster.workers.values():
+            mine = self._of_worker[worker.id] = []
+            for part in worker.assigned:
+                lane = self.lanes.get(part.variant)
+                if lane is None or part.variant not in worker.loaded:
+                    continue
+                profile = cluster.variants[part.variant].profiles.get(worker.hardware)
+                if profile is None:
+                    continue
+                size = max(min(part.batch_size, profile.max_batch_size), 1)
+                most = profile.throughput(size) / len(worker.assigned)
+                rates[lane.name] = rates.get(lane.name, 0.0) + (
+                    most if part.load is None else part.load
+                )
+                if len(worker.assigned) == 1:
+                    lane.idle += 1
+                    lane.room = max(lane.room, size)
+                    mine.append(lane)
+        for model in self.models.values():
+            model.planned = any(lane.name in rates for lane in model.lanes)
+            if model.planned:
+                for lane in model.lanes:
+                    rate = rates.get(lane.name, 0.0)
+                    lane.give(now, rate, max(1.0, rate * model.slo_s / 2))
+
+    def busy(self, worker: str, by: int) -> None:
+        """A worker was given its first batch (1), or has ended its last one (-1)."""
+        for lane in self._of_worker.get(worker, ()):
+            lane.idle -= by
+
+    # -- without a planner ---------------------------------------------------------------------
+
+    def look(self, now: float) -> None:
+        """Plan anew if it is time."""
+        if now >= self._plan_at:
+            self._plan(now)
+
+    def _plan(self, now: float) -> None:
+        models = [
+            m for m in self.models.values() if not m.planned and len(self._served(m.lanes)) > 1
+        ]
+        elapsed_s = max(now - self._planned_at, 1e-3)
+        first = self._planned_at == -math.inf
+        if first:
+            elapsed_s = self._period_s
+        arrived = sum(m.arrived for m in models)
+        if not first and elapsed_s < self._period_s / 2:
+            pass  # the cluster changed: by the rates that are known
+        else:
+            for m in models:
+                seen = m.arrived / elapsed_s
+                m.rate = seen if m.rate == 0 else 0.5 * (m.rate + seen)
+                m.arrived = 0
+            if arrived:
+                self._adapt(self.missed / arrived)
+            self.missed = 0
+            self._planned_at = now
+            self._period_s = min(2 * self._period_s, _EVERY_S)
+        self._plan_at = now + self._period_s
+        self._solve(now, [m for m in models if m.rate > 0])
+
+    def _adapt(self, missed: float) -> None:
+        if missed > _MISSES:
+            self._utilisation = max(self._utilisation * _DOWN, _LEAST)
+        else:
+            self._utilisation = min(self._utilisation + _UP, _MOST)
+
+    @staticmethod
+    def _served(lanes: Iterable[Lane]) -> list[Lane]:
+        return [lane for lane in lanes if lane.alone_s < math.inf]
+
+    def _solve(self, now: float, models: Sequence[ModelLanes]) -> None:
+        if not models:
+            return
+        counts: dict[str, float] = {}
+        loaded: dict[str, frozenset[str]] = {}
+        hardware: dict[str, str] = {}
+        for worker in self._cluster.workers.values():
+            kind = f"{worker.hardware} {sorted(worker.loaded)}"
+            counts[kind] = counts.get(kind, 0.0) + self._utilisation
+            loaded[kind], hardware[kind] = worker.loaded, worker.hardware
+        single = [
+            m for m in self.models.values() if not m.planned and m not in models and m.rate > 0
+        ]
+        found = fluid.solve(
+            fluid.Problem(
+                [_bounded(m) for m in (*models, *single)],
+                {m.model.name: m.rate for m in (*models, *single)},
+                counts,
+                loaded,
+                hardware,
+            )
+        )
+        rates: dict[str, float] = {}
+        for part in found.mix:
+            rates[part.variant] = rates.get(part.variant, 0.0) + part.rate
+        busy = sum(part.busy for part in found.mix)
+        spare = min(max(sum(counts.values()) / max(busy, 1e-9), 1.0), _SPARE)
+        for m in models:
+            for lane in m.lanes:
+                rate = rates.get(lane.name, 0.0) * spare
+                lane.give(now, rate, max(1.0, rate * m.slo_s / 2))
+
+
+def _bounded(m: ModelLanes) -> Model:
+    """With batches as large as come while the first request can wait."""
+
+    def bounded(profile: LatencyProfile) -> LatencyProfile:
+        most = max(profile.max_batch_within(m.slo_s), 1)
+        table = profile.table
+        while most > 1 and table[most - 1] + (most - 1) / m.rate > m.slo_s:
+            most -= 1
+        return profile.truncated(most)
+
+    variants = []
+    for lane in m.lanes:
+        variant = next(v for v in m.model.variants if v.name == lane.name)
+        profiles = {kind: bounded(p) for kind, p in variant.profiles.items()}
+        variants.append(replace(variant, profiles=profiles, accuracy=lane.accuracy))
+    return Model(m.model.name, m.slo_s, tuple(variants))
