@@ -52,7 +52,7 @@ class Dispatch:
     start_at: float
     finish_at: float
     price: float | None = None
-    note: str = ""
+    note: str = field(default="", compare=False)
 
     @property
     def slack_s(self) -> float:

@@ -1,10 +1,12 @@
-"""A quantile of the last few samples."""
+"""Quantiles of the last few samples: of a number, and of one that grows with a size."""
 
 from __future__ import annotations
 
+import math
 from collections import deque
 
 import numpy as np
+from numpy.typing import NDArray
 
 FEW_SAMPLES = 20  # of a delay. With fewer, a long one may be a cold start
 
@@ -39,3 +41,61 @@ class Quantile:
     def forget(self) -> None:
         self._samples.clear()
         self._value = None
+
+
+class QuantileLine:
+    """The line `at_0 + per_unit · size` that a share of the last `window` samples is not above.
+
+    The slope is the resistant line's (Tukey): between the medians of the third with the smallest
+    sizes and of the third with the largest, so that no outlier turns it. It is 0 where these do not
+    differ by more than chance, and never negative. What is left of the samples gives `at_0`.
+
+    Worked example: batches of 1 took 2 ms to send, batches of 11 took 12 ms, one in fifty of
+    either 300 ms more. The slope is 1 ms, and the 95th percentile of the rest 1 ms.
+
+    Args:
+        prior: the default stands in for missing samples until there are `prior`.
+    """
+
+    def __init__(self, q: float, window: int = 256, prior: int = 0) -> None:
+        self._q = q
+        self._samples: deque[tuple[float, float]] = deque(maxlen=window)
+        self._prior = prior
+        self._line: tuple[float, float] | None = None
+
+    def add(self, size: float, value: float) -> None:
+        self._samples.append((size, value))
+        self._line = None
+
+    def line(self, default: float) -> tuple[float, float]:
+        """(at_0, per_unit); (default, 0) while there is no sample."""
+        if self._line is None:
+            if not self._samples:
+                return default, 0.0
+            sizes, values = np.array(self._samples).T
+            slope = _resistant_slope(sizes, values)
+            rest = values - slope * sizes
+            missing = max(self._prior - len(rest), 0)
+            at_0 = float(np.quantile([*rest, *[default] * missing], self._q))
+            self._line = max(at_0, 0.0), slope
+        return self._line
+
+    def forget(self) -> None:
+        self._samples.clear()
+        self._line = None
+
+
+def _resistant_slope(sizes: NDArray[np.float64], values: NDArray[np.float64]) -> float:
+    low, high = np.quantile(sizes, [1 / 3, 2 / 3])
+    small, large = values[sizes <= low], values[sizes >= high]
+    apart = float(sizes[sizes >= high].mean() - sizes[sizes <= low].mean())
+    if apart < 1 or min(len(small), len(large)) < FEW_SAMPLES // 2:
+        return 0.0
+    rise = float(np.median(large) - np.median(small))
+    return rise / apart if rise > 3 * math.hypot(_chance(small), _chance(large)) else 0.0
+
+
+def _chance(values: NDArray[np.float64]) -> float:
+    """Standard error of the median, by the quartiles."""
+    low, high = np.quantile(values, [0.25, 0.75])
+    return float(high - low) / 1.35 * 1.25 / math.sqrt(len(values))

@@ -168,7 +168,7 @@ class Ramsis(Abilities):
         self._tables.solved(tables)
 
     def tables_in_force(self) -> list[dict[str, Any]]:
-        """For people: by model, SLO and kind of worker, with what is to be expected (RAMSIS §5.1)."""
+        """For people: by model, SLO and kind of worker, with what to expect of it (RAMSIS §5.1)."""
         return self._tables.status()
 
     # Events ------------------------------------------------------------------------------------

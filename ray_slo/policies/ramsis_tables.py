@@ -444,9 +444,8 @@ def _label_of(one: Problem | Table) -> str:
 
 def in_words(table: Table) -> str:
     """What a table is for."""
-    return (
-        f"table for {table.rate:.4g} requests/s on {table.num_workers} workers, {_label_of(table)}"
-    )
+    workers = f"{table.num_workers} worker{'s' * (table.num_workers > 1)}"
+    return f"table for {table.rate:.4g} requests/s on {workers}, {_label_of(table)}"
 
 
 def tables_of(given: Any) -> list[Table]:

@@ -23,7 +23,7 @@ from ray_slo.core import (
     Variant,
     Worker,
 )
-from ray_slo.core.quantile import FEW_SAMPLES, Quantile
+from ray_slo.core.quantile import FEW_SAMPLES, Quantile, QuantileLine
 from ray_slo.serve.config.spec import AppSpec
 from ray_slo.serve.messages import BatchReport, Capacity
 from ray_slo.serve.scheduler.roster import Roster
@@ -31,6 +31,8 @@ from ray_slo.serve.scheduler.roster import Roster
 logger = logging.getLogger(__name__)
 
 _MATERIAL = 0.02  # a profile that changed by a smaller share is no news to a policy
+_DELAY_QUANTILE = 0.95  # of dispatch delays that predictions allow for (Symphony, Appendix D)
+_LARGE = 32  # requests of a batch at which a change of the delay is looked for
 _FORGET_AFTER_S = 60.0  # measurements of a variant that the policy avoids are kept this long
 _DOUBT_AFTER_S = 1.0  # without a batch, a model that looks too slow for its SLO is tried again
 
@@ -93,26 +95,29 @@ class Learned:
         self._variants = spec.variants()
         self.beliefs: dict[tuple[str, str], Belief] = {}
         self._ran_at: dict[str, float] = {}  # by model
-        self._overhead = Quantile(0.9, prior=FEW_SAMPLES)
+        self._overhead = QuantileLine(_DELAY_QUANTILE, prior=FEW_SAMPLES)  # of a round trip
         self._prediction_error = Quantile(0.5)
         self._preempt_delay = Quantile(0.9)
-        self._told_delays_s = (math.inf, math.inf)
+        self._told_delays_s: tuple[float, ...] = (math.inf,) * 3
         self._changed = False  # since the last look for news
 
     @property
-    def dispatch_delay_s(self) -> float:
-        """Measured one-way time between a decision and the worker (90th percentile)."""
-        return 0.5 * self._overhead.value(default=0.01)
+    def dispatch_delay(self) -> DispatchDelay:
+        """Measured one-way time between a decision and the worker: what most batches of a size do
+        not exceed."""
+        control_s, per_request_s = self._overhead.line(default=0.01)
+        return DispatchDelay(0.5 * control_s, 0.5 * per_request_s)
 
     @property
     def preempt_delay_s(self) -> float:
         """Measured time from a preemption until the worker is known to be free (90th percentile);
         before the first one, what the workers' preemption profiles say."""
         profiled_s = max((w.preempt_delay_s for w in self._workers.values()), default=0.0)
-        return self._preempt_delay.value(default=2 * self.dispatch_delay_s + profiled_s)
+        return self._preempt_delay.value(default=2 * self.dispatch_delay(1) + profiled_s)
 
-    def _delays_s(self) -> tuple[float, float]:
-        return self.dispatch_delay_s, self.preempt_delay_s
+    def _delays_s(self) -> tuple[float, ...]:
+        delay = self.dispatch_delay
+        return delay(1), delay(_LARGE), self.preempt_delay_s
 
     def meet(self, profiles: Mapping[str, LatencyProfile], kind: str) -> bool:
         """A worker tells its profiles. Returns whether one of them is of a new variant or kind."""
@@ -139,7 +144,7 @@ class Learned:
             finish_in_s: until its predicted end.
         """
         overhead_s = max(waited_s - report.held_s, 0.0)
-        self._overhead.add(overhead_s)
+        self._overhead.add(report.batch_size, overhead_s)
         ago_s = 0.5 * overhead_s  # half the overhead is the way here
         if report.status in (BatchStatus.FINISHED, BatchStatus.FAILED):
             self._prediction_error.add(-finish_in_s - ago_s)
@@ -178,8 +183,7 @@ class Learned:
         workers = [
             Worker(name, w.kind, w.variants, w.assigned) for name, w in self._workers.items()
         ]
-        delay = DispatchDelay(self.dispatch_delay_s)
-        return Cluster.of(models, workers, delay, self.preempt_delay_s)
+        return Cluster.of(models, workers, self.dispatch_delay, self.preempt_delay_s)
 
     def capacity(self) -> dict[str, Capacity]:
         """Of models that there are workers for."""
@@ -256,8 +260,10 @@ class Learned:
 
     def status(self) -> dict[str, Any]:
         """For `ray-slo status`."""
+        delay = self.dispatch_delay
         return {
-            "dispatch_delay_ms": 1e3 * self.dispatch_delay_s,
+            "dispatch_delay_ms": 1e3 * delay(1),
+            "dispatch_per_request_ms": 1e3 * delay.per_request_s,
             "preempt_delay_ms": 1e3 * self.preempt_delay_s,
             "prediction_error_ms": 1e3 * self._prediction_error.value(default=0.0),
             "profiles": {

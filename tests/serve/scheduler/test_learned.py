@@ -1,11 +1,14 @@
 """What is believed of a profile, when a policy hears of it, and which workers are left alone."""
 
+import numpy as np
 import pytest
 
-from ray_slo.core import LatencyProfile
+from ray_slo.core import BatchStatus, LatencyProfile
 from ray_slo.core.recent import Recent
-from ray_slo.serve.scheduler.learned import Belief
-from ray_slo.serve.scheduler.roster import Quarantine
+from ray_slo.serve.config.resolve import parse_spec
+from ray_slo.serve.messages import BatchReport
+from ray_slo.serve.scheduler.learned import Belief, Learned
+from ray_slo.serve.scheduler.roster import Quarantine, Roster
 
 
 def test_a_policy_hears_of_what_matters():
@@ -52,3 +55,42 @@ def test_only_the_newest_entries_are_kept():
     recent["a"] = 3
     recent["c"] = 4
     assert recent == {"a": 3, "c": 4}
+
+
+def there_and_back(learned, size, way_s):
+    """A batch ran for 20 ms, and took this long to get there, and as long back."""
+    done = BatchReport("b", "w0", "m", BatchStatus.FINISHED, size, 0.02, 0.02)
+    return learned.returned(done, waited_s=0.02 + 2 * way_s, finish_in_s=0.0)
+
+
+def test_the_dispatch_delay_grows_with_the_batch_and_is_a_high_quantile():
+    spec = parse_spec({"models": {"m": {"callable": dict, "latency_slo_ms": 500}}})
+    learned, rng, ways = Learned(spec, Roster()), np.random.default_rng(0), []
+    assert (learned.dispatch_delay(1), learned.cluster().delay(32)) == (0.005, 0.005)
+    for i in range(256):
+        size = int(rng.integers(1, 17))
+        way_s = 0.003 + 0.001 * size + rng.exponential(0.001) + (2.0 if i % 50 == 7 else 0.0)
+        ways.append((size, way_s))
+        assert there_and_back(learned, size, way_s) == pytest.approx(way_s)
+    delay = learned.cluster().delay
+    assert delay.per_request_s == pytest.approx(0.001, rel=0.3)
+    kept = np.mean([way_s <= delay(size) for size, way_s in ways])
+    assert kept == pytest.approx(0.95, abs=0.01)
+    assert delay(16) < 0.03  # a fiftieth that took 2 s do not count
+    shown = learned.status()
+    assert shown["dispatch_delay_ms"] == pytest.approx(1e3 * delay(1))
+    assert shown["dispatch_per_request_ms"] == pytest.approx(1e3 * delay.per_request_s)
+
+
+def test_a_policy_hears_of_delays_that_moved():
+    spec = parse_spec({"models": {"m": {"callable": dict, "latency_slo_ms": 500}}})
+    learned = Learned(spec, Roster())
+    for _ in range(300):
+        there_and_back(learned, 4, 0.005)
+    learned.ended(BatchReport("b", "w0", "m", BatchStatus.FINISHED, 4, 0.02, 0.02), "cpu", 0.0)
+    learned.cluster()
+    for way_s, news in ((0.005, False), (0.009, True)):
+        for _ in range(300):
+            there_and_back(learned, 4, way_s)
+            learned._changed = True
+        assert learned.take_news(1.0) == news
