@@ -193,12 +193,13 @@ class Rate:
     def _covered(self) -> float:
         return sum(over_s for over_s, _ in self._recent)
 
-    def value(self, now: float) -> float:
-        """To plan for; at least `LEAST_RATE`."""
+    def value(self, now: float, dispersion: float = 1.0) -> float:
+        """To plan for; at least `LEAST_RATE`. `dispersion`: see `differs`."""
         # What came since the last count, nobody knows yet.
         silent = now - self._counted_at > _SILENT_S
         usual = self._usual(now if silent else self._counted_at)
-        rises = [count / over_s for count, over_s in self._changes(now, usual)]
+        changes = self._changes(now, usual, dispersion)
+        rises = [count / over_s for count, over_s in changes]
         return max(usual, LEAST_RATE, *rises)
 
     def _usual(self, now: float) -> float:
@@ -213,11 +214,15 @@ class Rate:
                 usual = rate
         return usual
 
-    def differs(self, now: float, planned: float) -> bool:
-        """Whether it is not the `planned` one, by more than chance explains."""
-        return bool(self._changes(now, planned))
+    def differs(self, now: float, planned: float, dispersion: float = 1.0) -> bool:
+        """Whether it is not the `planned` one, by more than chance explains.
 
-    def _changes(self, now: float, planned: float) -> list[tuple[int, float]]:
+        Args:
+            dispersion: variance of a count over its mean; 1 is Poisson.
+        """
+        return bool(self._changes(now, planned, dispersion))
+
+    def _changes(self, now: float, planned: float, dispersion: float) -> list[tuple[int, float]]:
         """Recent times in which it was another: requests, and seconds."""
         found: list[tuple[int, float]] = []
         if now - self._counted_at > _SILENT_S:
@@ -229,7 +234,8 @@ class Rate:
                     break
                 count, over_s = count + requests, over_s + seconds
             enough = over_s >= window_s - 1e-9
-            if enough and changed(planned, count, over_s, deviations=deviations):
+            by_chance = deviations * math.sqrt(dispersion)
+            if enough and changed(planned, count, over_s, deviations=by_chance):
                 found.append((count, over_s))
         return found
 

@@ -39,6 +39,7 @@ class WorkerSays(NamedTuple):
         group: where it serves; None before it was told, and where there are no groups.
         memory_mb: of loaded variants, each at its largest batch so far, as far as measured.
         room_mb: what variants may take on it together; None where nobody knows.
+        ready_s: from its start until it could serve; None before.
     """
 
     worker: str
@@ -53,6 +54,7 @@ class WorkerSays(NamedTuple):
     group: str | None = None
     memory_mb: Mapping[str, float] = {}
     room_mb: float | None = None
+    ready_s: float | None = None
 
 
 class Wanted(NamedTuple):
@@ -335,6 +337,11 @@ class Brain(ABC):
 
     def target(self, kind: str) -> int | None:
         """Workers of a kind; None: as many as there are."""
+        return None
+
+    @property
+    def start_s(self) -> float | None:
+        """How long a worker takes from its start until it can serve; None before one did."""
         return None
 
     @abstractmethod

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field, replace
-from itertools import zip_longest
 from typing import Any, Literal, NamedTuple
 
 from ray_slo.core import LatencyProfile
@@ -34,6 +33,7 @@ from ray_slo.planning.brains.brain import (
     Wanted,
     WorkerSays,
 )
+from ray_slo.planning.brains.measure import Measuring, in_turn, loadable
 from ray_slo.planning.meanwhile import Plans, best, plan_both
 from ray_slo.planning.placement import place
 from ray_slo.planning.result import Infeasible
@@ -98,7 +98,7 @@ class LokiBrain(Brain):
         self._job: Job | None = None
         self._solved: Plans | None = None
         self._told: dict[str, str] = {}  # variant by worker, also while it loads
-        self._measures: dict[str, tuple[str, ...]] = {}  # variants by worker, before a plan
+        self._measuring = Measuring()
 
     @property
     def solve(self) -> Callable[[Job], Plans]:
@@ -224,18 +224,22 @@ class LokiBrain(Brain):
         if placed is None:
             return {worker: self._shared(says, seen) for worker, says in seen.workers.items()}
         told = {worker: assigned.variant for worker, assigned in placed.items()}
+        later = self._placed(best(self._solved.whole), seen.workers) or {}
         settled = all(placed[w].variant in serving[w].loaded for w in placed)
         answer = {}
         for worker, says in serving.items():
             if (assigned := placed.get(worker)) is not None:
                 answer[worker] = self._step(worker, assigned, serving, placed)
+            elif self._is_new(later.get(worker), says):
+                # It has just become ready: till the next plan it does what it was started for.
+                told[worker] = later[worker].variant
+                answer[worker] = Wanted((later[worker],), (later[worker].variant,))
             elif settled or not self._setting.make_before_break:
                 # It keeps what it has till it is needed, or Serve takes it away.
                 answer[worker] = Wanted((), tuple(sorted(says.loaded)))
             else:  # others are not ready to do without it
                 answer[worker] = Wanted(says.assigned, tuple(sorted(says.loaded)))
         # Those that start load what they will be needed for; the others go on until they are up.
-        later = self._placed(best(self._solved.whole), seen.workers) or {}
         for worker in seen.workers.keys() - serving.keys():
             if (assigned := later.get(worker)) is not None:
                 told[worker] = assigned.variant
@@ -249,46 +253,28 @@ class LokiBrain(Brain):
             answer[worker] = answer[worker]._replace(keep=tuple(keep))
         return answer
 
+    def _is_new(self, later: Assigned | None, says: WorkerSays) -> bool:
+        """Whether a worker without a place in the plan for those that were there has loaded what
+        it has a place for in the plan for all."""
+        assert self._solved is not None
+        if later is None or self._solved.now is self._solved.whole:
+            return False
+        return later.variant in says.loaded
+
     def _to_measure(self, seen: Seen, unknown: list[str]) -> dict[str, Wanted]:
         """Share out what nobody has measured among the workers; who is done takes one more."""
-        shares = {
-            w: tuple(v for v in variants if not self._avoids(seen, v))
-            for w, variants in self._measures.items()
-            if w in seen.workers
-        }
-        taken = {v for variants in shares.values() for v in variants}
-        free = [v for v in self._in_turn(unknown) if v not in taken]
-        for worker, says in seen.workers.items():
-            if says.assigned:  # by a planner that is no more
-                continue
-            if worker not in shares and not says.loaded:
-                others = max(self._setting.first_workers, len(seen.workers)) - len(shares)
-                count = -(-len(free) // max(others, 1))
-                shares[worker], free = tuple(free[:count]), free[count:]
-            elif (mine := set(shares.get(worker, ()))) <= says.loaded and free:
-                shares[worker] = (*sorted(says.loaded | mine), free.pop(0))
-        self._measures = shares
-        return {w: Wanted((), variants) for w, variants in shares.items() if variants}
-
-    def _in_turn(self, variants: list[str]) -> list[str]:
-        """One of every task, then the next ones, so that any few serve many tasks."""
-        of_task: dict[str, list[str]] = {}
-        for variant in variants:
-            of_task.setdefault(self._task_of[variant], []).append(variant)
-        rows = zip_longest(*of_task.values())
-        return [variant for row in rows for variant in row if variant is not None]
+        turns = in_turn(unknown, self._task_of)
+        avoided = {v for v in self._task_of if self._avoids(seen, v)}
+        shares = self._measuring.shares(seen.workers, turns, avoided, self._setting.first_workers)
+        return {w: Wanted((), variants) for w, variants in shares.items()}
 
     @staticmethod
     def _runs(seen: Seen) -> bool:
         return any(says.assigned for says in seen.workers.values())
 
     def _all(self, seen: Seen) -> Wanted:
-        """All that can be loaded, and all of a task of which nothing can: who cannot either, ends,
-        and says why."""
-        usable = {v for v in self._task_of if not self._avoids(seen, v)}
-        tasks = {self._task_of[v] for v in usable}
-        keep = (v for v, task in self._task_of.items() if v in usable or task not in tasks)
-        return Wanted((), tuple(keep))
+        avoided = {v for v in self._task_of if self._avoids(seen, v)}
+        return Wanted((), loadable(self._task_of, avoided))
 
     def _shared(self, says: WorkerSays, seen: Seen) -> Wanted:
         """For a worker that has to serve all tasks: the plan's variants, beside what it has if the

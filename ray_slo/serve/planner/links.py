@@ -138,6 +138,7 @@ class Follower:
         self._retry_at: dict[str, float] = {}
         self._raised: dict[str, Exception] = {}
         self._ready = False
+        self._ready_s: float | None = None
         self._started = time.monotonic()
         self._make_first = spec.planner is None or spec.planner.make_before_break
 
@@ -154,6 +155,7 @@ class Follower:
     async def follow(self) -> None:
         """Do what is wanted, for ever."""
         self._ready = True
+        self._ready_s = time.monotonic() - self._started
         while True:
             try:
                 await self._while_asking(self.do(await self._orders()))
@@ -202,6 +204,7 @@ class Follower:
             self._ready,
             time.monotonic() - self._started,
             self._group,
+            ready_s=self._ready_s,
         )
 
     async def _ask(self) -> Wanted | None:

@@ -325,3 +325,13 @@ def test_a_budget_of_accuracy_for_swaps_and_no_headroom_beyond_what_is_asked():
     assert problem.problem.swap_cost == 0.1
     assert problem.problem.slo_s == pytest.approx(0.995)  # the way back is kept free
     assert best(make_brain(spec_of()).solve(problem).whole).step == "hardware"
+
+
+def test_who_has_just_become_ready_takes_its_place_in_the_plan_for_all_at_once():
+    brain = make_brain(spec_of(rate=30.0))  # a detector and two large ones, for 3 workers
+    planned(brain, seen_of(says("a", ALL), says("b", ALL)))
+    assert brain.target("default") == 3
+    told = brain.wanted(0.0, seen_of(says("a", ALL), says("b", ALL), says("c", ready=False)), False)
+    started = told["c"].assigned[0].variant
+    ready = seen_of(says("a", ALL), says("b", ALL), says("c", [started]))
+    assert brain.wanted(0.0, ready, False)["c"].assigned == told["c"].assigned

@@ -1,0 +1,455 @@
+"""The brain of the planner `auto`: from what an application measured to how many workers of which
+kind there are, and what each of them serves.
+
+A problem holds what was measured: the demand of every stream with its dispersion and trend
+(`streams`), multiplicative factors, mean sizes, the workers' profiles and memory, what is loaded.
+It is solved for all workers that there may be, which gives the number of each kind, and for those
+that are there now, which gives what they do meanwhile.
+
+* **How many.** More workers at once, fewer when that was the plan for an interval (`targets`).
+  Where requests go wrong although the plan is in force, more demand is planned for than was
+  measured (Symphony §3.5). An application without a request for `idle_s` goes down to the least,
+  which may be none; the first request brings workers back.
+* **What they serve.** Where the policy chooses variants itself, or has none to choose from, and
+  all fit in a worker's memory, every worker has all of them and serves whatever comes. Else each
+  has what the plan says, with the fewest swaps, made before something breaks.
+* **Without a plan.** A variant whose latency nobody knows is measured first (`measure`); meanwhile
+  workers serve whatever comes with those that they have.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, NamedTuple
+
+from ray_slo.core import LatencyProfile
+from ray_slo.planning import auto
+from ray_slo.planning.auto import Plan, Problem, Slot
+from ray_slo.planning.brains.brain import (
+    FIRST,
+    Brain,
+    Counts,
+    Key,
+    NotYet,
+    Seen,
+    Verdict,
+    Wanted,
+    WorkerSays,
+)
+from ray_slo.planning.brains.known import Known
+from ray_slo.planning.brains.measure import Measuring, in_turn, loadable
+from ray_slo.planning.brains.steps import Steps
+from ray_slo.planning.brains.streams import Streams
+from ray_slo.planning.brains.targets import Target
+from ray_slo.planning.result import Infeasible
+
+_AHEAD_S = 60.0  # a trend is not followed further than that
+_SETTLED_S = 1.0  # what went wrong sooner after workers came is not their doing
+
+Made = Plan | Infeasible[Plan]
+
+
+@dataclass(frozen=True)
+class AutoSetting:
+    """What the brain is told of an application.
+
+    Attributes:
+        problem: all that is not measured. Its demand is what is expected until there is a measured
+            one, its factors are those expected; its profiles do not matter.
+        first_workers: how many there are at first, by kind.
+        scales: kinds whose workers Serve starts and stops as planned, the youngest first.
+        assigns: the policy goes by what the plan has each worker serve. Else it chooses by itself
+            among what a worker has loaded.
+        interval_s: between plans, seconds.
+        up_s, down_s: more, or fewer, workers of a kind must have been wanted for so long.
+        idle_s: an application without a request for so long needs no worker; None: it always does.
+        demand: how the demand is anticipated (`ray_slo.core.demand`).
+        make_before_break: a worker loads its next variant before it lets go of the last one.
+        profiles: of variants by kind, as files say.
+        tunable: names of the problem's fields that can be changed while it runs.
+    """
+
+    problem: Problem
+    first_workers: Mapping[str, int] = field(default_factory=dict)
+    scales: frozenset[str] = frozenset()
+    assigns: bool = True
+    interval_s: float = 10.0
+    up_s: Mapping[str, float] = field(default_factory=dict)
+    down_s: Mapping[str, float] = field(default_factory=dict)
+    idle_s: float | None = None
+    demand: Literal["ewma", "peak", "holt"] = "ewma"
+    make_before_break: bool = True
+    profiles: Mapping[Key, LatencyProfile] = field(default_factory=dict)
+    tunable: frozenset[str] = frozenset({"objective", "budget_per_hour", "accuracy_floor"})
+
+
+class Job(NamedTuple):
+    """What is to be solved.
+
+    Attributes:
+        whole: for all workers that there may be.
+        present: workers that serve, by kind.
+        last: where the search starts.
+        usable: variants whose latency is known, by kind.
+        now: when it was made.
+        factors: planned demand over the measured one, by stream.
+        idle: no stream has demand.
+    """
+
+    whole: Problem
+    present: Mapping[str, int]
+    last: Plan | None
+    usable: frozenset[Key]
+    now: float
+    factors: Mapping[str, float]
+    idle: bool
+
+    @property
+    def meanwhile(self) -> Problem:
+        """For those that are there, as they are."""
+        there = {kind.name for kind in self.whole.kinds if self.present.get(kind.name)}
+        current = tuple(hosted for hosted in self.whole.current if hosted.kind in there)
+        return replace(self.whole, present=dict(self.present), current=current)
+
+
+class Plans(NamedTuple):
+    """Both plans.
+
+    Attributes:
+        whole: for all workers that there may be.
+        now: for those that are there, where that differs; else `whole` itself.
+    """
+
+    whole: Made
+    now: Made
+
+    @property
+    def shortfall(self) -> str | None:
+        """What is out of reach with all workers; None where nothing is."""
+        return self.whole.reason if isinstance(self.whole, Infeasible) else None
+
+
+def best(answer: Made) -> Plan:
+    """The plan to carry out."""
+    return answer.best_effort if isinstance(answer, Infeasible) else answer
+
+
+def solve(job: Job) -> Plans:
+    """Both plans; run as a Ray task."""
+    whole = auto.plan(job.whole, job.last)
+    wanted, present = best(whole).workers, job.present
+    if not any(present.values()) or all(n <= present.get(k, 0) for k, n in wanted.items()):
+        return Plans(whole, whole)
+    return Plans(whole, auto.plan(job.meanwhile, job.last))
+
+
+class AutoBrain(Brain):
+    """Plans an application of any shape (see the module)."""
+
+    def __init__(self, setting: AutoSetting) -> None:
+        self._tuned: dict[str, Any] = {}
+        self._limits: dict[str, int] = {}
+        self._targets: dict[str, Target] = {}
+        self._measuring: dict[str, Measuring] = {}
+        self._known = Known(setting.problem, setting.profiles)
+        self.configure(setting)
+        problem = setting.problem
+        expected = {stream: problem.rate(stream) for stream in problem.streams}
+        horizon_s = setting.interval_s
+        self._streams = Streams(expected, setting.demand, horizon_s, setting.idle_s)
+        self._job: Job | None = None
+        self._solved: Plans | None = None
+        self._steps = Steps(self._known.model_of)
+        self._now = -math.inf
+        self._settled_since = math.inf  # workers serve as planned
+
+    @property
+    def solve(self) -> Callable[[Job], Plans]:
+        return solve
+
+    def configure(self, setting: AutoSetting) -> None:
+        self._setting = setting
+        self._kinds = tuple(setting.problem.kind)
+        for name in self._kinds:
+            self._measuring.setdefault(name, Measuring())
+        self._known.problem, self._known.profiles = setting.problem, setting.profiles
+        for name, target in self._targets.items():
+            target.up_s, target.down_s = self._delays(name)
+
+    def tune(self, kwargs: Mapping[str, Any]) -> bool:
+        if unknown := sorted(kwargs.keys() - self._setting.tunable):
+            raise ValueError(
+                f"{unknown[0]} cannot be changed while it runs; "
+                f"{', '.join(sorted(self._setting.tunable))} can"
+            )
+        if dict(kwargs) == self._tuned:
+            return False
+        replace(self._setting.problem, **kwargs)  # may raise
+        self._tuned = dict(kwargs)
+        return True
+
+    def _delays(self, kind: str) -> tuple[float, float]:
+        setting = self._setting
+        return setting.up_s.get(kind, 0.0), setting.down_s.get(kind, setting.interval_s)
+
+    # -- what is heard ---------------------------------------------------------------------
+
+    def counted(self, now: float, over_s: float, counts: Counts) -> None:
+        self._now = max(self._now, now)
+        self._streams.counted(now, over_s, counts.requests, counts.bad)
+        self._known.counted(counts)
+
+    def _look(self, now: float, seen: Seen) -> None:
+        """Note which workers have become ready, and whether they serve as planned."""
+        self._now = max(self._now, now)
+        self._known.look(seen)
+        if self._solved is None or self._job is None:
+            return
+        wanted = best(self._solved.whole).workers
+        present = self._present(seen)
+        if all(present.get(kind, 0) >= n for kind, n in wanted.items()):
+            self._settled_since = min(self._settled_since, now)
+        else:
+            self._settled_since = math.inf
+
+    @property
+    def start_s(self) -> float | None:
+        return min(self._known.starts_s.values(), default=None)
+
+    def _present(self, seen: Seen) -> dict[str, int]:
+        """Workers that serve, by kind."""
+        serving = [says.kind for says in seen.serving.values()]
+        return {kind: serving.count(kind) for kind in self._kinds}
+
+    # -- problem and plan ------------------------------------------------------------------
+
+    def problem(self, now: float, seen: Seen) -> Job:
+        known = self._known
+        running = any(says.assigned for says in seen.workers.values())
+        if self._solved is None and not running:
+            kinds = {says.kind for says in seen.workers.values()}
+            if not kinds:
+                raise NotYet("no worker is there yet")
+            if unknown := sorted({v for kind in kinds for v in known.unknown(seen, kind)}):
+                raise NotYet(f"{', '.join(unknown)} not measured yet")
+        since = self._settled_since + _SETTLED_S
+        ahead_s = min(min(known.starts_s.values(), default=0.0), _AHEAD_S)
+        workers = sum(self._present(seen).values())
+        demand, factors = self._streams.demand(now, ahead_s, workers, since)
+        asked = replace(known.asked(seen, self._limits), demand=demand, **self._tuned)
+        last = best(self._solved.whole) if self._solved is not None else None
+        idle = not any(one.rate for one in demand.values())
+        usable = frozenset(known.measured(seen))
+        return Job(asked, self._present(seen), last, usable, now, factors, idle)
+
+    def due(self, now: float, seen: Seen) -> str:
+        self._look(now, seen)
+        job, solved = self._job, self._solved
+        if job is None or solved is None:
+            return FIRST
+        if any(getattr(job.whole, name) != value for name, value in self._tuned.items()):
+            return "arguments changed"
+        if frozenset(self._known.measured(seen)) != job.usable:
+            return "profiles known"
+        most = {k.name: k.max_workers for k in self._setting.problem.kinds}
+        limits = {k: min(n, self._limits.get(k, n)) for k, n in most.items()}
+        if limits != {kind.name: kind.max_workers for kind in job.whole.kinds}:
+            return "limits changed"
+        if changed := self._workers_changed(job, solved, seen):
+            return changed
+        return self._demand_changed(job, now)
+
+    def _workers_changed(self, job: Job, solved: Plans, seen: Seen) -> str:
+        useful, present = best(solved.whole).workers, self._present(seen)
+        for kind, n in present.items():
+            before = job.present.get(kind, 0)
+            if min(n, useful.get(kind, 0)) != min(before, useful.get(kind, 0)):
+                return "worker joined" if n > before else "worker lost"
+        return ""
+
+    def _demand_changed(self, job: Job, now: float) -> str:
+        for name in self._streams:
+            stream, planned = self._streams[name], job.whole.demand[name].rate
+            if self._streams.is_idle(name, now) != (planned == 0):
+                return "first request" if planned == 0 else "idle"
+            if planned and stream.differs(now, planned / job.factors[name]):
+                return "demand changed"
+        since = max(self._settled_since + _SETTLED_S, job.now)
+        short = self._solved is not None and self._solved.shortfall is not None
+        if not short and any(self._streams[name].is_bad(since) for name in self._streams):
+            return "bad rate"
+        return ""
+
+    def adopt(self, problem: Job, answer: Plans) -> Verdict:
+        self._job, self._solved = problem, answer
+        self._now = max(self._now, problem.now)
+        for name, factor in problem.factors.items():
+            stream = self._streams[name]
+            if factor > stream.factor or stream.factor > 1:
+                stream.factor, stream.factor_at = factor, problem.now
+        for kind, workers in best(answer.whole).workers.items():
+            if kind not in self._targets:
+                first = problem.present.get(kind, 0) or self._setting.first_workers.get(kind, 0)
+                self._targets[kind] = Target(first, *self._delays(kind))
+            self._targets[kind].wants(problem.now, workers, at_once=problem.idle)
+        why = best(answer.whole).explanation
+        if answer.shortfall is not None:
+            why = f"Best effort, as {answer.shortfall}. {why}"
+        if answer.now is not answer.whole:
+            there = sum(problem.present.values())
+            why += f" With the {there} that are there: {best(answer.now).explanation}"
+        return Verdict(why, answer.shortfall)
+
+    # -- what is told ----------------------------------------------------------------------
+
+    def limit(self, kind: str, most: int) -> None:
+        self._limits[kind] = most
+
+    def target(self, kind: str) -> int | None:
+        if kind not in self._kinds or kind not in self._setting.scales:
+            return None
+        if kind in self._targets:
+            return self._targets[kind].at(self._now)
+        # Nothing is known without a worker: somebody has to measure.
+        waiting = any(self._streams[stream].seen for stream in self._streams)
+        return max(self._setting.first_workers.get(kind, 0), int(waiting))
+
+    def wanted(self, now: float, seen: Seen, hopeless: bool) -> dict[str, Wanted]:
+        self._look(now, seen)
+        if not self._setting.assigns:
+            fits = {kind: self._known.all_fit(seen, kind) for kind in self._kinds}
+            free = {w: says for w, says in seen.workers.items() if fits[says.kind]}
+            told = {w: Wanted((), self._all(seen, says.kind)) for w, says in free.items()}
+            rest = {w: says for w, says in seen.workers.items() if w not in free}
+            return told | (self._placed(now, seen, hopeless, rest) if rest else {})
+        return self._placed(now, seen, hopeless, seen.workers)
+
+    def _placed(
+        self, now: float, seen: Seen, hopeless: bool, workers: Mapping[str, WorkerSays]
+    ) -> dict[str, Wanted]:
+        """What these workers do, of whom each has a part of the variants."""
+        if self._solved is None:
+            if hopeless:
+                runs = any(says.assigned for says in workers.values())
+                idle = {w: says for w, says in workers.items() if not (runs and says.loaded)}
+                return {w: Wanted((), self._all(seen, says.kind)) for w, says in idle.items()}
+            return self._to_measure(seen, workers)
+        serving = {w: says for w, says in seen.serving.items() if w in workers}
+        staying = self._staying(now, serving)
+        whole, meanwhile = best(self._solved.whole), best(self._solved.now)
+        later = auto.place(whole, self._having(workers))
+        placed = later
+        if meanwhile is not whole:
+            placed = auto.place(meanwhile, self._having(staying))
+            # Those that have just become ready do what they were started for.
+            placed |= {w: slot for w, slot in later.items() if w not in placed}
+        placed = {w: slot for w, slot in placed.items() if w in staying or w not in serving}
+
+        def fits(variants: frozenset[str], kind: str) -> bool:
+            return self._known.fit(seen, variants, kind)
+
+        breaks = not self._setting.make_before_break
+        told = self._steps.towards(placed, workers, serving, fits, breaks)
+        if not self._setting.assigns:
+            told = {w: wanted._replace(assigned=()) for w, wanted in told.items()}
+        for kind in self._kinds:
+            self._also_measure(seen, kind, told)
+        return told
+
+    def _staying(self, now: float, serving: Mapping[str, WorkerSays]) -> dict[str, WorkerSays]:
+        """Those that Serve leaves: it takes the youngest away."""
+        left = {
+            k: self._targets[k].at(now) if k in self._setting.scales else math.inf
+            for k in self._targets
+        }
+        found: dict[str, WorkerSays] = {}
+        for worker, says in serving.items():
+            if left.get(says.kind, math.inf) > 0:
+                found[worker] = says
+                left[says.kind] = left.get(says.kind, math.inf) - 1
+        return found or dict(serving)
+
+    def _having(self, workers: Mapping[str, WorkerSays]) -> dict[str, tuple[str, frozenset[str]]]:
+        """Kind, and what it has loaded or was told to load, by worker; those that have something
+        first, as the others may be starting still."""
+        found = {w: (says.kind, self._steps.has(says)) for w, says in workers.items()}
+        return dict(sorted(found.items(), key=lambda item: not item[1][1]))
+
+    def _all(self, seen: Seen, kind: str) -> tuple[str, ...]:
+        return loadable(self._known.model_of, {v for v, k in seen.avoided if k == kind})
+
+    def _to_measure(self, seen: Seen, workers: Mapping[str, WorkerSays]) -> dict[str, Wanted]:
+        """Share out what nobody has measured among the workers of each kind."""
+        answer: dict[str, Wanted] = {}
+        for kind, measuring in self._measuring.items():
+            turns = in_turn(self._known.unknown(seen, kind), self._known.model_of)
+            avoided = {v for v, k in seen.avoided if k == kind}
+            its = {w: says for w, says in workers.items() if says.kind == kind}
+            expected = self._setting.first_workers.get(kind, 1)
+            shares = measuring.shares(its, turns, avoided, expected)
+            answer |= {w: Wanted((), variants) for w, variants in shares.items()}
+        return answer
+
+    def _also_measure(self, seen: Seen, kind: str, told: dict[str, Wanted]) -> None:
+        """Have an idle worker of a kind, if there is one, load what was not measured there."""
+        its = [w for w in told if seen.workers[w].kind == kind]
+        if its and (unknown := self._known.unknown(seen, kind)):
+            worker = min(its, key=lambda w: (bool(told[w].assigned), w))
+            keep = dict.fromkeys((*told[worker].keep, unknown[0]))
+            told[worker] = told[worker]._replace(keep=tuple(keep))
+
+    # -- what is said ----------------------------------------------------------------------
+
+    def inputs(self, now: float, seen: Seen) -> dict[str, Any]:
+        streams = {
+            name: {
+                "rate": 0.0 if self._streams.is_idle(name, now) else self._streams[name].rate(now),
+                "dispersion": self._streams[name].dispersion,
+            }
+            for name in self._streams
+        }
+        factors = self._known.factors
+        answer: dict[str, Any] = {"demand": sum(one["rate"] for one in streams.values())}
+        return answer | {"streams": streams} | ({"factors": factors} if factors else {})
+
+    def outcome(self) -> dict[str, Any]:
+        if self._job is None or self._solved is None:
+            return {}
+        plan, job = best(self._solved.now), self._job
+        return {
+            "planned_demand": sum(one.rate for one in job.whole.demand.values()),
+            "step": plan.step,
+            "accuracy": plan.accuracy,
+            "bad_rate": plan.bad_rate,
+            "served": dict(plan.served),
+            "cost_per_hour": best(self._solved.whole).cost_per_hour,
+            "assignments": assignments(plan.slots, self._known.model_of),
+        }
+
+    def status(self, seen: Seen) -> dict[str, Any]:
+        starts = self._known.starts_s
+        boosts = {n: s.factor for n in self._streams if (s := self._streams[n]).factor > 1.005}
+        answer: dict[str, Any] = {"start_s": starts} if starts else {}
+        return answer | ({"planned_over_measured": boosts} if boosts else {})
+
+
+def assignments(slots: tuple[Slot, ...], model_of: Mapping[str, str]) -> list[dict[str, Any]]:
+    """What workers serve, alike ones together, for people and logs."""
+    found: dict[tuple[str, str, int], list[float]] = {}
+    for slot in slots:
+        for part in slot.parts:
+            key = slot.kind, part.variant, part.batch_size
+            found.setdefault(key, []).append(part.load or 0.0)
+    return [
+        {
+            "task": model_of[variant],
+            "variant": variant,
+            "kind": kind,
+            "batch_size": batch_size,
+            "workers": len(loads),
+            "load": sum(loads),
+        }
+        for (kind, variant, batch_size), loads in found.items()
+    ]

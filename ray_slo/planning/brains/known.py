@@ -1,0 +1,184 @@
+"""What the brain of the planner `auto` has learned of an application: factors, mean sizes, how long
+workers take to start; and what workers said of latencies and memory. Pure: no clock."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Hashable, Mapping
+from dataclasses import replace
+
+from ray_slo.core import LatencyProfile
+from ray_slo.core.demand import Factors
+from ray_slo.core.trees import Tree
+from ray_slo.planning.auto import Hosted, Kind, Model, Problem, Variant
+from ray_slo.planning.brains.brain import Counts, Key, Seen
+
+_LEAST_FACTOR = 0.05  # a task that gets nothing for hours is still there
+_SIZES = 2000  # requests whose mean size is planned with
+_STARTS = 5  # of workers, of which the median is told
+
+
+class Known:
+    """What was learned, and what a problem becomes with it.
+
+    Args:
+        problem: all that is not measured.
+        profiles: of variants by kind, as files say.
+
+    Attributes:
+        problem, profiles: the same; they may be exchanged for others of the same shape.
+        model_of: model by variant.
+    """
+
+    def __init__(self, problem: Problem, profiles: Mapping[Key, LatencyProfile]) -> None:
+        self.problem, self.profiles = problem, profiles
+        self.model_of = {v.name: model.name for model in problem.models for v in model.variants}
+        self._learnt = _learnt(problem)  # child tasks by variant and task
+        prior: dict[Hashable, Mapping[str, float]] = {}
+        for (task, variant), children in self._learnt.items():
+            tree = next(tree for tree in problem.trees if task in tree)
+            prior[variant] = {child: tree[task].factor(variant, child) for child in children}
+        self._factors = Factors(prior)
+        self._sizes: dict[str, tuple[float, float]] = {}  # requests and items, by model
+        self._starts: dict[str, deque[float]] = {}  # seconds, by kind
+        self._started: set[str] = set()
+
+    # -- what is heard ---------------------------------------------------------------------
+
+    def counted(self, counts: Counts) -> None:
+        """Learn from what a frontend counted."""
+        for _, variant in self._learnt:
+            if variant in counts.finished:
+                made = counts.made.get(variant, {})
+                self._factors.observe(variant, counts.finished[variant], made)
+        for tree in self.problem.trees:
+            if sizes := counts.sizes.get(tree.name):
+                self._sized(tree[tree.root].model, sizes)
+
+    def _sized(self, model: str, sizes: Mapping[int, int]) -> None:
+        count, items = sum(sizes.values()), sum(size * n for size, n in sizes.items())
+        requests, before = self._sizes.get(model, (0.0, 0.0))
+        keep = math.exp(-count / _SIZES)
+        self._sizes[model] = (keep * requests + count, keep * before + items)
+
+    def look(self, seen: Seen) -> None:
+        """Note which workers have become ready, and how long that took."""
+        for worker, says in seen.workers.items():
+            if says.ready and worker not in self._started:
+                self._started.add(worker)
+                if says.ready_s is not None:
+                    starts = self._starts.setdefault(says.kind, deque(maxlen=_STARTS))
+                    starts.append(says.ready_s)
+        self._started &= seen.workers.keys()
+
+    @property
+    def starts_s(self) -> dict[str, float]:
+        """How long a worker takes from its start to where it can serve: the median of the last
+        ones, by kind."""
+        return {kind: sorted(starts)[len(starts) // 2] for kind, starts in self._starts.items()}
+
+    @property
+    def factors(self) -> dict[str, dict[str, float]]:
+        """Requests made per request, as learned, by variant and child task."""
+        return {variant: self._factors.of(variant) for _, variant in self._learnt}
+
+    # -- what is known ---------------------------------------------------------------------
+
+    def measured(self, seen: Seen) -> dict[Key, LatencyProfile]:
+        """Of variants that can be used, without sizes that nobody has tried."""
+        known = {**self.profiles, **seen.profiles}
+        keys = [(v, kind.name) for v in self.model_of for kind in self.problem.kinds]
+        return {key: known[key].measured for key in keys if key in known.keys() - seen.avoided}
+
+    def unknown(self, seen: Seen, kind: str) -> list[str]:
+        """Variants that somebody has to measure on a kind."""
+        known = {*self.profiles, *seen.profiles, *seen.avoided}
+        return [v for v in self.model_of if (v, kind) not in known]
+
+    def room_mb(self, seen: Seen, kind: str) -> float:
+        """For variants, on a worker of a kind."""
+        return min(self.problem.kind[kind].memory_mb, seen.room_mb.get(kind, math.inf))
+
+    def needs_mb(self, seen: Seen, variant: str, kind: str) -> float:
+        """Memory of a variant: measured, else as it was told, else 0."""
+        told = self.problem.variant[variant].memory_mb.get(kind, 0.0)
+        return seen.memory_mb.get((variant, kind), told)
+
+    def fit(self, seen: Seen, variants: frozenset[str], kind: str) -> bool:
+        """Whether variants fit on a worker of a kind together, as far as is known."""
+        return sum(self.needs_mb(seen, v, kind) for v in variants) <= self.room_mb(seen, kind)
+
+    def all_fit(self, seen: Seen, kind: str) -> bool:
+        """Whether all variants that can be loaded do."""
+        loaded = frozenset(v for v in self.model_of if (v, kind) not in seen.avoided)
+        return self.fit(seen, loaded, kind)
+
+    # -- what a problem becomes ------------------------------------------------------------
+
+    def asked(self, seen: Seen, limits: Mapping[str, int]) -> Problem:
+        """The problem with what was measured, but for the demand.
+
+        Args:
+            limits: workers by kind, at most.
+
+        Raises:
+            ValueError: a model has no variant that can be used.
+        """
+        profiles = self.measured(seen)
+        models = [self._measured(model, profiles, seen) for model in self.problem.models]
+        if lost := [model.name for model in models if not any(v.profiles for v in model.variants)]:
+            raise ValueError(f"no variant of {', '.join(lost)} can be loaded; the last plan holds")
+        known = {v.name for model in models for v in model.variants}
+        return replace(
+            self.problem,
+            models=tuple(models),
+            trees=tuple(self._learned(tree, known) for tree in self.problem.trees),
+            kinds=tuple(self._bounded(kind, limits, seen) for kind in self.problem.kinds),
+            current=tuple(
+                Hosted(worker, says.kind, frozenset(says.loaded & self.model_of.keys()))
+                for worker, says in seen.workers.items()
+                if says.kind in self.problem.kind
+            ),
+        )
+
+    def _measured(self, model: Model, profiles: Mapping[Key, LatencyProfile], seen: Seen) -> Model:
+        variants = []
+        for v in model.variants:
+            known = {k: profiles[v.name, k] for k in self.problem.kind if (v.name, k) in profiles}
+            if known:
+                memory = {kind: self.needs_mb(seen, v.name, kind) for kind in known}
+                variants.append(Variant(v.name, v.accuracy, known, memory))
+        requests, items = self._sizes.get(model.name, (0.0, 0.0))
+        mean = max(items / requests, 1.0) if requests else model.items
+        return replace(model, variants=tuple(variants) or model.variants, items=mean)
+
+    def _learned(self, tree: Tree, known: set[str]) -> Tree:
+        """The tree with learned factors, of variants that are known."""
+        tasks = []
+        for task in tree.tasks:
+            factors = {v: made for v, made in task.factors.items() if v in known}
+            for name, variant in self._learnt:
+                if name == task.name and variant in known:
+                    made = self._factors.of(variant)
+                    factors[variant] = {c: max(f, _LEAST_FACTOR) for c, f in made.items()}
+            tasks.append(replace(task, factors=factors))
+        return replace(tree, tasks=tuple(tasks))
+
+    def _bounded(self, kind: Kind, limits: Mapping[str, int], seen: Seen) -> Kind:
+        most = min(kind.max_workers, limits.get(kind.name, kind.max_workers))
+        least, room_mb = min(kind.min_workers, most), self.room_mb(seen, kind.name)
+        return replace(kind, min_workers=least, max_workers=most, memory_mb=room_mb)
+
+
+def _learnt(problem: Problem) -> dict[tuple[str, str], tuple[str, ...]]:
+    """Child tasks of each task and variant whose factors are learned. Where tasks share a model,
+    counts do not say for whom its variants served."""
+    users = [task.model for tree in problem.trees for task in tree.tasks]
+    return {
+        (task.name, variant.name): tree.children(task.name)
+        for tree in problem.trees
+        for task in tree.tasks
+        if users.count(task.model) == 1 and tree.children(task.name)
+        for variant in problem.variants_of(task)
+    }

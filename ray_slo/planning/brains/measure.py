@@ -1,0 +1,74 @@
+"""Who measures the variants whose latency nobody knows: the workers share them out. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from itertools import zip_longest
+
+from ray_slo.planning.brains.brain import WorkerSays
+
+
+class Measuring:
+    """Shares variants out among the workers of a kind; who is done takes one more.
+
+    What one worker was to measure is shared out again when it has gone, or could not load it.
+    """
+
+    def __init__(self) -> None:
+        self._shares: dict[str, tuple[str, ...]] = {}  # variants by worker
+
+    def shares(
+        self,
+        workers: Mapping[str, WorkerSays],
+        unknown: Sequence[str],
+        avoided: Collection[str],
+        expected: int,
+    ) -> dict[str, tuple[str, ...]]:
+        """What each worker is to have loaded; those that have an assignment, or nothing to measure,
+        are left out.
+
+        Args:
+            workers: of one kind.
+            unknown: variants, in the order in which they should be measured.
+            avoided: could not be loaded lately.
+            expected: workers that there will be at first.
+        """
+        shares = {
+            w: tuple(v for v in variants if v not in avoided)
+            for w, variants in self._shares.items()
+            if w in workers
+        }
+        taken = {v for variants in shares.values() for v in variants}
+        free = [v for v in unknown if v not in taken]
+        for worker, says in workers.items():
+            if says.assigned:  # by a planner that is no more
+                continue
+            if worker not in shares and not says.loaded:
+                others = max(expected, len(workers)) - len(shares)
+                count = -(-len(free) // max(others, 1))
+                shares[worker], free = tuple(free[:count]), free[count:]
+            elif (mine := set(shares.get(worker, ()))) <= says.loaded and free:
+                shares[worker] = (*sorted(says.loaded | mine), free.pop(0))
+        self._shares = shares
+        return {w: variants for w, variants in shares.items() if variants}
+
+
+def in_turn(variants: Sequence[str], owner: Mapping[str, str]) -> list[str]:
+    """One variant of every owner (model, or task), then the next ones, so that any few serve many.
+
+    >>> in_turn(["a1", "a2", "b1"], {"a1": "a", "a2": "a", "b1": "b"})
+    ['a1', 'b1', 'a2']
+    """
+    by_owner: dict[str, list[str]] = {}
+    for variant in variants:
+        by_owner.setdefault(owner[variant], []).append(variant)
+    rows = zip_longest(*by_owner.values())
+    return [variant for row in rows for variant in row if variant is not None]
+
+
+def loadable(owner: Mapping[str, str], avoided: Collection[str]) -> tuple[str, ...]:
+    """All variants that can be loaded, and all of an owner of which nothing can: a worker that
+    cannot load these either ends, and says why."""
+    usable = {v for v in owner if v not in avoided}
+    owners = {owner[v] for v in usable}
+    return tuple(v for v, its in owner.items() if v in usable or its not in owners)

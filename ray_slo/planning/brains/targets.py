@@ -1,0 +1,55 @@
+"""How many workers of a kind there should be, plan after plan: up at once, down without flapping.
+Pure: no clock."""
+
+from __future__ import annotations
+
+from collections import deque
+
+
+class Target:
+    """Follows what plans want of one kind.
+
+    Worked example: 2 workers, then 4 wanted, then 1: more come at once, fewer stay when fewer were
+    wanted for 10 s.
+
+        >>> target = Target(2, up_s=0.0, down_s=10.0)
+        >>> target.wants(0.0, 4)
+        >>> target.wants(5.0, 1)
+        >>> target.at(5.0), target.at(14.9), target.at(15.0)
+        (4, 4, 1)
+
+    Args:
+        first: workers at first.
+        up_s, down_s: how long more, or fewer, must have been wanted.
+    """
+
+    def __init__(self, first: int, up_s: float, down_s: float) -> None:
+        self._now = first
+        self.up_s, self.down_s = up_s, down_s
+        self._wanted: deque[tuple[float, int]] = deque()  # since when, how many
+
+    def wants(self, now: float, workers: int, *, at_once: bool = False) -> None:
+        """A plan wants so many from now on. `at_once`: nobody needs the others."""
+        if at_once:
+            self._wanted.clear()
+            self._now = workers
+        self._wanted.append((now, workers))
+
+    def at(self, now: float) -> int:
+        """How many there should be; the time never goes back."""
+        more, fewer = min(self._lately(now, self.up_s)), max(self._lately(now, self.down_s))
+        if more > self._now:
+            self._now = more
+        elif fewer < self._now:
+            self._now = fewer
+        oldest = now - max(self.up_s, self.down_s)
+        while len(self._wanted) > 1 and self._wanted[1][0] <= oldest:
+            self._wanted.popleft()
+        return self._now
+
+    def _lately(self, now: float, for_s: float) -> list[int]:
+        """What was wanted at some time in the last `for_s` seconds."""
+        since = now - for_s
+        found = [n for at, n in self._wanted if at > since]
+        before = [n for at, n in self._wanted if at <= since]
+        return (before[-1:] or [self._now]) + found

@@ -1,0 +1,334 @@
+"""What the brain of `auto` makes of what an application measured: targets, assignments, reasons."""
+
+import pytest
+
+from ray_slo.core import LatencyProfile
+from ray_slo.core.trees import Tree, TreeTask
+from ray_slo.planning.auto import Demand, Kind, Model, Problem, Variant
+from ray_slo.planning.brains.auto import AutoBrain, AutoSetting
+from ray_slo.planning.brains.brain import Counts, NotYet, Seen, WorkerSays
+
+PLAIN = {("m", "cpu"): LatencyProfile.linear(0.01, 0.02, 8)}  # 8 per batch of 100 ms: 80/s
+
+
+def plain(least=1, most=8, rate=1.0, **setting):
+    problem = Problem(
+        (Model("m", (Variant("m", 100.0, {}),)),),
+        (Tree.of_model("m", {"": 0.5}),),
+        {"m": Demand(rate)},
+        (Kind("cpu", least, most),),
+    )
+    given = {"first_workers": {"cpu": 1}, "scales": frozenset({"cpu"}), "assigns": False}
+    return AutoBrain(AutoSetting(problem, **{**given, **setting}))
+
+
+def says(name, *loaded, kind="cpu", assigned=(), **fields):
+    return WorkerSays(name, kind, frozenset(loaded), assigned, **fields)
+
+
+def seen_of(*workers, profiles=PLAIN, **fields):
+    return Seen({w.worker: w for w in workers}, profiles, **fields)
+
+
+def workers(count, *loaded):
+    return seen_of(*(says(f"w{i}", *(loaded or ("m",))) for i in range(count)))
+
+
+class Host:
+    """Asks a brain as the planner does, second by second, at the rates that a test says."""
+
+    def __init__(self, brain, seen):
+        self.brain, self.seen, self.now, self.why = brain, seen, 0.0, []
+        self.tried_at = -100.0
+
+    def run(self, seconds, rate=0.0, bad=0.0, stream="m"):
+        for _ in range(2 * seconds):
+            self.now += 0.5
+            counts = Counts({stream: round(rate / 2)}, bad={stream: round(bad / 2)})
+            self.brain.counted(self.now, 0.5, counts)
+            self.step()
+
+    def step(self):
+        why = self.brain.due(self.now, self.seen)
+        if not why and self.now - self.tried_at >= 10:
+            why = "period"
+        if why and self.now - self.tried_at >= 1:
+            self.plan(why)
+        return self.brain.wanted(self.now, self.seen, False)
+
+    def plan(self, why="asked"):
+        self.tried_at = self.now
+        self.why.append(why)
+        job = self.brain.problem(self.now, self.seen)
+        return self.brain.adopt(job, self.brain.solve(job))
+
+    @property
+    def target(self):
+        return self.brain.target("cpu")
+
+
+def test_a_plain_deployment_follows_its_load_up_at_once_and_down_after_an_interval():
+    host = Host(plain(), workers(1))
+    host.run(5, 10)
+    assert host.target == 1
+    host.run(3, 300)
+    needed = host.target
+    assert 4 <= needed <= 7  # 300/s of at most 80/s each
+    assert host.why[1] == "demand changed"
+    host.seen = workers(needed)
+    host.run(10, 300)
+    assert host.target == needed
+    host.run(8, 10)
+    assert host.target == needed  # the plan wants fewer, but not for ten seconds yet
+    host.run(30, 10)
+    assert host.target == 1
+
+
+def test_every_worker_keeps_all_where_the_policy_chooses():
+    brain = plain()
+    assert brain.wanted(0.0, seen_of(says("a", ready=False), profiles={}), False)["a"].keep == (
+        "m",
+    )
+    with pytest.raises(NotYet, match="no worker is there"):
+        brain.problem(0.0, seen_of())
+    with pytest.raises(NotYet, match="m not measured yet"):
+        brain.problem(0.0, seen_of(says("a"), profiles={}))
+    assert brain.due(0.0, workers(1)) == "first plan"
+    assert brain.target("cpu") == 1
+    assert brain.target("other") is None
+
+
+def test_what_goes_wrong_though_the_plan_is_in_force_adds_workers():
+    host = Host(plain(), workers(2))
+    host.run(5, 100)
+    planned = host.target
+    host.seen = workers(planned)
+    host.run(3, 100)
+    before = len(host.why)
+    host.run(3, 100, bad=20)
+    assert "bad rate" in host.why[before:]
+    assert host.target > planned
+    assert host.brain.status(host.seen)["planned_over_measured"]["m"] > 1.1
+    host.seen = workers(host.target)
+    host.run(400, 100)  # what was added fades
+    assert host.target == planned
+    assert "planned_over_measured" not in host.brain.status(host.seen)
+
+
+def test_what_goes_wrong_while_workers_start_adds_nothing():
+    host = Host(plain(), workers(1))
+    host.run(20, 300, bad=150)
+    assert "bad rate" not in host.why
+    assert host.target <= 7
+
+
+def test_a_few_bad_requests_are_chance():
+    host = Host(plain(), workers(2))
+    host.run(20, 100, bad=0)
+    host.brain.counted(host.now, 0.5, Counts({"m": 50}, bad={"m": 4}))
+    assert host.brain.due(host.now, host.seen) == ""
+
+
+def test_down_to_nothing_when_nobody_asks_and_back_at_the_first_request():
+    host = Host(plain(least=0, idle_s=60.0), workers(1))
+    host.run(5, 10)
+    host.run(55)
+    assert host.target == 1
+    host.run(10)
+    assert host.why[-1] == "idle"
+    assert host.target == 0
+    host.seen = seen_of()  # its last worker is gone
+    host.run(20)
+    assert host.target == 0
+    host.run(1, 2)
+    assert "first request" in host.why
+    assert host.target == 1
+
+
+def test_nobody_there_and_nothing_known_one_worker_measures():
+    brain = plain(least=0, idle_s=60.0, first_workers={"cpu": 0})
+    assert brain.target("cpu") == 0
+    brain.counted(1.0, 0.5, Counts({"m": 1}))
+    assert brain.target("cpu") == 1
+
+
+def test_what_is_beyond_all_workers_is_said():
+    host = Host(plain(most=2), workers(2))
+    host.run(3, 1000)
+    verdict = host.plan()
+    assert verdict.shortfall
+    assert verdict.why.startswith("Best effort, as ")
+    assert host.target == 2
+    host.run(5, 1000, bad=800)  # more than there is cannot be asked for
+    assert "bad rate" not in host.why[1:]
+
+
+def test_how_long_workers_take_to_start_is_known():
+    brain = plain()
+    assert brain.start_s is None
+    one = seen_of(says("a", "m", ready_s=4.0), says("b", ready=False))
+    brain.due(0.0, one)
+    both = seen_of(says("a", "m", ready_s=4.0), says("b", "m", ready_s=7.0))
+    brain.due(1.0, both)
+    brain.due(2.0, both)
+    assert brain.start_s == 7.0
+    assert brain.status(both)["start_s"] == {"cpu": 7.0}
+
+
+# -- assignments: two models on one worker each, a pipeline with variants ---------------------
+
+SECONDS = {"det": 0.02, "large": 0.05, "small": 0.01}
+
+
+def tree(most=4, rate=10.0, kinds=("cpu",), **setting):
+    problem = Problem(
+        (
+            Model("detect", (Variant("det", 90.0, {}),)),
+            Model("name", (Variant("large", 90.0, {}), Variant("small", 70.0, {}))),
+        ),
+        (
+            Tree(
+                "photo",
+                (
+                    TreeTask("detect", "detect", None, {"det": {"name": 1.0}}),
+                    TreeTask("name", "name", "detect"),
+                ),
+                {"": 1.0},
+            ),
+        ),
+        {"photo": Demand(rate)},
+        tuple(Kind(kind, 1, most) for kind in kinds),
+        batch_sizes=(1,),
+        sharing=False,
+        headroom=False,
+    )
+    given = {"first_workers": dict.fromkeys(kinds, 1), "scales": frozenset(kinds)}
+    return AutoBrain(AutoSetting(problem, **{**given, **setting}))
+
+
+def profiles_of(*kinds, without=()):
+    return {
+        (v, k): LatencyProfile([s]) for v, s in SECONDS.items() for k in kinds if v not in without
+    }
+
+
+TREE = profiles_of("cpu")
+
+
+def variants_of(told):
+    return {w: tuple(part.variant for part in one.assigned) for w, one in told.items()}
+
+
+def test_the_first_workers_of_each_kind_share_out_what_nobody_has_measured():
+    brain = tree(kinds=("cpu", "gpu"), first_workers={"cpu": 2, "gpu": 1})
+    three = seen_of(says("a"), says("b"), says("g", kind="gpu"), profiles={})
+    told = brain.wanted(0.0, three, False)
+    assert {w: one.keep for w, one in told.items()} == {
+        "a": ("det", "large"),
+        "b": ("small",),
+        "g": ("det", "large", "small"),
+    }
+    with pytest.raises(NotYet, match="det, large, small not measured"):
+        brain.problem(0.0, three)
+    known = profiles_of("cpu", "gpu")
+    host = Host(brain, seen_of(says("a", "det", "large"), says("b", "small"), profiles=known))
+    host.plan()
+    # One of a kind that nobody has measured on comes later: it measures.
+    brain = tree(kinds=("cpu", "gpu"))
+    host = Host(brain, seen_of(says("a", *SECONDS), profiles=profiles_of("cpu")))
+    host.plan()
+    host.seen = seen_of(says("a", *SECONDS), says("g", kind="gpu"), profiles=profiles_of("cpu"))
+    assert host.step()["g"].keep == ("det",)
+
+
+def test_workers_have_what_the_plan_says_and_those_that_start_what_they_will_need():
+    host = Host(tree(rate=30.0), seen_of(says("a", *SECONDS), profiles=TREE))
+    host.plan()
+    assert host.target == 3  # a detector for 50/s, two large ones for 20/s each
+    two = (says("a", *SECONDS), says("b", ready=False), says("c", ready=False))
+    host.seen = seen_of(*two, profiles=TREE)
+    told = host.step()
+    assert sorted(sum(variants_of({"b": told["b"], "c": told["c"]}).values(), ())) in (
+        ["large", "large"],
+        ["det", "large"],
+    )
+    started = told["b"].assigned[0].variant
+    # It is ready: it serves what it loaded before there is another plan.
+    now = seen_of(says("a", *SECONDS), says("b", started), says("c", ready=False), profiles=TREE)
+    assert variants_of(host.brain.wanted(host.now, now, False))["b"] == (started,)
+
+
+def test_who_alone_serves_a_task_goes_on_until_another_can():
+    host = Host(tree(rate=10.0), seen_of(says("a", *SECONDS), says("b", *SECONDS), profiles=TREE))
+    host.plan()
+    first = host.step()
+    assert sorted(variants_of(first).values()) == [("det",), ("large",)]
+    large = next(w for w, one in first.items() if one.assigned[0].variant == "large")
+    det = "ab".replace(large, "")
+
+    def serving(worker, *loaded):
+        parts = first[worker].assigned
+        return says(worker, *loaded, assigned=parts)
+
+    # Both swap: neither lets go of its task before the other has loaded it.
+    brain = host.brain
+    brain._steps._told = {large: frozenset({"det"}), det: frozenset({"large"})}
+    both = seen_of(serving(large, "large"), serving(det, "det"), profiles=TREE)
+    told = brain.wanted(host.now, both, False)
+    assert variants_of(told) == {large: ("large",), det: ("det",)}
+    assert set(told[large].keep) == {"large", "det"} == set(told[det].keep)
+    brain._steps._told = {large: frozenset({"det"}), det: frozenset({"large"})}
+    done = seen_of(serving(large, "large", "det"), serving(det, "det", "large"), profiles=TREE)
+    told = brain.wanted(host.now, done, False)
+    assert variants_of(told) == {large: ("det",), det: ("large",)}
+
+
+def test_factors_and_sizes_are_learned():
+    host = Host(tree(), seen_of(says("a", *SECONDS), profiles=TREE))
+    for i in range(1, 40):
+        made = {"det": {"name": 40}}
+        counts = Counts({"photo": 10}, {"det": 10}, made, {"photo": {4: 10}})
+        host.brain.counted(0.5 * i, 0.5, counts)
+    host.now = 20.0
+    problem = host.brain.problem(20.0, host.seen).whole
+    assert problem.trees[0]["detect"].factor("det", "name") == pytest.approx(4, abs=0.3)
+    assert problem.model["detect"].items == 4
+    assert problem.model["name"].items == 1
+
+
+def test_what_does_not_fit_is_not_loaded_beside():
+    big = {(v, "cpu"): 600.0 for v in SECONDS}
+    host = Host(
+        tree(rate=10.0, assigns=False),
+        seen_of(says("a", "det"), says("b"), profiles=TREE, memory_mb=big, room_mb={"cpu": 1000.0}),
+    )
+    host.plan()
+    told = host.step()  # the policy chooses, but among what the plan has loaded
+    assert {one.assigned for one in told.values()} == {()}
+    assert sorted(one.keep for one in told.values()) == [("det",), ("large",)]
+    small = seen_of(says("a", "det"), says("b"), profiles=TREE, room_mb={"cpu": 1e6})
+    assert set(host.brain.wanted(host.now, small, False)["b"].keep) == set(SECONDS)
+
+
+def test_arguments_change_while_it_runs():
+    host = Host(tree(), seen_of(says("a", *SECONDS), profiles=TREE))
+    host.plan()
+    assert host.brain.tune({}) is False
+    assert host.brain.tune({"accuracy_floor": 80.0}) is True
+    assert host.brain.due(host.now, host.seen) == "arguments changed"
+    host.plan()
+    assert host.brain.due(host.now, host.seen) == ""
+    with pytest.raises(ValueError, match="swap_cost cannot be changed while it runs; accuracy"):
+        host.brain.tune({"swap_cost": 1.0})
+    with pytest.raises(ValueError, match="accuracy_floor"):
+        host.brain.tune({"accuracy_floor": 101.0})
+
+
+def test_nothing_that_can_be_loaded_leaves_the_last_plan():
+    host = Host(tree(), seen_of(says("a", *SECONDS), profiles=TREE))
+    host.plan()
+    avoided = frozenset({("large", "cpu"), ("small", "cpu")})
+    host.seen = seen_of(says("a", "det"), profiles=TREE, avoided=avoided)
+    assert host.brain.due(1.0, host.seen) == "profiles known"
+    with pytest.raises(ValueError, match="no variant of name can be loaded; the last plan holds"):
+        host.brain.problem(1.0, host.seen)
