@@ -80,7 +80,7 @@ def _print(console: Any, name: str, state: dict[str, Any]) -> None:
             str(p["measured_to"]),
             str(p["samples"]),
         )
-    workers = Table("worker", "kind", "variants", "does")
+    workers = Table("worker", "kind", "variants", "does", "memory MB")
     for column in ("in flight", "heartbeat s ago"):
         workers.add_column(column, justify="right")
     for worker, w in state.get("workers", {}).items():
@@ -89,6 +89,7 @@ def _print(console: Any, name: str, state: dict[str, Any]) -> None:
             w["kind"],
             ", ".join(w["variants"]),
             "; ".join(f"{a['variant']}, batches of {a['batch_size']}" for a in w["assigned"]),
+            _memory(w.get("memory", {})),
             str(w["batches_in_flight"]),
             f"{w['last_heartbeat_s']:.1f}",
         )
@@ -96,11 +97,33 @@ def _print(console: Any, name: str, state: dict[str, Any]) -> None:
     if "starting" in state:
         _print_starting(console, state["starting"])
     console.print(models, profiles, workers)
+    _print_memory(console, state.get("workers", {}))
     if "groups" in state:
         _print_groups(console, state)
     if "plan" in state:
         _print_plan(console, state["plan"])
     console.print(", ".join(f"{k} {v}" for k, v in counts.items()))
+
+
+def _memory(memory: dict[str, Any]) -> str:
+    """What variants take of what they share; one batch runs at a time."""
+    found = memory.get("variants", {}).values()
+    if not found:
+        return ""
+    taken_mb = sum(v["load_mb"] for v in found) + max(v["batch_mb"] for v in found)
+    room_mb = memory["room_mb"]
+    room = "" if room_mb is None else f" of {room_mb:.0f}"
+    return f"{taken_mb:.0f}{room} ({memory['device']})"
+
+
+def _print_memory(console: Any, workers: dict[str, Any]) -> None:
+    for worker, w in workers.items():
+        memory = w.get("memory", {})
+        for variant, size in memory.get("largest_batch", {}).items():
+            said = f"{worker}: no memory for batches of {variant} of more than {size}"
+            console.print(said, markup=False, style="yellow")
+        for variant, why in memory.get("left_out", {}).items():
+            console.print(f"{worker}: {variant} is left out: {why}", markup=False, style="red")
 
 
 def _print_starting(console: Any, starting: dict[str, Any]) -> None:

@@ -339,9 +339,10 @@ class OnlineProfile:
 
 def median_profile(profiles: Sequence[LatencyProfile]) -> LatencyProfile:
     """Of the same variant on several workers, by batch size: the median of those that measured it;
-    of all where nobody did. Those of other lengths than the first are left out."""
-    alike = [p for p in profiles if p.max_batch_size == profiles[0].max_batch_size]
-    sizes = np.arange(1, profiles[0].max_batch_size + 1)
+    of all where nobody did. Up to the largest size that all have."""
+    largest = min(p.max_batch_size for p in profiles)
+    alike = [p.truncated(largest) for p in profiles]
+    sizes = np.arange(1, largest + 1)
     measured = np.array([sizes <= p.measured_to for p in alike])
     counts = measured | ~measured.any(axis=0)
     median = np.nanmedian(np.where(counts, [p.table for p in alike], np.nan), axis=0)

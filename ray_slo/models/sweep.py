@@ -41,6 +41,7 @@ class Sweep:
     Attributes:
         size: to be timed next; None at the end.
         samples: seconds by batch size.
+        is_cut: larger sizes than those in `samples` do not fit.
 
     Raises:
         ValueError: no sizes, or one below 1.
@@ -64,6 +65,7 @@ class Sweep:
         self._repeats = repeats
         self._best: dict[int, float] = {}  # shortest call by size, the first one where alone
         self._rounds: dict[int, list[float]] = {}
+        self.is_cut = False
         self._steps = self._run()
         self.size: int | None = next(self._steps)
 
@@ -75,12 +77,29 @@ class Sweep:
         except StopIteration:
             self.size = None
 
+    def ran_out(self, seconds: float) -> bool:
+        """The call for `size` ran out of memory after that time: neither it nor a larger size is
+        tried again. Returns whether a smaller one worked."""
+        self._left_s -= seconds
+        failed = self.size or 0
+        self._sizes = [size for size in self._sizes if size < failed]
+        self._best = {size: best for size, best in self._best.items() if size < failed}
+        self._rounds = {size: rounds for size, rounds in self._rounds.items() if size < failed}
+        self.is_cut = True
+        self._steps = self._rest()
+        self.size = next(self._steps, None) if self._best else None
+        return bool(self._best)
+
     @property
     def samples(self) -> dict[int, list[float]]:
         return {size: self._rounds.get(size) or [s] for size, s in sorted(self._best.items())}
 
     def _run(self) -> Generator[int, float, None]:
         yield from self._measure(self._sizes[0])
+        yield from self._rest()
+
+    def _rest(self) -> Generator[int, float, None]:
+        """All but the smallest size, as far as they are not measured yet; then rounds."""
         while (size := self._larger()) is not None:
             yield from self._measure(size)
         for size in self._sizes:

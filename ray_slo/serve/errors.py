@@ -46,6 +46,7 @@ __all__ = [
     "Expired",
     "FrontendLost",
     "NotReady",
+    "OutOfMemory",
     "RefusedEarly",
     "SLOError",
     "SlowBody",
@@ -275,6 +276,14 @@ class UnknownModel(SLOError, LookupError):
         return {**super().to_body(), "valid": self.valid}
 
 
+class OutOfMemory(SLOError):
+    """The worker has not enough memory for this request, though it ran alone. HTTP 500, gRPC
+    RESOURCE_EXHAUSTED."""
+
+    grpc_code = "RESOURCE_EXHAUSTED"
+    default_reason = "out_of_memory"
+
+
 class BatchResultError(SLOError):
     """A batch method returned no list, or one of another length than its input. HTTP 500."""
 
@@ -318,7 +327,7 @@ def errors_of_requests() -> tuple[type[SLOError], ...]:
         if cls.__module__ != __name__:
             continue  # Ray makes classes of its own for those that cross a process
         classes += reversed(cls.__subclasses__())
-        if cls.outcome != SLOError.outcome:
+        if cls.outcome != SLOError.outcome or cls is OutOfMemory:
             found.append(cls)
     return tuple(found)
 
@@ -333,7 +342,7 @@ def outcome_of(error: BaseException) -> tuple[str, str]:
     """How a request ended that has this error, and why, for metrics and traces."""
     if isinstance(error, asyncio.CancelledError):
         return "cancelled", "cancelled"
-    if isinstance(error, SLOError) and error.outcome != SLOError.outcome:
+    if isinstance(error, errors_of_requests()):
         return error.outcome, error.reason
     return SLOError.outcome, "user_error"
 

@@ -5,6 +5,8 @@ Clocks are never compared: every time is a duration, measured where it is writte
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -121,7 +123,8 @@ class Piece:
     """Frontend → worker: one frontend's share of a batch, with payloads.
 
     `start_by_s` after receipt the batch starts without the pieces that are still missing. `traces`:
-    contexts of those requests that are traced.
+    contexts of those requests that are traced. `late_in_s` after receipt the first deadline of the
+    batch is over; what could not be run until then, for want of memory, comes back.
     """
 
     batch_id: str
@@ -131,6 +134,7 @@ class Piece:
     num_pieces: int
     start_by_s: float
     traces: tuple[str, ...] = ()
+    late_in_s: float = math.inf
 
 
 @dataclass(slots=True)
@@ -153,19 +157,24 @@ class BatchReport:
     measured: list[tuple[int, float]] = field(default_factory=list)
 
 
+AGAIN = (None, None)
+"""In place of an item's result: the batch was too large for the worker's memory, and no time was
+left to run it in parts. Its request should be submitted again."""
+
+
 @dataclass(slots=True)
 class PieceResult:
     """Worker → frontend: the results of one piece, in order of its items.
 
     Attributes:
-        results: (True, value) or (False, exception) per item; None where the batch was preempted,
-            or the piece came too late to run: its requests should be submitted again.
+        results: (True, value), (False, exception) or `AGAIN` per item; None where the batch was
+            preempted, or the piece came too late to run: its requests should be submitted again.
         report: of the piece's batch; None where that ran without it.
         wait_s: from the receipt of the batch's first piece to the start.
         trace: context of the batch's span, if it has one.
     """
 
-    results: list[tuple[bool, Any]] | None
+    results: list[tuple[bool | None, Any]] | None
     report: BatchReport | None = None
     wait_s: float = 0.0
     trace: str = ""
@@ -204,6 +213,38 @@ class Progress(NamedTuple):
         return f"{self.doing} {self.what}, {self.number} of {self.of}"
 
 
+class WorkerMemory(NamedTuple):
+    """Memory of a worker's variants, for people.
+
+    Attributes:
+        device: what they share: "host" or "gpu".
+        room_mb: what they may take together; None where nobody knows.
+        variants: of each: MB of loading it, MB on top at its largest batch so far, and the size of
+            that.
+        largest: batch of those that ran out of memory with a larger one.
+        left_out: why variants are not here that there was no room for.
+    """
+
+    device: str = "host"
+    room_mb: float | None = None
+    variants: Mapping[str, tuple[float, float, int]] = {}
+    largest: Mapping[str, int] = {}
+    left_out: Mapping[str, str] = {}
+
+    def to_json(self) -> dict[str, Any]:
+        """For `ray-slo status`."""
+        return {
+            "device": self.device,
+            "room_mb": self.room_mb,
+            "variants": {
+                name: {"load_mb": load, "batch_mb": batch, "batch_size": size}
+                for name, (load, batch, size) in self.variants.items()
+            },
+            "largest_batch": dict(self.largest),
+            "left_out": dict(self.left_out),
+        }
+
+
 @dataclass(slots=True)
 class Heartbeat:
     """Worker → scheduler: I am here, and this is what I can do.
@@ -214,6 +255,7 @@ class Heartbeat:
         preempt_delay_s: from a preemption until it is free, as its preemption profiles say.
         assigned: what the planner has it serve, by keys of `profiles`; empty without a plan for it.
         node: Ray's id of the node that it is on.
+        memory: what its variants take.
     """
 
     worker: str
@@ -223,3 +265,4 @@ class Heartbeat:
     preempt_delay_s: float = 0.0
     assigned: tuple[Assigned, ...] = ()
     node: str = ""
+    memory: WorkerMemory = field(default_factory=WorkerMemory)

@@ -35,6 +35,25 @@ def test_models_and_workers():
     assert not any(line.startswith("plan by") for line in lines)
 
 
+def test_memory_of_a_worker():
+    variants = {
+        "f": {"load_mb": 300.0, "batch_mb": 40.0, "batch_size": 8},
+        "s": {"load_mb": 50.0, "batch_mb": 90.4, "batch_size": 16},
+    }
+    memory = {
+        "device": "gpu",
+        "room_mb": 1000.0,
+        "variants": variants,
+        "largest_batch": {"f": 8},
+        "left_out": {"l": "MemoryError: no"},
+    }
+    worker = {"kind": "gpu", "variants": ["f"], "batches_in_flight": 0, "last_heartbeat_s": 0.1}
+    rows, lines = printed(workers={"w": {**worker, "assigned": [], "memory": memory}})
+    assert "440 of 1000 (gpu)" in rows["w"]
+    assert "w: no memory for batches of f of more than 8" in lines
+    assert "w: l is left out: MemoryError: no" in lines
+
+
 def test_a_pipeline_its_plan_and_who_does_what():
     worker = {"kind": "gpu", "variants": ["f"], "batches_in_flight": 0, "last_heartbeat_s": 0.1}
     rows, lines = printed(

@@ -27,6 +27,7 @@ ERRORS = [
     errors.BodyTooLarge("9 bytes; at most 8", field="body"),
     errors.SlowBody("came too late", field="body"),
     errors.UnknownModel(model="digit", valid=["mnist", "digits"]),
+    errors.OutOfMemory("too large alone", model="digits"),
     errors.BatchResultError("2 results for 3 requests", model="digits"),
     errors.ConfigError("policy 'x' is unknown"),
 ]
@@ -39,6 +40,7 @@ STATUS = {
     "BodyTooLarge": (413, "RESOURCE_EXHAUSTED"),
     "SlowBody": (408, "DEADLINE_EXCEEDED"),
     "UnknownModel": (404, "NOT_FOUND"),
+    "OutOfMemory": (500, "RESOURCE_EXHAUSTED"),
     "BatchResultError": (500, "INTERNAL"),
     "ConfigError": (500, "INTERNAL"),
 }

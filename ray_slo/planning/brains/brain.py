@@ -63,12 +63,14 @@ class Wanted(NamedTuple):
 
     Attributes:
         profiles: of those in `keep`, where known, to start from.
+        memory_mb: the same.
     """
 
     assigned: tuple[Assigned, ...]
     keep: tuple[str, ...]
     profiles: Mapping[str, LatencyProfile] = {}
     group: str | None = None
+    memory_mb: Mapping[str, float] = {}
 
 
 class Counts(NamedTuple):

@@ -387,11 +387,15 @@ class Ledger:
             entry.preemptions += result.preempted
         if result.results is None:
             return
+        again = []
         for entry, (ok, value) in zip(share, result.results, strict=True):
-            if ok and not entry.future.done():
+            if ok is None:
+                again.append(entry)
+            elif ok and not entry.future.done():
                 entry.future.set_result((value, result))
             elif not ok:
                 _fail(entry, value)
+        self._submit_again(again, "out_of_memory")
 
     # -- again -----------------------------------------------------------------------------
 

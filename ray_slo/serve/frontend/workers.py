@@ -125,6 +125,7 @@ class Workers:
             num_pieces=grant.num_pieces,
             start_by_s=grant.start_by_s,
             traces=tracing.contexts(traces),
+            late_in_s=grant.finish_in_s + grant.slack_s,
         )
         try:
             with tracing.call_of(traces):

@@ -7,6 +7,7 @@ import math
 import statistics
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from ray_slo.core import LatencyProfile
 from ray_slo.core.profiles import median_profile
@@ -163,9 +164,14 @@ class Heard:
         there = [worker.says.kind for worker in self._workers.values()]
         return {kind: there.count(kind) for kind in kinds}
 
-    def known(self, kind: str, variants: Iterable[str]) -> dict[str, LatencyProfile]:
-        """Profiles of variants on a kind of worker, as far as they are known."""
-        return {v: self.profiles[v, kind] for v in variants if (v, kind) in self.profiles}
+    def known(self, kind: str, variants: Iterable[str]) -> dict[str, Any]:
+        """Profiles and memory of variants on a kind of worker, as far as they are known, as
+        `Wanted` has them."""
+        keys = [(variant, kind) for variant in variants]
+        return {
+            "profiles": {key[0]: self.profiles[key] for key in keys if key in self.profiles},
+            "memory_mb": {key[0]: self._memory_mb[key] for key in keys if key in self._memory_mb},
+        }
 
 
 def _plain(says: WorkerSays) -> WorkerSays:

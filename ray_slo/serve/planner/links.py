@@ -108,8 +108,8 @@ class Follower:
 
     Make before break: the next variants are loaded while the last ones serve, then the scheduler is
     told what the worker does now (in another group: that group's), then the last ones finish their
-    batches and go. With `make_before_break: false` they go first, and the worker serves nothing
-    meanwhile.
+    batches and go. With `make_before_break: false`, or where there is no memory for both, they go
+    first, and the worker serves nothing meanwhile.
 
     Args:
         kind: of the worker.
@@ -192,7 +192,7 @@ class Follower:
 
     def says(self) -> WorkerSays:
         """What the worker tells of itself."""
-        worker = self._worker
+        worker, memory = self._worker, self._worker.memory
         return WorkerSays(
             worker.id,
             self._kind,
@@ -204,6 +204,8 @@ class Follower:
             self._ready,
             time.monotonic() - self._started,
             self._group,
+            {key: load + batch for key, (load, batch, _) in memory.variants.items()},
+            memory.room_mb,
             ready_s=self._ready_s,
         )
 
@@ -247,7 +249,7 @@ class Follower:
         self._raised = {v: e for v, e in self._raised.items() if v in keep}
         missing = [v for v in keep if v not in worker.offered]
         extra = worker.offered - keep.keys()
-        if missing and extra and not self._make_first:
+        if missing and extra and not (self._make_first and self._has_room(missing, wanted)):
             await worker.assign(())
             await worker.unload(extra)
         complete = True
@@ -264,6 +266,14 @@ class Follower:
             await worker.assign(assigned)
         if (complete or wanted.group is not None) and (extra := worker.offered - keep.keys()):
             await worker.unload(extra)
+
+    def _has_room(self, missing: list[str], wanted: Wanted) -> bool:
+        """Whether there is memory for these variants beside those that are loaded, as far as is
+        known."""
+        memory = self._worker.memory
+        loaded_mb = sum(load + batch for load, batch, _ in memory.variants.values())
+        more_mb = sum(wanted.memory_mb.get(variant, 0.0) for variant in missing)
+        return memory.room_mb is None or loaded_mb + more_mb <= memory.room_mb
 
     async def _load(self, variant: str, wanted: Wanted) -> bool:
         if time.monotonic() < self._retry_at.get(variant, 0.0):

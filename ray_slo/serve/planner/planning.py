@@ -169,7 +169,7 @@ class Planning:
             worker: w
             # Who takes a model over from another group measures it, and is warm then.
             if w.group is not None
-            else w._replace(profiles=self.heard.known(seen.workers[worker].kind, w.keep))
+            else w._replace(**self.heard.known(seen.workers[worker].kind, w.keep))
             for worker, w in self.brain.wanted(time.monotonic(), seen, hopeless).items()
         }
         if before != (self.number, {w: orders(v) for w, v in self.wanted.items()}):

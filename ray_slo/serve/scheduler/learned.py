@@ -38,16 +38,29 @@ _DOUBT_AFTER_S = 1.0  # without a batch, a model that looks too slow for its SLO
 
 
 class Belief:
-    """A latency profile as it is learned, and what a policy was told of it."""
+    """A latency profile as it is learned, and what a policy was told of it.
+
+    Attributes:
+        largest: batch that there is memory for; None: that of the profile.
+    """
 
     def __init__(self, prior: LatencyProfile, quantile: float = 0.95) -> None:
         self._online = OnlineProfile(prior, quantile=quantile)
         self._told: LatencyProfile | None = None
         self.measured_at = -math.inf
+        self.largest: int | None = None
 
     @property
     def profile(self) -> LatencyProfile:
-        return self._online.profile
+        profile = self._online.profile
+        if self.largest is None or self.largest >= profile.max_batch_size:
+            return profile
+        return profile.truncated(self.largest)
+
+    @property
+    def limit(self) -> int:
+        """Batch size that the profile ends with, be there memory for it or not."""
+        return self._online.prior.max_batch_size
 
     @property
     def samples(self) -> int:
@@ -56,7 +69,7 @@ class Belief:
     def observe(self, measured: Iterable[tuple[int, float]], now: float) -> None:
         """Batches ran: (batch size, seconds). Larger ones than the profile's are ignored."""
         for size, seconds in measured:
-            if size <= self._online.prior.max_batch_size:
+            if size <= self.limit:
                 self._online.observe(size, seconds)
                 self.measured_at = now
 
@@ -75,7 +88,7 @@ class Belief:
 
     def doubt(self, factor: float) -> None:
         """Believe `factor` times the profile, and void the evidence."""
-        scaled = self.profile.scaled(factor)
+        scaled = self._online.profile.scaled(factor)
         self._online = OnlineProfile(scaled, quantile=self._online.quantile)
 
 
@@ -120,8 +133,14 @@ class Learned:
         return delay(1), delay(_LARGE), self.preempt_delay_s
 
     def meet(self, profiles: Mapping[str, LatencyProfile], kind: str) -> bool:
-        """A worker tells its profiles. Returns whether one of them is of a new variant or kind."""
-        new = [variant for variant in profiles if (variant, kind) not in self.beliefs]
+        """A worker tells its profiles. Returns whether one of them is of a new variant or kind, or
+        of larger batches than others had memory for when they were measured."""
+        new = [
+            variant
+            for variant, profile in profiles.items()
+            if (known := self.beliefs.get((variant, kind))) is None
+            or profile.max_batch_size > known.limit
+        ]
         for variant in new:
             quantile = self._spec.models[self._variants[variant].model].profile_quantile
             self.beliefs[variant, kind] = Belief(profiles[variant], quantile)
@@ -171,6 +190,7 @@ class Learned:
         self._told_delays_s = self._delays_s()
         profiles: dict[str, dict[str, LatencyProfile]] = {name: {} for name in self._variants}
         for (variant, kind), belief in self.beliefs.items():
+            belief.largest = self._workers.largest(variant, kind)
             profiles[variant][kind] = belief.tell()
         variants: dict[str, list[Variant]] = {name: [] for name in self._spec.models}
         for name, ref in self._variants.items():

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ray_slo.core import Assigned
-from ray_slo.serve.messages import Heartbeat
+from ray_slo.serve.messages import Heartbeat, WorkerMemory
 
 logger = logging.getLogger(__name__)
 
@@ -40,14 +41,20 @@ class Quarantine:
 
 @dataclass(slots=True)
 class WorkerState:
-    """What a worker said of itself last. Two are equal if they are to a policy."""
+    """What a worker said of itself last. Two are equal if they are to a policy.
+
+    Attributes:
+        largest: batch that it has memory for, by variant.
+    """
 
     kind: str
     variants: frozenset[str]
+    largest: Mapping[str, int]
     assigned: tuple[Assigned, ...]
     seen_at: float = field(compare=False)
     preempt_delay_s: float = field(compare=False)
     node: str = field(compare=False)
+    memory: WorkerMemory = field(compare=False)
 
     @classmethod
     def of(cls, beat: Heartbeat, variants: frozenset[str], now: float) -> WorkerState:
@@ -56,7 +63,17 @@ class WorkerState:
             variants: those that are known here; others are of an older release.
         """
         assigned = tuple(a for a in beat.assigned if a.variant in variants)
-        return cls(beat.kind, variants, assigned, now, beat.preempt_delay_s, beat.node)
+        largest = {v: beat.profiles[v].max_batch_size for v in variants}
+        return cls(
+            beat.kind,
+            variants,
+            largest,
+            assigned,
+            now,
+            beat.preempt_delay_s,
+            beat.node,
+            beat.memory,
+        )
 
 
 class Roster(dict[str, WorkerState]):
@@ -69,6 +86,11 @@ class Roster(dict[str, WorkerState]):
         if before is None:
             logger.info("worker %s (%s) joined with %s", worker, state.kind, set(state.variants))
         return state != before
+
+    def largest(self, variant: str, kind: str) -> int | None:
+        """The largest batch that all workers of a kind have memory for; None without any."""
+        of_kind = (w.largest.get(variant) for w in self.values() if w.kind == kind)
+        return min((size for size in of_kind if size is not None), default=None)
 
     def kind_of(self, worker: str) -> str:
         return self[worker].kind if worker in self else ""
@@ -94,6 +116,7 @@ class Roster(dict[str, WorkerState]):
                 "assigned": [asdict(a) for a in w.assigned],
                 "batches_in_flight": batches.get(name, 0),
                 "last_heartbeat_s": now - w.seen_at,
+                "memory": w.memory.to_json(),
             }
             for name, w in self.items()
         }

@@ -224,6 +224,11 @@ class WorkerMetrics:
             "Batches that were to be stopped: preempted, or finished if it was too late for that.",
             *("model", "variant", "outcome"),
         )
+        self._out_of_memory = _counter(
+            "out_of_memory_total",
+            "Batches that the worker had not enough memory for; they ran in parts.",
+            *("model", "variant"),
+        )
         self._preempt_delay = _histogram(
             "preemption_delay_ms",
             _MS,
@@ -236,6 +241,10 @@ class WorkerMetrics:
         tags = {"model": variant.model, "variant": variant.name}
         self._size.observe(size, tags)
         self._exec.observe(seconds * 1e3, tags)
+
+    def out_of_memory(self, variant: VariantRef) -> None:
+        """There was not enough memory for a batch."""
+        self._out_of_memory.inc(1, {"model": variant.model, "variant": variant.name})
 
     def preemption(self, variant: VariantRef, outcome: str, delay_s: float) -> None:
         """A batch ended `delay_s` after it was asked to stop."""

@@ -14,8 +14,10 @@ from typing import Any
 from ray_slo.core import BatchStatus
 from ray_slo.core.recent import Recent
 from ray_slo.models.checkpoint import Preempted, PreemptionFlag, preemption_scope
+from ray_slo.models.memory import is_out_of_memory, let_go
 from ray_slo.serve import user_code
-from ray_slo.serve.messages import BatchReport, Piece, PieceResult
+from ray_slo.serve.errors import OutOfMemory
+from ray_slo.serve.messages import AGAIN, BatchReport, Piece, PieceResult
 from ray_slo.serve.watch import tracing
 from ray_slo.serve.watch.metrics import WorkerMetrics
 from ray_slo.serve.worker.models import Loaded, Models
@@ -24,6 +26,7 @@ logger = logging.getLogger(__name__)
 
 # A batch that runs longer than this, and than 20 × its profile, makes the replica unhealthy.
 _HUNG_S = 60.0
+_Results = list[tuple[bool | None, Any]]
 _KEPT = 64  # batches that are over, and preemptions of batches that have not come
 
 
@@ -35,6 +38,7 @@ class _Batch:
     variant: str
     num_pieces: int
     received_at: float
+    late_at: float = math.inf  # its first deadline is over
     pieces: dict[int, list[Any]] = field(default_factory=dict)
     waiters: dict[int, asyncio.Future[PieceResult]] = field(default_factory=dict)
     closed: bool = False  # it runs, or ran: a piece that comes now is too late
@@ -65,6 +69,7 @@ class Batches:
     Args:
         worker: the worker's id.
         report: called when a batch is over.
+        smaller: called when a variant's batches have to be smaller from now on.
         isolate_errors: run the items of a batch that failed one by one.
     """
 
@@ -74,11 +79,13 @@ class Batches:
         models: Models,
         report: Callable[[BatchReport], None],
         *,
+        smaller: Callable[[], None] = lambda: None,
         isolate_errors: bool,
     ) -> None:
         self._worker = worker
         self._models = models
         self._report = report
+        self._smaller = smaller
         self._isolate_errors = isolate_errors
         self._loop = asyncio.get_running_loop()
         self._here: dict[str, _Batch] = {}
@@ -137,7 +144,9 @@ class Batches:
         return await waiter
 
     def _begin(self, piece: Piece) -> _Batch:
-        batch = _Batch(piece.batch_id, piece.variant, piece.num_pieces, time.monotonic())
+        now = time.monotonic()
+        late_at = now + piece.late_in_s
+        batch = _Batch(piece.batch_id, piece.variant, piece.num_pieces, now, late_at)
         self._here[batch.id] = batch
         if batch.id in self._stops:
             batch.stop(self._stops.pop(batch.id))
@@ -210,7 +219,7 @@ class Batches:
                 predicted_s=expected_s,
                 waited_s=start - batch.received_at,
             )
-        results: list[tuple[bool, Any]] = []
+        results: _Results = []
         try:
             status, results = await self._results(batch, loaded, items)
         except Preempted:
@@ -236,9 +245,7 @@ class Batches:
         )
         self._answer(batch, start - batch.received_at, report, results)
 
-    def _answer(
-        self, batch: _Batch, wait_s: float, report: BatchReport, results: list[tuple[bool, Any]]
-    ) -> None:
+    def _answer(self, batch: _Batch, wait_s: float, report: BatchReport, results: _Results) -> None:
         """Report that a batch is over, and hand its results out by piece."""
         self._report(report)
         preempted = report.status is BatchStatus.PREEMPTED
@@ -253,8 +260,8 @@ class Batches:
 
     async def _results(
         self, batch: _Batch, loaded: Loaded, items: list[Any]
-    ) -> tuple[BatchStatus, list[tuple[bool, Any]]]:
-        """How the batch ended, and (True, result) or (False, error) per item.
+    ) -> tuple[BatchStatus, _Results]:
+        """How the batch ended, and (True, result), (False, error) or `AGAIN` per item.
 
         Raises:
             Preempted: it was stopped.
@@ -263,14 +270,62 @@ class Batches:
             return BatchStatus.FINISHED, []
         try:
             results = await self._call(batch, loaded, items)
-            return BatchStatus.FINISHED, [(True, result) for result in results]
+            found: _Results = [(True, result) for result in results]
+            return BatchStatus.FINISHED, found
         except Exception as error:
+            if is_out_of_memory(error):
+                return await self._in_parts(batch, loaded, items, error)
             if self._isolate_errors and len(items) > 1:
                 one_by_one = [await self._alone(batch, loaded, item) for item in items]
                 return BatchStatus.FAILED, one_by_one
             return BatchStatus.FAILED, [(False, user_code.sendable(error))] * len(items)
 
-    async def _alone(self, batch: _Batch, loaded: Loaded, item: Any) -> tuple[bool, Any]:
+    async def _in_parts(
+        self, batch: _Batch, loaded: Loaded, items: list[Any], error: Exception
+    ) -> tuple[BatchStatus, _Results]:
+        """Run a batch in halves, and those in halves, for which there was not enough memory. From
+        its first deadline on, what is left comes back. Its variant's batches are smaller from now
+        on, unless it was for an item that does not fit alone."""
+        self._metrics.out_of_memory(loaded.ref)
+        results: _Results = []
+        largest, is_item = 0, False
+        todo, smallest = [items], loaded.load(items)
+        while todo:
+            part = todo.pop()
+            if part is not items:
+                if time.monotonic() > batch.late_at:
+                    results += [AGAIN] * len(part)
+                    continue
+                found = await self._part(batch, loaded, part)
+                if not isinstance(found, Exception):
+                    results += found
+                    largest = max(largest, loaded.load(part))
+                    continue
+                error, smallest = found, min(smallest, loaded.load(part))
+            let_go(error)
+            if len(part) > 1:
+                half = (len(part) + 1) // 2
+                todo += [part[half:], part[:half]]
+                continue
+            is_item = True
+            said = f"the worker has not enough memory for it: {user_code.in_words(error)}"
+            results.append((False, OutOfMemory(said, model=loaded.ref.model)))
+        if not is_item:
+            self._models.profiles.cut(loaded.key, largest or max(smallest // 2, 1))
+            self._smaller()
+        failed = any(ok is False for ok, _ in results)
+        return (BatchStatus.FAILED if failed else BatchStatus.FINISHED), results
+
+    async def _part(self, batch: _Batch, loaded: Loaded, items: list[Any]) -> _Results | Exception:
+        """Results of a part of a batch, or the error if there was not enough memory for it."""
+        try:
+            return [(True, result) for result in await self._call(batch, loaded, items)]
+        except Exception as error:
+            if is_out_of_memory(error):
+                return error
+            return [(False, user_code.sendable(error))] * len(items)
+
+    async def _alone(self, batch: _Batch, loaded: Loaded, item: Any) -> tuple[bool | None, Any]:
         try:
             return True, (await self._call(batch, loaded, [item]))[0]
         except Exception as error:
@@ -278,9 +333,11 @@ class Batches:
 
     async def _call(self, batch: _Batch, loaded: Loaded, items: list[Any]) -> list[Any]:
         scope = batch.scope() if self._models.preempts else nullcontext()
+        load = loaded.load(items)
         start = time.perf_counter()
         try:
-            results = await self._models.run(loaded, items, batch.trace.around(scope))
+            around = batch.trace.around(scope)
+            results = await self._models.run(loaded, items, around, load=load)
         except Preempted as stopped:
             if stopped.flag is not batch.flag:
                 raise RuntimeError("Preempted came out of a scope of the batch method") from stopped
@@ -288,6 +345,6 @@ class Batches:
         seconds = time.perf_counter() - start
         method = f"{loaded.owner}.__call__"
         user_code.check_results(results, len(items), method, loaded.ref.model)
-        if 1 <= (load := loaded.load(items)) <= loaded.profile.prior.max_batch_size:
+        if 1 <= load <= loaded.profile.prior.max_batch_size:
             batch.measured.append((load, max(seconds, 1e-7)))
         return list(results)

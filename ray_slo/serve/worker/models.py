@@ -8,16 +8,17 @@ import inspect
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 from ray_slo.core import LatencyProfile, OnlineProfile
-from ray_slo.core.profiles import doubling_sizes, load_profiles, profile_of
+from ray_slo.core.profiles import doubling_sizes, profile_of
 from ray_slo.models.checkpoint import PreemptionFlag, preemption_scope
 from ray_slo.models.exit_points import module_of
+from ray_slo.models.memory import Gpu, Host, Meter, is_out_of_memory, let_go
 from ray_slo.models.preemption import Preemptible
 from ray_slo.models.preemption_profile import load_preemption
 from ray_slo.models.profiling import to_profile
@@ -26,6 +27,7 @@ from ray_slo.serve import user_code
 from ray_slo.serve.config.models import VariantConfig
 from ray_slo.serve.config.spec import AppSpec, VariantRef
 from ray_slo.serve.errors import ConfigError
+from ray_slo.serve.worker.profiles import Profiles, field_of
 
 logger = logging.getLogger(__name__)
 
@@ -75,11 +77,20 @@ class Models:
         offered: those of them that schedulers may use.
         preempts: whether batches may be stopped.
         preempt_delay_s: the longest that a preemption profile expects.
+        meter: of what variants take of memory.
+        profiles: of every variant that was ever loaded.
     """
 
-    def __init__(self, spec: AppSpec, kind: str, doing: Callable[[str, str, int], None]) -> None:
+    def __init__(
+        self,
+        spec: AppSpec,
+        kind: str,
+        doing: Callable[[str, str, int], None],
+        meter: Meter | None = None,
+    ) -> None:
         self.loaded: dict[str, Loaded] = {}
         self.offered: set[str] = set()
+        self.meter = meter or _meter(spec.workers[kind].ray_actor_options)
         self.preempt_delay_s = 0.0
         self.preempts = spec.policy_of(spec.workers[kind].group).preempts
         self._spec = spec
@@ -89,7 +100,7 @@ class Models:
         self._instances: dict[str, Any] = {}  # the user's objects, by model
         self._user_configs = {name: model.user_config for name, model in spec.models.items()}
         self._configured: dict[str, Any] = {}  # the user_config in force, by model
-        self._learned: dict[str, OnlineProfile] = {}  # of variants that were unloaded, too
+        self.profiles = Profiles(spec)
         self._loop = asyncio.get_running_loop()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="ray-slo-worker")
         self._builder = self._thread
@@ -104,36 +115,62 @@ class Models:
         for thread in (self._thread, self._builder):
             thread.shutdown(wait=False)
 
-    @property
-    def profiles(self) -> dict[str, LatencyProfile]:
-        """Of every variant that was ever loaded."""
-        return {key: learned.profile for key, learned in self._learned.items()}
-
     def variants_of(self, model: str) -> list[str]:
         return [key for key, ref in self._refs.items() if ref.model == model]
 
-    async def load(self, variants: Iterable[str], known: Mapping[str, LatencyProfile]) -> None:
+    async def load(
+        self,
+        variants: Iterable[str],
+        known: Mapping[str, LatencyProfile],
+        *,
+        leave_out: bool = False,
+    ) -> dict[str, str]:
         """Load variants and offer them.
+
+        Args:
+            leave_out: do without those that there is no memory for, as long as there is for one.
+
+        Returns:
+            Why variants were left out.
 
         Raises:
             Exception: whatever a loader or a model's constructor raised. Then none of these
                 variants stays.
         """
         keys = [key for key in variants if key not in self.offered]
+        left_out: dict[str, str] = {}
+
+        async def tried(key: str, step: Awaitable[None]) -> None:
+            try:
+                await step
+            except Exception as error:
+                if not leave_out or not is_out_of_memory(error) or len(left_out) + 1 == len(keys):
+                    raise
+                left_out[key] = why = user_code.in_words(error)
+                logger.warning("%s is left out, as there is no memory for it: %s", key, why)
+                await self._undo([key], error)
+
         try:
             for key in keys:
-                if (name := self._refs[key].model) not in self._instances:
-                    await self._build(name)
-                await self._load_one(key)
-            for key in keys:
-                await self._set_profile(self.loaded[key], known.get(key))
-        except BaseException:
-            self.forget(keys)
+                await tried(key, self._load_one(key))
+            for key in [key for key in keys if key not in left_out]:
+                await tried(key, self._set_profile(self.loaded[key], known.get(key)))
+        except BaseException as error:
+            await self._undo(keys, error)
             raise
-        self.offered.update(keys)
+        self.offered.update(key for key in keys if key not in left_out)
+        return left_out
+
+    async def _undo(self, keys: Iterable[str], error: BaseException) -> None:
+        """Free what this error, which may hold on to it, keeps from being used."""
+        self.forget(keys)
+        await asyncio.sleep(0)  # for the event loop to let go of the loader's result
+        let_go(error)
 
     def forget(self, keys: Iterable[str]) -> None:
         """Free variants, and models that have none left."""
+        keys = list(keys)
+        self.meter.forget(keys)
         for key in keys:
             self.offered.discard(key)
             self.loaded.pop(key, None)
@@ -141,20 +178,32 @@ class Models:
             if not any(other in self.loaded for other in self.variants_of(name)):
                 self._instances.pop(name, None)
                 self._configured.pop(name, None)
+        let_go()
 
     async def run(
-        self, loaded: Loaded, items: list[Any], scope: AbstractContextManager[None]
+        self,
+        loaded: Loaded,
+        items: list[Any],
+        scope: AbstractContextManager[None],
+        *,
+        load: int | None = None,
+        check: bool = False,
     ) -> Any:
         """Call the user's method: on the event loop if it is async, else on the worker's thread.
+
+        Args:
+            load: size of the batch, as its profile counts it; default: the number of items.
+            check: see `Meter.running`.
 
         Raises:
             Exception: what it raised (`user_code.as_exception`).
             Preempted: its batch was stopped.
         """
-        if loaded.is_async:
-            return await user_code.call_async(loaded.call, items, scope=scope)
-        call = functools.partial(user_code.call, loaded.call, items, scope=scope)
-        return await self._loop.run_in_executor(self._thread, call)
+        with self.meter.running(loaded.key, len(items) if load is None else load, check=check):
+            if loaded.is_async:
+                return await user_code.call_async(loaded.call, items, scope=scope)
+            call = functools.partial(user_code.call, loaded.call, items, scope=scope)
+            return await self._loop.run_in_executor(self._thread, call)
 
     def check_slo(self) -> None:
         """Refuse an SLO that no variant of a model can meet, where all of them are offered.
@@ -168,7 +217,7 @@ class Models:
                 continue
             fastest = min((self.loaded[key] for key in keys), key=lambda loaded: loaded.least_s)
             if fastest.least_s > model.latency_slo_ms / 1e3:
-                field = f"{self._field(name)}.latency_slo_ms"
+                field = f"{field_of(self._spec, name)}.latency_slo_ms"
                 if self._spec.pipeline is not None:
                     field = f"pipeline.latency_slo_ms, in task {name}"
                 of = f" of {fastest.ref.name}" if fastest.ref.spec is not None else ""
@@ -197,15 +246,10 @@ class Models:
 
     # -- building --------------------------------------------------------------------------
 
-    def _field(self, model: str) -> str:
-        """Where the configuration speaks of a model."""
-        return f"{'models' if self._spec.pipeline is None else 'pipeline.tasks'}.{model}"
-
-    async def _build(self, name: str) -> None:
+    async def _build(self, name: str, cls: Callable[..., Any]) -> None:
         """Make a model's instance."""
         self._doing("building", name, len(self.loaded) + 1)
         model = self._spec.models[name]
-        cls = user_code.call(model.load)
         instance = await self._loop.run_in_executor(
             self._builder, user_code.call, lambda: cls(*model.args, **model.kwargs)
         )
@@ -218,7 +262,7 @@ class Models:
         method: Callable[[Any], Any] | None = getattr(instance, "reconfigure", None)
         if method is None:
             raise ConfigError(
-                f"{self._field(name)}.user_config is set, but {type(instance).__name__} "
+                f"{field_of(self._spec, name)}.user_config is set, but {type(instance).__name__} "
                 "has no reconfigure(user_config)"
             )
         if inspect.iscoroutinefunction(method):
@@ -228,9 +272,23 @@ class Models:
         self._configured[name] = config
 
     async def _load_one(self, key: str) -> None:
-        """Load a variant of a model that was built; its profile comes later."""
-        self._doing("loading", key, len(self.loaded) + 1)
+        """Load a variant, and build its model where that is not there; its profile comes later.
+
+        Raises:
+            MemoryError: it takes more than there is room for.
+        """
         ref = self._refs[key]
+        is_built = ref.model in self._instances
+        cls = None if is_built else user_code.call(self._spec.models[ref.model].load)
+        with self.meter.loading(key):  # what its code imports is nobody's
+            if cls is not None:
+                await self._build(ref.model, cls)
+            await self._load_built(key, ref)
+        self.meter.check_fits(key)
+
+    async def _load_built(self, key: str, ref: VariantRef) -> None:
+        """Load a variant of a model that was built."""
+        self._doing("loading", key, len(self.loaded) + 1)
         instance = self._instances[ref.model]
         network, call = instance, instance
         if ref.spec is not None:
@@ -251,13 +309,13 @@ class Models:
             )
         except Exception as error:
             raise ConfigError(
-                f"{self._field(ref.model)}.variants.{ref.name}: load failed: "
+                f"{field_of(self._spec, ref.model)}.variants.{ref.name}: load failed: "
                 f"{type(error).__name__}: {error}"
             ) from error
 
     async def _add_exit_points(self, ref: VariantRef, network: Any) -> None:
         """Add those that the configuration wants, or that the file with the profile names."""
-        file, alone = self._profile_file(ref)
+        file, alone = self.profiles.file_of(ref)
         found = load_preemption(file) if file is not None else {}
         known = profile_of(found, ref.name, ref.model, alone=alone)
         asked = self._spec.models[ref.model].exit_points
@@ -268,17 +326,12 @@ class Models:
             module = module_of(network)
             await self._loop.run_in_executor(self._builder, Preemptible, module, points)
         except (TypeError, ValueError) as error:
-            raise ConfigError(f"{self._field(ref.model)}.exit_points: {error}") from error
+            raise ConfigError(f"{field_of(self._spec, ref.model)}.exit_points: {error}") from error
         if known is not None:
             chosen = [p.delay_p95_s for p in known.points if p.exit_points == known.chosen]
             self.preempt_delay_s = max(self.preempt_delay_s, *chosen)
 
     # -- profiles --------------------------------------------------------------------------
-
-    def _profile_file(self, ref: VariantRef) -> tuple[str | None, bool]:
-        """The file with a variant's profile, and whether it is of that variant alone."""
-        own = ref.spec.profile if ref.spec is not None else None
-        return own or self._spec.models[ref.model].profile, own is not None or ref.spec is None
 
     async def _set_profile(self, loaded: Loaded, known: LatencyProfile | None) -> None:
         """Give a variant what was learned of it here, else elsewhere, else a first profile: from a
@@ -286,52 +339,41 @@ class Models:
         key, model = loaded.key, self._spec.models[loaded.ref.model]
         limit, slo_s = model.max_batch_size, model.latency_slo_ms / 1e3
         example_input = getattr(type(self._instances[loaded.ref.model]), "example_input", None)
-        if key not in self._learned:
-            prior = known or self._from_file(loaded.ref)
+        if key not in self.profiles.learned:
+            prior = known or self.profiles.from_file(loaded.ref)
             if prior is None and example_input is not None and self._spec.profile_seconds > 0:
-                measured = await self._measure(loaded, example_input, limit, slo_s)
+                sweep = await self._measure(loaded, example_input, limit, slo_s)
+                measured = sweep.samples
+                if sweep.is_cut:
+                    limit = max(measured)
                 loaded.least_s = min(min(times) for times in measured.values())
                 quantile = model.profile_quantile
                 prior = to_profile(measured, quantile=quantile, max_batch_size=limit)
             prior = prior or LatencyProfile.linear(slo_s / 100, slo_s / 20, limit, measured_to=0)
-            self._learned[key] = OnlineProfile(prior, quantile=model.profile_quantile)
-        loaded.profile = self._learned[key]
+            self.profiles.learned[key] = OnlineProfile(prior, quantile=model.profile_quantile)
+        loaded.profile = self.profiles.learned[key]
         loaded.least_s = min(loaded.least_s, loaded.profile.profile.latency(1))
         if loaded.least_s > slo_s:
             logger.warning(
                 "variant %s is too slow for its SLO to be used: %.4g ms", key, 1e3 * loaded.least_s
             )
 
-    def _from_file(self, ref: VariantRef) -> LatencyProfile | None:
-        """What the variant's file says of it, if there is one."""
-        model = self._spec.models[ref.model]
-        file, alone = self._profile_file(ref)
-        if file is None:
-            return None
-        known = load_profiles(file)
-        found = profile_of(known, ref.name, ref.model, alone=alone)
-        if found is None:
-            owner = f".variants.{ref.name}" if ref.spec is not None and alone else ""
-            raise ConfigError(
-                f"{self._field(ref.model)}{owner}.profile: {file} has no profile of "
-                f"{ref.name!r}; it has {', '.join(sorted(known))}"
-            )
-        found = found.measured.truncated(model.max_batch_size)
-        points = {b: found.latency(b) for b in range(1, found.max_batch_size + 1)}
-        return LatencyProfile.from_points(points, model.max_batch_size)
-
     async def _measure(
         self, loaded: Loaded, example_input: Callable[..., Any], limit: int, slo_s: float
-    ) -> dict[int, list[float]]:
-        """Measure a variant; returns seconds by batch size. While models are in service, a call
+    ) -> Sweep:
+        """Measure a variant; returns the sweep that was made. While models are in service, a call
         runs between their batches, and takes a small share of their SLOs if it is of several
-        items."""
+        items. A size that there is no memory for is the end of larger ones.
+
+        Raises:
+            MemoryError: there is not even enough for the smallest batch.
+        """
         call_s = math.inf
         if self._in_service:
             served = {self._refs[key].model for key in self.offered}
             slos_ms = [self._spec.models[model].latency_slo_ms for model in served]
             call_s = _BETWEEN * min(slos_ms, default=math.inf) / 1e3
-        self._doing("measuring", loaded.ref.name, len(self._learned) + 1)
+        self._doing("measuring", loaded.ref.name, len(self.profiles.learned) + 1)
         sweep = Sweep(
             doubling_sizes(limit),
             budget_s=self._spec.profile_seconds,
@@ -345,6 +387,20 @@ class Models:
             items = [user_code.call(example_input, size)] if sized else [example] * size
             scope = preemption_scope(PreemptionFlag()) if self.preempts else nullcontext()
             start = time.perf_counter()
-            await self.run(loaded, items, scope)
-            sweep.took(time.perf_counter() - start)
-        return sweep.samples
+            try:
+                await self.run(loaded, items, scope, load=size, check=True)
+            except Exception as error:
+                took_s = time.perf_counter() - start
+                if not is_out_of_memory(error) or not sweep.ran_out(took_s):
+                    raise
+                logger.warning("%s has no memory for a batch of %d: %s", loaded.key, size, error)
+                let_go(error)
+            else:
+                sweep.took(time.perf_counter() - start)
+        return sweep
+
+
+def _meter(options: Mapping[str, Any]) -> Meter:
+    """Of a worker with these Ray resources."""
+    memory, gpus = options.get("memory"), options.get("num_gpus") or 1.0
+    return Meter(Host(memory / 2**20 if memory else None), Gpu(min(gpus, 1.0)))

@@ -4,6 +4,7 @@ sent, one at a time."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -15,7 +16,7 @@ from ray_slo.core import LatencyProfile
 from ray_slo.core.cluster import Assigned
 from ray_slo.serve.config.spec import AppSpec, worker_deployment
 from ray_slo.serve.memory import vitals
-from ray_slo.serve.messages import BatchReport, Heartbeat, Piece, PieceResult
+from ray_slo.serve.messages import BatchReport, Heartbeat, Piece, PieceResult, WorkerMemory
 from ray_slo.serve.planner.links import Follower
 from ray_slo.serve.ray_private.actors import this_node
 from ray_slo.serve.ray_private.replica_port import listen_on_node_only
@@ -54,6 +55,8 @@ class Worker:
         self._kind = kind
         self._node = this_node()
         self._link: WorkerLink | None = None
+        self._left_out: dict[str, str] = {}  # why, by variant
+        self._news = asyncio.Event()  # that the scheduler should hear of before the next beat
         self.announced: frozenset[str] = frozenset()
         self.assigned: tuple[Assigned, ...] = ()
         # Serve numbers deployments of one name in an application; ours come in step.
@@ -66,7 +69,11 @@ class Worker:
         )
         self.models = Models(spec, kind, self._starting.doing)
         self.batches = Batches(
-            self.id, self.models, self._report, isolate_errors=spec.isolate_errors
+            self.id,
+            self.models,
+            self._report,
+            smaller=self._news.set,
+            isolate_errors=spec.isolate_errors,
         )
         async with self._starting.told():
             self._follower = await self._begin(f"{context.app_name}#{frontend}")
@@ -89,7 +96,8 @@ class Worker:
             await follower.begin()
         else:
             for name in spec.models:
-                await self.load(self.models.variants_of(name))
+                variants = self.models.variants_of(name)
+                self._left_out |= await self.models.load(variants, {}, leave_out=True)
                 self.check_slo()
         if spec.grouped:  # the follower has joined a group
             return follower
@@ -110,7 +118,20 @@ class Worker:
     @property
     def profiles(self) -> dict[str, LatencyProfile]:
         """Of every variant that was ever loaded."""
-        return self.models.profiles
+        return self.models.profiles.current
+
+    @property
+    def memory(self) -> WorkerMemory:
+        """What its variants take."""
+        meter = self.models.meter
+        found = {k: (f.load_mb, f.batch_mb, f.batch_size) for k, f in meter.variants.items()}
+        refs, models = self._spec.variants(), self._spec.models
+        largest = {
+            key: profile.max_batch_size
+            for key, profile in self.models.profiles.current.items()
+            if profile.max_batch_size < models[refs[key].model].max_batch_size
+        }
+        return WorkerMemory(meter.device, meter.room_mb, found, largest, self._left_out)
 
     def will_load(self, variants: int) -> None:
         """Tell those who wait how many variants the worker begins with."""
@@ -197,21 +218,24 @@ class Worker:
             worker=self.id,
             kind=self._kind,
             profiles={
-                key: variant.profile.profile
-                for key, variant in self.models.loaded.items()
+                key: profile
+                for key, profile in self.models.profiles.current.items()
                 if key in self.models.offered
             },
             batches=self.batches.ids,
             preempt_delay_s=self.models.preempt_delay_s,
             assigned=self.assigned,
             node=self._node,
+            memory=self.memory,
         )
 
     async def _beat(self) -> None:
         while True:
             try:
                 await self._send_heartbeat()
-                await asyncio.sleep(_HEARTBEAT_S)
+                with contextlib.suppress(asyncio.TimeoutError):
+                    await asyncio.wait_for(self._news.wait(), _HEARTBEAT_S)
+                self._news.clear()
             except asyncio.CancelledError:
                 raise
             except Exception as error:

@@ -20,6 +20,7 @@ from ray_slo.planning.brains.brain import (
     Wanted,
 )
 from ray_slo.serve.config.resolve import parse_spec
+from ray_slo.serve.messages import WorkerMemory
 from ray_slo.serve.planner import links
 from ray_slo.serve.planner.actor import Planner
 from ray_slo.serve.planner.links import Follower, FrontendLink
@@ -92,6 +93,7 @@ class Worker:
         self.offered = self.announced = frozenset()
         self.assigned, self.profiles = (), {}
         self.diary = []
+        self.memory = WorkerMemory("gpu", 900.0, {"large": (100.0, 20.0, 8)})
 
     async def load(self, variants, known):
         (key,) = variants
@@ -143,6 +145,16 @@ def test_break_before_make():
     follow(worker, OLD, NEW, make_before_break=False)
     diary = ["load large", "do large", "do nothing", "unload large", "load small", "do small"]
     assert worker.diary == diary
+
+
+@pytest.mark.parametrize("mb, breaks", [(780.0, False), (781.0, True)])
+def test_break_before_make_where_there_is_no_memory_for_both(mb, breaks):
+    worker = Worker()
+    says = follow(worker, OLD, NEW._replace(memory_mb={"small": mb}))
+    first = ["do nothing", "unload large", "load small", "do small"]
+    made = ["load small", "do small", "unload large"]
+    assert worker.diary[2:] == (first if breaks else made)
+    assert (says.memory_mb, says.room_mb) == ({"large": 120.0}, 900.0)
 
 
 def test_doing_it_again_does_nothing_and_a_known_profile_is_taken():

@@ -6,9 +6,9 @@ import pytest
 from ray_slo.core import BatchStatus, LatencyProfile
 from ray_slo.core.recent import Recent
 from ray_slo.serve.config.resolve import parse_spec
-from ray_slo.serve.messages import BatchReport
+from ray_slo.serve.messages import BatchReport, Heartbeat
 from ray_slo.serve.scheduler.learned import Belief, Learned
-from ray_slo.serve.scheduler.roster import Quarantine, Roster
+from ray_slo.serve.scheduler.roster import Quarantine, Roster, WorkerState
 
 
 def test_a_policy_hears_of_what_matters():
@@ -30,6 +30,39 @@ def test_a_doubted_profile_is_lower_and_learned_anew():
     assert belief.profile.latency(1) == pytest.approx(0.02)
     belief.forget()
     assert belief.profile.latency(1) == pytest.approx(0.011)
+
+
+def beats(roster, learned, largest, now):
+    """Workers of a kind say which batches they have memory for."""
+    roster.clear()
+    for worker, size in largest.items():
+        beat = Heartbeat(worker, "gpu", {"m": LatencyProfile.linear(0.001, 0.01, size)}, [])
+        learned.meet(beat.profiles, "gpu")
+        roster.heard(worker, WorkerState.of(beat, frozenset({"m"}), now))
+    return learned.cluster().models["m"].variants[0].profiles["gpu"].max_batch_size
+
+
+def test_a_batch_is_no_larger_than_all_workers_have_memory_for():
+    roster = Roster()
+    spec = parse_spec({"models": {"m": {"callable": "a:B", "latency_slo_ms": 100}}})
+    learned = Learned(spec, roster)
+    assert beats(roster, learned, {"w0": 4}, 1.0) == 4
+    assert beats(roster, learned, {"w0": 4, "w1": 16}, 2.0) == 4
+    assert beats(roster, learned, {"w1": 16}, 3.0) == 16  # the one with less is gone
+    assert beats(roster, learned, {"w1": 16, "w2": 8}, 4.0) == 8
+    assert not learned.take_news(5.0)
+    (belief,) = learned.beliefs.values()
+    belief.observe([(16, 0.5)], now=6.0)  # one that was on its way
+    assert belief.profile.max_batch_size == 8
+    assert beats(roster, learned, {"w1": 16, "w2": 16}, 7.0) == 16
+
+
+def test_less_memory_is_news_to_a_policy():
+    roster, changes = Roster(), []
+    for size in (8, 8, 4, 4, 8):
+        beat = Heartbeat("w", "gpu", {"m": LatencyProfile.linear(0.001, 0.01, size)}, [])
+        changes.append(roster.heard("w", WorkerState.of(beat, frozenset({"m"}), 1.0)))
+    assert changes == [True, False, True, False, True]
 
 
 def test_a_worker_is_left_alone_for_longer_each_time_until_it_is_reached():

@@ -1,0 +1,84 @@
+"""What a worker knows of its variants' latency: from files, and learned here."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+from ray_slo.core import LatencyProfile, OnlineProfile
+from ray_slo.core.profiles import load_profiles, profile_of
+from ray_slo.serve.config.spec import AppSpec, VariantRef
+from ray_slo.serve.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+
+_CUT_S = 600.0  # for so long a batch size that ran out of memory is not tried again
+
+
+def field_of(spec: AppSpec, model: str) -> str:
+    """Where the configuration speaks of a model."""
+    return f"{'models' if spec.pipeline is None else 'pipeline.tasks'}.{model}"
+
+
+class Profiles:
+    """Profiles of every variant that was ever loaded.
+
+    Attributes:
+        learned: by variant.
+    """
+
+    def __init__(self, spec: AppSpec) -> None:
+        self._spec = spec
+        self.learned: dict[str, OnlineProfile] = {}
+        self._cuts: dict[str, tuple[int, float]] = {}  # largest batch, and until when
+
+    @property
+    def current(self) -> dict[str, LatencyProfile]:
+        """Up to the largest batch that there is memory for."""
+        cuts = self.cuts
+        return {
+            key: learned.profile.truncated(cuts[key]) if key in cuts else learned.profile
+            for key, learned in self.learned.items()
+        }
+
+    @property
+    def cuts(self) -> dict[str, int]:
+        """Largest batch of variants that ran out of memory in service."""
+        now = time.monotonic()
+        self._cuts = {key: cut for key, cut in self._cuts.items() if now < cut[1]}
+        return {key: size for key, (size, _) in self._cuts.items()}
+
+    def cut(self, key: str, size: int) -> None:
+        """No larger batch of a variant for a while: there is not enough memory."""
+        if size < self.cuts.get(key, self.learned[key].prior.max_batch_size):
+            self._cuts[key] = size, time.monotonic() + _CUT_S
+            logger.warning(
+                "%s ran out of memory; its batches are of at most %d for %.0f s", key, size, _CUT_S
+            )
+
+    def file_of(self, ref: VariantRef) -> tuple[str | None, bool]:
+        """The file with a variant's profile, and whether it is of that variant alone."""
+        own = ref.spec.profile if ref.spec is not None else None
+        return own or self._spec.models[ref.model].profile, own is not None or ref.spec is None
+
+    def from_file(self, ref: VariantRef) -> LatencyProfile | None:
+        """What the variant's file says of it, if there is one.
+
+        Raises:
+            ConfigError: there is one, and it does not speak of it.
+        """
+        model = self._spec.models[ref.model]
+        file, alone = self.file_of(ref)
+        if file is None:
+            return None
+        known = load_profiles(file)
+        found = profile_of(known, ref.name, ref.model, alone=alone)
+        if found is None:
+            owner = f".variants.{ref.name}" if ref.spec is not None and alone else ""
+            raise ConfigError(
+                f"{field_of(self._spec, ref.model)}{owner}.profile: {file} has no profile of "
+                f"{ref.name!r}; it has {', '.join(sorted(known))}"
+            )
+        found = found.measured.truncated(model.max_batch_size)
+        points = {b: found.latency(b) for b in range(1, found.max_batch_size + 1)}
+        return LatencyProfile.from_points(points, model.max_batch_size)
