@@ -27,12 +27,16 @@ from ray_slo.core.cluster import Cluster, Model, Variant
 from ray_slo.core.demand import LEAST_RATE
 from ray_slo.core.policy import Policy
 from ray_slo.planning import auto
+from ray_slo.planning.brains.auto import AutoBrain, AutoSetting
 from ray_slo.planning.brains.brain import Brain
-from ray_slo.policies.registry import make_policy
+from ray_slo.planning.result import Infeasible
+from ray_slo.policies.composed import Composed
+from ray_slo.policies.registry import policy_for
 from ray_slo.simulation.application_report import ApplicationReport
 from ray_slo.simulation.application_run import ApplicationRun, Shape
 from ray_slo.simulation.engine import noise_factors, non_negative
 from ray_slo.simulation.fleet import Timing
+from ray_slo.simulation.grouped import Grouped
 from ray_slo.simulation.planner_host import PlannerHost
 from ray_slo.simulation.samplers import Items, check_items, samplers
 from ray_slo.simulation.workloads import Requests, Workload
@@ -97,7 +101,9 @@ def simulate_application(
     clients, duration_s = _clients(problem, workloads, duration_s, arrivals_rng)
     first_s = min(interval_s, max(duration_s, check_s))
     problem = replace(problem, demand=_first_demand(problem, clients, first_s))
-    brain = _brain(planner, problem, interval_s)
+    chosen = _policy(problem, policy, policy_kwargs or {})
+    first = _first_workers(problem) if planner == "auto" else None
+    brain = _brain(planner, problem, interval_s, first or {}, _assigns(chosen), make_before_break)
     kinds = {kind.name: kind.max_workers for kind in problem.kinds}
     if brain is None and problem.present is not None:
         kinds |= problem.present
@@ -119,10 +125,10 @@ def simulate_application(
         noise_factors(latency_noise, noise_rng),
         _fits(problem) if brain is None else {},
         preempt_delay_s,
+        first,
     )
     host = None if brain is None else PlannerHost(brain, list(kinds), interval_s)
     profiles = {(v.name, k): p for v in problem.variant.values() for k, p in v.profiles.items()}
-    chosen = make_policy(policy, policy_kwargs)  # type: ignore[arg-type]
     run = ApplicationRun(chosen, shape, clients, timing, host, profiles=profiles)
     run.loop()
     prices = {kind.name: kind.price_per_hour for kind in problem.kinds}
@@ -194,6 +200,9 @@ def _brain(
     planner: Brain | Callable[[auto.Problem], Brain] | str | None,
     problem: auto.Problem,
     interval_s: float,
+    first: Mapping[str, int],
+    assigns: bool,
+    make_before_break: bool,
 ) -> Brain | None:
     if planner is None or isinstance(planner, Brain):
         return planner
@@ -201,7 +210,55 @@ def _brain(
         return planner(problem)
     if planner != "auto":
         raise ValueError(f"planner must be 'auto', a brain, or None, got {planner!r}")
-    raise NotImplementedError
+    setting = AutoSetting(
+        problem,
+        first_workers=first,
+        scales=frozenset(k.name for k in problem.kinds if k.min_workers < k.max_workers),
+        assigns=assigns,
+        interval_s=interval_s,
+        make_before_break=make_before_break,
+        profiles={(v.name, k): p for v in problem.variant.values() for k, p in v.profiles.items()},
+    )
+    return AutoBrain(setting)
+
+
+def _first_workers(problem: auto.Problem) -> Mapping[str, int]:
+    """As many as the first plan asks for: it is in place at time 0."""
+    made = auto.plan(problem)
+    return (made.best_effort if isinstance(made, Infeasible) else made).workers
+
+
+def _policy(problem: auto.Problem, policy: Policies, kwargs: Mapping[str, Any]) -> Policy:
+    """One for the application, or one for each group of workers."""
+    variants = {model.name: len(model.variants) for model in problem.models}
+
+    def make(group: str = "") -> Policy:
+        return policy_for(
+            policy,  # type: ignore[arg-type]
+            kwargs,
+            problem.trees,
+            variants,
+            waiting_factor=problem.waiting_factor,
+            communication_s=problem.communication_s,
+        )
+
+    groups = {kind.name: kind.group for kind in problem.kinds if kind.group is not None}
+    if not groups:
+        return make()
+    if alone := [kind.name for kind in problem.kinds if kind.group is None]:
+        raise ValueError(f"kinds: {alone[0]!r} has no group, and others have one")
+    if lost := [model for model in problem.model if model not in problem.group_of]:
+        raise ValueError(f"group_of must have a group for {lost[0]!r}, as workers are in groups")
+    if not (isinstance(policy, str) or callable(policy)):
+        raise ValueError("policy must be a name or a class, as each group has its own")
+    return Grouped(make, groups, problem.group_of)
+
+
+def _assigns(policy: Policy) -> bool:
+    """Whether the policy goes by what the plan has each worker serve."""
+    if isinstance(policy, Grouped):
+        return any(_assigns(one) for one in policy.policies.values())
+    return getattr(policy, "for_pipelines", False) or isinstance(policy, Composed)
 
 
 def _fits(problem: auto.Problem) -> dict[str, list[str]]:

@@ -41,6 +41,7 @@ class Shape:
         noise: factors on the execution time; None for exactly 1.
         fits: variants that a worker of a kind may have loaded.
         preempt_delay_s: from a `Preempt` until the batch stops.
+        first: workers that the first plan is for, by kind; None: all that there may be.
     """
 
     trees: tuple[Tree, ...]
@@ -52,6 +53,7 @@ class Shape:
     noise: Iterator[float] | None = None
     fits: Mapping[str, Collection[str]] = field(default_factory=dict)
     preempt_delay_s: float = 0.0
+    first: Mapping[str, int] | None = None
 
 
 class ApplicationRun(Run):
@@ -249,9 +251,9 @@ class ApplicationRun(Run):
     # -- the planner -------------------------------------------------------------------------
 
     def _first_plan(self) -> list[Worker]:
-        """Ask for a plan that is in place at time 0, while all workers are there; what they are."""
+        """Ask those of `first` for a plan that is in place at time 0; what workers are."""
         assert self.host is not None
-        seen = self._with_profiles(self.fleet.all())
+        seen = self._with_profiles(self.fleet.at_first(self.shape.first))
         asked = self._ask(0.0, self.host.due(0.0, seen), seen)
         verdict = self.host.adopt(asked)
         assert verdict is not None

@@ -117,9 +117,14 @@ class Fleet:
         self._run, self._changed = run, changed
         self._told = True  # the policy knows the workers as they are
 
-    def all(self) -> Seen:
-        """Every worker that there may be, before it has done anything."""
-        return Seen({m.id: WorkerSays(m.id, m.kind) for m in self._members.values()})
+    def at_first(self, numbers: Mapping[str, int] | None = None) -> Seen:
+        """Workers before they have done anything: so many of each kind, by default all."""
+        members = [
+            member
+            for kind in self.used
+            for member in self._of(kind)[: None if numbers is None else numbers[kind]]
+        ]
+        return Seen({m.id: WorkerSays(m.id, m.kind) for m in members})
 
     def seen(self, to_plan: bool = False) -> Seen:
         """What workers say.

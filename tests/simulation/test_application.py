@@ -15,9 +15,11 @@ from ray_slo.planning.brains.brain import Brain, Verdict, Wanted
 from ray_slo.planning.brains.loki import LokiBrain, LokiSetting
 from ray_slo.simulation import (
     ApplicationReport,
+    Gamma,
     LogNormal,
     Poisson,
     Times,
+    Trace,
     Workload,
     simulate_application,
     simulate_pipeline,
@@ -324,3 +326,106 @@ def test_a_pipeline_is_the_case_of_one_tree_and_one_kind():
     assert other.count() > 600
     assert other.violation_ratio() == pytest.approx(one.violation_ratio(), abs=0.02)
     assert other.workers_used() == pytest.approx(one.workers_used(), abs=0.5)
+
+
+def linear(alpha_ms, beta_ms, largest=16):
+    return LatencyProfile([(alpha_ms * b + beta_ms) / 1e3 for b in range(1, largest + 1)])
+
+
+def scaled(name, *accuracies, kinds=("gpu",), largest=16):
+    """A model whose variants take 1, 1/2, … of the time of the first."""
+    variants = [
+        auto.Variant(
+            f"{name}-{i}",
+            accuracy,
+            dict.fromkeys(kinds, linear(10 / (i + 1), 30 / (i + 1), largest)),
+        )
+        for i, accuracy in enumerate(accuracies)
+    ]
+    return auto.Model(name, tuple(variants))
+
+
+def test_auto_sizes_and_serves_several_trees():
+    models = scaled("see", 90.0, 80.0), scaled("hear", 85.0, 75.0)
+    trees = Tree.of_model("see", {"": 0.3}), Tree.of_model("hear", {"": 0.3, "gold": 0.15})
+    problem = auto.Problem(models, trees, {}, (auto.Kind("gpu", 1, 8),))
+    day = Trace(rates=[40, 160, 40], interval_s=20.0)
+    report = simulate_application(
+        problem,
+        {"see": Workload(arrivals=day), "hear@gold": Workload(arrivals=Poisson(rate=40.0))},
+        policy="deferred",
+        duration_s=60.0,
+        start_s=1.0,
+        load_s=0.5,
+        solve_s=0.1,
+        interval_s=5.0,
+        latency_noise=0.02,
+        seed=1,
+    )
+    workers = report.workers
+    assert report.bad_rate() < 0.03
+    assert report.accuracy() > 84
+    # It follows the load up, and down again.
+    assert report.workers_used(30, 40) > report.workers_used(5, 18) + 1
+    assert report.workers_used(50, 60) < report.workers_used(30, 40) - 1
+    assert workers.workers.max() <= 8
+    table = report.expected
+    assert (table.expected_accuracy - table.accuracy).abs().mean() < 5
+
+
+def test_every_group_has_a_scheduler_of_its_own():
+    kinds = (auto.Kind("a", 2, 2, group="left"), auto.Kind("b", 1, 1, group="right"))
+    models = scaled("see", 90.0, kinds=("a", "b")), scaled("hear", 85.0, kinds=("a", "b"))
+    trees = Tree.of_model("see", {"": 0.3}), Tree.of_model("hear", {"": 0.3})
+    group_of = {"see": "left", "hear": "right"}
+    problem = auto.Problem(models, trees, {}, kinds, group_of=group_of)
+    load = {"see": Workload.poisson(30.0), "hear": Workload.poisson(300.0)}
+    for planner in ("auto", None):
+        report = simulate_application(
+            problem, load, policy="deferred", duration_s=10.0, planner=planner
+        )
+        ran = report.batches.groupby(["worker", "variant"], observed=True).size()
+        assert {worker[0] for worker, variant in ran.index if variant == "see-0"} == {"a"}
+        assert {worker[0] for worker, variant in ran.index if variant == "hear-0"} == {"b"}
+        # The burst of one leaves the other alone.
+        assert report.bad_rate(stream="see") < 0.01 < 0.5 < report.bad_rate(stream="hear")
+
+
+def test_preempted_requests_of_dropped_frames_do_not_come_back():
+    models = scaled("detect", 90.0, largest=4), scaled("name", 80.0, largest=4)
+    made = {"detect-0": {"who": 2.0}}
+    tasks = (TreeTask("detect", "detect", None, made), TreeTask("who", "name", "detect"))
+    trees = Tree("photo", tasks, {"": 0.4}), Tree.of_model("name", {"": 0.2})
+    problem = auto.Problem(models, trees, {}, (auto.Kind("gpu", 2, 2),))
+    report = simulate_application(
+        problem,
+        {"photo": Workload.poisson(30.0), "name": Workload(arrivals=Gamma(rate=60.0, shape=0.2))},
+        policy="flex",
+        planner=None,
+        duration_s=20.0,
+        preempt_delay_s=0.005,
+        latency_noise=0.1,
+    )
+    assert (report.batches.status == "preempted").any()
+    assert (report.requests.outcome == "dropped").any()
+    assert not (report.requests.outcome == "pending").any()
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        (
+            {"kinds": (auto.Kind("gpu", 0, 1, group="a"), auto.Kind("cpu", 0, 1))},
+            "'cpu' has no group",
+        ),
+        (
+            {"kinds": (auto.Kind("gpu", 0, 1, group="a"),)},
+            "group_of must have a group for 'detect'",
+        ),
+    ],
+)
+def test_groups_hold_all_workers_and_models(fields, message):
+    with pytest.raises(ValueError, match=message):
+        simulate_application(
+            replace(PROBLEM, **fields), {"name": at(0.0)}, policy="eager", planner=None
+        )

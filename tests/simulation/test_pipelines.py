@@ -324,8 +324,7 @@ def test_while_workers_start_the_others_run_a_plan_of_their_own():
     assert clusters(policy) == [
         (0, {"w0": "d", "w1": "large"}),
         (11.5, {"w0": "d", "w1": "small"}),
-        (14.5, {"w0": "d", "w1": "small", "w2": None}),  # seen at 15, and not planned for before
-        (15.5, {"w0": "d", "w1": "small", "w2": "large"}),  # until the other network is there
+        (14.5, {"w0": "d", "w1": "small", "w2": "large"}),  # it does what it was started for
         (16.5, {"w0": "d", "w1": "large", "w2": "large"}),
     ]
 

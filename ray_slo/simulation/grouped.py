@@ -1,0 +1,74 @@
+"""Groups of workers, each with a scheduler of its own, in one run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import ClassVar
+
+from ray_slo.core.cluster import Cluster
+from ray_slo.core.decisions import Action, Decision
+from ray_slo.core.policy import Abilities, Policy
+from ray_slo.core.requests import BatchOutcome, Request, WorkerId
+
+
+class Grouped(Abilities):
+    """A policy per group, which sees the group's workers alone.
+
+    Args:
+        make: a new policy for a group.
+        group_of_kind: whose workers those of a kind are.
+        group_of_model: where requests for a model go.
+    """
+
+    serves_late: ClassVar[bool] = False  # shadowed by the policies'
+
+    def __init__(
+        self,
+        make: Callable[[str], Policy],
+        group_of_kind: Mapping[str, str],
+        group_of_model: Mapping[str, str],
+    ) -> None:
+        groups = dict.fromkeys([*group_of_kind.values(), *group_of_model.values()])
+        self.policies = {group: make(group) for group in groups}
+        late = any(policy.serves_late for policy in self.policies.values())
+        self.serves_late = late  # type: ignore[misc]
+        self._of_kind, self._of_model = group_of_kind, group_of_model
+        self._of_worker: dict[WorkerId, str] = {}
+        self._clusters: dict[str, Cluster] = {}
+
+    def _split(self, requests: Sequence[Request]) -> dict[str, list[Request]]:
+        found: dict[str, list[Request]] = {}
+        for r in requests:
+            found.setdefault(self._of_model[r.model], []).append(r)
+        return found
+
+    def requests_arrived(self, now: float, requests: Sequence[Request]) -> None:
+        for group, its in self._split(requests).items():
+            self.policies[group].requests_arrived(now, its)
+
+    def requests_cancelled(self, now: float, requests: Sequence[Request]) -> None:
+        for group, its in self._split(requests).items():
+            self.policies[group].requests_cancelled(now, its)
+
+    def batch_finished(self, now: float, worker: WorkerId, outcome: BatchOutcome) -> None:
+        self.policies[self._of_worker[worker]].batch_finished(now, worker, outcome)
+
+    def cluster_changed(self, now: float, cluster: Cluster) -> None:
+        self._of_worker |= {w.id: self._of_kind[w.hardware] for w in cluster.workers.values()}
+        for group, policy in self.policies.items():
+            workers = {w: x for w, x in cluster.workers.items() if self._of_worker[w] == group}
+            its = replace(cluster, workers=workers)
+            if its != self._clusters.get(group):
+                self._clusters[group] = its
+                policy.cluster_changed(now, its)
+
+    def decide(self, now: float) -> Decision:
+        actions: list[Action] = []
+        wake_at = math.inf
+        for policy in self.policies.values():
+            decision = policy.decide(now)
+            actions += decision.actions
+            wake_at = min(wake_at, decision.wake_at)
+        return Decision(actions, wake_at)
