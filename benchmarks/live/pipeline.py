@@ -221,13 +221,13 @@ def capacities(known: dict[str, LatencyProfile]) -> tuple[float, float]:
 
 def problem_of(known: dict[str, LatencyProfile]) -> loki.Problem:
     """What the planner is asked, but for the demand."""
-    spec = pipeline(1.0).spec()
+    ((_, tasks),) = pipeline(1.0).spec().pipelines.items()
     return loki.Problem(
-        spec.pipeline.loki_tasks(known.__getitem__),
+        tasks.loki_tasks(known.__getitem__),
         demand=1.0,
         workers=WORKERS,
         slo_s=CLIENT_SHARE * SLO_S,
-        path_accuracies=spec.pipeline.measured_paths,
+        path_accuracies=tasks.measured_paths,
         swap_cost=SWAP_COST,
         **PLANNING,
     )

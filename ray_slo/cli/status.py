@@ -57,14 +57,12 @@ def _print(console: Any, name: str, state: dict[str, Any]) -> None:
     models = Table("model", title_justify="left")
     for column in ("SLO ms", "queued", "goodput /s", "accuracy %"):
         models.add_column(column, justify="right")
-    offered = dict(state["models"])
-    if (pipeline := state.get("pipeline")) is not None:  # clients ask for it; models are its tasks
-        offered[pipeline["name"]] = pipeline
-    for model, spec in offered.items():
+    pipelines = state.get("pipelines", {})  # clients ask for them; models are their tasks
+    for model, spec in {**state["models"], **pipelines}.items():
         models.add_row(
             model,
             f"{spec['latency_slo_ms']:g}",
-            "" if spec is pipeline else str(state.get("queued", {}).get(model, "?")),
+            "" if model in pipelines else str(state.get("queued", {}).get(model, "?")),
             f"{state['goodput'].get(model, 0.0):.1f}",
             f"{known:.2f}" if (known := state.get("accuracy", {}).get(model)) else "",
         )

@@ -41,6 +41,11 @@ class TreeTask:
                         f"got {factor}"
                     )
 
+    def counted_as(self, variant: str) -> str:
+        """Name under which requests of this task that a variant served are counted, and what they
+        made: of a model that several tasks may share, with the task."""
+        return variant if self.name == self.model else f"{self.name}:{variant}"
+
     def factor(self, variant: str, child: str) -> float:
         """Requests for a child task that a request makes, where `variant` serves it."""
         return self.factors.get(variant, {}).get(child, 1.0)

@@ -11,9 +11,9 @@ A deadline in user code (`@ray_slo.batch`, `remaining_ms`) comes, first found fi
 3. the gRPC request's metadata, by the same names; `ray_slo.serve.grpc.with_deadlines` puts gRPC's
    own deadline there, which Serve does not read.
 
-`x-slo-latency-ms` replaces the model's SLO. `x-request-timeout-seconds` can only tighten it: it is
-when Serve's proxy gives up, and gateways set it to minutes. Neither crosses a `DeploymentHandle`:
-pass `latency_slo_ms=remaining_ms()` on.
+`x-slo-latency-ms` replaces the model's SLO; `x-slo-class` names another of the model's.
+`x-request-timeout-seconds` can only tighten it: it is when Serve's proxy gives up, and gateways set
+it to minutes. None of them crosses a `DeploymentHandle`: pass `latency_slo_ms=remaining_ms()` on.
 Deadlines here are `time.monotonic()` seconds of this process. This module does not import Ray.
 """
 
@@ -33,6 +33,7 @@ PROXY_CALLBACK = "ray_slo.serve.proxy:middlewares"
 MAX_LATENCY_MS = 86_400_000.0  # a day: what a client, or a config, may give a request
 
 LATENCY_HEADER = "x-slo-latency-ms"
+CLASS_HEADER = "x-slo-class"
 TIMEOUT_HEADER = "x-request-timeout-seconds"
 PROXIED_HEADER = "x-slo-timeout-ms"
 WHOLE_HEADER = "x-slo-body-whole"
@@ -67,6 +68,11 @@ HEADERS = {
             "The request's own SLO, milliseconds, instead of the model's.",
             per_s=1e3,
             most=MAX_LATENCY_MS,
+        ),
+        Header(
+            CLASS_HEADER,
+            "client",
+            "The SLO class that the request belongs to; its SLO instead of the model's.",
         ),
         Header(
             TIMEOUT_HEADER,

@@ -57,7 +57,7 @@ def test_memory_of_a_worker():
 def test_a_pipeline_its_plan_and_who_does_what():
     worker = {"kind": "gpu", "variants": ["f"], "batches_in_flight": 0, "last_heartbeat_s": 0.1}
     rows, lines = printed(
-        pipeline={"name": "words", "latency_slo_ms": 100, "parents": {}},
+        pipelines={"words": {"latency_slo_ms": 100, "parents": {}}},
         workers={"w": {**worker, "assigned": [{"variant": "f", "batch_size": 8, "load": 3.0}]}},
         plan={"planner": "loki", "state": "planned", "plan_age_s": 2, "why": "Enough."},
     )

@@ -18,9 +18,15 @@ from deployments.traffic import Detect, Faces, Vehicles, app, boxes, detection, 
 from ray_slo.load.workload import load_payloads
 from ray_slo.models import vision
 from ray_slo.serve.config.resolve import parse_spec
-from ray_slo.serve.frontend.tree import Tree, Visit
+from ray_slo.serve.frontend.tree import TreeRunner, Visit
 
 ROOT = Path(__file__).parents[2]
+
+
+def lone(spec):
+    """The pipeline of an application that has one."""
+    (pipeline,) = spec.pipelines.values()
+    return pipeline
 
 
 @pytest.fixture
@@ -194,10 +200,10 @@ def test_parts_travel_down_the_tree_and_answers_come_back_to_their_boxes():
         return Detect.join(result, outputs)
 
     made = []
-    tree = Tree(
+    tree = TreeRunner(
         {"detect": None, "vehicles": "detect", "faces": "detect"},
         join={"detect": join},
-        made=lambda variant, counts: made.append((variant, counts)),
+        made=lambda _, variant, counts: made.append((variant, counts)),
     )
     answer = asyncio.run(tree.run(picture, serve)).joined
     assert made[0] == ("detect", {"vehicles": 2, "faces": 1})
@@ -227,7 +233,7 @@ def test_there_are_configs():
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda path: path.stem)
 def test_configs_name_what_there_is(config):
     spec = spec_of(config)
-    assert spec.pipeline.parents == {"detect": None, "vehicles": "detect", "faces": "detect"}
+    assert lone(spec).parents == {"detect": None, "vehicles": "detect", "faces": "detect"}
     classes = {"detect": Detect, "vehicles": Vehicles, "faces": Faces}
     for task, wanted in classes.items():
         assert spec.models[task].load() is wanted
@@ -236,7 +242,7 @@ def test_configs_name_what_there_is(config):
             assert variant.loader() is loader
             assert variant.kwargs["name"] == name
     for name, factors in app.FACTORS.items():
-        assert spec.pipeline.factors[name] == factors
+        assert lone(spec).factors[name] == factors
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda path: path.stem)
@@ -332,8 +338,8 @@ def test_variants_carry_names_accuracies_factors_and_arguments(torchvision):
 def test_the_pipeline_is_the_configs(torchvision):
     built = app.pipeline(weights="none", max_replicas=2).spec()
     config = spec_of(ROOT / "configs" / "traffic-loki.yaml")
-    assert built.pipeline.parents == config.pipeline.parents
-    assert built.pipeline.factors == config.pipeline.factors
+    assert lone(built).parents == lone(config).parents
+    assert lone(built).factors == lone(config).factors
     for task, model in built.models.items():
         assert {n: v.accuracy for n, v in model.variants.items()} == {
             n: v.accuracy for n, v in config.models[task].variants.items()

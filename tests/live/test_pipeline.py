@@ -60,7 +60,7 @@ def test_answers_are_joined_and_name_every_stage(app, ray_cluster):
     assert response.json() == SPELLED
     assert response.headers["x-slo-variant"] == "f1/s1"
     assert response.headers["x-slo-stages"].startswith('find;requests=1;variants="f1*1";batch')
-    assert httpx.get(url, timeout=30).json()["pipeline"]["parents"] == {
+    assert httpx.get(url, timeout=30).json()["pipelines"]["speller"]["parents"] == {
         "find": None,
         "spell": "find",
     }

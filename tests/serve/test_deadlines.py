@@ -12,6 +12,7 @@ from ray_slo.errors import BadHeader
 from ray_slo.serve.deadlines import HEADERS, TimeLimits, spent, without
 
 OWN, PROXIED, TIMEOUT = "x-slo-latency-ms", "x-slo-timeout-ms", "x-request-timeout-seconds"
+CLASS = "x-slo-class"
 
 
 def latency_ms_of(pairs):
@@ -89,7 +90,11 @@ def test_without_strict_a_bad_value_counts_as_absent(name, value):
 
 def test_a_client_cannot_speak_for_a_proxy():
     said = [(name, "7") for name in HEADERS]
-    assert [name for name, _ in without(said, "door", "failover")] == [OWN, TIMEOUT]
+    assert [name for name, _ in without(said, "door", "failover")] == [
+        OWN,
+        CLASS,
+        TIMEOUT,
+    ]
     assert TimeLimits([(PROXIED, "7")], proxied=False).named_s() is None
 
 

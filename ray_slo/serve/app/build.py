@@ -124,13 +124,13 @@ def _check_code(spec: AppSpec) -> None:
     Raises:
         ValueError: names the field.
     """
-    where = "models" if spec.pipeline is None else "pipeline.tasks"
     for name, model in spec.models.items():
+        where = spec.fields[name]
         try:
             cls = model.load()
         except ValueError as error:
-            raise ValueError(f"{where}.{name}.callable: {error}") from None
-        for field, file in _profile_files(f"{where}.{name}", model):
+            raise ValueError(f"{where}.callable: {error}") from None
+        for field, file in _profile_files(f"{where}", model):
             try:
                 load_profiles(file)
             except (OSError, ValueError) as error:
@@ -141,21 +141,21 @@ def _check_code(spec: AppSpec) -> None:
                 try:
                     refuse_sizes(policy.name, policy.kwargs)
                 except ValueError as error:
-                    said = f"{where}.{name}.callable: {cls.__name__}.size: {error}"
+                    said = f"{where}.callable: {cls.__name__}.size: {error}"
                     raise ValueError(said) from None
         try:
             check_arguments(cls, cls.__name__, model.args, model.kwargs)
         except ValueError as error:
-            raise ValueError(f"{where}.{name}: {error}") from None
+            raise ValueError(f"{where}: {error}") from None
         for key, variant in model.variants.items():
             try:
                 variant.loader()
             except ValueError as error:
-                raise ValueError(f"{where}.{name}.variants.{key}.load: {error}") from None
+                raise ValueError(f"{where}.variants.{key}.load: {error}") from None
             try:
                 variant.check()
             except ValueError as error:
-                raise ValueError(f"{where}.{name}.variants.{key}: {error}") from None
+                raise ValueError(f"{where}.variants.{key}: {error}") from None
     spec.joins()
 
 
@@ -184,7 +184,7 @@ def _fingerprint(spec: AppSpec) -> str:
     workers = {kind: (w.ray_actor_options, w.serve_options) for kind, w in spec.workers.items()}
     policies = [spec.policy, *(spec.policy_of(name) for name in spec.groups)]
     policy = [(policy.name, policy.kwargs) for policy in policies]
-    apart = {"models", "workers", "groups", "policy", "group_policies"}
+    apart = {"models", "trees", "fields", "workers", "groups", "policy", "group_policies"}
     apart |= {"num_frontends", "version"}
     rest = {k: v for k, v in spec.__dict__.items() if k not in apart}
     if _tunable(spec):

@@ -84,7 +84,9 @@ def _headers() -> list[dict[str, Any]]:
             "name": header.name,
             "in": "header",
             "description": header.means,
-            "schema": {"type": "number", "exclusiveMinimum": 0, "maximum": header.most},
+            "schema": {"type": "number", "exclusiveMinimum": 0, "maximum": header.most}
+            if header.per_s
+            else {"type": "string"},
         }
         for header in HEADERS.values()
         if header.said_by == "client"

@@ -145,15 +145,16 @@ class AppConfig(Settings):
 
     Attributes:
         models: by name; the name is what a client asks for (`/name` over HTTP, `model=` on a
-            handle; neither is needed when there is one).
-        pipeline: a tree of tasks instead of `models`; clients ask for the whole. Its tasks are
-            what scheduler, workers and metrics call models: `models` is made of them, and holds
-            their code.
+            handle; neither is needed when there is one model or pipeline).
+        pipelines: trees of tasks, by name; clients ask for the whole. A task with code of its own
+            is a model to scheduler, workers and metrics. Models, pipelines and tasks have names of
+            their own.
+        pipeline: the short form of one pipeline; its name is `name`, by default "pipeline".
         workers: by hardware kind.
         groups: serving groups by name, each with workers and models of its own, instead of
             `workers`.
         planner: decides which models are served by which group; without `groups`, it makes groups
-            of the `workers`, too. Of a pipeline: "loki", which is the default there; with None
+            of the `workers`, too. Of one pipeline: "loki", which is the default there; with None
             every worker loads all variants, and another policy must choose.
         policy: who decides; see `PolicyConfig`. Each group has a policy object of its own, made of
             this where the group names no other.
@@ -167,6 +168,7 @@ class AppConfig(Settings):
     }
 
     models: dict[str, ModelConfig] = Field(default_factory=dict)
+    pipelines: dict[str, PipelineConfig] = Field(default_factory=dict)
     pipeline: PipelineConfig | None = None
     workers: dict[str, WorkerConfig] | None = None
     groups: dict[str, GroupConfig] = Field(default_factory=dict)
@@ -192,6 +194,22 @@ class AppConfig(Settings):
             check_name("model", name)
         return value
 
+    @field_validator("pipelines")
+    @classmethod
+    def _pipeline_names(cls, value: dict[str, PipelineConfig]) -> dict[str, PipelineConfig]:
+        for name in value:
+            check_name("pipeline", name)
+        return value
+
+    @model_validator(mode="after")
+    def _one_form(self) -> AppConfig:
+        if self.pipeline is not None and self.pipelines:
+            raise ValueError(
+                "pipeline: the short form of one pipeline; name it under `pipelines`, beside "
+                f"{', '.join(self.pipelines)}"
+            )
+        return self
+
     @field_validator("groups")
     @classmethod
     def _group_names(cls, value: dict[str, GroupConfig]) -> dict[str, GroupConfig]:
@@ -204,9 +222,34 @@ class AppConfig(Settings):
     @property
     def planned_by(self) -> PlannerConfig | None:
         """The planner that is named, else the default one."""
-        if self.planner is None and "planner" not in self.model_fields_set and self.pipeline:
-            return PlannerConfig(name="loki")
-        return self.planner
+        if self.planner is not None or "planner" in self.model_fields_set:
+            return self.planner
+        return PlannerConfig(name="loki") if self.lone_pipeline is not None else None
+
+    @property
+    def all_pipelines(self) -> dict[str, PipelineConfig]:
+        """Pipelines by name, in whatever form they were written."""
+        if self.pipeline is None:
+            return self.pipelines
+        return {self.name or "pipeline": self.pipeline}
+
+    @property
+    def roots(self) -> dict[str, ModelConfig | PipelineConfig]:
+        """What clients may ask for."""
+        return {**self.models, **self.all_pipelines}
+
+    @property
+    def lone_pipeline(self) -> PipelineConfig | None:
+        """The only thing that clients may ask for, if that is a pipeline whose tasks all have code
+        of their own."""
+        if self.models or len(self.all_pipelines) != 1:
+            return None
+        (pipeline,) = self.all_pipelines.values()
+        return None if pipeline.shares else pipeline
+
+    def pipeline_field(self, name: str) -> str:
+        """Where a pipeline is written."""
+        return f"pipelines.{name}" if self.pipeline is None else "pipeline"
 
     @property
     def kinds(self) -> dict[str, WorkerConfig]:
@@ -221,18 +264,18 @@ class AppConfig(Settings):
 
     @property
     def served(self) -> dict[str, ModelConfig]:
-        """The models, or the tasks of the pipeline as models."""
-        if self.pipeline is None:
-            return self.models
-        slo_ms = self.pipeline.latency_slo_ms
-        return {name: task.as_model(slo_ms) for name, task in self.pipeline.tasks.items()}
+        """What workers serve: the models, and tasks with code of their own as models."""
+        served = dict(self.models)
+        for pipeline in self.all_pipelines.values():
+            for name, task in pipeline.tasks.items():
+                if task.model is None:
+                    served[name] = task.as_model(pipeline.latency_slo_ms)
+        return served
 
     @property
     def deployment_name(self) -> str:
         """Name of the frontend's deployment, before Serve makes it unique in its application."""
-        if self.pipeline is not None:
-            return self.name or "pipeline"
-        return self.name or (next(iter(self.models)) if len(self.models) == 1 else "models")
+        return self.name or (next(iter(self.roots)) if len(self.roots) == 1 else "models")
 
 
 def kind_in_group(group: str, kind: str) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from pydantic import ConfigDict
+from typing import Annotated
+
+from pydantic import AfterValidator, ConfigDict, Field
 
 from ray_slo.core.documents import Strict
 from ray_slo.core.text import quoted
@@ -10,6 +12,9 @@ from ray_slo.core.text import quoted
 LONGEST_SLO_MS = 86_400_000  # a day, as for a request
 MOST_REPLICAS = 100_000
 _LONGEST_NAME = 100  # characters
+
+
+SloMs = Annotated[float, Field(gt=0, le=LONGEST_SLO_MS)]
 
 
 class StrictConfig(Strict):
@@ -26,3 +31,13 @@ def check_name(what: str, name: str) -> None:
             f"{what} name {name!r}: use ASCII letters, digits, '-', '_' and '.' "
             "(it is part of metric tags, and a model's of a URL)"
         )
+
+
+def _class_names(value: dict[str, float]) -> dict[str, float]:
+    for name in value:
+        check_name("SLO class", name)
+    return value
+
+
+SloClasses = Annotated[dict[str, SloMs], AfterValidator(_class_names)]
+"""Latency SLOs in milliseconds that clients may name instead of the usual one."""

@@ -10,7 +10,7 @@ from pydantic import BaseModel, Field, ValidationError, field_validator, model_v
 
 from ray_slo.core.explain import explained
 from ray_slo.core.names import import_attr
-from ray_slo.serve.config.common import LONGEST_SLO_MS, StrictConfig, check_name
+from ray_slo.serve.config.common import SloClasses, SloMs, StrictConfig, check_name
 from ray_slo.serve.config.user_class import check_arguments, check_user_class
 
 if TYPE_CHECKING:
@@ -26,8 +26,8 @@ class VariantConfig(StrictConfig):
         args, kwargs: of `load`.
         accuracy: percent: what a policy maximises among the variants that are fast enough.
         profile: path of a latency-profile file (`ray-slo profile`) to start from.
-        factors: in a task of a pipeline, downstream items that it is expected to make per request,
-            by child task; what it does make is learned.
+        factors: where it serves a task of a pipeline, downstream items that it is expected to make
+            per request, by child task; what it does make is learned.
     """
 
     load: str | Callable[..., Any]
@@ -199,6 +199,9 @@ class ModelConfig(Served):
 
     Attributes:
         latency_slo_ms: answer within this many milliseconds, counted from arrival at the frontend.
+        slo_classes: other SLOs in milliseconds, by a name that clients give (`slo_class=` on a
+            handle, the header `x-slo-class`).
     """
 
-    latency_slo_ms: float = Field(gt=0, le=LONGEST_SLO_MS)
+    latency_slo_ms: SloMs
+    slo_classes: SloClasses = Field(default_factory=dict)

@@ -10,25 +10,33 @@ from pydantic import Field, field_validator, model_validator
 
 from ray_slo.core import LatencyProfile
 from ray_slo.planning import loki
-from ray_slo.serve.config.common import LONGEST_SLO_MS, StrictConfig, check_name
+from ray_slo.serve.config.common import SloClasses, SloMs, StrictConfig, check_name
 from ray_slo.serve.config.models import ModelConfig, Served
 
 
 class TaskConfig(Served):
-    """A task of a pipeline: a model that other tasks may send requests to.
+    """A task of a pipeline: a model that other tasks may send requests to. It has code of its own
+    (`callable`), or is served by a `model` that clients and other tasks may ask, too: batches mix
+    the requests of all.
 
     What is said of a model's class holds for a task's, and its batch method returns, per request,
     a result or `ray_slo.Outputs(result, {child: [item, …]})`: every item is a request of the child
-    task. A class may have another static method, `join(result, {child: [joined, …]})`: what
+    task; a model that serves several tasks may make items for children of any, and each tree takes
+    its own. A class may have another static method, `join(result, {child: [joined, …]})`: what
     becomes of a request's result and those of the requests that it made. Default:
     `{"result": result, "outputs": {child: [joined, …]}}`.
 
     Attributes:
+        callable: not beside `model`.
+        model: name of one of the application's models, or of another task with code of its own.
+            Nothing of `Served` is said beside it.
         parent: the task whose batch method makes this one's requests; None at the root.
         factors: downstream items expected per request, by child task, of variants that do not say
             their own; 1 where neither says.
     """
 
+    callable: str | Callable[..., Any] = ""
+    model: str | None = None
     parent: str | None = None
     factors: dict[str, float] = Field(default_factory=dict)
 
@@ -38,6 +46,23 @@ class TaskConfig(Served):
         if value is not None and not isinstance(value, str):
             raise ValueError("a pipeline is a tree: a task has one parent (or none, at the root)")
         return value
+
+    @model_validator(mode="after")
+    def _one_code(self) -> TaskConfig:
+        if self.model is None:
+            if not self.callable:
+                raise ValueError(
+                    "callable: required, or model: the name of a model that serves the task"
+                )
+        elif said := sorted(self.model_fields_set & set(Served.model_fields)):
+            raise ValueError(
+                f"{said[0]}: the model {self.model!r} says that; leave it out, or leave model out"
+            )
+        return self
+
+    def shared(self, model: Served) -> TaskConfig:
+        """The same, with what is known of the model that serves it."""
+        return self.model_copy(update={"variants": model.variants, "accuracy": model.accuracy})
 
     def as_model(self, latency_slo_ms: float) -> ModelConfig:
         """What the scheduler and the workers take it for."""
@@ -54,14 +79,17 @@ class PipelineConfig(StrictConfig):
         tasks: by name.
         latency_slo_ms: end to end: answer within this many milliseconds, counted from arrival at
             the frontend.
+        slo_classes: other end-to-end SLOs in milliseconds, by a name that clients give.
         join: function (or "module:function") for the root, instead of the `join` of its class.
         path_accuracies: measured end-to-end accuracy, percent, by the names of the variants from
             the root to a last task, "variant/variant"; the product of the variants' accuracies for
-            a path that is missing. A task without variants goes by its own name.
+            a path that is missing. A task without variants goes by its model's name, which is its
+            own unless it says another.
     """
 
     tasks: dict[str, TaskConfig] = Field(min_length=1)
-    latency_slo_ms: float = Field(gt=0, le=LONGEST_SLO_MS)
+    latency_slo_ms: SloMs
+    slo_classes: SloClasses = Field(default_factory=dict)
     join: str | Callable[..., Any] | None = None
     path_accuracies: dict[str, float] = Field(default_factory=dict)
 
@@ -91,15 +119,36 @@ class PipelineConfig(StrictConfig):
                 "its root has no parent"
             )
         self._check_variants()
-        self._check_paths()
+        if not self.shares:
+            self._check_paths()
         return self
+
+    @property
+    def shares(self) -> dict[str, str]:
+        """Models that serve tasks without code of their own, by task."""
+        return {name: task.model for name, task in self.tasks.items() if task.model is not None}
+
+    def with_models(self, models: Mapping[str, ModelConfig]) -> PipelineConfig:
+        """The same, where tasks say what is known of the models that serve them.
+
+        Raises:
+            ValueError: factors or accuracies that do not fit, with the field.
+        """
+        tasks = {
+            name: task if task.model is None else task.shared(models[task.model])
+            for name, task in self.tasks.items()
+        }
+        made = self.model_copy(update={"tasks": tasks})
+        made._check_paths()
+        return made
 
     def _check_variants(self) -> None:
         owner: dict[str, str] = {}
         for name, task in self.tasks.items():
             children = self.children(name)
             named = {f"tasks.{name}.factors": task.factors}
-            for variant, spec in task.variants.items():
+            own = {} if task.model is not None else task.variants
+            for variant, spec in own.items():
                 named[f"tasks.{name}.variants.{variant}.factors"] = spec.factors
             for field, factors in named.items():
                 for child, factor in factors.items():
@@ -110,7 +159,7 @@ class PipelineConfig(StrictConfig):
                         )
                     if not 0 <= factor < math.inf:
                         raise ValueError(f"{field}.{child} must be at least 0, got {factor}")
-            for variant in task.variants or (name,):
+            for variant in () if task.model is not None else task.variants or (name,):
                 if variant in owner:
                     raise ValueError(
                         f"tasks.{name}.variants: {variant!r} is a variant of {owner[variant]!r}, "
@@ -151,11 +200,19 @@ class PipelineConfig(StrictConfig):
     def factors(self) -> dict[str, dict[str, float]]:
         """Downstream items expected per request, by variant and child task; all variants."""
         found: dict[str, dict[str, float]] = {}
-        for name, task in self.tasks.items():
-            usual = {child: task.factors.get(child, 1.0) for child in self.children(name)}
-            own = {variant: spec.factors for variant, spec in task.variants.items()}
-            found |= {variant: {**usual, **said} for variant, said in (own or {name: {}}).items()}
+        for name in self.tasks:
+            found |= self.factors_of(name)
         return found
+
+    def factors_of(self, task: str) -> dict[str, dict[str, float]]:
+        """Those of one task."""
+        config, children = self.tasks[task], self.children(task)
+        usual = {child: config.factors.get(child, 1.0) for child in children}
+        own = {name: spec.factors for name, spec in config.variants.items()}
+        return {
+            name: {**usual, **{child: said[child] for child in children if child in said}}
+            for name, said in (own or {config.model or task: {}}).items()
+        }
 
     @property
     def measured_paths(self) -> dict[tuple[str, ...], float]:
@@ -184,17 +241,6 @@ class PipelineConfig(StrictConfig):
             answer.append(loki.Task(name, variants, task.parent))
         return tuple(answer)
 
-    def accuracy(self, path: tuple[str, ...]) -> float | None:
-        """End-to-end accuracy, percent, of a path of variants from the root on, to wherever a
-        request came; None where it was not measured and a variant's own is not known."""
-        if (measured := self.path_accuracies.get("/".join(path))) is not None:
-            return measured
-        own = {name: task.accuracy for name, task in self.tasks.items() if not task.variants}
-        for task in self.tasks.values():
-            own.update({name: variant.accuracy for name, variant in task.variants.items()})
-        known = [accuracy for variant in path if (accuracy := own.get(variant)) is not None]
-        return 100 * math.prod(a / 100 for a in known) if len(known) == len(path) else None
-
     @property
     def paths(self) -> tuple[tuple[str, ...], ...]:
         """Every path: its variants, from the root to a last task."""
@@ -202,7 +248,8 @@ class PipelineConfig(StrictConfig):
 
         def walk(task: str, before: tuple[str, ...]) -> None:
             below = self.children(task)
-            for variant in self.tasks[task].variants or (task,):
+            config = self.tasks[task]
+            for variant in config.variants or (config.model or task,):
                 if not below:
                     found.append((*before, variant))
                 for child in below:

@@ -17,7 +17,7 @@ class PolicyConfig(StrictConfig):
 
     Attributes:
         name: None for the default: `deferred`, or `price` where a model has variants, or
-            `pipeline` for a pipeline.
+            `pipeline` for a pipeline with the planner "loki".
         kwargs: its arguments; each policy's class says which it takes.
     """
 

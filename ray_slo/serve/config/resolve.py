@@ -10,7 +10,8 @@ from ray_slo.policies.registry import DEFAULTS, POLICIES, make_policy, name_of
 from ray_slo.serve.config.app import AppConfig, PlannerConfig, Settings
 from ray_slo.serve.config.policy import PolicyConfig, PolicySpec
 from ray_slo.serve.config.spec import AppSpec, PlannerSpec, WorkerSpec
-from ray_slo.serve.planner.plugin import planner_class
+from ray_slo.serve.config.trees import trees_of
+from ray_slo.serve.planner.plugin import PLANNERS, PlannerPlugin, planner_class
 
 _PIPELINE = DEFAULTS["pipeline"]  # its arguments follow from the pipeline
 
@@ -34,18 +35,25 @@ def resolve(config: AppConfig) -> AppSpec:
     planner = config.planned_by
     if planner is not None:
         planner_class(planner.name).check(config, planner)
+        _check_classes(config, planner)
         planner = planner.model_copy(
             update={"kwargs": planner_class(planner.name).arguments(planner.kwargs)}
         )
     _check_groups(config, planner)
-    models, pipeline = config.served, config.pipeline
-    if pipeline is not None:  # the models have its code
-        bare = {name: task.without_code() for name, task in pipeline.tasks.items()}
-        pipeline = pipeline.model_copy(update={"tasks": bare})
+    pipelines = {}
+    for name, pipeline in config.all_pipelines.items():
+        try:
+            whole = pipeline.with_models(config.served)
+        except ValueError as error:
+            raise ValueError(f"{config.pipeline_field(name)}.{error}") from None
+        bare = {task: said.without_code() for task, said in whole.tasks.items()}
+        pipelines[name] = whole.model_copy(update={"tasks": bare})  # the models have the code
     return AppSpec(
         **{name: getattr(config, name) for name in Settings.model_fields},
-        models=models,
-        pipeline=pipeline,
+        models=config.served,
+        pipelines=pipelines,
+        trees=trees_of(config.models, pipelines, config.served),
+        fields=_fields(config),
         workers=_workers(config, planner),
         groups=config.groups,
         planner=_planner(planner),
@@ -62,6 +70,7 @@ def resolve(config: AppConfig) -> AppSpec:
 def _workers(config: AppConfig, planner: PlannerConfig | None) -> dict[str, WorkerSpec]:
     group_of = [name for name, group in config.groups.items() for _ in group.workers]
     answer = {}
+    reads = PlannerPlugin if planner is None else planner_class(planner.name)
     for i, (kind, worker) in enumerate(config.kinds.items()):
         bounds = None
         if planner is not None:
@@ -71,13 +80,21 @@ def _workers(config: AppConfig, planner: PlannerConfig | None) -> dict[str, Work
                 f"workers.{kind}.max_replicas: nobody decides how many there are; that takes a "
                 "pipeline with the planner 'loki', or the planner 'kairos'"
             )
+        for field in ("price_per_hour", "memory_mb"):
+            if getattr(worker, field) is not None and field not in reads.reads_workers:
+                raise ValueError(
+                    f"workers.{kind}.{field}: no planner reads it here; leave it out, or choose "
+                    f"{_planners('reads_workers', field)}"
+                )
         answer[kind] = WorkerSpec(
             num_replicas=worker.first_replicas,
             replica_bounds=bounds,
             autoscaling=worker.autoscaling,
             ray_actor_options=worker.resources(),
             serve_options=worker.for_serve(),
-            instance_type=worker.instance_type,
+            instance_type=worker.rented,
+            price_per_hour=0.0 if worker.rented is None else worker.rented.price_per_hour,
+            memory_mb=worker.room_mb,
             group=group_of[i] if group_of else None,
         )
     return answer
@@ -124,12 +141,12 @@ def _policy(
     """
     name, kwargs = given.name, given.kwargs
     planned_by = None if planner is None else planner_class(planner.name)
-    if config.pipeline is not None and planner is None and name in (None, _PIPELINE):
+    if config.all_pipelines and planner is None and name in (None, _PIPELINE):
         raise ValueError(
             "policy: 'pipeline' routes as a planner says, and there is none; choose another "
             "policy, or the planner 'loki'"
         )
-    if config.pipeline is None and name == _PIPELINE:
+    if not config.all_pipelines and name == _PIPELINE:
         raise ValueError("policy: 'pipeline' is for a pipeline, and there is none")
     if planner is not None and planned_by is not None and planned_by.default_policy is not None:
         name = name or planned_by.default_policy
@@ -139,11 +156,11 @@ def _policy(
         chooses = any(config.served[model].variants for model in models)
         name = DEFAULTS["variants" if chooses else "models"]
     instead = ""
-    if config.pipeline is not None:
+    if config.all_pipelines:
         instead = "'pipeline' with the planner 'loki'"
     try:
         made = make_policy(name, kwargs)
-        if config.pipeline is not None and name != _PIPELINE:
+        if config.all_pipelines and name != _PIPELINE:
             _check_serves_tasks(made, planner is not None)
         spec = PolicySpec(name=name, kwargs=kwargs, preempts=getattr(made, "preempts", False))
         for model in sorted(models):
@@ -170,37 +187,91 @@ def _check_serves_tasks(policy: Any, planned: bool) -> None:
 
 
 def _check_served(config: AppConfig) -> None:
-    pipeline = config.pipeline
-    if pipeline is None:
-        if not config.models:
-            raise ValueError("models: required (or a pipeline)")
-        for name, model in config.models.items():
-            if any(variant.factors for variant in model.variants.values()):
-                raise ValueError(f"models.{name}.variants: factors are for the tasks of a pipeline")
-    elif config.models:
-        raise ValueError(
-            "models: the tasks of a pipeline are its models; leave models out, or deploy them "
-            "as another application"
-        )
-    elif config.deployment_name in pipeline.tasks:
-        raise ValueError(
-            f"name: {config.deployment_name!r} is a task of the pipeline, too; "
-            "metrics could not tell them apart"
-        )
-    for name, model in config.served.items():
-        if config.response_margin_ms >= model.latency_slo_ms:
-            where = "pipeline" if pipeline is not None else f"models.{name}"
-            raise ValueError(
-                f"response_margin_ms must be less than {where}.latency_slo_ms, which is "
-                f"{model.latency_slo_ms:g}, got {config.response_margin_ms:g}"
-            )
-    if pipeline is not None and config.groups:
+    if not config.models and not config.all_pipelines:
+        raise ValueError("models: required (or a pipeline)")
+    _check_names(config)
+    _check_shared(config)
+    fields = _fields(config)
+    for name, said in config.roots.items():
+        classes = {f"slo_classes.{c}": slo_ms for c, slo_ms in said.slo_classes.items()}
+        for field, slo_ms in {"latency_slo_ms": said.latency_slo_ms, **classes}.items():
+            if config.response_margin_ms >= slo_ms:
+                raise ValueError(
+                    f"response_margin_ms must be less than {fields[name]}.{field}, which is "
+                    f"{slo_ms:g}, got {config.response_margin_ms:g}"
+                )
+    if config.all_pipelines and config.groups:
         raise ValueError("groups: a pipeline has none; name its workers under `workers`")
     if config.scheduler == "embedded" and config.num_frontends > 1:
         raise ValueError(
             f"scheduler 'embedded' lives in the only frontend, but num_frontends is "
             f"{config.num_frontends}; choose 'actor' or 'auto'"
         )
+
+
+def _check_classes(config: AppConfig, planner: PlannerConfig) -> None:
+    """Refuse SLO classes that the planner does not plan for."""
+    for name, said in config.roots.items():
+        if said.slo_classes and not planner_class(planner.name).reads_classes:
+            raise ValueError(
+                f"{_fields(config)[name]}.slo_classes: the planner {planner.name!r} plans for one "
+                f"SLO; choose {_planners('reads_classes')}"
+            )
+
+
+def _fields(config: AppConfig) -> dict[str, str]:
+    """Where each model, task with code of its own and pipeline is written."""
+    fields = {name: f"models.{name}" for name in config.models}
+    for name, pipeline in config.all_pipelines.items():
+        fields[name] = field = config.pipeline_field(name)
+        fields |= {t: f"{field}.tasks.{t}" for t in pipeline.tasks if t not in pipeline.shares}
+    return fields
+
+
+def _check_names(config: AppConfig) -> None:
+    """Refuse two things of one name: metrics could not tell them apart."""
+    names = [(name, f"models.{name}") for name in config.models]
+    for name, pipeline in config.all_pipelines.items():
+        names += [(t, f"{config.pipeline_field(name)}.tasks.{t}") for t in pipeline.tasks]
+    for name in config.all_pipelines:
+        names.append((name, "name" if config.pipeline is not None else f"pipelines.{name}"))
+    taken: dict[str, str] = {}
+    for name, field in names:
+        if (other := taken.setdefault(name, field)) != field:
+            raise ValueError(
+                f"{field}: {name!r} is {other}, too; models, pipelines and tasks have names of "
+                "their own"
+            )
+
+
+def _check_shared(config: AppConfig) -> None:
+    """Refuse tasks that no model serves, and factors of a model that serves no such task."""
+    served = config.served
+    children: dict[str, set[str]] = {name: set() for name in config.models}
+    for name, pipeline in config.all_pipelines.items():
+        for task, model in pipeline.shares.items():
+            if model not in served:
+                raise ValueError(
+                    f"{config.pipeline_field(name)}.tasks.{task}.model: no model {model!r}; the "
+                    f"models, and tasks with code of their own, are {', '.join(served)}"
+                )
+            children.setdefault(model, set()).update(pipeline.children(task))
+    for name, served_by in config.models.items():
+        for variant, said in served_by.variants.items():
+            if unknown := sorted(set(said.factors) - children[name]):
+                tasks = ", ".join(sorted(children[name])) or "none"
+                raise ValueError(
+                    f"models.{name}.variants.{variant}.factors: factors are for the tasks of a "
+                    f"pipeline; {unknown[0]!r} is no child of a task that {name!r} serves; these "
+                    f"are {tasks}"
+                )
+
+
+def _planners(attribute: str, value: str | None = None) -> str:
+    """What to choose instead: planners whose attribute is true, or holds the value."""
+    found = {name: getattr(planner_class(name), attribute) for name in PLANNERS}
+    named = [repr(name) for name, has in found.items() if (has if value is None else value in has)]
+    return " or ".join(["planner: null"] * (value is None) + named)
 
 
 def _check_groups(config: AppConfig, planner: PlannerConfig | None) -> None:

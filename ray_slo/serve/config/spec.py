@@ -5,14 +5,15 @@ from __future__ import annotations
 import inspect
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from pydantic import ConfigDict, Field
 
 from ray_slo.core.documents import Strict
 from ray_slo.core.names import import_attr
+from ray_slo.core.trees import Tree
 from ray_slo.planning.catalogue import InstanceType
 from ray_slo.serve.config.app import Settings
 from ray_slo.serve.config.models import ModelConfig, VariantConfig
@@ -50,6 +51,8 @@ class WorkerSpec(_Frozen):
             `num_replicas`.
         autoscaling: when more or fewer are started or stopped.
         serve_options: of `serve.deployment`, as they are given.
+        price_per_hour: of one worker; 0 where nobody says.
+        memory_mb: that one has for what it loads; None where nobody says.
         group: that it belongs to; None where there are no groups, or a planner makes them.
     """
 
@@ -59,6 +62,8 @@ class WorkerSpec(_Frozen):
     serve_options: dict[str, Any]
     ray_actor_options: dict[str, Any]
     instance_type: InstanceType | None
+    price_per_hour: float = 0.0
+    memory_mb: float | None = None
     group: str | None
 
     @property
@@ -90,8 +95,13 @@ class AppSpec(Settings):
     """A whole application.
 
     Attributes:
-        models: by name. The tasks of a pipeline are models here, and their code is only here.
-        pipeline: without the code of its tasks.
+        models: by name: what workers serve. Tasks of pipelines with code of their own are models
+            here, and their code is only here.
+        pipelines: by name, without the code of their tasks; tasks that a model serves say what is
+            known of it.
+        trees: what clients may ask for, by name: a tree for every model of the config, and one for
+            every pipeline. Variants have the names of `variants` there.
+        fields: where the config speaks of each model and pipeline.
         workers: by kind; a kind of a group has a name that is unique in the application.
         policy: of every group that has no other.
         group_policies: of groups that name one.
@@ -104,7 +114,9 @@ class AppSpec(Settings):
     model_config = ConfigDict(frozen=True)
 
     models: dict[str, ModelConfig]
-    pipeline: PipelineConfig | None
+    pipelines: dict[str, PipelineConfig]
+    trees: dict[str, Tree]
+    fields: dict[str, str]
     workers: dict[str, WorkerSpec]
     groups: dict[str, GroupConfig]
     planner: PlannerSpec | None
@@ -149,39 +161,46 @@ class AppSpec(Settings):
         return self.model_copy(update={"policy": self.policy_of(group)})
 
     def joins(self) -> dict[str, Callable[..., Any]]:
-        """Of a pipeline, by task with children, what the user has to join results; else nothing.
+        """By task with children, what the user has to join results.
 
         Raises:
             ValueError: it cannot be imported, or it is no function.
         """
-        pipeline, found = self.pipeline, dict[str, Any]()
-        if pipeline is None:
-            return found
-        for task in pipeline.parents:
-            target: Any = self.models[task].load()
-            own = inspect.getattr_static(target, "join", None)
-            if own is not None and pipeline.children(task):
-                if not isinstance(own, staticmethod | classmethod):
-                    raise ValueError(
-                        f"pipeline.tasks.{task}.callable: join must be a @staticmethod or "
-                        "@classmethod: it runs where the model is not loaded"
-                    )
-                found[task] = target.join
-        if (join := pipeline.join) is not None:
-            try:
-                join = import_attr(join) if isinstance(join, str) else join
-            except ValueError as error:
-                raise ValueError(f"pipeline.join: {error}") from None
-            if not callable(join):
-                raise ValueError(f"pipeline.join must be a function, got {join!r}")
-            found[pipeline.root] = join
+        found: dict[str, Callable[..., Any]] = {}
+        for name, pipeline in self.pipelines.items():
+            tree = self.trees[name]
+            for task in tree.order:
+                target: Any = self.models[task.model].load()
+                own = inspect.getattr_static(target, "join", None)
+                if own is not None and tree.children(task.name):
+                    if not isinstance(own, staticmethod | classmethod):
+                        raise ValueError(
+                            f"{self.fields[task.model]}.callable: join must be a @staticmethod or "
+                            "@classmethod: it runs where the model is not loaded"
+                        )
+                    found[task.name] = target.join
+            if (join := pipeline.join) is not None:
+                found[tree.root] = _function(f"{self.fields[name]}.join", join)
         return found
+
+    @property
+    def shared(self) -> frozenset[str]:
+        """Models that serve several tasks."""
+        uses = Counter(task.model for tree in self.trees.values() for task in tree.tasks)
+        return frozenset(model for model, count in uses.items() if count > 1)
+
+    def slos_ms(self, model: str) -> tuple[float, float]:
+        """The shortest and the longest SLO of all that clients may ask for and that a model has a
+        part in, milliseconds."""
+        trees = [tree for tree in self.trees.values() if model in tree.models]
+        slos_ms = [1e3 * slo_s for tree in trees for slo_s in tree.slos_s.values()]
+        return min(slos_ms), max(slos_ms)
 
     def without_code(self) -> AppSpec:
         """The same for the scheduler, which needs neither the user's classes nor arguments."""
         models = {name: model.without_code() for name, model in self.models.items()}
-        pipeline = self.pipeline and self.pipeline.model_copy(update={"join": None})
-        return self.model_copy(update={"models": models, "pipeline": pipeline})
+        pipelines = {n: p.model_copy(update={"join": None}) for n, p in self.pipelines.items()}
+        return self.model_copy(update={"models": models, "pipelines": pipelines})
 
     def stamped(self, fingerprint: str) -> AppSpec:
         """The same with a fingerprint."""
@@ -193,13 +212,28 @@ class AppSpec(Settings):
         That is the variant's own name (the model's, where it has no variants), or
         "model/variant" where two models use the name.
         """
-        refs = [
-            VariantRef(model, name, variant.accuracy, variant)
-            for model, m in self.models.items()
-            for name, variant in m.variants.items()
-        ] + [VariantRef(n, n, m.accuracy) for n, m in self.models.items() if not m.variants]
-        uses = Counter(ref.name for ref in refs)
-        return {ref.name if uses[ref.name] == 1 else f"{ref.model}/{ref.name}": ref for ref in refs}
+        return variants_of(self.models)
+
+
+def variants_of(models: Mapping[str, ModelConfig]) -> dict[str, VariantRef]:
+    """See `AppSpec.variants`."""
+    refs = [
+        VariantRef(model, name, variant.accuracy, variant)
+        for model, m in models.items()
+        for name, variant in m.variants.items()
+    ] + [VariantRef(n, n, m.accuracy) for n, m in models.items() if not m.variants]
+    uses = Counter(ref.name for ref in refs)
+    return {ref.name if uses[ref.name] == 1 else f"{ref.model}/{ref.name}": ref for ref in refs}
+
+
+def _function(field: str, said: str | Callable[..., Any]) -> Callable[..., Any]:
+    try:
+        found = import_attr(said) if isinstance(said, str) else said
+    except ValueError as error:
+        raise ValueError(f"{field}: {error}") from None
+    if not callable(found):
+        raise ValueError(f"{field} must be a function, got {found!r}")
+    return cast(Callable[..., Any], found)
 
 
 def worker_deployment(frontend: str, kind: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -107,7 +108,9 @@ class WorkerConfig(ServeOptions):
             are always `num_replicas`, and with "kairos" as many as the budget pays for. Default of
             `min_replicas`: 1, and 0 with "kairos".
         autoscaling_config: Serve's own; says the same, and when.
-        instance_type: for the planner "kairos": name of a type in
+        price_per_hour: of one worker, in the budget's currency. For planners that count costs.
+        memory_mb: that a worker has for what it loads. For planners that count memory.
+        instance_type: says price, memory and resources where the worker does not: name of a type in
             `ray_slo.planning.catalogue.CATALOGUE`, or the fields of one, e.g.
             {price_per_hour: 0.5}.
         ray_actor_options: Ray resources of a worker. Default: those of its instance type, if it
@@ -120,6 +123,8 @@ class WorkerConfig(ServeOptions):
     min_replicas: int | None = Field(default=None, ge=0, le=MOST_REPLICAS)
     max_replicas: int | None = Field(default=None, ge=1, le=MOST_REPLICAS)
     autoscaling_config: AutoscalingConfig | None = None
+    price_per_hour: float | None = Field(default=None, gt=0, lt=math.inf)
+    memory_mb: float | None = Field(default=None, gt=0, lt=math.inf)
     instance_type: InstanceType | None = None
     ray_actor_options: dict[str, Any] | None = None
 
@@ -191,6 +196,22 @@ class WorkerConfig(ServeOptions):
         return (
             self.num_replicas if isinstance(self.num_replicas, int) else max(self.least_replicas, 1)
         )
+
+    @property
+    def rented(self) -> InstanceType | None:
+        """What a worker is and costs; None where nobody says what it costs."""
+        if self.price_per_hour is None:
+            return self.instance_type
+        known = self.instance_type or InstanceType(name="custom", price_per_hour=1.0)
+        return known.model_copy(update={"price_per_hour": self.price_per_hour})
+
+    @property
+    def room_mb(self) -> float | None:
+        """`memory_mb`, or what its instance type has; None where neither says."""
+        if self.memory_mb is not None:
+            return self.memory_mb
+        known = None if self.instance_type is None else self.instance_type.memory_gb
+        return None if known is None else 1e3 * known
 
     def resources(self) -> dict[str, Any]:
         """Ray resources of a worker."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from ray_slo.core.trees import Tree
 from ray_slo.serve.config.spec import VariantRef
 from ray_slo.serve.frontend.tree import Node, Visit
 
@@ -91,12 +93,12 @@ class Answer:
 
 
 def answer_of(
-    result: Any, variant: VariantRef, visit: Visit, latency_s: float, slo_s: float
+    result: Any, task: str, variant: VariantRef, visit: Visit, latency_s: float, slo_s: float
 ) -> Answer:
-    """The answer of a request that one model, or one task of a pipeline, served."""
+    """The answer of a request of one task, or of a model alone."""
     return Answer(
         result=result,
-        model=variant.model,
+        model=task,
         variant=variant.name,
         accuracy=variant.accuracy,
         batch_size=visit.batch_size,
@@ -105,6 +107,21 @@ def answer_of(
         latency_ms=latency_s * 1e3,
         latency_slo_ms=slo_s * 1e3,
     )
+
+
+def path_accuracy(
+    tree: Tree, own: Mapping[str, float | None], path: tuple[str, ...]
+) -> float | None:
+    """End-to-end accuracy, percent, of a path of variants from the root on, to wherever a request
+    came; None where it was not measured and a variant's own is not known.
+
+    Args:
+        own: accuracies of variants, percent.
+    """
+    if (measured := tree.path_accuracies.get(path)) is not None:
+        return measured
+    known = [accuracy for variant in path if (accuracy := own.get(variant)) is not None]
+    return 100 * math.prod(a / 100 for a in known) if len(known) == len(path) else None
 
 
 def joined_answer(

@@ -20,12 +20,12 @@ from starlette.responses import JSONResponse, Response
 
 from ray_slo.serve import grpc
 from ray_slo.serve.config.spec import AppSpec
-from ray_slo.serve.deadlines import ATTEMPT_HEADER, CAPACITY_HEADER, WHOLE_HEADER
+from ray_slo.serve.deadlines import ATTEMPT_HEADER, CAPACITY_HEADER, CLASS_HEADER, WHOLE_HEADER
 from ray_slo.serve.errors import ConfigError, SLOError, error_body, http_response
 from ray_slo.serve.frontend.answer import Answer, to_json
 from ray_slo.serve.frontend.hooks import Hooks
 from ray_slo.serve.frontend.intake import Intake
-from ray_slo.serve.frontend.ledger import Ledger
+from ray_slo.serve.frontend.ledger import Asked, Ledger
 from ray_slo.serve.frontend.service import Service
 from ray_slo.serve.frontend.surroundings import Surroundings
 from ray_slo.serve.frontend.workers import Workers, check_names
@@ -111,6 +111,7 @@ class Frontend:
         *,
         model: str | None = None,
         latency_slo_ms: float | None = None,
+        slo_class: str | None = None,
         response_metadata: bool = False,
     ) -> Any:
         """Answer one item.
@@ -118,8 +119,10 @@ class Frontend:
         Args:
             item: what the model's `preprocess` takes (or its batch method, item by item); an HTTP
                 request when called by Serve's proxy.
-            model: needed when the application serves several.
+            model: or pipeline; needed when the application serves several.
             latency_slo_ms: this call's own SLO, milliseconds from now.
+            slo_class: one of the model's `slo_classes`, whose SLO holds where the call has none of
+                its own.
             response_metadata: return an `Answer` instead of the bare result.
 
         Raises:
@@ -131,8 +134,8 @@ class Frontend:
             came = arrival_here(item.scope)
             return await self._http(item, arrival if came is None else came)
         name = self._intake.model_name(model)
-        await self._check_ready(name)
-        asked = self._intake.asked(name, arrival, latency_slo_ms)
+        asked = self._intake.asked(name, arrival, latency_slo_ms, slo_class)
+        await self._check_ready(asked)
         async with self._intake.admitted(asked):
             answer = await self._service.answer(asked, item)
         return answer if response_metadata else answer.result
@@ -146,7 +149,9 @@ class Frontend:
             logger.exception("request failed")
             response = JSONResponse(error_body(error, self._spec.error_details), status_code=500)
         if WHOLE_HEADER in request.headers:  # to our own door in Serve's proxy
-            response.headers[CAPACITY_HEADER] = self._intake.capacity_said(_path(request))
+            response.headers[CAPACITY_HEADER] = self._intake.capacity_said(
+                _path(request), request.headers.get(CLASS_HEADER)
+            )
         return response
 
     async def _responded(self, request: HttpRequest, arrival: float) -> Response:
@@ -166,9 +171,9 @@ class Frontend:
                 status_code=405,
                 headers={"allow": "GET, POST"},
             )
-        intake.heed_proxy(request.headers, name)
-        await self._check_ready(name)
         asked = intake.asked_http(request, name, arrival)
+        intake.heed_proxy(request.headers, asked)
+        await self._check_ready(asked)
         body = await intake.body(request, asked)
         async with intake.admitted(asked):
             item = await intake.item(request.headers.get("content-type", ""), body, name)
@@ -181,9 +186,9 @@ class Frontend:
         headers = dict(metadata)
         try:
             name = intake.model_name(request.model or None)
-            intake.heed_proxy(headers, name)
-            await self._check_ready(name)
             asked, kind, body = intake.asked_grpc(request, metadata, name, arrival)
+            intake.heed_proxy(headers, asked)
+            await self._check_ready(asked)
             async with intake.admitted(asked):
                 item = await intake.item(kind, body, name)
                 answer = await self._service.answer(asked, item)
@@ -195,7 +200,10 @@ class Frontend:
             return InferReply()
         finally:
             if ATTEMPT_HEADER in headers:  # to our own door in Serve's proxy
-                capacity = (CAPACITY_HEADER, intake.capacity_said(request.model))
+                capacity = (
+                    CAPACITY_HEADER,
+                    intake.capacity_said(request.model, headers.get(CLASS_HEADER)),
+                )
                 # Serve adds it to a list of its own, so it must be one.
                 told = [*grpc_context.trailing_metadata(), capacity]
                 grpc_context.set_trailing_metadata(told)
@@ -204,12 +212,12 @@ class Frontend:
         """What GET answers over HTTP."""
         return DescribeReply(json=json.dumps(self._intake.describe()))
 
-    async def _check_ready(self, model: str) -> None:
-        """Raises NotReady while no worker can serve the model, with the reason."""
-        refusal = await self._workers.refusal(model)
+    async def _check_ready(self, asked: Asked) -> None:
+        """Raises NotReady while no worker can serve what is asked, with the reason."""
+        refusal = await self._workers.refusal(asked.model)
         if refusal is not None:
-            self._metrics.unanswered(model, "refused", refusal.reason)
-            self._service.turned_away(model, 1)
+            self._metrics.unanswered(asked.model, "refused", refusal.reason)
+            self._service.turned_away(asked.stream, 1)
             raise refusal
 
     def _shortfall(self) -> str | None:

@@ -38,9 +38,7 @@ class Hooks:
         self.preprocess = found("preprocess")
         self.postprocess = found("postprocess")
         self.sizes = found("size")
-        self.joins: dict[str, Hook] = {}
-        if spec.pipeline is not None:
-            self.joins = {name: self._threads.hook(join) for name, join in spec.joins().items()}
+        self.joins = {task: self._threads.hook(join) for task, join in spec.joins().items()}
 
     def check(self) -> None:
         """Raises RuntimeError where too many calls seem never to end."""

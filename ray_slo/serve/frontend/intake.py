@@ -14,14 +14,22 @@ from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
 
 from ray_slo.core.text import quoted
+from ray_slo.core.trees import DEFAULT_CLASS
+from ray_slo.serve.config.models import ModelConfig
+from ray_slo.serve.config.pipeline import PipelineConfig
 from ray_slo.serve.config.spec import AppSpec
-from ray_slo.serve.deadlines import ATTEMPT_HEADER, MAX_LATENCY_MS, REFUSED_HEADER, TimeLimits
+from ray_slo.serve.deadlines import (
+    ATTEMPT_HEADER,
+    CLASS_HEADER,
+    MAX_LATENCY_MS,
+    REFUSED_HEADER,
+    TimeLimits,
+)
 from ray_slo.serve.errors import BadInput, BodyTooLarge, RefusedEarly, SLOError, UnknownModel
 from ray_slo.serve.frontend import http as reading
 from ray_slo.serve.frontend.hooks import Hooks
 from ray_slo.serve.frontend.ledger import Asked
 from ray_slo.serve.frontend.surroundings import Surroundings
-from ray_slo.serve.frontend.workers import offers
 from ray_slo.serve.messages import Capacity
 from ray_slo.serve.proxy.gate import Door, Known
 from ray_slo.serve.suspects import ATTEMPT
@@ -35,7 +43,7 @@ class Intake:
 
     Args:
         capacity: of a model; None while it is not known.
-        refused: told of requests that are refused at a door: the model, and their number.
+        refused: told of requests that are refused at a door: their stream and number.
     """
 
     def __init__(
@@ -55,13 +63,14 @@ class Intake:
         self._door = Door(per_turn=_PER_TURN)
         self._readers = reading.Readers(spec.max_queued_requests)
         self._parser = ThreadPoolExecutor(1, thread_name_prefix="ray-slo-parser")
-        self.offers = offers(spec)
+        self._trees = spec.trees
+        self._entries = {name: tree[tree.root].model for name, tree in spec.trees.items()}
 
     def describe(self) -> dict[str, Any]:
         """What the application serves."""
         described: dict[str, Any] = {
             "models": {
-                name: {"latency_slo_ms": m.latency_slo_ms}
+                name: _slos(m)
                 | (
                     {"variants": {v: {"accuracy": s.accuracy} for v, s in m.variants.items()}}
                     if m.variants
@@ -70,40 +79,52 @@ class Intake:
                 for name, m in self._spec.models.items()
             }
         }
-        if (pipeline := self._spec.pipeline) is not None:
-            described["pipeline"] = {
-                "name": self._spec.deployment_name,
-                "latency_slo_ms": pipeline.latency_slo_ms,
-                "parents": pipeline.parents,
+        pipelines = {
+            name: {
+                **_slos(pipeline),
+                "parents": dict(self._trees[name].parents),
+                **({"shared": pipeline.shares} if pipeline.shares else {}),
             }
-        return described
+            for name, pipeline in self._spec.pipelines.items()
+        }
+        return described | ({"pipelines": pipelines} if pipelines else {})
 
     # -- who asks for what -----------------------------------------------------------------
 
     def model_name(self, name: str | None) -> str:
-        """The model that is meant; None means the only one.
+        """The model or pipeline that is meant; None means the only one.
 
         Raises:
             UnknownModel: there is no such model, or several.
         """
-        if name is None and len(self.offers) == 1:
-            return next(iter(self.offers))
-        if name is not None and name in self.offers:
+        if name is None and len(self._trees) == 1:
+            return next(iter(self._trees))
+        if name is not None and name in self._trees:
             return name
         self._unanswered("", "invalid", "unknown_model")
-        valid = self.offers
+        valid = self._trees
         if name is None:
             said = f"say which model; choose one of {', '.join(sorted(valid))}"
             raise UnknownModel(said, valid=valid)
         raise UnknownModel(model=name, valid=valid)
 
-    def asked(self, model: str, arrival: float, latency_slo_ms: float | None) -> Asked:
-        """What a caller asks who gives `latency_slo_ms`, or leaves it to the model.
+    def asked(
+        self,
+        model: str,
+        arrival: float,
+        latency_slo_ms: float | None = None,
+        slo_class: str | None = None,
+    ) -> Asked:
+        """What a caller asks who gives `latency_slo_ms`, or leaves it to the class, or the model.
 
         Raises:
-            BadInput: it is not a positive number.
+            BadInput: it is not a positive number; there is no such class.
         """
-        return Asked(model, arrival, self._slo_s(model, latency_slo_ms))
+        with self._noting_bad_input(model):
+            slo_class, slo_s = self._of_class(model, slo_class)
+            return Asked(
+                model, arrival, self._slo_s(model, latency_slo_ms, slo_s), slo_class=slo_class
+            )
 
     def asked_http(self, request: HttpRequest, model: str, arrival: float) -> Asked:
         """What the headers of an HTTP request ask.
@@ -112,9 +133,11 @@ class Intake:
             BadInput: one of them is wrong.
         """
         with self._noting_bad_input(model):
-            limits = TimeLimits(request.headers.items(), strict=True)
-            slo_s = limits.budget_s(self.offers[model][0] / 1e3)
-            return Asked(model, arrival, slo_s, request.headers.get("traceparent"))
+            headers = request.headers
+            limits = TimeLimits(headers.items(), strict=True)
+            slo_class, slo_s = self._of_class(model, headers.get(CLASS_HEADER))
+            slo_s = limits.budget_s(slo_s)
+            return Asked(model, arrival, slo_s, headers.get("traceparent"), slo_class)
 
     def asked_grpc(
         self, request: Any, metadata: Any, model: str, arrival: float
@@ -125,11 +148,12 @@ class Intake:
             BadInput: something in them is wrong, or too large.
         """
         with self._noting_bad_input(model):
-            limits = TimeLimits(metadata, strict=True)
+            limits, said = TimeLimits(metadata, strict=True), dict(metadata)
+            slo_class, slo_s = self._of_class(model, said.get(CLASS_HEADER))
             if request.HasField("latency_slo_ms"):
-                slo_s = self._slo_s(model, request.latency_slo_ms)
+                slo_s = self._slo_s(model, request.latency_slo_ms, slo_s)
             else:
-                slo_s = limits.budget_s(self.offers[model][0] / 1e3)
+                slo_s = limits.budget_s(slo_s)
             if (timeout_s := limits.timeout_s()) is not None:
                 slo_s = min(slo_s, timeout_s)  # after its deadline, a gRPC client has hung up
             kind = request.WhichOneof("item")
@@ -140,12 +164,25 @@ class Intake:
                 if len(body) > (limit := getattr(self._spec, option)):
                     raise reading.too_large(kind, len(body), limit, option=option)
             content_type = "application/json" if kind == "json" else "application/octet-stream"
-            traceparent = dict(metadata).get("traceparent")
-            return Asked(model, arrival, slo_s, traceparent), content_type, body
+            asked = Asked(model, arrival, slo_s, said.get("traceparent"), slo_class)
+            return asked, content_type, body
 
-    def _slo_s(self, model: str, latency_slo_ms: float | None) -> float:
+    def _of_class(self, model: str, slo_class: str | None) -> tuple[str, float]:
+        """The SLO class that a client names, and its SLO in seconds.
+
+        Raises:
+            BadInput: there is no such class.
+        """
+        slos_s, name = self._trees[model].slos_s, slo_class or DEFAULT_CLASS
+        if (slo_s := slos_s.get(name)) is not None:
+            return name, slo_s
+        valid = ", ".join(sorted(filter(None, slos_s))) or "none; leave it out"
+        said = f"{model!r} has no SLO class {quoted(name)}; its classes are {valid}"
+        raise BadInput(said, field="slo_class", model=model)
+
+    def _slo_s(self, model: str, latency_slo_ms: float | None, default_s: float) -> float:
         if latency_slo_ms is None:
-            return self.offers[model][0] / 1e3
+            return default_s
         try:
             slo_ms = float(latency_slo_ms)
         except (TypeError, ValueError):
@@ -224,7 +261,7 @@ class Intake:
         return bool(kind) and not is_json and self._has_preprocess(model)
 
     def _has_preprocess(self, model: str) -> bool:
-        return self.offers[model][1] in self._hooks.preprocess
+        return self._entries[model] in self._hooks.preprocess
 
     # -- the doors -------------------------------------------------------------------------
 
@@ -235,12 +272,12 @@ class Intake:
         Raises:
             RefusedEarly: it would come too late.
         """
-        capacity = self._capacity(self.offers[asked.model][1])
+        capacity = self._capacity(self._entries[asked.model])
         rate = None if capacity is None else capacity.rate / self._spec.num_frontends
         try:
             ticket = await self._door.enter(asked.deadline, Known(rate))
         except RefusedEarly as error:
-            self._refuse(asked.model, error.reason)
+            self._refuse(asked, error.reason)
             error.model, error.latency_slo_ms = asked.model, asked.slo_s * 1e3
             raise
         try:
@@ -248,29 +285,35 @@ class Intake:
         finally:
             self._door.leave(ticket)
 
-    def heed_proxy(self, headers: Mapping[str, str], model: str) -> None:
+    def heed_proxy(self, headers: Mapping[str, str], asked: Asked) -> None:
         """What our door in Serve's proxy says with a request."""
         ATTEMPT.set(headers.get(ATTEMPT_HEADER, ""))
         said = headers.get(REFUSED_HEADER, "")
         if self._has_door_before and said.isdecimal() and len(said) < _DIGITS:
-            self._refuse(model, "door", int(said))
+            self._refuse(asked, "door", int(said))
 
-    def capacity_said(self, path: str) -> str:
+    def capacity_said(self, path: str, slo_class: str | None = None) -> str:
         """For our door in Serve's proxy: requests/s that the workers can do of what is served
         there, its SLO in milliseconds, how many requests all frontends keep, and how many bytes
         of a body, and of JSON, are read."""
-        name = path if path in self.offers else next(iter(self.offers))
-        slo_ms, model = self.offers[name]
+        name = path if path in self._trees else next(iter(self._trees))
+        tree = self._trees[name]
+        slo_ms = 1e3 * tree.slos_s.get(slo_class or DEFAULT_CLASS, tree.slo_s)
         most = self._spec.max_queued_requests * self._spec.num_frontends
-        capacity = self._capacity(model)
+        capacity = self._capacity(self._entries[name])
         rate = math.inf if capacity is None else capacity.rate
         sizes = f"{self._spec.max_body_bytes};{self._spec.max_json_bytes}"
         return f"{rate:.6g};{slo_ms:.6g};{most};{sizes}"
 
-    def _refuse(self, model: str, reason: str, count: int = 1) -> None:
+    def _refuse(self, asked: Asked, reason: str, count: int = 1) -> None:
         """Requests that came no further than a door; they count as demand."""
-        self._unanswered(model, "refused", reason, count)
-        self._refused(model, count)
+        self._unanswered(asked.model, "refused", reason, count)
+        self._refused(asked.stream, count)
+
+
+def _slos(said: ModelConfig | PipelineConfig) -> dict[str, Any]:
+    classes = {"slo_classes": said.slo_classes} if said.slo_classes else {}
+    return {"latency_slo_ms": said.latency_slo_ms, **classes}
 
 
 def _kind_of(content_type: str) -> tuple[str, bool]:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ray_slo.core.decisions import DropReason
 from ray_slo.core.quantile import FEW_SAMPLES, Quantile
 from ray_slo.core.requests import Upstream
+from ray_slo.core.trees import stream_of
 from ray_slo.serve.config.spec import AppSpec, VariantRef
 from ray_slo.serve.errors import BadInput, Expired, RefusedEarly, WorkerLost
 from ray_slo.serve.frontend.tree import Visit
@@ -43,16 +44,22 @@ _WAY_BACK = 0.25  # share of an SLO that is kept for the way back, at most
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What a client asked for. Times in seconds of the frontend's clock."""
+    """What a client asked for: a model or a pipeline. Times in seconds of the frontend's clock."""
 
     model: str
     arrival: float
     slo_s: float
     traceparent: str | None = None
+    slo_class: str = ""
 
     @property
     def deadline(self) -> float:
         return self.arrival + self.slo_s
+
+    @property
+    def stream(self) -> str:
+        """What it counts for as demand."""
+        return stream_of(self.model, self.slo_class)
 
 
 @dataclass(slots=True, eq=False)

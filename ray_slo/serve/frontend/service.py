@@ -5,16 +5,18 @@ from __future__ import annotations
 import functools
 import itertools
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from ray_slo.core.requests import Upstream
+from ray_slo.core.trees import Tree, TreeTask
 from ray_slo.serve.config.spec import AppSpec
 from ray_slo.serve.errors import RefusedEarly, SLOError, outcome_of
-from ray_slo.serve.frontend.answer import Answer, answer_of, joined_answer
+from ray_slo.serve.frontend.answer import Answer, answer_of, joined_answer, path_accuracy
 from ray_slo.serve.frontend.hooks import Hooks
 from ray_slo.serve.frontend.ledger import GRACE_S, Asked, Entry, Ledger
 from ray_slo.serve.frontend.surroundings import Demand
-from ray_slo.serve.frontend.tree import Tree, Visit, say_task
+from ray_slo.serve.frontend.tree import Outputs, TreeRunner, Visit, say_task
 from ray_slo.serve.watch import tracing
 from ray_slo.serve.watch.metrics import FrontendMetrics
 from ray_slo.serve.watch.tracing import RequestTrace
@@ -44,16 +46,29 @@ class Service:
         self._metrics = metrics
         self._demand = demand
         self._ids = itertools.count()
-        self._tree: Tree | None = None
-        if (pipeline := spec.pipeline) is not None:
-            self._accuracy = functools.cache(pipeline.accuracy)
-            self._tree = Tree(
-                pipeline.parents,
-                postprocess=hooks.postprocess,
-                join=hooks.joins,
-                made=None if demand is None else demand.finished,
-            )
+        self._shared = spec.shared
+        self._runners = {name: self._runner(spec.trees[name]) for name in spec.pipelines}
+        variants = spec.variants()
+        own = {key: ref.accuracy for key, ref in variants.items()}
+        self._accuracies = {
+            name: functools.cache(functools.partial(path_accuracy, spec.trees[name], own))
+            for name in spec.pipelines
+        }
         self.num_owned = 0  # requests from arrival to answer, pre- and postprocessing included
+
+    def _runner(self, tree: Tree) -> TreeRunner:
+        def made(task: str, variant: str, counts: Mapping[str, int]) -> None:
+            if self._demand is not None:
+                self._demand.finished(tree[task].counted_as(variant), counts)
+
+        after = {t.name: hook for t in tree.order if (hook := self._hooks.postprocess.get(t.model))}
+        return TreeRunner(
+            tree.parents,
+            postprocess=after,
+            join=self._hooks.joins,
+            shared={task.name for task in tree.order if task.model in self._shared},
+            made=made,
+        )
 
     async def answer(self, asked: Asked, item: Any) -> Answer:
         """Serve an item.
@@ -62,20 +77,19 @@ class Service:
             RefusedEarly, Expired, WorkerLost, BadInput: see `ray_slo.errors`.
             Exception: whatever the user's code raised.
         """
-        if asked.model not in self._hooks.sizes:
-            self._arrived(asked.model)
+        self._arrived(asked.stream)
         trace = tracing.request(asked.model, asked.arrival, asked.slo_s, asked.traceparent)
         if self.num_owned >= self._spec.max_queued_requests:
             self._make_room(asked, trace)
         self.num_owned += 1
         try:
-            answer_one = self._answer_one if self._tree is None else self._answer_tree
+            answer_one = self._answer_tree if asked.model in self._runners else self._answer_one
             with trace.inside():
                 answer = await answer_one(asked, item, trace)
         except BaseException as error:
             self._unanswered(asked.model, trace, error)
             if outcome_of(error)[0] in _BAD:
-                self._bad(asked.model)
+                self._bad(asked.stream)
             if isinstance(error, SLOError):
                 error.model = error.model or asked.model
             raise
@@ -84,21 +98,21 @@ class Service:
         trace.answered(answer)
         self._metrics.answered(answer)
         if not answer.deadline_met:
-            self._bad(asked.model)
+            self._bad(asked.stream)
         return answer
 
-    def turned_away(self, model: str, count: int) -> None:
+    def turned_away(self, stream: str, count: int) -> None:
         """Requests came no further than a door; they count as demand."""
-        self._arrived(model, None if model in self._hooks.sizes else 1, count)
-        self._bad(model, count)
+        self._arrived(stream, count)
+        self._bad(stream, count)
 
-    def _arrived(self, model: str, size: int | None = 1, count: int = 1) -> None:
+    def _arrived(self, stream: str, count: int = 1) -> None:
         if self._demand is not None:
-            self._demand.arrived(model, size, count)
+            self._demand.arrived(stream, count)
 
-    def _bad(self, model: str, count: int = 1) -> None:
+    def _bad(self, stream: str, count: int = 1) -> None:
         if self._demand is not None:
-            self._demand.bad(model, count)
+            self._demand.bad(stream, count)
 
     def _make_room(self, asked: Asked, trace: RequestTrace) -> None:
         """Refuse this request, or one with a later deadline."""
@@ -109,7 +123,7 @@ class Service:
             said, reason="queue_full", model=asked.model, latency_slo_ms=asked.slo_s * 1e3
         )
         self._unanswered(asked.model, trace, error)
-        self._bad(asked.model)
+        self._bad(asked.stream)
         raise error
 
     def _unanswered(self, model: str, trace: RequestTrace, error: BaseException) -> None:
@@ -121,54 +135,62 @@ class Service:
         model, hooks = asked.model, self._hooks
         item = await hooks.preprocessed(model, asked, item, is_own=True)
         entry = Entry(next(self._ids), model, asked, item, asked.arrival, trace=trace)
-        entry.size = await hooks.size(model, asked, item)
-        if model in hooks.sizes:
-            self._arrived(model, entry.size)
+        await self._measure(entry)
         value, visit = await self._ledger.serve(entry)
+        if isinstance(value, Outputs) and model in self._shared:
+            value = value.result  # its items are for pipelines
         value = await hooks.postprocessed(model, asked, value)
         return self._describe(entry, visit, value, time.monotonic() - asked.arrival)
+
+    async def _measure(self, entry: Entry) -> None:
+        """Find out the size of an item, and count it."""
+        entry.size = await self._hooks.size(entry.model, entry.asked, entry.item)
+        if self._demand is not None:
+            self._demand.sized(entry.model, entry.size)
 
     def _describe(self, entry: Entry, visit: Visit, value: Any, latency_s: float) -> Answer:
         """How a request went at the model, or task, that served it."""
         variant = self._ledger.variant(entry.model, visit.variant)
         slo_s = entry.asked.deadline - entry.entered
-        return answer_of(value, variant, visit, latency_s, slo_s)
+        return answer_of(value, entry.task or entry.model, variant, visit, latency_s, slo_s)
 
     # -- a pipeline ------------------------------------------------------------------------
 
     async def _answer_tree(self, asked: Asked, item: Any, trace: RequestTrace) -> Answer:
-        assert self._tree is not None
+        tree = self._spec.trees[asked.model]
 
         async def serve(task: str, item: Any, upstream: Upstream | None) -> tuple[Any, Visit]:
-            return await self._serve_task(asked, trace.task(task), task, item, upstream)
+            return await self._serve_task(asked, trace.task(task), tree[task], item, upstream)
 
         # Tasks give up by themselves; what takes longer is `postprocess` or `join`.
-        visits = self._tree.run(item, serve)
+        visits = self._runners[asked.model].run(item, serve)
         node = await self._hooks.in_time(asked, visits, GRACE_S + _JOINING_S)
         latency_ms = (time.monotonic() - asked.arrival) * 1e3
-        return joined_answer(asked.model, node, self._accuracy, latency_ms, asked.slo_s * 1e3)
+        accuracy = self._accuracies[asked.model]
+        return joined_answer(asked.model, node, accuracy, latency_ms, asked.slo_s * 1e3)
 
     async def _serve_task(
         self,
         asked: Asked,
         trace: RequestTrace,
-        task: str,
+        task: TreeTask,
         item: Any,
         upstream: Upstream | None,
     ) -> tuple[Any, Visit]:
         is_own = upstream is None
         entered = asked.arrival if is_own else time.monotonic()
         try:
-            item = await self._hooks.preprocessed(task, asked, item, is_own=is_own)
-            entry = Entry(next(self._ids), task, asked, item, entered, upstream, trace)
-            entry.size = await self._hooks.size(task, asked, item)
+            item = await self._hooks.preprocessed(task.model, asked, item, is_own=is_own)
+            entry = Entry(next(self._ids), task.model, asked, item, entered, upstream, trace)
+            entry.task = task.name
+            await self._measure(entry)
             value, visit = await self._ledger.serve(entry)
         except BaseException as error:
-            self._unanswered(task, trace, error)
+            self._unanswered(task.name, trace, error)
             if isinstance(error, SLOError):
-                error.model, error.task = asked.model, task
+                error.model, error.task = asked.model, task.name
             elif isinstance(error, Exception):
-                say_task(error, task)
+                say_task(error, task.name)
             raise
         stage = self._describe(entry, visit, None, visit.spent_s)
         trace.answered(stage)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -93,15 +93,16 @@ class Node:
         return found
 
 
-class Tree:
-    """A pipeline as a frontend sees it.
+class TreeRunner:
+    """Serves requests through the tasks of a tree.
 
     Args:
         parents: parent by task, parents before their children; the root's is None.
         postprocess: by task, what its results go through.
         join: by task with children, what joins its result with theirs; default: a dictionary.
-        made: called when a request is done at a task, with its variant and the number of items that
-            it made for each child.
+        shared: tasks whose code serves other trees, too: its items for those are left out here.
+        made: called when a request is done at a task, with the task, the variant and the number of
+            items that it made for each child.
     """
 
     def __init__(
@@ -110,12 +111,14 @@ class Tree:
         *,
         postprocess: Mapping[str, Hook] | None = None,
         join: Mapping[str, Hook] | None = None,
-        made: Callable[[str, Mapping[str, int]], None] | None = None,
+        shared: Collection[str] = (),
+        made: Callable[[str, str, Mapping[str, int]], None] | None = None,
     ) -> None:
         self.root = next(iter(parents))
         self._children = {t: [c for c, parent in parents.items() if parent == t] for t in parents}
         self._postprocess = postprocess or {}
         self._join = join or {}
+        self._shared = frozenset(shared)
         self._made = made
 
     async def run(self, item: Any, serve: Serve) -> Node:
@@ -133,7 +136,7 @@ class Tree:
         del value  # it holds the items, for as long as they are served
         children = self._children[task]
         if self._made is not None:
-            self._made(visit.variant, {c: len(items[c]) for c in children})
+            self._made(task, visit.variant, {c: len(items[c]) for c in children})
         came = Upstream(visit.worker, visit.variant, visit.spent_s)
         below = await _together(
             [self._visit(c, one, came, serve) for c in children for one in items[c]]
@@ -163,7 +166,8 @@ class Tree:
             return value, {child: [] for child in children}
         if not isinstance(value.items, Mapping):
             raise _wrong(task, children, f"items that are a {type(value.items).__name__}")
-        if unknown := [child for child in value.items if child not in children]:
+        unknown = [child for child in value.items if child not in children]
+        if unknown and task not in self._shared:
             raise _wrong(task, children, f"items for {unknown[0]!r}")
         items: dict[str, list[Any]] = {}
         for child in children:

@@ -58,13 +58,6 @@ def check_names(frontend: str, name: str, handles: Mapping[str, Any]) -> None:
             )
 
 
-def offers(spec: AppSpec) -> dict[str, tuple[float, str]]:
-    """What clients may ask for: latency SLO in milliseconds, and the model where it comes in."""
-    if (pipeline := spec.pipeline) is not None:
-        return {spec.deployment_name: (pipeline.latency_slo_ms, pipeline.root)}
-    return {name: (model.latency_slo_ms, name) for name, model in spec.models.items()}
-
-
 class Up(NamedTuple):
     """Workers that can serve a model now, and the largest number of them so far."""
 
@@ -97,8 +90,8 @@ class Workers:
         self._channel = channel
         self._spawn = spawn
         self._shortfall = shortfall
-        needs = list(spec.models) if spec.pipeline else None
-        self.startup = Startup({o: needs or [o] for o in offers(spec)}, spec.error_details)
+        needs = {name: tree.models for name, tree in spec.trees.items()}
+        self.startup = Startup(needs, spec.error_details)
         self._loop = asyncio.get_running_loop()
         self._most: dict[str, int] = {}  # workers that a model has had
         self._look_now = asyncio.Event()

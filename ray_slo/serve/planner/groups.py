@@ -29,7 +29,7 @@ class Groups(PlannerPlugin):
     @classmethod
     def check(cls, config: AppConfig, planner: PlannerConfig) -> None:
         models, kinds = config.models, config.kinds
-        if config.pipeline is not None:
+        if config.all_pipelines:
             raise ValueError(
                 f"planner.name: {planner.name!r} makes groups of models; the planner of a "
                 "pipeline is 'loki'"

@@ -26,21 +26,22 @@ class Kairos(PlannerPlugin):
     default_policy = DEFAULTS["sizes"]
     tunable = True
     unused = frozenset({"memory_mb", "make_before_break"})
+    reads_workers = frozenset({"price_per_hour"})
 
     @classmethod
     def check(cls, config: AppConfig, planner: PlannerConfig) -> None:
         name = planner.name
-        if config.pipeline is not None:
+        if config.all_pipelines:
             raise ValueError(f"planner.name: {name!r} plans for a model; a pipeline has 'loki'")
         if config.groups:
             raise ValueError(f"groups: {name!r} plans `workers`; leave groups out")
         if len(config.models) > 1 or any(model.variants for model in config.models.values()):
             raise ValueError(f"models: {name!r} plans for one model without variants")
         for kind, worker in config.kinds.items():
-            if worker.instance_type is None:
+            if worker.rented is None:
                 raise ValueError(
-                    f"workers.{kind}.instance_type: required by the planner {name!r}: a name in "
-                    f"the catalogue ({', '.join(CATALOGUE)}) or, e.g., {{price_per_hour: 0.5}}"
+                    f"workers.{kind}.price_per_hour, or instance_type: required by the planner "
+                    f"{name!r}: a price, or a name in the catalogue ({', '.join(CATALOGUE)})"
                 )
         for model, rate in planner.rates.items():
             if model not in config.models or not 0 < rate < math.inf:
@@ -63,8 +64,8 @@ class Kairos(PlannerPlugin):
 
     @classmethod
     def replica_bounds(cls, worker: WorkerConfig, planner: PlannerConfig) -> tuple[int, int] | None:
-        assert worker.instance_type is not None
-        paid = planner.kwargs["budget_per_hour"] / worker.instance_type.price_per_hour
+        assert worker.rented is not None
+        paid = planner.kwargs["budget_per_hour"] / worker.rented.price_per_hour
         most = worker.most_replicas or max(worker.first_replicas, math.floor(paid + 1e-9))
         return worker.given_least or 0, most
 

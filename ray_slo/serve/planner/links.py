@@ -339,11 +339,13 @@ class FrontendLink:
         if spec.decision_log is not None:
             self._tasks.append(loop.create_task(self._read_clocks()))
 
-    def arrived(self, stream: str, size: int | None = 1, count: int = 1) -> None:
-        """Count clients' requests, refused ones included. `size`: None where it is not known."""
+    def arrived(self, stream: str, count: int = 1) -> None:
+        """Count clients' requests, refused ones included."""
         self._requests[stream] += count
-        if size is not None:
-            self._sizes.setdefault(stream.partition("@")[0], Counter())[size] += count
+
+    def sized(self, model: str, size: int) -> None:
+        """Count a request of a model by its size."""
+        self._sizes.setdefault(model, Counter())[size] += 1
 
     def bad(self, stream: str, count: int = 1) -> None:
         """Count clients' requests that were refused, expired or late."""

@@ -33,9 +33,14 @@ class Loki(PlannerPlugin):
 
     @classmethod
     def check(cls, config: AppConfig, planner: PlannerConfig) -> None:
-        pipeline, kinds = config.pipeline, config.kinds
-        if pipeline is None:
+        pipeline, kinds = config.lone_pipeline, config.kinds
+        if not config.all_pipelines:
             raise ValueError("planner.name: 'loki' plans a pipeline, and there is none")
+        if pipeline is None:
+            raise ValueError(
+                "planner.name: 'loki' plans one pipeline, whose tasks have code of their own, and "
+                f"nothing beside it; there are {', '.join(config.roots)}"
+            )
         if len(kinds) > 1:
             raise ValueError(
                 f"workers: the planner 'loki' plans for workers that are alike, but there are "
@@ -78,7 +83,7 @@ class Loki(PlannerPlugin):
     def policy_kwargs(
         cls, config: AppConfig, planner: PlannerConfig, given: Mapping[str, Any]
     ) -> dict[str, Any]:
-        pipeline = config.pipeline
+        pipeline = config.lone_pipeline
         assert pipeline is not None
         same = {key: planner.kwargs[key] for key in _SAME if key in planner.kwargs}
         kwargs = {"parents": pipeline.parents, "factors": pipeline.factors}
@@ -95,8 +100,9 @@ class Loki(PlannerPlugin):
 
     @classmethod
     def setting(cls, spec: AppSpec) -> LokiSetting:
-        pipeline, planner = spec.pipeline, spec.planner
-        assert pipeline is not None and planner is not None
+        ((_, pipeline),) = spec.pipelines.items()
+        planner = spec.planner
+        assert planner is not None
         kind, worker = next(iter(spec.workers.items()))
         slo_s = max(pipeline.latency_slo_ms - spec.response_margin_ms, 1.0) / 1e3
         problem = loki.Problem(

@@ -38,6 +38,8 @@ class PlannerPlugin:
         tunable: its arguments can be changed while it runs.
         interval_s: default time between plans.
         unused: fields of `planner` that it does not read.
+        reads_workers: of price_per_hour and memory_mb of `workers`, those that it reads.
+        reads_classes: its plan knows the SLO classes.
     """
 
     Arguments: ClassVar[type[BaseModel]]
@@ -46,6 +48,8 @@ class PlannerPlugin:
     tunable: ClassVar[bool] = False
     interval_s: ClassVar[float] = 10.0
     unused: ClassVar[frozenset[str]] = frozenset()
+    reads_workers: ClassVar[frozenset[str]] = frozenset()
+    reads_classes: ClassVar[bool] = False
 
     @classmethod
     def check(cls, config: AppConfig, planner: PlannerConfig) -> None:

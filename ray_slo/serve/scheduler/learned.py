@@ -24,6 +24,7 @@ from ray_slo.core import (
     Worker,
 )
 from ray_slo.core.quantile import FEW_SAMPLES, Quantile, QuantileLine
+from ray_slo.core.trees import Tree, tree_of_task
 from ray_slo.serve.config.spec import AppSpec
 from ray_slo.serve.messages import BatchReport, Capacity
 from ray_slo.serve.scheduler.roster import Roster
@@ -106,6 +107,7 @@ class Learned:
         self._workers = workers
         self._spec = spec
         self._variants = spec.variants()
+        self._tree_of = tree_of_task(spec.trees)
         self.beliefs: dict[tuple[str, str], Belief] = {}
         self._ran_at: dict[str, float] = {}  # by model
         self._overhead = QuantileLine(_DELAY_QUANTILE, prior=FEW_SAMPLES)  # of a round trip
@@ -240,10 +242,11 @@ class Learned:
         Returns:
             Whether a belief was lowered.
         """
-        models = self._from(refused.model)
+        tree = self._tree_of[refused.task]
+        models = _from(tree, refused.task)
         budget_s = refused.deadline - refused.arrival
         ran_at = max(self._ran_at.get(model, -math.inf) for model in models)
-        slo_s = self._spec.models[refused.model].latency_slo_ms / 1e3
+        slo_s = min(tree.slos_s.values())
         if now - ran_at <= _DOUBT_AFTER_S or budget_s < 0.5 * slo_s:
             return False
         self._ran_at.update(dict.fromkeys(models, now))
@@ -270,14 +273,6 @@ class Learned:
                 self.beliefs[variant, kind].doubt(0.5 * budget_s / needed_s)
         return lowered
 
-    def _from(self, model: str) -> list[str]:
-        """A model, and in a pipeline all tasks below it."""
-        pipeline, found = self._spec.pipeline, [model]
-        if pipeline is not None:
-            for task in found:  # grows as it goes
-                found += pipeline.children(task)
-        return found
-
     def status(self) -> dict[str, Any]:
         """For `ray-slo status`."""
         delay = self.dispatch_delay
@@ -298,3 +293,11 @@ class Learned:
                 for (variant, kind), belief in self.beliefs.items()
             },
         }
+
+
+def _from(tree: Tree, task: str) -> list[str]:
+    """The models of a task and of all below it."""
+    found = [task]
+    for above in found:  # grows as it goes
+        found += tree.children(above)
+    return [tree[name].model for name in found]

@@ -25,6 +25,7 @@ from ray_slo.core import (
     DropReason,
     Preempt,
 )
+from ray_slo.core.trees import tree_of_task
 from ray_slo.policies.registry import live_arguments, make_policy
 from ray_slo.serve.config.spec import AppSpec
 from ray_slo.serve.messages import (
@@ -80,6 +81,7 @@ class Scheduler:
         self.epoch = uuid.uuid4().hex[:8]
         self._spec = spec
         self._variants = spec.variants()
+        self._tasks = frozenset(tree_of_task(spec.trees))
         self._deliver = deliver
         self._heartbeat_timeout_s = heartbeat_timeout_s
         self._on_unclaimed = on_unclaimed
@@ -131,7 +133,8 @@ class Scheduler:
         key = (client, submit.request_id)
         if key in self._queued:
             return
-        if submit.model not in self._spec.models:  # of an older release, still draining
+        known = submit.model in self._spec.models and (submit.task or submit.model) in self._tasks
+        if not known:  # of an older release, still draining
             self._counts["refused"] += 1
             self._post(client, Refusal((submit.request_id,), DropReason.NO_WORKER.value, math.nan))
             return
@@ -233,7 +236,7 @@ class Scheduler:
 
     def _new_host(self) -> PolicyHost:
         name = self._spec.policy.name
-        shortest_ms = min(m.latency_slo_ms for m in self._spec.models.values())
+        shortest_ms = min(self._spec.slos_ms(model)[0] for model in self._spec.models)
         kwargs = {**live_arguments(name, shortest_ms), **self._spec.policy.kwargs}
         # A ready-made policy object is kept as it was made, for a restart.
         policy = copy.deepcopy(make_policy(name, kwargs))

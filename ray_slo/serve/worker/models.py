@@ -16,6 +16,7 @@ from typing import Any
 
 from ray_slo.core import LatencyProfile, OnlineProfile
 from ray_slo.core.profiles import doubling_sizes, profile_of
+from ray_slo.core.trees import tree_of_task
 from ray_slo.models.checkpoint import PreemptionFlag, preemption_scope
 from ray_slo.models.exit_points import module_of
 from ray_slo.models.memory import Gpu, Host, Meter, is_out_of_memory, let_go
@@ -27,7 +28,7 @@ from ray_slo.serve import user_code
 from ray_slo.serve.config.models import VariantConfig
 from ray_slo.serve.config.spec import AppSpec, VariantRef
 from ray_slo.serve.errors import ConfigError
-from ray_slo.serve.worker.profiles import Profiles, field_of
+from ray_slo.serve.worker.profiles import Profiles
 
 logger = logging.getLogger(__name__)
 
@@ -97,6 +98,7 @@ class Models:
         self._kind = kind
         self._doing = doing
         self._refs = spec.variants()
+        self._tree_of = tree_of_task(spec.trees)
         self._instances: dict[str, Any] = {}  # the user's objects, by model
         self._user_configs = {name: model.user_config for name, model in spec.models.items()}
         self._configured: dict[str, Any] = {}  # the user_config in force, by model
@@ -211,18 +213,19 @@ class Models:
         Raises:
             ConfigError: names the model and its fastest variant.
         """
-        for name, model in self._spec.models.items():
+        for name in self._spec.models:
             keys = self.variants_of(name)
             if not self.offered.issuperset(keys):
                 continue
             fastest = min((self.loaded[key] for key in keys), key=lambda loaded: loaded.least_s)
-            if fastest.least_s > model.latency_slo_ms / 1e3:
-                field = f"{field_of(self._spec, name)}.latency_slo_ms"
-                if self._spec.pipeline is not None:
-                    field = f"pipeline.latency_slo_ms, in task {name}"
+            if fastest.least_s > (slo_ms := self._spec.slos_ms(name)[1]) / 1e3:
+                field = f"{self._spec.fields[name]}.latency_slo_ms"
+                if name not in self._spec.trees:
+                    pipeline = self._tree_of[name].name
+                    field = f"{self._spec.fields[pipeline]}.latency_slo_ms, in task {name}"
                 of = f" of {fastest.ref.name}" if fastest.ref.spec is not None else ""
                 raise ConfigError(
-                    f"{field}: no batch can meet {model.latency_slo_ms:g} ms: a batch of one{of} "
+                    f"{field}: no batch can meet {slo_ms:g} ms: a batch of one{of} "
                     f"took {1e3 * fastest.least_s:.4g} ms at best on {self._kind!r} workers"
                 )
 
@@ -262,7 +265,7 @@ class Models:
         method: Callable[[Any], Any] | None = getattr(instance, "reconfigure", None)
         if method is None:
             raise ConfigError(
-                f"{field_of(self._spec, name)}.user_config is set, but {type(instance).__name__} "
+                f"{self._spec.fields[name]}.user_config is set, but {type(instance).__name__} "
                 "has no reconfigure(user_config)"
             )
         if inspect.iscoroutinefunction(method):
@@ -309,7 +312,7 @@ class Models:
             )
         except Exception as error:
             raise ConfigError(
-                f"{field_of(self._spec, ref.model)}.variants.{ref.name}: load failed: "
+                f"{self._spec.fields[ref.model]}.variants.{ref.name}: load failed: "
                 f"{type(error).__name__}: {error}"
             ) from error
 
@@ -326,7 +329,7 @@ class Models:
             module = module_of(network)
             await self._loop.run_in_executor(self._builder, Preemptible, module, points)
         except (TypeError, ValueError) as error:
-            raise ConfigError(f"{field_of(self._spec, ref.model)}.exit_points: {error}") from error
+            raise ConfigError(f"{self._spec.fields[ref.model]}.exit_points: {error}") from error
         if known is not None:
             chosen = [p.delay_p95_s for p in known.points if p.exit_points == known.chosen]
             self.preempt_delay_s = max(self.preempt_delay_s, *chosen)
@@ -337,7 +340,7 @@ class Models:
         """Give a variant what was learned of it here, else elsewhere, else a first profile: from a
         file, else measured, else a guess that a few batches will mend."""
         key, model = loaded.key, self._spec.models[loaded.ref.model]
-        limit, slo_s = model.max_batch_size, model.latency_slo_ms / 1e3
+        limit, slo_s = model.max_batch_size, self._spec.slos_ms(loaded.ref.model)[1] / 1e3
         example_input = getattr(type(self._instances[loaded.ref.model]), "example_input", None)
         if key not in self.profiles.learned:
             prior = known or self.profiles.from_file(loaded.ref)
@@ -371,7 +374,7 @@ class Models:
         call_s = math.inf
         if self._in_service:
             served = {self._refs[key].model for key in self.offered}
-            slos_ms = [self._spec.models[model].latency_slo_ms for model in served]
+            slos_ms = [self._spec.slos_ms(model)[0] for model in served]
             call_s = _BETWEEN * min(slos_ms, default=math.inf) / 1e3
         self._doing("measuring", loaded.ref.name, len(self.profiles.learned) + 1)
         sweep = Sweep(

@@ -15,11 +15,6 @@ logger = logging.getLogger(__name__)
 _CUT_S = 600.0  # for so long a batch size that ran out of memory is not tried again
 
 
-def field_of(spec: AppSpec, model: str) -> str:
-    """Where the configuration speaks of a model."""
-    return f"{'models' if spec.pipeline is None else 'pipeline.tasks'}.{model}"
-
-
 class Profiles:
     """Profiles of every variant that was ever loaded.
 
@@ -76,7 +71,7 @@ class Profiles:
         if found is None:
             owner = f".variants.{ref.name}" if ref.spec is not None and alone else ""
             raise ConfigError(
-                f"{field_of(self._spec, ref.model)}{owner}.profile: {file} has no profile of "
+                f"{self._spec.fields[ref.model]}{owner}.profile: {file} has no profile of "
                 f"{ref.name!r}; it has {', '.join(sorted(known))}"
             )
         found = found.measured.truncated(model.max_batch_size)

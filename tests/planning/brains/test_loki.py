@@ -205,7 +205,7 @@ def test_where_there_will_never_be_a_worker_per_task_the_plan_says_so():
 
 def test_an_slo_that_no_variant_can_meet_is_said_and_workers_are_ready_for_other_slos():
     spec = spec_of(kwargs={})
-    spec.pipeline.latency_slo_ms = 30.0
+    next(iter(spec.pipelines.values())).latency_slo_ms = 30.0
     brain = make_brain(spec)
     seen = seen_of(says("a"), says("b"))
     verdict = planned(brain, seen)

@@ -2,6 +2,7 @@
 and every mistake is named."""
 
 import pickle
+from functools import partial
 
 import pytest
 
@@ -11,6 +12,7 @@ from ray_slo.planning import loki
 from ray_slo.policies.price import Price
 from ray_slo.serve.app.build import build_app_from_spec
 from ray_slo.serve.config.resolve import parse_spec
+from ray_slo.serve.frontend.answer import path_accuracy
 
 
 def load(name="net"):
@@ -84,8 +86,7 @@ def test_tasks_are_models_to_everybody_below():
     assert set(spec.variants()) == {"f0", "f1", "s0"}
     assert spec.deployment_name == "pipeline"
     assert (spec.grouped, spec.planned, spec.embedded) == (False, True, True)
-    assert spec.pipeline.root == "find"
-    assert list(spec.pipeline.parents.items()) == [("find", None), ("spell", "find")]
+    assert list(spec.pipelines["pipeline"].parents.items()) == [("find", None), ("spell", "find")]
 
 
 def test_defaults_are_loki_and_its_policy():
@@ -119,7 +120,7 @@ def test_factors_of_variants_tasks_and_none():
     find = {**FIND, "factors": {"spell": 4}, "variants": {"f0": NET, "f1": NET}}
     find["variants"]["f1"] = {**NET, "factors": {"spell": 8}}
     tasks = {"find": find, "more": {"callable": Plain, "parent": "find", "accuracy": 50}}
-    pipeline = parse_spec(args(tasks)).pipeline
+    pipeline = parse_spec(args(tasks)).pipelines["pipeline"]
     assert pipeline.factors == {
         "f0": {"spell": 4.0, "more": 1.0},
         "f1": {"spell": 8.0, "more": 1.0},
@@ -138,22 +139,25 @@ def test_factors_of_variants_tasks_and_none():
 
 
 def test_accuracies_of_paths():
-    pipeline = parse_spec(args(pipeline={"path_accuracies": {"f1/s0": 71}})).pipeline
+    spec = parse_spec(args(pipeline={"path_accuracies": {"f1/s0": 71}}))
+    pipeline = spec.pipelines["pipeline"]
     assert pipeline.paths == (("f0", "s0"), ("f1", "s0"))
     assert pipeline.measured_paths == {("f1", "s0"): 71}
-    assert pipeline.accuracy(("f1", "s0")) == 71
-    assert pipeline.accuracy(("f0", "s0")) == pytest.approx(64)
-    assert pipeline.accuracy(("f1",)) == pytest.approx(90)  # nothing came of it
-    assert pipeline.accuracy(("of", "another", "release")) is None
+    own = {key: ref.accuracy for key, ref in spec.variants().items()}
+    accuracy = partial(path_accuracy, spec.trees["pipeline"], own)
+    assert accuracy(("f1", "s0")) == 71
+    assert accuracy(("f0", "s0")) == pytest.approx(64)
+    assert accuracy(("f1",)) == pytest.approx(90)  # nothing came of it
+    assert accuracy(("of", "another", "release")) is None
 
 
 def test_for_the_scheduler_there_is_no_user_code():
     spec = parse_spec(args({"find": {**FIND, "args": [1]}}, {"join": join}))
     bare = pickle.loads(pickle.dumps(spec.without_code()))
-    assert bare.pipeline.join is None
+    assert bare.pipelines["pipeline"].join is None
     assert bare.models["find"].args == ()
-    assert bare.pipeline.factors == spec.pipeline.factors
-    assert {t.callable for t in bare.pipeline.tasks.values()} == {""}
+    assert bare.pipelines["pipeline"].factors == spec.pipelines["pipeline"].factors
+    assert {t.callable for t in bare.pipelines["pipeline"].tasks.values()} == {""}
 
 
 @pytest.mark.parametrize(
@@ -197,8 +201,15 @@ def test_for_the_scheduler_there_is_no_user_code():
             "path_accuracies.f0/s0 must be 0 to 100 percent, got 101",
         ),
         (args({"a/b": SPELL}), "task name 'a/b': use ASCII letters"),
-        (args(name="find"), "name: 'find' is a task of the pipeline, too"),
-        (args(models={"m": {"callable": Plain, "latency_slo_ms": 1}}), "leave models out"),
+        (
+            args(name="find"),
+            "name: 'find' is pipeline.tasks.find, too; models, pip",
+        ),
+        (
+            args(models={"m": {"callable": Plain, "latency_slo_ms": 9}}, planner="loki"),
+            "'loki' plans one pipeline, whose tasks have code of their own, and nothing beside it; "
+            "there are m, pipeline",
+        ),
         (args(groups={"g": {}}), "groups: a pipeline has none"),
         (args(**FIXED, groups={"g": {}}), "groups: a pipeline has none"),
         (args(planner="herd"), "planner.name: 'herd' makes groups of models; the planner of a pip"),
@@ -277,14 +288,14 @@ def test_mistakes_name_field_value_and_choices(wrong, says):
                     }
                 }
             },
-            "models.m.variants: factors are for the tasks of a pipeline",
+            "models.m.variants.v.factors: factors are for the tasks of a pipeline; 'm' is no",
         ),
     ],
 )
 def test_what_is_for_pipelines_only(changes, says):
     data = {"models": {"m": {"callable": Plain, "latency_slo_ms": 9}}, **changes}
     if says is None:
-        assert parse_spec(data).pipeline is None
+        assert parse_spec(data).pipelines == {}
         return
     with pytest.raises(ValueError) as error:
         parse_spec(data)
@@ -371,8 +382,8 @@ def test_from_python():
     spec = python(max_replicas=4, num_replicas=2, join=join, retries=7).spec()
     assert (spec.deployment_name, spec.retries, spec.planner.name) == ("words", 7, "loki")
     assert spec.models["find"].max_batch_size == 4
-    assert spec.pipeline.factors == {"find": {"spell": 3.0}, "s0": {}}
-    assert spec.pipeline.join is join
+    assert spec.pipelines["words"].factors == {"find": {"spell": 3.0}, "s0": {}}
+    assert spec.pipelines["words"].join is join
     worker = spec.workers["default"]
     assert (worker.num_replicas, worker.most_replicas) == (2, 4)
     assert python(**FIXED).spec().planner is None

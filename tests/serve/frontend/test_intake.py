@@ -80,6 +80,37 @@ async def test_the_deadline_of_an_http_request():
     assert (bad.value.model, one.seen) == ("m", [("unanswered", "m", "invalid", "bad_header")])
 
 
+CLASSES = {"m": {"callable": "apps:M", "latency_slo_ms": 400, "slo_classes": {"gold": 50}}}
+
+
+@in_loop
+async def test_an_slo_class_by_header():
+    one = intake(models=CLASSES)
+    asked = one.asked_http(http(x_slo_class="gold"), "m", 7.0)
+    assert (asked.slo_s, asked.slo_class, asked.stream) == (0.05, "gold", "m@gold")
+    assert one.asked_http(http(), "m", 7.0).stream == "m"
+    own = one.asked_http(http(x_slo_class="gold", x_slo_latency_ms="90"), "m", 7.0)
+    assert (own.slo_s, own.stream) == (pytest.approx(0.09), "m@gold")
+    with pytest.raises(BadInput, match="no SLO class 'silver'; its classes are gold") as bad:
+        one.asked_http(http(x_slo_class="silver"), "m", 7.0)
+    assert (bad.value.http_status, bad.value.field, bad.value.model) == (422, "slo_class", "m")
+    assert one.seen == [("unanswered", "m", "invalid", "bad_input")]
+    message, metadata = InferRequest(json="1"), [("x-slo-class", "gold")]
+    assert one.asked_grpc(message, metadata, "m", 7.0)[0].stream == "m@gold"
+    assert one.asked_grpc(message, metadata, "m", 7.0)[0].slo_s == 0.05
+    message = InferRequest(json="1", latency_slo_ms=90)
+    assert one.asked_grpc(message, metadata, "m", 7.0)[0].slo_s == pytest.approx(0.09)
+
+
+@in_loop
+async def test_refusals_at_a_door_count_for_the_class():
+    one = intake(models=CLASSES, has_door_before=True)
+    one.heed_proxy({"x-slo-refused-before": "7"}, one.asked("m", 0.0, slo_class="gold"))
+    assert one.refused == [("m@gold", 7)]
+    assert one.capacity_said("m", "gold").split(";")[1] == "50"
+    assert one.capacity_said("m", "silver").split(";")[1] == "400"
+
+
 @in_loop
 async def test_what_a_grpc_message_asks():
     one = intake(max_json_bytes=9, max_body_bytes=20)
@@ -135,7 +166,7 @@ async def test_a_body_that_is_no_json():
 @in_loop
 async def test_what_is_refused_at_the_doors_is_demand():
     one = intake(has_door_before=True)
-    one.heed_proxy({"x-slo-refused-before": "7"}, "m")
+    one.heed_proxy({"x-slo-refused-before": "7"}, one.asked("m", 0.0))
     assert (one.seen, one.refused) == ([("unanswered", "m", "refused", "door", 7)], [("m", 7)])
 
 

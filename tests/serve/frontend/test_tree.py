@@ -8,7 +8,7 @@ from ray_slo import Outputs
 from ray_slo.core.requests import Upstream
 from ray_slo.errors import BatchResultError
 from ray_slo.serve.frontend.answer import joined_answer
-from ray_slo.serve.frontend.tree import Tree, Visit, say_task
+from ray_slo.serve.frontend.tree import TreeRunner, Visit, say_task
 from tests.serve.loops import in_loop
 
 CHAIN = {"find": None, "spell": "find"}
@@ -51,20 +51,20 @@ def words(text):
 async def test_an_item_is_served_by_all_and_joined():
     made = []
     server = Server(find=words, spell=str.upper)
-    tree = Tree(CHAIN, made=lambda *said: made.append(said))
+    tree = TreeRunner(CHAIN, made=lambda *said: made.append(said))
     node = await tree.run("to be or", server)
     assert node.joined == {"result": 8, "outputs": {"spell": ["TO", "BE", "OR"]}}
     came = Upstream("w-find", "find1", 0.75)
     assert server.asked[0] == ("find", "to be or", None)
     assert server.asked[1:] == [("spell", word, came) for word in ("to", "be", "or")]
-    assert made == [("find1", {"spell": 3}), *[("spell1", {})] * 3]
+    assert made == [("find", "find1", {"spell": 3}), *[("spell", "spell1", {})] * 3]
 
 
 @in_loop
 async def test_no_items_or_a_plain_result_end_there():
     server = Server(find=lambda text: Outputs(text) if text else None, spell=str.upper)
     for text in ("x", ""):
-        node = await Tree(CHAIN).run(text, server)
+        node = await TreeRunner(CHAIN).run(text, server)
         assert node.joined == {"result": text or None, "outputs": {"spell": []}}
     assert [task for task, *_ in server.asked] == ["find", "find"]
 
@@ -77,7 +77,7 @@ async def test_a_wide_tree_joins_bottom_up_with_the_users_functions():
         faces=lambda face: Outputs(face, {"age": [face + face]}),
         age=len,
     )
-    tree = Tree(
+    tree = TreeRunner(
         WIDE,
         postprocess={"age": hook(lambda age: age + 1), "cars": hook(str.title)},
         join={"faces": hook(lambda face, outputs: (face, *outputs["age"]))},
@@ -106,7 +106,7 @@ async def test_siblings_are_served_at_the_same_time():
         await everybody.wait()
         return word
 
-    node = await Tree(CHAIN).run("a b c", Server(find=words, spell=spell))
+    node = await TreeRunner(CHAIN).run("a b c", Server(find=words, spell=spell))
     assert node.joined["outputs"] == {"spell": ["a", "b", "c"]}
 
 
@@ -119,7 +119,7 @@ async def test_the_first_error_cancels_the_rest_and_is_the_answer():
 
     server = Server(find=words, spell=spell)
     with pytest.raises(ValueError, match="bad word"):
-        await Tree(CHAIN).run("a bad c", server)
+        await TreeRunner(CHAIN).run("a bad c", server)
     assert sorted(server.cancelled) == [("spell", "a"), ("spell", "c")]
 
 
@@ -129,7 +129,7 @@ async def test_several_errors_at_once_are_one():
         raise ValueError(word)
 
     with pytest.raises(ValueError, match=r"^a$"):
-        await Tree(CHAIN).run("a b c", Server(find=words, spell=spell))
+        await TreeRunner(CHAIN).run("a b c", Server(find=words, spell=spell))
 
 
 @in_loop
@@ -142,7 +142,7 @@ async def test_who_leaves_cancels_everything():
         await asyncio.Event().wait()
 
     server = Server(find=words, spell=spell)
-    running = asyncio.ensure_future(Tree(CHAIN).run("a b", server))
+    running = asyncio.ensure_future(TreeRunner(CHAIN).run("a b", server))
     await begun.wait()
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -163,7 +163,7 @@ async def test_who_leaves_cancels_everything():
 )
 def test_wrong_outputs_are_named(task, value, says):
     with pytest.raises(BatchResultError) as error:
-        Tree(CHAIN).split(task, value)
+        TreeRunner(CHAIN).split(task, value)
     assert says in str(error.value)
     assert f"(in task {task!r})" in str(error.value)
     wanted = {
@@ -181,8 +181,8 @@ async def test_errors_of_the_users_hooks_say_the_task():
 
     server = Server(find=words, spell=str.upper)
     for tree, task in (
-        (Tree(CHAIN, join={"find": hook(fail)}), "find"),
-        (Tree(CHAIN, postprocess={"spell": hook(fail)}), "spell"),
+        (TreeRunner(CHAIN, join={"find": hook(fail)}), "find"),
+        (TreeRunner(CHAIN, postprocess={"spell": hook(fail)}), "spell"),
     ):
         with pytest.raises(KeyError) as error:
             await tree.run("a b", server)
@@ -199,7 +199,7 @@ def test_the_task_is_noted_once():
 @in_loop
 async def test_the_answer_names_each_stage():
     server = Server(find=words, spell=str.upper)
-    node = await Tree(CHAIN).run("a b c", server)
+    node = await TreeRunner(CHAIN).run("a b c", server)
     accuracies = {("find1", "spell1"): 60.0}
     answer = joined_answer("words", node, accuracies.get, 2000, 1500)
     assert (answer.model, answer.variant, answer.accuracy) == ("words", "find1/spell1", 60.0)

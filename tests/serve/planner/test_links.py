@@ -251,8 +251,9 @@ def test_a_frontend_counts_and_reminds_a_new_planner(monkeypatch):
     async def scenario():
         reporter = FrontendLink(spec_of(), "app#frontend", "f", Channel(), link=link)
         reporter.arrived("pipeline")
-        reporter.arrived("pipeline", 7)
-        reporter.arrived("pipeline", None, 3)
+        reporter.arrived("pipeline@gold", 4)
+        reporter.sized("det", 1)
+        reporter.sized("det", 7)
         reporter.bad("pipeline", 2)
         reporter.finished("det", {"name": 3})
         reporter.finished("large")
@@ -268,10 +269,10 @@ def test_a_frontend_counts_and_reminds_a_new_planner(monkeypatch):
 
     clock.run(scenario())
     counts = Counts(
-        {"pipeline": 5},
+        {"pipeline": 1, "pipeline@gold": 4},
         {"det": 1, "large": 1},
         {"det": {"name": 3}},
-        {"pipeline": {1: 1, 7: 1}},
+        {"det": {1: 1, 7: 1}},
         {"pipeline": 2},
     )
     assert planned[:2] == [Plans("e", 2), Plans()]

@@ -123,11 +123,13 @@ async def test_refusal_says_reason_and_predicted_finish():
 @in_loop
 async def test_request_for_a_model_of_another_release_is_refused():
     async with running() as (scheduler, box):
-        scheduler.hear("a", [Submit(1, "old", 1.0), Submit(2, "m", 1.0)])
+        old = [Submit(1, "old", 1.0), Submit(3, "m", 1.0, task="read")]
+        scheduler.hear("a", [*old, Submit(2, "m", 1.0)])
         scheduler.heartbeat(beat(variants=("m", "old")))
         await settle()
-        refusal, grant = box.take()
+        refusal, other, grant = box.take()
         assert (refusal.request_ids, refusal.reason) == ((1,), "no_worker")
+        assert (other.request_ids, other.reason) == ((3,), "no_worker")
         assert math.isnan(refusal.finish_in_s)
         assert grant.request_ids == (2,)
         assert scheduler.status()["workers"]["w0"]["variants"] == ["m"]
@@ -534,11 +536,9 @@ QUICK, DEEP = Assigned("quick", 2), Assigned("deep", 8, 10.0)
 async def test_policy_is_told_where_requests_come_from_and_what_workers_are_for():
     async with running(variants=VARIANTS) as (scheduler, _):
         upstream = Upstream("w9", "quick", 0.25)
-        one = Submit(1, "m", 1.0, upstream=upstream, task="read")
-        scheduler.hear("a", [one, Submit(2, "m", 1.0)])
+        scheduler.hear("a", [Submit(1, "m", 1.0, upstream=upstream), Submit(2, "m", 1.0)])
         await settle()
         policy = scheduler._host.policy
-        assert [r.task for r in policy.queue] == ["read", "m"]
         assert [r.upstream for r in policy.queue] == [upstream, None]
         said = beat(variants=("quick", "deep"))
         for assigned, kept in (

@@ -1,0 +1,65 @@
+"""What clients may ask for, as trees of tasks: of models and pipelines as users write them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from ray_slo.core.trees import DEFAULT_CLASS, Tree, TreeTask
+from ray_slo.serve.config.models import ModelConfig
+from ray_slo.serve.config.pipeline import PipelineConfig
+from ray_slo.serve.config.spec import variants_of
+
+
+def trees_of(
+    models: Mapping[str, ModelConfig],
+    pipelines: Mapping[str, PipelineConfig],
+    served: Mapping[str, ModelConfig],
+) -> dict[str, Tree]:
+    """A tree for every model and every pipeline.
+
+    Args:
+        models: that clients may ask for.
+        pipelines: whose tasks say what is known of the models that serve them.
+        served: `models`, and tasks with code of their own.
+    """
+    keys: dict[str, dict[str, str]] = {}  # by model and the variant's own name
+    for key, ref in variants_of(served).items():
+        keys.setdefault(ref.model, {})[ref.name] = key
+    trees = {name: Tree.of_model(name, _slos_s(model)) for name, model in models.items()}
+    for name, pipeline in pipelines.items():
+        trees[name] = _tree(name, pipeline, keys)
+    return trees
+
+
+def _slos_s(said: ModelConfig | PipelineConfig) -> dict[str, float]:
+    slos_ms = {DEFAULT_CLASS: said.latency_slo_ms, **said.slo_classes}
+    return {name: slo_ms / 1e3 for name, slo_ms in slos_ms.items()}
+
+
+def _tree(name: str, pipeline: PipelineConfig, keys: Mapping[str, Mapping[str, str]]) -> Tree:
+    tasks = []
+    for task, parent in pipeline.parents.items():
+        model = pipeline.tasks[task].model or task
+        factors = pipeline.factors_of(task)
+        by_key = {keys[model][variant]: made for variant, made in factors.items()}
+        tasks.append(TreeTask(task, model, parent, by_key))
+    shape = Tree(name, tuple(tasks), _slos_s(pipeline))
+    measured = {
+        path: pipeline.path_accuracies[said]
+        for said, path in _paths(shape, shape.root, keys)
+        if said in pipeline.path_accuracies
+    }
+    return Tree(name, shape.tasks, shape.slos_s, measured)
+
+
+def _paths(
+    tree: Tree, task: str, keys: Mapping[str, Mapping[str, str]]
+) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Every path of variants from a task to a last one: by their own names, and by their keys."""
+    children = tree.children(task)
+    for name, key in keys[tree[task].model].items():
+        if not children:
+            yield name, (key,)
+        for child in children:
+            for said, path in _paths(tree, child, keys):
+                yield f"{name}/{said}", (key, *path)
