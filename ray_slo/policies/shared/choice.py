@@ -7,7 +7,7 @@ sequence of low discrepancy, no dice), and at less than the planned load the acc
 
 The plan is what a planner assigns to workers (`Assigned.load`). Without one it is the fluid limit
 (`planning.fluid`) of the measured rates, with batches as large as come within the SLO, and a share
-of the workers, `_Utilisation`, that falls where requests miss and rises where none do.
+of the workers that falls when requests miss and rises when none do.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from ray_slo.core.cluster import Cluster, Model, Worker
 from ray_slo.core.profiles import LatencyProfile
 from ray_slo.planning import fluid
 
-_FIRST_S, _EVERY_S = 0.1, 1.0  # from the first arrival to a plan; then from plan to plan
+_FIRST_S, _EVERY_S = 0.02, 1.0  # until the first plan, while rates are unknown; between plans
 _UTILISATION = 0.9  # of the workers, to begin with
-_MOST, _LEAST = 0.97, 0.4
+_MOST, _LEAST = 1.2, 0.4  # above 1, as batches may be larger than the plan takes them to be
 _UP, _DOWN = 0.01, 0.9  # added without misses, times with them
-_MISSES = 0.005  # share of the requests
+_MISSES = 0.01  # share of the requests that a lane could not serve
 _SPARE = 20.0  # times the measured rate, at most, that a lane is given where workers are idle
 
 

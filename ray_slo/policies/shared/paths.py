@@ -1,13 +1,13 @@
 """Deadlines of tasks: the end-to-end deadline less what the rest of the path needs.
 
-A request that reaches a task with the time s left is given the task's *part* of s: what the plan
-means for the task over what it means for the task and all below it. So work that is late leaves
-less for every task below, and where the SLO has more room than the plan needs, every task has a
-part of that, too. The plan is waiting_factor · ℓ(batch) a task: a wait as long as an execution
-(Loki §4.1). What is left to the tasks below is never less than one request alone takes there.
+A plan has waiting_factor · ℓ(batch) for a task: a wait as long as an execution (Loki §4.1). When a
+request reaches a task with the time s left, the tasks below have their part of s by that plan kept
+for them, less a quarter, as not every request waits as long everywhere. So work that is late leaves
+less for all that follows, and where the SLO has more room than the plan needs, every task has some
+of it. What is kept is never less than one request alone takes below.
 
-Worked example: two tasks, planned with 20 ms and 60 ms, SLO 160 ms. A request has 40 ms for the
-first one, 80 ms less than it could have, and up to 120 ms for the second one.
+Worked example: two tasks, planned with 20 ms and 60 ms, SLO 160 ms. Their parts are a quarter and
+three quarters. 0.75 · 120 ms are kept for the second one, and the first one has up to 70 ms.
 """
 
 from __future__ import annotations
@@ -18,12 +18,14 @@ from typing import NamedTuple
 from ray_slo.core.profiles import LatencyProfile
 from ray_slo.core.trees import Tree
 
+_KEPT = 0.75  # of their part, for the tasks below
+
 
 class Part(NamedTuple):
     """What a task has of the time that is left when a request reaches it.
 
     Attributes:
-        below: share of that time for the tasks below; 0 at a last task.
+        below: share of that time that is kept for the tasks below; 0 at a last task.
         least_s: that a request needs after this task, alone, by the quickest variants.
         slo_s: the task's share of the end-to-end SLO, of the tightest class.
     """
@@ -65,7 +67,7 @@ def parts_of(
         left_s = {tree.root: min(tree.slos_s.values())}
         for task in tree.order:
             whole_s = planned_s.get(task.name, 0.0) + below[task.name]
-            share = below[task.name] / whole_s if whole_s > 0 else 0.0
+            share = _KEPT * below[task.name] / whole_s if whole_s > 0 else 0.0
             rest_s = max(share * left_s[task.name], least[task.name])
             found[task.name] = Part(share, least[task.name], max(left_s[task.name] - rest_s, 1e-6))
             for child in tree.children(task.name):
