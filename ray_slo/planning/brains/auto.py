@@ -13,6 +13,7 @@ that are there now, which gives what they do meanwhile.
 * **What they serve.** Where the policy chooses variants itself, or has none to choose from, and
   all fit in a worker's memory, every worker has all of them and serves whatever comes. Else each
   has what the plan says, with the fewest swaps, made before something breaks.
+* **Groups** have workers and models of their own (`homes`); one plan sizes all of them.
 * **Without a plan.** A variant whose latency nobody knows is measured first (`measure`); meanwhile
   workers serve whatever comes with those that they have.
 """
@@ -33,11 +34,13 @@ from ray_slo.planning.brains.brain import (
     Counts,
     Key,
     NotYet,
+    Routing,
     Seen,
     Verdict,
     Wanted,
     WorkerSays,
 )
+from ray_slo.planning.brains.homes import Homes
 from ray_slo.planning.brains.known import Known
 from ray_slo.planning.brains.measure import Measuring, in_turn, loadable
 from ray_slo.planning.brains.steps import Steps
@@ -154,6 +157,8 @@ class AutoBrain(Brain):
         self._targets: dict[str, Target] = {}
         self._measuring: dict[str, Measuring] = {}
         self._known = Known(setting.problem, setting.profiles)
+        groups = {kind.name: kind.group for kind in setting.problem.kinds if kind.group}
+        self._homes = Homes(groups, setting.problem.group_of, self._known.model_of)
         self.configure(setting)
         problem = setting.problem
         expected = {stream: problem.rate(stream) for stream in problem.streams}
@@ -205,6 +210,7 @@ class AutoBrain(Brain):
         """Note which workers have become ready, and whether they serve as planned."""
         self._now = max(self._now, now)
         self._known.look(seen)
+        self._homes.look(seen)
         if self._solved is None or self._job is None:
             return
         wanted = best(self._solved.whole).workers
@@ -317,6 +323,13 @@ class AutoBrain(Brain):
         return max(self._setting.first_workers.get(kind, 0), int(waiting))
 
     def wanted(self, now: float, seen: Seen, hopeless: bool) -> dict[str, Wanted]:
+        return self._homes.send_home(self._orders(now, seen, hopeless), seen)
+
+    @property
+    def routing(self) -> Routing | None:
+        return self._homes.routing
+
+    def _orders(self, now: float, seen: Seen, hopeless: bool) -> dict[str, Wanted]:
         self._look(now, seen)
         if not self._setting.assigns:
             fits = {kind: self._known.all_fit(seen, kind) for kind in self._kinds}
@@ -378,7 +391,7 @@ class AutoBrain(Brain):
         return dict(sorted(found.items(), key=lambda item: not item[1][1]))
 
     def _all(self, seen: Seen, kind: str) -> tuple[str, ...]:
-        return loadable(self._known.model_of, {v for v, k in seen.avoided if k == kind})
+        return loadable(self._known.model_on(kind), {v for v, k in seen.avoided if k == kind})
 
     def _to_measure(self, seen: Seen, workers: Mapping[str, WorkerSays]) -> dict[str, Wanted]:
         """Share out what nobody has measured among the workers of each kind."""

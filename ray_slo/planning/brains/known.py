@@ -85,16 +85,21 @@ class Known:
 
     # -- what is known ---------------------------------------------------------------------
 
+    def model_on(self, kind: str) -> dict[str, str]:
+        """Model by variant, of variants that workers of a kind may serve: those of their group."""
+        group, group_of = self.problem.kind[kind].group, self.problem.group_of
+        return {v: m for v, m in self.model_of.items() if group_of.get(m, group) == group}
+
     def measured(self, seen: Seen) -> dict[Key, LatencyProfile]:
         """Of variants that can be used, without sizes that nobody has tried."""
         known = {**self.profiles, **seen.profiles}
-        keys = [(v, kind.name) for v in self.model_of for kind in self.problem.kinds]
+        keys = [(v, kind.name) for kind in self.problem.kinds for v in self.model_on(kind.name)]
         return {key: known[key].measured for key in keys if key in known.keys() - seen.avoided}
 
     def unknown(self, seen: Seen, kind: str) -> list[str]:
         """Variants that somebody has to measure on a kind."""
         known = {*self.profiles, *seen.profiles, *seen.avoided}
-        return [v for v in self.model_of if (v, kind) not in known]
+        return [v for v in self.model_on(kind) if (v, kind) not in known]
 
     def room_mb(self, seen: Seen, kind: str) -> float:
         """For variants, on a worker of a kind."""
@@ -111,7 +116,7 @@ class Known:
 
     def all_fit(self, seen: Seen, kind: str) -> bool:
         """Whether all variants that can be loaded do."""
-        loaded = frozenset(v for v in self.model_of if (v, kind) not in seen.avoided)
+        loaded = frozenset(v for v in self.model_on(kind) if (v, kind) not in seen.avoided)
         return self.fit(seen, loaded, kind)
 
     # -- what a problem becomes ------------------------------------------------------------

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from ray_slo.core import LatencyProfile
-from ray_slo.planning.brains.brain import Counts, NotYet, Seen, WorkerSays
+from ray_slo.planning.brains.brain import Counts, NotYet, Seen, Wanted, WorkerSays
 from ray_slo.serve.config.resolve import parse_spec
 from ray_slo.serve.planner.kairos import Kairos
 from ray_slo.serve.planner.plugin import make_brain
@@ -82,7 +82,7 @@ def test_nothing_is_decided_before_latencies_and_sizes_are_known():
         says = BOTH.workers
         make_brain(spec_of(sizes={1: 1})).problem(0.0, Seen(says, seen_of(big=1).profiles))
     assert brain.target("big") is None
-    assert brain.wanted(0.0, BOTH, False)["big0"] == ((), ("rank",), {}, None)
+    assert brain.wanted(0.0, BOTH, False)["big0"] == Wanted((), ("rank",))
 
 
 def test_the_rate_decides_how_much_of_the_budget_is_spent():

@@ -5,7 +5,7 @@ import pytest
 from ray_slo.core import LatencyProfile
 from ray_slo.core.cluster import Assigned
 from ray_slo.core.profiles import save_profiles
-from ray_slo.planning.brains.brain import Counts, NotYet, Seen, WorkerSays
+from ray_slo.planning.brains.brain import Counts, NotYet, Seen, Wanted, WorkerSays
 from ray_slo.planning.brains.loki import best
 from ray_slo.serve.config.resolve import parse_spec
 from ray_slo.serve.planner.plugin import make_brain
@@ -232,7 +232,7 @@ def test_those_that_serve_will_take_away_hand_over_first():
     assert assigned(brain, seen) == {"old": "det", "mid": "large", "young": "large"}
     later = seen_of(three[0], says("mid", ["small", "large"], "large"), young)
     wanted = brain.wanted(0.0, later, False)
-    assert wanted["young"] == ((), ("large",), {}, None)
+    assert wanted["young"] == Wanted((), ("large",))
     assert wanted["mid"].keep == ("large",)
 
 
