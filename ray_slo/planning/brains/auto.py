@@ -98,7 +98,7 @@ class Job(NamedTuple):
         usable: variants whose latency is known, by kind.
         now: when it was made.
         factors: planned demand over the measured one, by stream.
-        idle: no stream has demand.
+        idle: streams without demand.
     """
 
     whole: Problem
@@ -107,7 +107,7 @@ class Job(NamedTuple):
     usable: frozenset[Key]
     now: float
     factors: Mapping[str, float]
-    idle: bool
+    idle: frozenset[str]
 
     @property
     def meanwhile(self) -> Problem:
@@ -246,7 +246,7 @@ class AutoBrain(Brain):
         demand, factors = self._streams.demand(now, ahead_s, workers, since)
         asked = replace(known.asked(seen, self._limits), demand=demand, **self._tuned)
         last = best(self._solved.whole) if self._solved is not None else None
-        idle = not any(one.rate for one in demand.values())
+        idle = frozenset(name for name in self._streams if self._streams.is_idle(name, now))
         usable = frozenset(known.measured(seen))
         return Job(asked, self._present(seen), last, usable, now, factors, idle)
 
@@ -278,9 +278,10 @@ class AutoBrain(Brain):
     def _demand_changed(self, job: Job, now: float) -> str:
         for name in self._streams:
             stream, planned = self._streams[name], job.whole.demand[name].rate
-            if self._streams.is_idle(name, now) != (planned == 0):
-                return "first request" if planned == 0 else "idle"
-            if planned and stream.differs(now, planned / job.factors[name]):
+            idle = self._streams.is_idle(name, now)
+            if idle != (name in job.idle):
+                return "idle" if idle else "first request"
+            if not idle and stream.differs(now, planned / job.factors[name]):
                 return "demand changed"
         since = max(self._settled_since + _SETTLED_S, job.now)
         short = self._solved is not None and self._solved.shortfall is not None
@@ -295,11 +296,12 @@ class AutoBrain(Brain):
             stream = self._streams[name]
             if factor > stream.factor or stream.factor > 1:
                 stream.factor, stream.factor_at = factor, problem.now
+        nobody = len(problem.idle) == len(problem.factors)
         for kind, workers in best(answer.whole).workers.items():
             if kind not in self._targets:
                 first = problem.present.get(kind, 0) or self._setting.first_workers.get(kind, 0)
                 self._targets[kind] = Target(first, *self._delays(kind))
-            self._targets[kind].wants(problem.now, workers, at_once=problem.idle)
+            self._targets[kind].wants(problem.now, workers, at_once=nobody)
         why = best(answer.whole).explanation
         if answer.shortfall is not None:
             why = f"Best effort, as {answer.shortfall}. {why}"

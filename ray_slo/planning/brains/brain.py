@@ -184,6 +184,7 @@ class FrontendHears(NamedTuple):
         shortfall: what the plan cannot do, and why; None where it does all.
         epoch: names the planner; a new one begins anew with the numbers of `routing`.
         routing: None where there are no groups, or no layout of them yet.
+        start_s: that a worker takes from its start until it can serve; None before one did.
     """
 
     plan_age_s: float | None
@@ -193,6 +194,7 @@ class FrontendHears(NamedTuple):
     shortfall: str | None = None
     epoch: str = ""
     routing: Routing | None = None
+    start_s: float | None = None
 
 
 @dataclass(frozen=True)

@@ -65,6 +65,7 @@ class Frontend:
             self._channel,
             spawn=self._spawn,
             shortfall=self._shortfall,
+            start_s=self._start_s,
         )
         self._ledger = Ledger(
             spec,
@@ -74,6 +75,7 @@ class Frontend:
             clock=time.monotonic,  # uvloop's loop.time() has milliseconds only
             spawn=self._spawn,
             shortfall=self._shortfall,
+            start_s=self._start_s,
         )
         demand = around.demand or self._plan
         self._service = Service(spec, self._ledger, self._hooks, self._metrics, demand)
@@ -222,6 +224,9 @@ class Frontend:
 
     def _shortfall(self) -> str | None:
         return None if self._plan is None else self._plan.shortfall
+
+    def _start_s(self) -> float | None:
+        return None if self._plan is None else self._plan.start_s
 
     # -- what Serve, workers and operators call --------------------------------------------
 

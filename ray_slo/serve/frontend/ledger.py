@@ -172,6 +172,7 @@ class Ledger:
     Args:
         spawn: runs a coroutine on its own.
         shortfall: what the plan cannot have served, and why.
+        start_s: that a worker takes to start, as last measured.
     """
 
     def __init__(
@@ -184,6 +185,7 @@ class Ledger:
         clock: Callable[[], float],
         spawn: Callable[[Coroutine[Any, Any, None]], Any],
         shortfall: Callable[[], str | None] = lambda: None,
+        start_s: Callable[[], float | None] = lambda: None,
     ) -> None:
         self._spec = spec
         self._variants = spec.variants()
@@ -194,7 +196,7 @@ class Ledger:
         self._metrics = metrics
         self._clock = clock
         self._spawn = spawn
-        self._shortfall = shortfall
+        self._shortfall, self._start_s = shortfall, start_s
         self._entries: dict[int, Entry] = {}
         self._overhead = Quantile(0.95, prior=FEW_SAMPLES)
 
@@ -325,7 +327,8 @@ class Ledger:
             if shortfall := self._shortfall():
                 why += f"; the plan falls short: {shortfall}"
             finish_ms = (now + refusal.finish_in_s - entry.asked.arrival) * 1e3
-            _refuse(entry, why, refusal.reason, finish_ms)
+            again_s = self._start_s() if refusal.reason == DropReason.NO_WORKER else None
+            _refuse(entry, why, refusal.reason, finish_ms, again_s)
 
     # -- to a worker -----------------------------------------------------------------------
 
@@ -461,12 +464,18 @@ def _fail(entry: Entry, error: BaseException) -> None:
         entry.future.set_exception(error)
 
 
-def _refuse(entry: Entry, why: str, reason: str | None, finish_ms: float) -> None:
+def _refuse(
+    entry: Entry, why: str, reason: str | None, finish_ms: float, again_s: float | None = None
+) -> None:
     """Args:
     finish_ms: when it was predicted to finish, milliseconds after its arrival.
+    again_s: when the client may try again; None: as it follows from that.
     """
-    reason = "preempted" if entry.preemptions else reason
     error = RefusedEarly(
-        why + entry.stopped, reason=reason, predicted_finish_ms=finish_ms, **entry.context
+        why + entry.stopped,
+        reason="preempted" if entry.preemptions else reason,
+        predicted_finish_ms=finish_ms,
+        retry_after_s=again_s,
+        **entry.context,
     )
     _fail(entry, error)

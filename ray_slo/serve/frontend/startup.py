@@ -53,6 +53,7 @@ class Startup:
         self._heard: dict[str, tuple[Progress, float]] = {}
         self._deployments: Mapping[str, Deployment] = {}
         self._shortfall: str | None = None
+        self._start_s: float | None = None
         self.complete = False
 
     def heard(self, progress: Progress, now: float) -> None:
@@ -70,9 +71,14 @@ class Startup:
         """By kind of worker."""
         self._deployments = states
 
-    def plan_says(self, shortfall: str | None) -> None:
-        """The planner's shortfall: what it cannot have served, and why. None: it has none."""
-        self._shortfall = shortfall
+    def plan_says(self, shortfall: str | None, start_s: float | None = None) -> None:
+        """Hear the planner.
+
+        Args:
+            shortfall: what it cannot have served, and why. None: it has none.
+            start_s: that a worker takes to start, as last measured.
+        """
+        self._shortfall, self._start_s = shortfall, start_s
 
     def refusal(self, offer: str, now: float) -> NotReady | None:
         """Why a request would wait in vain. None: a worker can take it now, or in a moment, as all
@@ -90,7 +96,7 @@ class Startup:
             f"{offer!r} cannot be served yet: {why}",
             reason="start_failed" if failed else None,
             model=offer,
-            retry_after_s=_FAILED_RETRY_S if failed else _RETRY_S,
+            retry_after_s=_FAILED_RETRY_S if failed else self._start_s or _RETRY_S,
         )
 
     def _is_up(self, one_serves: bool, one_starts: bool) -> bool:

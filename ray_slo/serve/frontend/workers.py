@@ -72,6 +72,7 @@ class Workers:
         handles: by kind.
         spawn: runs a coroutine on its own.
         shortfall: what the plan cannot have served, and why.
+        start_s: that a worker takes to start, as last measured.
     """
 
     def __init__(
@@ -83,13 +84,14 @@ class Workers:
         *,
         spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
         shortfall: Callable[[], str | None],
+        start_s: Callable[[], float | None] = lambda: None,
     ) -> None:
         self._spec = spec
         self._around = around
         self._handles = handles
         self._channel = channel
         self._spawn = spawn
-        self._shortfall = shortfall
+        self._shortfall, self._start_s = shortfall, start_s
         needs = {name: tree.models for name, tree in spec.trees.items()}
         self.startup = Startup(needs, spec.error_details)
         self._loop = asyncio.get_running_loop()
@@ -226,7 +228,7 @@ class Workers:
                     return
                 if self._meeting.done() and self._meeting.exception() is not None:
                     self._meeting = self._spawn(self._meet())
-                self.startup.plan_says(self._shortfall())
+                self.startup.plan_says(self._shortfall(), self._start_s())
                 states = await self._loop.run_in_executor(
                     None, self._around.states, self._around.app, kinds
                 )

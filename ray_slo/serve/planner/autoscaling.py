@@ -17,6 +17,7 @@ from ray.serve.config import AutoscalingConfig, AutoscalingContext, AutoscalingP
 
 from ray_slo.serve.config.spec import AppSpec, worker_deployment
 from ray_slo.serve.planner.links import find_planner
+from ray_slo.serve.planner.plugin import planner_of
 
 logger = logging.getLogger(__name__)
 
@@ -95,19 +96,25 @@ def autoscaling(spec: AppSpec, kind: str) -> AutoscalingConfig:
     """Serve's configuration for a kind of worker that the planner scales.
 
     More replicas are started at once; fewer are kept when that has been the plan for an interval,
-    so that noise in the demand does not stop and start processes.
+    so that noise in the demand does not stop and start processes. A planner that waits itself
+    (`PlannerPlugin.waits`) is followed at once.
     """
-    bounds = spec.workers[kind].replica_bounds
+    worker = spec.workers[kind]
+    bounds, delays = worker.replica_bounds, worker.autoscaling
     assert spec.planner is not None and bounds is not None
+    up_s, down_s = delays.upscale_delay_s, delays.downscale_delay_s
+    if planner_of(spec).waits:
+        up_s = down_s = 0.0
     return AutoscalingConfig(
         min_replicas=bounds[0],
-        initial_replicas=spec.workers[kind].num_replicas,
+        initial_replicas=worker.num_replicas,
         max_replicas=bounds[1],
         # Serve starts a replica, whatever its policy says, where there is none and this aggregate
         # of the requests in its last half minute is not 0.
         aggregation_function="min",
-        upscale_delay_s=0.0,
-        downscale_delay_s=spec.planner.interval_s,
+        upscale_delay_s=up_s,
+        downscale_delay_s=spec.planner.interval_s if down_s is None else down_s,
+        downscale_to_zero_delay_s=None if down_s == 0 else delays.downscale_to_zero_delay_s,
         policy=AutoscalingPolicy(
             policy_function=PlanAutoscaling,
             policy_kwargs={"frontend": spec.deployment_name, "kind": kind},

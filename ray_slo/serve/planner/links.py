@@ -333,6 +333,7 @@ class FrontendLink:
         self._remind = False  # the planner may be a new one
         self._decided_at: float | None = None
         self.shortfall: str | None = None  # what the plan cannot do, and why
+        self.start_s: float | None = None  # that a worker takes to start
         self._metrics = PlanMetrics()
         loop = asyncio.get_running_loop()
         self._tasks = [loop.create_task(self._report())]
@@ -437,7 +438,7 @@ class FrontendLink:
         self._remind = False
         if heard.plan_age_s is not None:
             self._decided_at = time.monotonic() - heard.plan_age_s
-        self.shortfall = heard.shortfall
+        self.shortfall, self.start_s = heard.shortfall, heard.start_s
         if heard.profiles is not None:
             self._profiles = heard.profiles
         number = 0

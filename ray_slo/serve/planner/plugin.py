@@ -40,6 +40,7 @@ class PlannerPlugin:
         unused: fields of `planner` that it does not read.
         reads_workers: of price_per_hour and memory_mb of `workers`, those that it reads.
         reads_classes: its plan knows the SLO classes.
+        waits: its brain itself waits before it wants more or fewer workers.
     """
 
     Arguments: ClassVar[type[BaseModel]]
@@ -50,6 +51,7 @@ class PlannerPlugin:
     unused: ClassVar[frozenset[str]] = frozenset()
     reads_workers: ClassVar[frozenset[str]] = frozenset()
     reads_classes: ClassVar[bool] = False
+    waits: ClassVar[bool] = False
 
     @classmethod
     def check(cls, config: AppConfig, planner: PlannerConfig) -> None:

@@ -1,6 +1,7 @@
 """The ledger of requests, with plain fakes for the scheduler, the workers and the time."""
 
 import asyncio
+import math
 import time
 from collections import Counter
 
@@ -127,7 +128,7 @@ class Metrics:
 class World:
     """A ledger and what is around it."""
 
-    def __init__(self, *ends, retries=3, shortfall=None):
+    def __init__(self, *ends, retries=3, shortfall=None, start_s=None):
         self.scheduler, self.metrics = Scheduler(), Metrics()
         self.workers = Workers(self.scheduler, *ends)
         self.tasks, self.batches = [], 0
@@ -139,6 +140,7 @@ class World:
             clock=time.monotonic,
             spawn=self.spawn,
             shortfall=lambda: shortfall,
+            start_s=lambda: start_s,
         )
 
     def spawn(self, coroutine):
@@ -220,6 +222,18 @@ async def test_refused():
     assert refused.predicted_finish_ms == pytest.approx(7000)
     assert "waited until its deadline of 5000 ms" in str(await error_of(tasks[1], Expired))
     assert len(world.ledger) == 1
+
+
+@in_loop
+async def test_where_no_worker_is_up_clients_are_told_how_long_one_takes_to_start():
+    for start_s, says in ((None, 1.0), (12.5, 12.5)):
+        world = World(start_s=start_s)
+        tasks = await world.asks(1, 2)
+        world.ledger.heard([Refusal((1,), "no_worker", math.nan)])
+        world.ledger.heard([Refusal((2,), "would_miss", 7.0)])
+        assert (await error_of(tasks[0], RefusedEarly)).retry_after_s == says
+        late_s = (await error_of(tasks[1], RefusedEarly)).retry_after_s
+        assert late_s == pytest.approx(2.0, abs=0.1)
 
 
 @in_loop

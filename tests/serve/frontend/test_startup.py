@@ -22,6 +22,8 @@ def test_a_model_without_a_worker_is_refused_and_one_with_a_worker_is_not():
     assert refusal.reason == "starting"
     assert refusal.retry_after_s == 2.0
     assert "its workers are starting" in str(refusal)
+    startup.plan_says(None, start_s=7.5)
+    assert startup.refusal("a", 0.0).retry_after_s == 7.5  # measured
     startup.serves(["a"])
     assert startup.refusal("a", 0.0) is None
     assert not startup.complete
