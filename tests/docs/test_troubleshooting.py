@@ -107,7 +107,7 @@ MISTAKES = [
     ),
     ("planner.name: 'loki' plans a pipeline, and there is none", {"planner": "loki"}),
     (
-        "workers.default.instance_type: required by the planner 'kairos'",
+        "workers.default.price_per_hour, or instance_type: required by the planner 'kairos'",
         {"planner": {"name": "kairos", "kwargs": {"budget_per_hour": 1}}},
     ),
 ]

@@ -224,7 +224,8 @@ class AppConfig(Settings):
         """The planner that is named, else the default one."""
         if self.planner is not None or "planner" in self.model_fields_set:
             return self.planner
-        return PlannerConfig(name="loki") if self.lone_pipeline is not None else None
+        plain = self.lone_pipeline is not None and not self.groups
+        return PlannerConfig(name="loki") if plain else None
 
     @property
     def all_pipelines(self) -> dict[str, PipelineConfig]:

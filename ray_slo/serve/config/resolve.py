@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from ray_slo.core.explain import validated
@@ -200,8 +200,6 @@ def _check_served(config: AppConfig) -> None:
                     f"response_margin_ms must be less than {fields[name]}.{field}, which is "
                     f"{slo_ms:g}, got {config.response_margin_ms:g}"
                 )
-    if config.all_pipelines and config.groups:
-        raise ValueError("groups: a pipeline has none; name its workers under `workers`")
     if config.scheduler == "embedded" and config.num_frontends > 1:
         raise ValueError(
             f"scheduler 'embedded' lives in the only frontend, but num_frontends is "
@@ -290,10 +288,10 @@ def _check_groups(config: AppConfig, planner: PlannerConfig | None) -> None:
     listed: dict[str, str] = {}
     for name, group in config.groups.items():
         for model in group.models:
-            if model not in config.models:
+            if model not in config.served:
                 raise ValueError(
-                    f"groups.{name}.models: no model {model!r}; "
-                    f"the models are {', '.join(sorted(config.models))}"
+                    f"groups.{name}.models: no model {model!r}; the models, and tasks with code "
+                    f"of their own, are {', '.join(sorted(config.served))}"
                 )
             if model in listed:
                 raise ValueError(
@@ -301,12 +299,26 @@ def _check_groups(config: AppConfig, planner: PlannerConfig | None) -> None:
                     "a model has one group"
                 )
             listed[model] = name
-    if planner is None and (missing := sorted(set(config.models) - set(listed))):
+    if not makes_groups and (missing := sorted(set(config.served) - set(listed))):
         raise ValueError(
             f"groups: no group lists {missing[0]!r}, and there is no planner to place it; "
             f"add it to the models of one of {', '.join(config.groups)}"
         )
+    for name, pipeline in config.all_pipelines.items():
+        models = {pipeline.shares.get(task, task) for task in pipeline.tasks}
+        if split := sorted({listed[model] for model in models if model in listed}):
+            _check_whole(config.pipeline_field(name), split)
     if len(config.kinds) < sum(len(group.workers) for group in config.groups.values()):
         raise ValueError(
             f"groups: {', '.join(config.groups)} have workers of the same name; rename one group"
+        )
+
+
+def _check_whole(field: str, groups: Sequence[str]) -> None:
+    """Refuse a pipeline whose tasks are in several groups."""
+    if len(groups) > 1:
+        raise ValueError(
+            f"{field}: its tasks are in the groups {', '.join(groups)}; a group's scheduler knows "
+            "how long its own workers take, and cannot leave the others time; list the models of "
+            "all its tasks in one group"
         )

@@ -109,6 +109,12 @@ def _refused(spec: AppSpec) -> dict[tuple[str, str], str]:
                 spec.policy_of(group).refuse(name, model, name in spec.sized)
             except ValueError as error:
                 refused[name, group] = str(error)
+    homes = {model: name for name, group in spec.groups.items() for model in group.models}
+    for root, tree in spec.trees.items():
+        if len(tree.models) > 1:
+            for name in tree.models:
+                for group in spec.groups.keys() - {homes.get(name)}:
+                    refused[name, group] = f"it serves {root!r}, whose tasks stay together"
     return refused
 
 

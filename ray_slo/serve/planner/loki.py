@@ -41,6 +41,8 @@ class Loki(PlannerPlugin):
                 "planner.name: 'loki' plans one pipeline, whose tasks have code of their own, and "
                 f"nothing beside it; there are {', '.join(config.roots)}"
             )
+        if config.groups:
+            raise ValueError("groups: 'loki' plans `workers`; leave groups out")
         if len(kinds) > 1:
             raise ValueError(
                 f"workers: the planner 'loki' plans for workers that are alike, but there are "

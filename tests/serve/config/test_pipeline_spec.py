@@ -210,8 +210,12 @@ def test_for_the_scheduler_there_is_no_user_code():
             "'loki' plans one pipeline, whose tasks have code of their own, and nothing beside it; "
             "there are m, pipeline",
         ),
-        (args(groups={"g": {}}), "groups: a pipeline has none"),
-        (args(**FIXED, groups={"g": {}}), "groups: a pipeline has none"),
+        (args(groups={"g": {}}, planner="loki"), "groups: 'loki' plans `workers`; leave groups"),
+        (args(**FIXED, groups={"g": {}}), "groups: no group lists 'find', and there is no planner"),
+        (
+            args(**FIXED, groups={"g": {"models": ["find"]}, "h": {"models": ["spell"]}}),
+            "pipeline: its tasks are in the groups g, h; a group's scheduler knows how long",
+        ),
         (args(planner="herd"), "planner.name: 'herd' makes groups of models; the planner of a pip"),
         (args(policy="eager"), "policy: 'eager' knows nothing of what the planner assigns; choose"),
         (args(policy="price", planner=None), "policy: 'price' takes the deadline of the pipeline"),

@@ -6,6 +6,7 @@ import pytest
 
 from ray_slo.planning.brains.brain import NotYet
 from ray_slo.planning.brains.layouts import Layout
+from ray_slo.policies.price import Price
 from ray_slo.serve.app.build import build_app
 from ray_slo.serve.config.resolve import parse_spec
 from ray_slo.serve.planner.plugin import make_brain
@@ -13,11 +14,16 @@ from ray_slo.serve.worker.models import Models
 
 DEEP = {"load": "tests.serve.config.test_spec:load", "accuracy": 80}
 PLAIN = {"callable": "tests.serve.config.test_spec:Model", "latency_slo_ms": 100}
+PLAIN_TASK = {"callable": PLAIN["callable"]}
 CHOOSES = {
     "callable": "tests.serve.config.test_spec:Chooses",
     "latency_slo_ms": 100,
     "variants": {"deep": DEEP, "flat": {**DEEP, "accuracy": 70}},
 }
+
+
+class Own(Price):
+    serves_tasks = True
 
 
 class Sized:
@@ -109,6 +115,27 @@ def test_nobody_moves_a_model_to_a_group_whose_policy_cannot_serve_it():
     with pytest.raises(ValueError, match="'sized' cannot be in 'b': policy 'ramsis' counts"):
         brain.move("sized", "b")
     assert brain.move("plain", "a") == "plain was moved to a by hand"
+
+
+def test_the_tasks_of_a_pipeline_stay_in_one_group():
+    tasks = {"find": PLAIN_TASK, "read": {"model": "plain", "parent": "find"}}
+    groups = {"a": {"models": ["plain", "find"]}, "b": {"models": ["other"]}}
+    spec = parse_spec(
+        {
+            "models": {"plain": PLAIN, "other": PLAIN},
+            "pipelines": {"pages": {"latency_slo_ms": 200, "tasks": tasks}},
+            "groups": groups,
+            "policy": f"{__name__}:Own",
+            "planner": None,
+        }
+    )
+    assert spec.grouped and not spec.embedded
+    brain = make_brain(spec)
+    brain._layout = Layout({"plain": "a", "find": "a", "other": "b"})
+    for model in ("plain", "find"):
+        with pytest.raises(ValueError, match="it serves 'pages', whose tasks stay together"):
+            brain.move(model, "b")
+    assert brain.move("other", "a") == "other was moved to a by hand"
 
 
 def test_workers_stop_batches_where_their_groups_policy_does():

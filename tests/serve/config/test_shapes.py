@@ -210,7 +210,11 @@ def test_whatever_is_wrong_with_the_code_the_field_is_named():
             args(response_margin_ms=50),
             "response_margin_ms must be less than models.read.slo_classes.gold, which is 50, got",
         ),
-        (args(groups={"g": {}}), "groups: a pipeline has none"),
+        (args(groups={"g": {"models": ["nobody"]}}), "groups.g.models: no model 'nobody'; the"),
+        (
+            args(groups={"g": {"models": ["read", "find", "spot"]}, "h": {"models": ["check"]}}),
+            "pipelines.pages: its tasks are in the groups g, h",
+        ),
         (args(planner="loki"), "planner.name: 'loki' plans one pipeline, whose tasks have code"),
         (args(planner="herd"), "planner.name: 'herd' makes groups of models"),
         (
