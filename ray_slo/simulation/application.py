@@ -25,12 +25,11 @@ import numpy as np
 
 from ray_slo.core.cluster import Cluster, Model, Variant
 from ray_slo.core.demand import LEAST_RATE
-from ray_slo.core.policy import Policy
+from ray_slo.core.policy import Policy, unwrapped
 from ray_slo.planning import auto
 from ray_slo.planning.brains.auto import AutoBrain, AutoSetting
 from ray_slo.planning.brains.brain import Brain
 from ray_slo.planning.result import Infeasible
-from ray_slo.policies.composed import Composed
 from ray_slo.policies.registry import policy_for
 from ray_slo.simulation.application_report import ApplicationReport
 from ray_slo.simulation.application_run import ApplicationRun, Shape
@@ -103,7 +102,9 @@ def simulate_application(
     problem = replace(problem, demand=_first_demand(problem, clients, first_s))
     chosen = _policy(problem, policy, policy_kwargs or {})
     first = _first_workers(problem) if planner == "auto" else None
-    brain = _brain(planner, problem, interval_s, first or {}, _assigns(chosen), make_before_break)
+    brain = _brain(
+        planner, problem, interval_s, first or {}, _assigns(chosen, problem), make_before_break
+    )
     kinds = {kind.name: kind.max_workers for kind in problem.kinds}
     if brain is None and problem.present is not None:
         kinds |= problem.present
@@ -254,11 +255,14 @@ def _policy(problem: auto.Problem, policy: Policies, kwargs: Mapping[str, Any]) 
     return Grouped(make, groups, problem.group_of)
 
 
-def _assigns(policy: Policy) -> bool:
-    """Whether the policy goes by what the plan has each worker serve."""
+def _assigns(policy: Policy, problem: auto.Problem) -> bool:
+    """Whether the policy goes by what the plan has each worker serve: it cannot choose variants."""
     if isinstance(policy, Grouped):
-        return any(_assigns(one) for one in policy.policies.values())
-    return getattr(policy, "for_pipelines", False) or isinstance(policy, Composed)
+        return any(_assigns(one, problem) for one in policy.policies.values())
+    if getattr(policy, "for_pipelines", False):
+        return True
+    chooses = getattr(unwrapped(policy), "chooses_variants", True)
+    return not chooses and any(len(model.variants) > 1 for model in problem.models)
 
 
 def _fits(problem: auto.Problem) -> dict[str, list[str]]:

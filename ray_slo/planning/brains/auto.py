@@ -241,6 +241,8 @@ class AutoBrain(Brain):
             if unknown := sorted({v for kind in kinds for v in known.unknown(seen, kind)}):
                 raise NotYet(f"{', '.join(unknown)} not measured yet")
         since = self._settled_since + _SETTLED_S
+        if self._job is not None and self._demand_changed(self._job, now) == "demand changed":
+            since = math.inf  # what goes wrong at another demand is not the plan's doing
         ahead_s = min(min(known.starts_s.values(), default=0.0), _AHEAD_S)
         workers = sum(self._present(seen).values())
         demand, factors = self._streams.demand(now, ahead_s, workers, since)

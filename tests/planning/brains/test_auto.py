@@ -122,6 +122,14 @@ def test_what_goes_wrong_while_workers_start_adds_nothing():
     assert host.target <= 7
 
 
+def test_what_goes_wrong_at_another_demand_adds_nothing():
+    host = Host(plain(), workers(8))
+    host.run(20, 100)
+    host.brain.counted(host.now, 1.0, Counts({"m": 400}, bad={"m": 200}))
+    assert host.brain.due(host.now, host.seen) == "demand changed"
+    assert host.brain.problem(host.now, host.seen).factors == {"m": 1.0}
+
+
 def test_a_few_bad_requests_are_chance():
     host = Host(plain(), workers(2))
     host.run(20, 100, bad=0)
