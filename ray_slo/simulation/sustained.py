@@ -1,16 +1,22 @@
-"""What a configuration of unlike workers sustains, found by simulating the policy."""
+"""What workers sustain, by simulation of the policy: a set of unlike ones, or one alone."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 
 from ray_slo.core.cluster import Cluster, Model, Variant, Worker
 from ray_slo.core.policy import Policy
+from ray_slo.core.profiles import LatencyProfile
+from ray_slo.core.trees import DEFAULT_CLASS, Tree, TreeTask
 from ray_slo.planning.kairos import Configuration, Problem
+from ray_slo.policies.registry import policy_for
 from ray_slo.simulation.search import goodput_search
 from ray_slo.simulation.workloads import Measured, Workload
+
+_REQUESTS = 1000  # that a rate is tried with, at the guess
 
 
 def sustained(
@@ -44,6 +50,39 @@ def sustained(
         start_rate=0.8 * most,
         growth=1.2,
         tolerance=0.03,
+        max_probes=25,
+    )
+    return found.rate
+
+
+def of_one_worker(
+    policy: Any,
+    kwargs: Mapping[str, Any],
+    accuracies: Mapping[str, float | None],
+    model: str,
+    profiles: Mapping[str, LatencyProfile],
+    slo_s: float,
+    guess: float,
+) -> float:
+    """The largest rate, in requests per second, of which a live policy answers 99 % in time on one
+    worker (T of SHEPHERD §4). Arrivals are Poisson.
+
+    Args:
+        policy: a name, or what else `policies.policy_for` takes, with its arguments `kwargs`.
+        accuracies, profiles: of the model's variants.
+        guess: a rate to begin with.
+    """
+    variants = tuple(Variant(v, {"worker": p}, accuracies.get(v)) for v, p in profiles.items())
+    tree = Tree(model, (TreeTask(model, model),), {DEFAULT_CLASS: slo_s})
+    found = goodput_search(
+        lambda: policy_for(policy, kwargs, (tree,), {model: len(variants)}, live=True),
+        Cluster.uniform([Model(model, slo_s, variants)], 1, "worker"),
+        Workload.poisson(guess),
+        duration_s=_REQUESTS / guess,
+        warmup_s=0.05 * _REQUESTS / guess,
+        start_rate=0.8 * guess,
+        growth=1.25,
+        tolerance=0.05,
         max_probes=25,
     )
     return found.rate

@@ -3,13 +3,15 @@ answers are."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from ray_slo.core import LatencyProfile
+from ray_slo.core.trees import root_and_class
 from ray_slo.planning import herd, partition
 from ray_slo.planning.brains.layouts import Layout
 
@@ -21,16 +23,66 @@ class Measured:
     """What a planner plans for.
 
     Attributes:
-        rates: requests per second, by model.
-        throughput: requests per second that one worker can serve in time, by model.
+        rates: requests per second, by stream ("model", or "model@class").
+        throughput: T of SHEPHERD §4: requests per second of a stream that one worker can answer in
+            time.
+        profiles: of the variant of the largest throughput, by model, where known.
+        memory_mb: of all variants of a model, where all were measured.
+        room_mb: what a worker has for models, where measured.
     """
 
     rates: Mapping[str, float]
     throughput: Mapping[str, float]
+    profiles: Mapping[str, LatencyProfile] = field(default_factory=dict)
+    memory_mb: Mapping[str, float] = field(default_factory=dict)
+    room_mb: float | None = None
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(root_and_class(stream)[0] for stream in self.rates))
+
+    def of_model(self, model: str) -> list[str]:
+        """Streams of a model."""
+        return [stream for stream in self.rates if root_and_class(stream)[0] == model]
 
     def load(self, model: str) -> float:
-        """Workers that the model's average load needs."""
-        return self.rates[model] / self.throughput[model]
+        """Workers that the model's average load needs (`herd.aggregate`)."""
+        return sum(self.rates[s] / self.throughput[s] for s in self.of_model(model))
+
+    def rate(self, model: str) -> float:
+        """Requests per second."""
+        return sum(self.rates[s] for s in self.of_model(model))
+
+    def memory(self, told_mb: Mapping[str, float], room_mb: float | None) -> dict[str, float]:
+        """Memory of models in MB: as told, else as measured; 0 where nobody knows it, or what a
+        worker has."""
+        known = self.memory_mb if room_mb is not None else {}
+        return {m: told_mb.get(m, known.get(m, 0.0)) for m in self.models}
+
+    def affinity_sets(self, most: float) -> dict[str, int]:
+        """Set of each model, such that models of a set differ by an affinity of at most `most`
+        (SHEPHERD §4.1). A model without a profile is like any other."""
+        if math.isinf(most) or not self.profiles:
+            return dict.fromkeys(self.models, 0)
+        sets = herd.affinity_sets(*self._lines(), most)
+        found = dict(zip(self.profiles, sets, strict=True))
+        return {m: found.get(m, sets[0]) for m in self.models}
+
+    def divergence(self, models: Iterable[str]) -> float:
+        """The largest affinity of two of these models; 1 where they are alike."""
+        known = [i for i, m in enumerate(self.profiles) if m in set(models)]
+        if not known:
+            return 1.0
+        return float(herd.affinity(*self._lines())[np.ix_(known, known)].max())
+
+    def _lines(self) -> tuple[list[float], list[float]]:
+        """ℓ(b) = α·b + β of every model with a profile."""
+        known = [profile.measured for profile in self.profiles.values()]
+        lines = [profile.fit_linear() for profile in known]
+        least = [1e-3 * profile.latency(1) for profile in known]  # a slope must be positive
+        return [max(a, e) for (a, _), e in zip(lines, least, strict=True)], [
+            max(b, 0.0) for _, b in lines
+        ]
 
 
 def best_throughput(profile: LatencyProfile, slo_s: float) -> float:
@@ -52,26 +104,37 @@ def make_problem(
     """The planner's problem.
 
     Args:
-        memory_mb: of models; 0 where not given.
+        kwargs: of the planner's problem; for `herd` also `max_affinity`, for `partition`
+            `dynamic_mb` and `change_cost`, by model.
+        memory_mb: of models, as told.
         groups: names in the order of `partition`'s sub-clusters.
         current: group of each model now.
 
     Raises:
         ValueError, TypeError: an argument out of its range, or unknown.
     """
+    rest = dict(kwargs)
+    models = measured.models
     if name == "herd":
-        defaults = {"group_worker_limit": workers, "memory_mb": 1.0}
-        streams = tuple(
-            herd.ModelStream(m, measured.load(m), memory_mb.get(m, 0.0)) for m in measured.rates
-        )
-        return herd.Problem(streams, workers, **{**defaults, **kwargs})
-    models = tuple(
-        partition.Model(m, rate, memory_mb.get(m, 0.0)) for m, rate in measured.rates.items()
-    )
+        sets = measured.affinity_sets(rest.pop("max_affinity", math.inf))
+        room_mb = rest.get("memory_mb", measured.room_mb)
+        memory = measured.memory(memory_mb, room_mb)
+        defaults = {"group_worker_limit": workers, "memory_mb": room_mb or 1.0}
+        streams = tuple(herd.ModelStream(m, measured.load(m), memory[m], sets[m]) for m in models)
+        return herd.Problem(streams, workers, **{**defaults, **rest})
+    dynamic, cost = rest.pop("dynamic_mb", {}), rest.pop("change_cost", {})
+    room_mb = rest.get("max_memory_mb", measured.room_mb)
+    memory = measured.memory(memory_mb, room_mb)
+    if room_mb is not None:
+        rest["max_memory_mb"] = room_mb
     index = {group: j for j, group in enumerate(groups)}
-    where = tuple(index.get(current.get(m, ""), -1) for m in measured.rates)
-    extra = {} if all(j < 0 for j in where) else {"current": where}
-    return partition.Problem(models, **{"sub_clusters": len(groups), **kwargs, **extra})
+    where = tuple(index.get(current.get(m, ""), -1) for m in models)
+    if any(j >= 0 for j in where):
+        rest |= {"current": where, "change_cost": tuple(cost.get(m, 1.0) for m in models)}
+    parts = tuple(
+        partition.Model(m, measured.rate(m), memory[m], dynamic.get(m, 0.0)) for m in models
+    )
+    return partition.Problem(parts, **{"sub_clusters": len(groups), **rest})
 
 
 def solve(problem: Any) -> Any:

@@ -11,13 +11,15 @@ workers do; later, the last layout stays.
 from __future__ import annotations
 
 import logging
+import math
 from collections import Counter
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ray_slo.core import LatencyProfile
-from ray_slo.planning import Infeasible, herd, partition
+from ray_slo.core.trees import root_and_class
+from ray_slo.planning import Infeasible
 from ray_slo.planning.brains.brain import (
     Brain,
     Counts,
@@ -27,14 +29,18 @@ from ray_slo.planning.brains.brain import (
     Verdict,
     Wanted,
 )
-from ray_slo.planning.brains.group_plans import (
-    Measured,
-    best_throughput,
-    make_problem,
-    solve,
-    to_layout,
-    worth_it,
+from ray_slo.planning.brains.group_jobs import (
+    Goodput,
+    Job,
+    Profiles,
+    Share,
+    Solved,
+    measured_of,
+    memory_of,
+    profiles_of,
+    solve_job,
 )
+from ray_slo.planning.brains.group_plans import Measured, make_problem, to_layout, worth_it
 from ray_slo.planning.brains.layouts import Layout, Order, Place, members, orders, routed, settled
 
 logger = logging.getLogger(__name__)
@@ -49,19 +55,20 @@ class GroupsSetting:
 
     Attributes:
         variants: of each model, as workers load them.
-        slos_s: of each model.
+        slos_s: of each stream (a model, or "model@class").
         workers: how many the configuration names.
         groups: the models that each configured group begins with; empty: workers are a pool, and
             the planner makes the groups.
         homes: group of each kind of worker; empty for a pool.
         planner: "herd", "partition", or None: the layout is the configuration's.
         kwargs: further arguments of the planner's problem.
-        rates: requests per second expected of models until there is a measured interval; 1 where
-            not given.
+        rates: requests per second expected of streams until there is a measured interval; where
+            not given, 1 of a model without a class.
         memory_mb: of models.
         min_gain: see the module.
         profiles: of variants, as files say.
         refused: why a group's policy cannot serve a model, by (model, group).
+        goodput: simulates the policy in use on one worker.
     """
 
     variants: Mapping[str, tuple[str, ...]]
@@ -76,28 +83,7 @@ class GroupsSetting:
     min_gain: float = 0.1
     profiles: Mapping[str, LatencyProfile] = field(default_factory=dict)
     refused: Mapping[tuple[str, str], str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Job:
-    """What is to be decided, for how many workers.
-
-    Attributes:
-        problem: the planner's.
-        now: when it was made.
-        counted: requests of the interval that ends now, by model.
-    """
-
-    problem: herd.Problem | partition.Problem
-    workers: int
-    now: float
-    measured: Measured
-    counted: Mapping[str, int]
-
-
-def solve_job(job: Job) -> Any:
-    """The planner's answer; run as a Ray task."""
-    return solve(job.problem)
+    goodput: Goodput | None = None
 
 
 @dataclass
@@ -114,9 +100,10 @@ class GroupsBrain(Brain):
         self._layout: Layout | None = None
         self._has_begun = False
         self._fell_back = False
-        self._counted: Counter[str] = Counter()  # requests of the running interval, by model
+        self._counted: Counter[str] = Counter()  # requests of the running interval, by stream
         self._since: float | None = None  # when that began
         self._rates: dict[str, float] = {}  # of the last one
+        self._shares: dict[str, Share] = {}  # by stream
         self._member: dict[str, str] = {}
         self._routes: dict[str, str] = {}
         self._draining: dict[tuple[str, str], _Drain] = {}
@@ -131,7 +118,9 @@ class GroupsBrain(Brain):
         self._setting = setting
 
     def counted(self, now: float, over_s: float, counts: Counts) -> None:
-        self._counted.update(counts.by_root)
+        for stream, count in counts.requests.items():
+            known = stream if stream in self._setting.slos_s else root_and_class(stream)[0]
+            self._counted[known] += count
 
     # -- when it plans ---------------------------------------------------------------------
 
@@ -184,7 +173,8 @@ class GroupsBrain(Brain):
             raise NotYet("the groups are not laid out yet; try again in a moment")
         if setting.planner is None:
             raise NotYet("the application has no planner; name one, or move models by hand")
-        measured = self._measured(now, seen)
+        unknown = self._unknown(seen)
+        measured = self._measured(now, seen, unknown)
         known = {m: g for g, models in setting.groups.items() for m in models}
         workers = self._num_workers(seen)
         problem = make_problem(
@@ -196,26 +186,37 @@ class GroupsBrain(Brain):
             self._group_names(),
             self._layout.models if self._layout is not None else known,
         )
-        return Job(problem, workers, now, measured, dict(self._counted))
+        counted = dict(self._counted)
+        return Job(problem, workers, now, measured, counted, setting.goodput, unknown)
 
-    def _measured(self, now: float, seen: Seen) -> Measured:
-        rates = self._rates or {m: self._setting.rates.get(m, 1.0) for m in self._setting.variants}
+    def _measured(self, now: float, seen: Seen, without: Collection[str] = ()) -> Measured:
+        """What is known now. `without`: streams whose share does not hold any more."""
+        setting, streams = self._setting, self._setting.slos_s
+        rates = self._rates or {
+            s: setting.rates.get(s, 1.0 if s in setting.variants else 0.0) for s in streams
+        }
         if self._since is not None and self._counted and now > self._since:
-            rates = {m: self._counted[m] / (now - self._since) for m in self._setting.variants}
-        return Measured(rates, self._throughput(seen))
+            rates = {s: self._counted[s] / (now - self._since) for s in streams}
+        shares = {s: share.share for s, share in self._shares.items() if s not in without}
+        found = measured_of(rates, streams, self._profiles(seen), shares)
+        memory_mb, room_mb = memory_of(setting.variants, seen)
+        return replace(found, memory_mb=memory_mb, room_mb=room_mb)
 
-    def _throughput(self, seen: Seen) -> dict[str, float]:
-        """Requests per second that a worker can serve in time, by model: by what workers have
-        learned, else by profile files, else alike for all."""
-        best: dict[str, float] = {}
-        for model, variants in self._setting.variants.items():
-            learned = [p for (v, _), p in seen.profiles.items() if v in variants]
-            files = [p for v, p in self._setting.profiles.items() if v in variants]
-            rates = [best_throughput(p, self._setting.slos_s[model]) for p in learned or files]
-            if rates:
-                best[model] = max(rates)
-        usual = sum(best.values()) / len(best) if best else 1.0
-        return {model: best.get(model, usual) for model in self._setting.variants}
+    def _profiles(self, seen: Seen) -> dict[str, Profiles]:
+        setting = self._setting
+        return {m: profiles_of(of, seen, setting.profiles) for m, of in setting.variants.items()}
+
+    def _unknown(self, seen: Seen) -> dict[str, tuple[Profiles, float]]:
+        """Streams whose goodput under the policy is not known."""
+        setting, unknown = self._setting, dict[str, tuple[Profiles, float]]()
+        if setting.planner != "herd" or setting.goodput is None:
+            return unknown
+        of_model = self._profiles(seen)
+        for stream, slo_s in setting.slos_s.items():
+            profiles, share = of_model[root_and_class(stream)[0]], self._shares.get(stream)
+            if profiles and not (share and share.fits(profiles)):
+                unknown[stream] = profiles, slo_s
+        return unknown
 
     def _num_workers(self, seen: Seen) -> int:
         # One that is being replaced counts: a plan must not shrink the service.
@@ -225,25 +226,37 @@ class GroupsBrain(Brain):
         parts = self._setting.kwargs.get("sub_clusters", 1)
         return list(self._setting.groups) or [f"g{i + 1}" for i in range(parts)]
 
-    def adopt(self, problem: Job, answer: Any) -> Verdict:
+    def adopt(self, problem: Job, answer: Solved) -> Verdict:
         if self._since is not None and problem.counted:
             self._rates = dict(problem.measured.rates)
         self._counted -= Counter(problem.counted)
         self._since = problem.now
+        self._shares.update(answer.shares)
         before, min_gain = self._layout, self._setting.min_gain
-        feasible = not isinstance(answer, Infeasible)
-        plan = answer if feasible else answer.best_effort
+        feasible = not isinstance(answer.answer, Infeasible)
+        plan = answer.answer if feasible else answer.answer.best_effort
         why = plan.explanation
         if not feasible:
-            why = f"infeasible: {answer.reason}; {why}"
+            why = f"infeasible: {answer.answer.reason}; {why}"
             if before is not None:
                 logger.warning("the layout stays: %s", why)
                 return Verdict(why, holds=True)
-        elif before is not None and not worth_it(problem.problem, before, plan, min_gain):
+        elif (
+            before is not None
+            and not self._mixes(problem.measured, before)
+            and not worth_it(answer.problem, before, plan, min_gain)
+        ):
             return Verdict(f"kept, as moves would gain no more than {min_gain:.0%}: {why}")
         names, pool = self._group_names(), not self._setting.groups
         self._adopt(to_layout(plan, problem.workers, names, before, pool=pool), why)
         return Verdict(why, None if feasible else why)
+
+    def _mixes(self, measured: Measured, layout: Layout) -> bool:
+        """Whether a group has models that are less alike than `max_affinity` allows, and not by
+        what may be an error of their profiles."""
+        setting = self._setting
+        most = setting.kwargs.get("max_affinity", math.inf) * (1 + setting.min_gain)
+        return any(measured.divergence(layout.of(g)) > most for g in layout.groups)
 
     def move(self, model: str, group: str) -> str:
         if model not in self._setting.variants:
@@ -349,6 +362,7 @@ class GroupsBrain(Brain):
             "demand": sum(measured.rates.values()),
             "rates": dict(measured.rates),
             "throughput": dict(measured.throughput),
+            "memory_mb": dict(measured.memory_mb),
         }
 
     def outcome(self) -> dict[str, Any]:

@@ -3,13 +3,19 @@
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+from pydantic import Field, create_model
 
 from ray_slo.core.text import quoted
+from ray_slo.core.trees import stream_of
 from ray_slo.planning import herd, partition
 from ray_slo.planning.brains import group_plans
+from ray_slo.planning.brains.group_jobs import Goodput
 from ray_slo.planning.brains.groups import GroupsBrain, GroupsSetting
 from ray_slo.serve.config.files import profiles_of_files
 from ray_slo.serve.planner.plugin import PlannerPlugin, arguments_of
@@ -34,17 +40,9 @@ class Groups(PlannerPlugin):
                 f"planner.name: {planner.name!r} makes groups of models; the planner of a "
                 "pipeline is 'loki'"
             )
-        for what, given in (("rates", planner.rates), ("memory_mb", planner.memory_mb)):
-            for model, value in given.items():
-                if model not in models:
-                    raise ValueError(
-                        f"planner.{what}: no model {model!r}; "
-                        f"the models are {', '.join(sorted(models))}"
-                    )
-                if not 0 <= value < math.inf:
-                    raise ValueError(
-                        f"planner.{what}.{model} must be at least 0 and finite, got {value}"
-                    )
+        streams = [stream_of(m, c) for m, said in models.items() for c in ("", *said.slo_classes)]
+        _check_numbers("planner.rates", planner.rates, streams)
+        _check_numbers("planner.memory_mb", planner.memory_mb, models)
         if not config.groups and len(kinds) > 1:
             raise ValueError(
                 f"workers: a planner makes groups of workers that are alike, but there are "
@@ -60,6 +58,8 @@ class Groups(PlannerPlugin):
         names = list(config.groups) or ["g"] * int(parts or 1)
         alike = group_plans.Measured(dict.fromkeys(models, 1.0), dict.fromkeys(models, 1.0))
         kwargs = cls.arguments(planner.kwargs)
+        for field in ("dynamic_mb", "change_cost"):
+            _check_numbers(f"planner.kwargs.{field}", kwargs.get(field, {}), models)
         try:
             group_plans.make_problem(planner.name, kwargs, alike, planner.memory_mb, 1, names, {})
         except (ValueError, TypeError) as error:
@@ -76,12 +76,17 @@ class Groups(PlannerPlugin):
     @classmethod
     def setting(cls, spec: AppSpec) -> GroupsSetting:
         variants: dict[str, tuple[str, ...]] = dict.fromkeys(spec.models, ())
+        slos_s: dict[str, float] = {}
+        for name, model in spec.models.items():
+            slos_s |= {name: model.latency_slo_ms / 1e3}
+            if tree := spec.trees.get(name):
+                slos_s |= dict(tree.streams())
         for key, ref in spec.variants().items():
             variants[ref.model] += (key,)
         homes = {kind: w.group for kind, w in spec.workers.items() if w.group is not None}
         plain = GroupsSetting(
             variants,
-            {name: model.latency_slo_ms / 1e3 for name, model in spec.models.items()},
+            slos_s,
             sum(worker.num_replicas for worker in spec.workers.values()),
             {name: tuple(group.models) for name, group in spec.groups.items()},
             homes,
@@ -97,7 +102,28 @@ class Groups(PlannerPlugin):
             memory_mb=planner.memory_mb,
             min_gain=planner.min_gain,
             profiles=profiles_of_files(spec),
+            goodput=_goodput(spec) if planner.name == "herd" else None,
         )
+
+
+def _check_numbers(field: str, given: Mapping[str, float], valid: Iterable[str]) -> None:
+    """Refuse numbers of what there is none of, or below 0."""
+    for name, value in given.items():
+        if name not in valid:
+            what = "stream" if "@" in name else "model"
+            raise ValueError(
+                f"{field}: no {what} {name!r}; the {what}s are {', '.join(sorted(valid))}"
+            )
+        if not 0 <= value < math.inf:
+            raise ValueError(f"{field}.{name} must be at least 0 and finite, got {value}")
+
+
+def _goodput(spec: AppSpec) -> Goodput:
+    """Simulates the application's policy on one worker."""
+    from ray_slo.simulation.sustained import of_one_worker  # only one planner simulates
+
+    accuracies = {key: ref.accuracy for key, ref in spec.variants().items()}
+    return functools.partial(of_one_worker, spec.policy.name, spec.policy.kwargs, accuracies)
 
 
 def _refused(spec: AppSpec) -> dict[tuple[str, str], str]:
@@ -121,7 +147,12 @@ def _refused(spec: AppSpec) -> dict[tuple[str, str], str]:
 class Herd(Groups):
     """Sizes the groups itself, for the largest burst tolerance."""
 
-    Arguments = arguments_of(herd.Problem, without={"models", "workers"})
+    reads_classes = True
+    Arguments = create_model(
+        "Arguments",
+        __base__=arguments_of(herd.Problem, without={"models", "workers"}),
+        max_affinity=(Annotated[float, Field(ge=1)], math.inf),
+    )
 
     @classmethod
     def _check_groups(cls, config: AppConfig, planner: PlannerConfig) -> None:
@@ -146,7 +177,13 @@ class Herd(Groups):
 class Partition(Groups):
     """Even loads on a fixed number of groups."""
 
-    Arguments = arguments_of(partition.Problem, without={"models", "current", "change_cost"})
+    reads_classes = True
+    Arguments = create_model(
+        "Arguments",
+        __base__=arguments_of(partition.Problem, without={"models", "current", "change_cost"}),
+        dynamic_mb=(dict[str, float], Field(default_factory=dict)),
+        change_cost=(dict[str, float], Field(default_factory=dict)),
+    )
 
     @classmethod
     def _check_groups(cls, config: AppConfig, planner: PlannerConfig) -> None:

@@ -1,6 +1,7 @@
 """Serving groups, the pure part: layouts, steps towards them, plans made into layouts, the spec."""
 
 import itertools
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from ray_slo.planning.brains.group_plans import (
 from ray_slo.planning.brains.groups import GroupsBrain, GroupsSetting
 from ray_slo.planning.brains.layouts import Layout, Place, members, orders, routed, settled
 from ray_slo.serve.config.resolve import parse_spec
+from ray_slo.serve.planner.groups import Herd
 
 
 class World:
@@ -210,6 +212,157 @@ def test_throughput_leaves_half_of_the_slo_to_wait():
     assert best_throughput(profile, 0.01) == pytest.approx(1 / 0.06)  # nothing fits: one at a time
 
 
+def linear(alpha_ms, beta_ms):
+    return LatencyProfile.linear(alpha_ms / 1e3, beta_ms / 1e3, 16)
+
+
+def pool(workers, profiles=(), memory_mb=(), room_mb=None):
+    """What a planner sees of workers that have everything."""
+    return Seen(
+        {f"w{i}": WorkerSays(f"w{i}", "cpu") for i in range(workers)},
+        {(variant, "cpu"): profile for variant, profile in dict(profiles).items()},
+        frontends={"f": FrontendSays("f", Counts(), "")},
+        memory_mb={(variant, "cpu"): mb for variant, mb in dict(memory_mb).items()},
+        room_mb={} if room_mb is None else {"cpu": room_mb},
+    )
+
+
+def planned(brain, now, seen):
+    """Plans, and says why."""
+    job = brain.problem(now, seen)
+    return job, brain.adopt(job, brain.solve(job))
+
+
+def begun(setting, seen):
+    brain = GroupsBrain(setting)
+    brain.begin(0.0, seen)
+    return brain
+
+
+def test_demand_is_by_stream_and_each_has_a_throughput_of_its_own():
+    slos_s = {"m": 1.0, "m@gold": 0.1, "n": 1.0}
+    setting = GroupsSetting({"m": ("m",), "n": ("n",)}, slos_s, 4, planner="herd")
+    seen = pool(4, {"m": linear(10, 10), "n": linear(10, 10)})
+    brain = begun(setting, seen)
+    planned(brain, 0.0, seen)
+    brain.counted(1.0, 1.0, Counts({"m": 300, "m@gold": 100, "m@gone": 20, "n": 100}))
+    job, _ = planned(brain, 10.0, seen)
+    assert job.measured.rates == {"m": 32.0, "m@gold": 10.0, "n": 10.0}
+    # 16 in 170 ms, and 4 in 50 ms, for requests that can wait only that long
+    most = {"m": 16 / 0.17, "m@gold": 4 / 0.05}
+    assert job.measured.throughput == pytest.approx({**most, "n": 16 / 0.17})
+    (of_m, of_n) = job.problem.models
+    assert of_m.load == pytest.approx(32 / most["m"] + 10 / most["m@gold"])
+    assert of_n.load == pytest.approx(10 / most["m"])
+
+
+def test_the_goodput_of_the_policy_is_simulated_until_its_profile_is_another():
+    asked = []
+
+    def goodput(model, profiles, slo_s, guess):
+        asked.append((model, sorted(profiles), slo_s))
+        if model == "n":
+            raise ValueError("no such policy")
+        return 0.7 * guess
+
+    slos_s = {"m": 1.0, "m@gold": 0.1, "n": 1.0}
+    models = {"m": ("m/small", "m/large"), "n": ("n",)}
+    setting = GroupsSetting(models, slos_s, 4, planner="herd", goodput=goodput)
+    profiles = {"m/small": linear(10, 10), "m/large": linear(30, 30)}
+    seen = pool(4, profiles)
+    brain = begun(setting, seen)
+    job, _ = planned(brain, 0.0, seen)
+    both = ["m/large", "m/small"]
+    assert asked == [("m", both, 1.0), ("m", both, 0.1)]  # nothing is known of n
+    assert job.measured.throughput["m"] == pytest.approx(16 / 0.17)
+    assert job.problem.models[0].load == pytest.approx(0.17 / 16)
+    solved = brain.solve(job)
+    assert solved.problem.models[0].load == pytest.approx(0.17 / 16 / 0.7)
+    seen = pool(4, {**profiles, "n": linear(10, 10), "m/small": linear(11, 10)})
+    del asked[:]
+    job, verdict = planned(brain, 1.0, seen)
+    assert asked == [("n", ["n"], 1.0)]  # a tenth slower is no other network
+    assert verdict.shortfall is None
+    assert job.measured.throughput["m"] == pytest.approx(0.7 * 16 / 0.186)
+    del asked[:]
+    planned(brain, 2.0, pool(4, {**profiles, "n": linear(10, 10), "m/small": linear(15, 10)}))
+    assert [model for model, *_ in asked] == ["m", "m"]
+
+
+def test_unlike_models_are_kept_apart_as_soon_as_that_is_known():
+    setting = GroupsSetting(
+        {"a": ("a",), "b": ("b",), "c": ("c",)},
+        dict.fromkeys("abc", 1.0),
+        6,
+        planner="herd",
+        kwargs={"max_affinity": 2.0, "max_groups": 2},
+    )
+    brain = begun(setting, nothing := pool(6))
+    job, _ = planned(brain, 0.0, nothing)
+    assert {m.affinity_set for m in job.problem.models} == {0}
+    # ℓ(1)/α bounds the affinity: 1.1 and 1.2 for a and c, 21 for b
+    seen = pool(6, {"a": linear(10, 1), "b": linear(1, 20), "c": linear(10, 2)})
+    job, verdict = planned(brain, 1.0, seen)
+    sets = {m.name: m.affinity_set for m in job.problem.models}
+    assert sets["a"] == sets["c"] != sets["b"]
+    groups = brain.outcome()["groups"]
+    assert groups["a"] == groups["c"] != groups["b"]
+    assert "kept" not in verdict.why
+    noisy = pool(6, {"a": linear(10, 1), "b": linear(1, 20), "c": linear(10, 2.5)})
+    assert "kept" in planned(brain, 2.0, noisy)[1].why
+
+
+def test_memory_is_as_told_or_as_measured_where_a_workers_is_known():
+    setting = GroupsSetting(
+        {"l": ("l",), "m": ("m/a", "m/b"), "n": ("n",)},
+        dict.fromkeys("lmn", 1.0),
+        3,
+        planner="herd",
+        memory_mb={"n": 7.0},
+    )
+    memory_mb = {"l": 300.0, "m/a": 200.0, "m/b": 250.0, "n": 99.0}
+    seen = pool(3, memory_mb=memory_mb, room_mb=500.0)
+    brain = begun(setting, seen)
+    job, verdict = planned(brain, 0.0, seen)
+    assert [m.memory_mb for m in job.problem.models] == [300.0, 450.0, 7.0]
+    assert verdict.shortfall is None
+    groups = brain.outcome()["groups"]
+    assert groups["l"] != groups["m"]  # 750 MB do not fit into 500
+    told = begun(replace(setting, kwargs={"memory_mb": 10.0}), seen).problem(0.0, seen).problem
+    assert (told.memory_mb, told.models[2].memory_mb) == (10.0, 7.0)
+    seen = pool(3, memory_mb=memory_mb)  # nobody knows what a worker has
+    nobody = begun(replace(setting, memory_mb={}), seen).problem(0.0, seen).problem
+    assert [m.memory_mb for m in nobody.models] == [0.0, 0.0, 0.0]
+    half = pool(3, memory_mb={"m/a": 200.0}, room_mb=500.0)  # m/b is not known yet
+    assert begun(setting, half).problem(0.0, half).problem.models[1].memory_mb == 0.0
+
+
+def test_partition_knows_dynamic_memory_and_what_a_move_costs():
+    rates = {"k": 5.0, "l": 4.0, "m": 3.0, "n": 2.0}
+    demand = Measured(rates, dict.fromkeys(rates, 1.0), room_mb=250.0)
+    now = {"k": "a", "l": "a", "m": "b", "n": "b"}
+    memory = dict.fromkeys(rates, 50.0)
+
+    def groups_of(kwargs):
+        problem = make_problem("partition", kwargs, demand, memory, 2, ["a", "b"], now)
+        plan = solve(problem)
+        return problem, plan, {m: j for j, p in enumerate(plan.sub_clusters) for m in p.models}
+
+    problem, plan, _ = groups_of({"dynamic_mb": {"k": 150.0}})
+    assert [m.dynamic_mb for m in problem.models] == [150.0, 0.0, 0.0, 0.0]
+    assert problem.max_memory_mb == 250.0  # 50 + 50 for two, 150 for k
+    assert plan.rate_spread == 0.0
+    _, _, tight = groups_of({"dynamic_mb": {"k": 200.0}})
+    assert [m for m in rates if tight[m] == tight["k"]] == ["k"]  # nobody fits beside it
+    # Even loads: l and n change places; l is dear to move, so k and m do.
+    _, plan, _ = groups_of({"change_cost": {"k": 9.0}, "max_change_cost": 4.0})
+    assert plan.moved == ("l", "n")
+    _, plan, _ = groups_of({"change_cost": {"l": 9.0}, "max_change_cost": 4.0})
+    assert plan.moved == ("k", "m")
+    _, plan, _ = groups_of({"max_change_cost": 1.0})  # one move is a load and an unload
+    assert plan.moved == ()
+
+
 MODEL = {"callable": "apps:Tasks", "latency_slo_ms": 500}
 TWO = {"m": MODEL, "n": MODEL}
 GROUPS = {"a": {"models": ["m"]}, "b": {"workers": {"cpu": {"num_replicas": 2}}, "models": ["n"]}}
@@ -266,6 +419,32 @@ def test_groups_name_their_workers():
         ),
         ({"planner": {"name": "herd", "rates": {"x": 5}}}, r"planner\.rates: no model 'x'"),
         ({"planner": {"name": "herd", "rates": {"m": -5}}}, r"planner\.rates\.m must be at least"),
+        (
+            {"planner": {"name": "herd", "rates": {"m@gold": 5}}},
+            r"planner\.rates: no stream 'm@gold'; the streams are m, n",
+        ),
+        (
+            {"planner": {"name": "herd", "kwargs": {"max_affinity": 0.5}}},
+            r"max_affinity: .*greater than or equal to 1",
+        ),
+        (
+            {
+                "planner": {
+                    "name": "partition",
+                    "kwargs": {"sub_clusters": 1, "change_cost": {"x": 1}},
+                }
+            },
+            r"planner\.kwargs\.change_cost: no model 'x'; the models are m, n",
+        ),
+        (
+            {
+                "planner": {
+                    "name": "partition",
+                    "kwargs": {"sub_clusters": 1, "dynamic_mb": {"m": -1}},
+                }
+            },
+            r"planner\.kwargs\.dynamic_mb\.m must be at least 0",
+        ),
         ({"planner": {"name": "partition"}}, r"sub_clusters: say how many .* from 1 to 1"),
         ({"planner": {"name": "herd"}, "groups": GROUPS}, "leave groups out .* 'partition'"),
         (
@@ -290,6 +469,22 @@ def test_shipped_configs_parse(path):
     spec = parse_spec(config["applications"][0]["args"])
     assert spec.grouped
     assert spec.planner is not None
+
+
+def test_the_brain_knows_classes_accuracies_and_the_policy():
+    gold = {**MODEL, "slo_classes": {"gold": 50}}
+    planner = {"name": "herd", "rates": {"m@gold": 3.0}, "kwargs": {"max_affinity": 2}}
+    spec = parse_spec({"models": {"m": gold, "n": MODEL}, "planner": planner, "policy": "eager"})
+    setting = Herd.setting(spec)
+    assert setting.slos_s == {"m": 0.5, "m@gold": 0.05, "n": 0.5}
+    assert (setting.rates, setting.kwargs) == ({"m@gold": 3.0}, {"max_affinity": 2.0})
+    profile = LatencyProfile.linear(0.01, 0.005, 16)
+    assert setting.goodput is not None
+    eager = setting.goodput("m", {"m": profile}, 0.1, 80.0)
+    assert 60 < eager < 90  # 8 in 85 ms would be 94
+    flex = Herd.setting(parse_spec({"models": {"m": MODEL}, "planner": "herd", "policy": "flex"}))
+    assert flex.goodput is not None
+    assert flex.goodput("m", {"m": profile}, 0.1, 80.0) < 0.95 * eager
 
 
 def test_rates_are_those_of_the_last_interval():
