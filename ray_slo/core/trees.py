@@ -9,6 +9,7 @@ import functools
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 DEFAULT_CLASS = ""
 
@@ -124,6 +125,28 @@ class Tree:
     def of_model(cls, model: str, slos_s: Mapping[str, float]) -> Tree:
         """The tree of a model alone."""
         return cls(model, (TreeTask(model, model),), slos_s)
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain values."""
+        paths = [[list(path), accuracy] for path, accuracy in self.path_accuracies.items()]
+        tasks = [
+            {
+                "name": task.name,
+                "model": task.model,
+                "parent": task.parent,
+                "factors": {variant: dict(made) for variant, made in task.factors.items()},
+            }
+            for task in self.tasks
+        ]
+        slos_s = dict(self.slos_s)
+        return {"name": self.name, "tasks": tasks, "slos_s": slos_s, "path_accuracies": paths}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Tree:
+        """Of what `to_json` gives."""
+        tasks = tuple(TreeTask(**task) for task in data["tasks"])
+        paths = {tuple(path): accuracy for path, accuracy in data["path_accuracies"]}
+        return cls(data["name"], tasks, data["slos_s"], paths)
 
     @functools.cached_property
     def order(self) -> tuple[TreeTask, ...]:

@@ -26,6 +26,7 @@ POLICIES: dict[str, str] = {
 
 DEFAULTS: dict[str, str] = {
     "models": "deferred",
+    "tasks": "deferred",
     "variants": "price",
     "sizes": "kairos",
     "pipeline": "pipeline",
@@ -70,38 +71,68 @@ def make_policy(policy: str | Policy, kwargs: Mapping[str, Any] | None = None) -
     return made
 
 
+COMPOSE = f"{__name__}:compose"
+
+
 def policy_for(
     policy: str | Policy,
     kwargs: Mapping[str, Any] | None = None,
     trees: Sequence[Tree] = (),
     variants: Mapping[str, int] | None = None,
-    *,
-    live: bool = False,
     **composing: Any,
 ) -> Policy:
-    """A policy that serves an application: the one that is named, composed with what it lacks.
+    """A policy that serves an application; arguments as of `recipe_for`."""
+    return make_policy(*recipe_for(policy, kwargs, trees, variants, **composing))
+
+
+def recipe_for(
+    policy: str | Policy,
+    kwargs: Mapping[str, Any] | None = None,
+    trees: Sequence[Tree] = (),
+    variants: Mapping[str, int] | None = None,
+    *,
+    planned: bool = False,
+    **composing: Any,
+) -> tuple[str | Policy, dict[str, Any]]:
+    """What `make_policy` takes for a policy that serves an application: the one that is named,
+    composed with what it lacks. Plain names and values where the policy is given by its name.
 
     Args:
         trees: of the application; none for models alone.
         variants: how many each model has.
-        live: give it the arguments for a live host (`live_arguments`), where `kwargs` does not.
+        planned: a planner assigns variants to workers.
         composing: further arguments of `policies.composed.Composed`.
 
     Raises:
         ValueError: as of `make_policy`.
     """
-    if live and (slos_s := [s for tree in trees for s in tree.slos_s.values()]):
-        kwargs = {**live_arguments(policy, 1e3 * min(slos_s)), **(kwargs or {})}
+    kwargs = dict(kwargs or {})
     made = make_policy(policy, kwargs)
     if getattr(made, "for_pipelines", False):
-        return made
-    has_tasks = any(len(tree.tasks) > 1 for tree in trees)
-    has_variants = any(count > 1 for count in (variants or {}).values())
-    if (has_tasks and not getattr(made, "serves_tasks", True)) or (
-        has_variants and not getattr(made, "chooses_variants", True)
+        return policy, kwargs
+    lacks_tasks = not getattr(made, "serves_tasks", True)
+    lacks_variants = not getattr(made, "chooses_variants", True)
+    if (
+        (lacks_tasks and any(len(tree.tasks) > 1 for tree in trees))
+        or (lacks_variants and any(count > 1 for count in (variants or {}).values()))
+        or (planned and name_of(made) in POLICIES)
     ):
-        return Composed(made, trees, **composing)
-    return made
+        if not isinstance(policy, str):
+            return Composed(made, trees, **composing), {}
+        shapes = [tree.to_json() for tree in trees]
+        return COMPOSE, {"policy": policy, "kwargs": kwargs, "trees": shapes, **composing}
+    return policy, kwargs
+
+
+def compose(
+    policy: str,
+    kwargs: Mapping[str, Any] | None = None,
+    trees: Sequence[Mapping[str, Any]] = (),
+    **composing: float,
+) -> Policy:
+    """A composed policy from plain values, as decision logs hold them."""
+    shapes = [Tree.from_json(tree) for tree in trees]
+    return Composed(make_policy(policy, kwargs), shapes, **composing)
 
 
 def _parameters(target: Any) -> tuple[dict[str, inspect.Parameter], bool]:
@@ -153,27 +184,6 @@ def refuse_sizes(policy: str | Policy, kwargs: Mapping[str, Any] | None = None) 
         raise ValueError(
             f"policy {name_of(made)!r} counts requests, not the items in them, and these have "
             f"sizes; choose {_those('counts_requests', False)}"
-        )
-
-
-def refuse_variants(
-    policy: str | Policy,
-    kwargs: Mapping[str, Any],
-    model: str,
-    count: int,
-    instead: str = "",
-) -> None:
-    """Refuse a policy that serves a model by its first variant alone, if it has `count` > 1.
-
-    Raises:
-        ValueError: names the model and what to choose `instead`.
-    """
-    made = make_policy(policy, kwargs)
-    if count > 1 and not getattr(made, "chooses_variants", True):
-        raise ValueError(
-            f"policy: {name_of(made)!r} serves a model by its first variant only, and {model} "
-            f"has {count}; choose {instead or _those('chooses_variants', True)}, "
-            "or name one variant"
         )
 
 

@@ -25,7 +25,7 @@ from pydantic import (
 from ray_slo.core.cluster import Cluster, DispatchDelay, Model, Variant, Worker
 from ray_slo.core.documents import Frozen, ProfileSpec
 from ray_slo.core.policy import Policy
-from ray_slo.policies.registry import DEFAULTS, make_policy, refuse_variants
+from ray_slo.policies.registry import DEFAULTS, policy_for
 from ray_slo.simulation.engine import WorkerEvent
 from ray_slo.simulation.report import Report
 from ray_slo.simulation.simulator import simulate
@@ -123,10 +123,10 @@ class ClusterSpec(Frozen):
         variants = any(model.variants for model in self.models.values())
         return DEFAULTS["variants" if variants else "models"]
 
-    def refuse_variants(self, policy: str, kwargs: dict[str, Any]) -> None:
-        """Raises ValueError for a policy that would serve a model's first variant only."""
-        for name, model in self.models.items():
-            refuse_variants(policy, kwargs, name, len(model.variants or ()))
+    def policy(self, name: str, kwargs: dict[str, Any]) -> Policy:
+        """One that chooses among the variants, if there are several."""
+        variants = {name: len(model.variants or ()) for name, model in self.models.items()}
+        return policy_for(name, kwargs, variants=variants)
 
     def build(self, base: Path) -> Cluster:
         """The cluster; workers are "w0", "w1", …, or "KIND-0", … where hardware is named."""
@@ -206,12 +206,12 @@ class SimulationSpec(Frozen):
         return self.policy.name or self.cluster.usual_policy
 
     @model_validator(mode="after")
-    def _policy_serves_all_variants(self) -> SimulationSpec:
-        self.cluster.refuse_variants(self.policy_name, self.policy.kwargs)
+    def _there_is_such_a_policy(self) -> SimulationSpec:
+        self.make_policy()
         return self
 
     def make_policy(self) -> Policy:
-        return make_policy(self.policy_name, self.policy.kwargs)
+        return self.cluster.policy(self.policy_name, self.policy.kwargs)
 
     def options(self, cluster: Cluster) -> dict[str, Any]:
         """Keyword arguments for `simulate` or `goodput_search` beside policy and workload."""

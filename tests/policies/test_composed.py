@@ -1,5 +1,6 @@
 """Policies in applications that they were not made for: deadlines of tasks, choice of variants."""
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -9,7 +10,7 @@ from ray_slo.core.policy import PolicyWrapper
 from ray_slo.core.trees import Tree, TreeTask
 from ray_slo.planning import auto, fluid
 from ray_slo.policies.composed import Composed
-from ray_slo.policies.registry import make_policy, policy_for
+from ray_slo.policies.registry import make_policy, policy_for, recipe_for
 from ray_slo.policies.shared.paths import parts_of, planned_batches
 from ray_slo.simulation import Workload
 from ray_slo.simulation.application import simulate_application
@@ -224,7 +225,13 @@ def test_a_policy_is_composed_with_what_it_lacks(policy, kwargs, trees, variants
     assert getattr(made, "for_pipelines", False) == (policy == "pipeline")
 
 
-def test_a_live_policy_is_given_live_arguments():
-    given = policy_for("deferred", {"margin_ms": 1.0}, (CHAIN,), live=True)
-    assert vars(given.policy)["_jitter_s"] == pytest.approx(0.05 * 0.1)
-    assert vars(given.policy)["_margin_s"] == pytest.approx(0.001)
+def test_a_composed_policy_can_be_made_anew_from_a_log():
+    tree = replace(CHAIN, slos_s={"": 0.1, "gold": 0.05}, path_accuracies={("d", "r"): 70.0})
+    name, kwargs = recipe_for("deferred", {"margin_ms": 1.0}, (tree,), waiting_factor=1.5)
+    made = make_policy(name, json.loads(json.dumps(kwargs)))
+    assert isinstance(made, Composed)
+    assert Tree.from_json(json.loads(json.dumps(tree.to_json()))) == tree
+    assert vars(made.policy)["_margin_s"] == pytest.approx(0.001)
+    assert recipe_for("eager", {}, (tree,)) == ("eager", {})
+    planned, arguments = recipe_for("eager", {}, (tree,), planned=True)
+    assert isinstance(make_policy(planned, arguments), Composed)

@@ -7,9 +7,8 @@ from typing import Any
 from pydantic import ConfigDict, Field, model_validator
 
 from ray_slo.core.documents import Strict
-from ray_slo.policies.registry import refuse_sizes, refuse_variants
+from ray_slo.policies.registry import refuse_sizes
 from ray_slo.serve.config.common import StrictConfig
-from ray_slo.serve.config.models import ModelConfig
 
 
 class PolicyConfig(StrictConfig):
@@ -43,16 +42,14 @@ class PolicySpec(Strict):
     kwargs: dict[str, Any]
     preempts: bool
 
-    def refuse(self, name: str, model: ModelConfig, sized: bool, instead: str = "") -> None:
+    def refuse(self, sized: bool) -> None:
         """Refuse a model that this policy cannot serve.
 
         Args:
             sized: its requests have sizes.
-            instead: the policies that can; default: those that the registry knows.
 
         Raises:
             ValueError: the reason, and what to choose instead.
         """
-        refuse_variants(self.name, self.kwargs, name, len(model.variants), instead)
         if sized:
             refuse_sizes(self.name, self.kwargs)

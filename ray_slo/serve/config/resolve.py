@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from ray_slo.core.explain import validated
-from ray_slo.policies.registry import DEFAULTS, POLICIES, make_policy, name_of
+from ray_slo.policies.registry import DEFAULTS, make_policy
 from ray_slo.serve.config.app import AppConfig, PlannerConfig, Settings
 from ray_slo.serve.config.policy import PolicyConfig, PolicySpec
 from ray_slo.serve.config.spec import AppSpec, PlannerSpec, WorkerSpec
@@ -106,7 +106,9 @@ def _planner(planner: PlannerConfig | None) -> PlannerSpec | None:
     kind = planner_class(planner.name)
     given = {name: getattr(planner, name) for name in PlannerConfig.model_fields}
     given["interval_s"] = planner.interval_s or kind.interval_s
-    return PlannerSpec(**given, makes_groups=kind.makes_groups, tunable=kind.tunable)
+    return PlannerSpec(
+        **given, makes_groups=kind.makes_groups, assigns=kind.assigns, tunable=kind.tunable
+    )
 
 
 def _may_have(config: AppConfig, planner: PlannerConfig | None, group: str) -> set[str]:
@@ -141,7 +143,7 @@ def _policy(
     """
     name, kwargs = given.name, given.kwargs
     planned_by = None if planner is None else planner_class(planner.name)
-    if config.all_pipelines and planner is None and name in (None, _PIPELINE):
+    if config.all_pipelines and planner is None and name == _PIPELINE:
         raise ValueError(
             "policy: 'pipeline' routes as a planner says, and there is none; choose another "
             "policy, or the planner 'loki'"
@@ -154,36 +156,14 @@ def _policy(
             kwargs = planned_by.policy_kwargs(config, planner, kwargs)
     if name is None:
         chooses = any(config.served[model].variants for model in models)
-        name = DEFAULTS["variants" if chooses else "models"]
-    instead = ""
-    if config.all_pipelines:
-        instead = "'pipeline' with the planner 'loki'"
+        name = DEFAULTS["tasks" if config.all_pipelines else "variants" if chooses else "models"]
     try:
         made = make_policy(name, kwargs)
-        if config.all_pipelines and name != _PIPELINE:
-            _check_serves_tasks(made, planner is not None)
         spec = PolicySpec(name=name, kwargs=kwargs, preempts=getattr(made, "preempts", False))
-        for model in sorted(models):
-            spec.refuse(model, config.served[model], False, instead)
     except ValueError as error:
         where = "policy" if group is None else f"groups.{group}.policy"
         raise ValueError(f"{where}: {str(error).removeprefix('policy: ')}") from None
     return spec
-
-
-def _check_serves_tasks(policy: Any, planned: bool) -> None:
-    """Refuse a policy that is not for the tasks of a pipeline, or ignores its planner."""
-    if not getattr(policy, "serves_tasks", True):
-        raise ValueError(
-            f"policy: {name_of(policy)!r} takes the deadline of the pipeline for that of each "
-            "task, and leaves the tasks below no time; choose 'pipeline' with the planner "
-            "'loki', or 'eager' with planner: null"
-        )
-    if planned and name_of(policy) in POLICIES:
-        raise ValueError(
-            f"policy: {name_of(policy)!r} knows nothing of what the planner assigns; choose "
-            "'pipeline', or planner: null"
-        )
 
 
 def _check_served(config: AppConfig) -> None:

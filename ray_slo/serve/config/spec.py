@@ -76,6 +76,7 @@ class PlannerSpec(_Frozen):
 
     Attributes:
         makes_groups: it plans serving groups; else it says what workers load, and how many.
+        assigns: it says which variants a worker serves, and how much of the load.
         tunable: its arguments can be changed while it runs.
     """
 
@@ -88,6 +89,7 @@ class PlannerSpec(_Frozen):
     make_before_break: bool
     kwargs: dict[str, Any]
     makes_groups: bool
+    assigns: bool
     tunable: bool
 
 

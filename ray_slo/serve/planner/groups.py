@@ -29,6 +29,7 @@ class Groups(PlannerPlugin):
     """Groups as the config lists them."""
 
     makes_groups = True
+    assigns = False
     interval_s = 60.0
     unused = frozenset({"demand", "make_before_break"})
 
@@ -130,9 +131,9 @@ def _refused(spec: AppSpec) -> dict[tuple[str, str], str]:
     """Why the policy of a group cannot serve a model, by (model, group)."""
     refused: dict[tuple[str, str], str] = {}
     for group in spec.groups:
-        for name, model in spec.models.items():
+        for name in spec.models:
             try:
-                spec.policy_of(group).refuse(name, model, name in spec.sized)
+                spec.policy_of(group).refuse(name in spec.sized)
             except ValueError as error:
                 refused[name, group] = str(error)
     homes = {model: name for name, group in spec.groups.items() for model in group.models}

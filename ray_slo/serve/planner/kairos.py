@@ -24,6 +24,7 @@ class Kairos(PlannerPlugin):
     simulates: ClassVar[bool] = False
     Arguments = Arguments
     default_policy = DEFAULTS["sizes"]
+    assigns = False
     tunable = True
     unused = frozenset({"memory_mb", "make_before_break"})
     reads_workers = frozenset({"price_per_hour"})

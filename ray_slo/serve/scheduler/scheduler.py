@@ -26,7 +26,7 @@ from ray_slo.core import (
     Preempt,
 )
 from ray_slo.core.trees import tree_of_task
-from ray_slo.policies.registry import live_arguments, make_policy
+from ray_slo.policies.registry import live_arguments, make_policy, recipe_for
 from ray_slo.serve.config.spec import AppSpec
 from ray_slo.serve.messages import (
     BatchReport,
@@ -235,9 +235,7 @@ class Scheduler:
     # -- inside ----------------------------------------------------------------------------
 
     def _new_host(self) -> PolicyHost:
-        name = self._spec.policy.name
-        shortest_ms = min(self._spec.slos_ms(model)[0] for model in self._spec.models)
-        kwargs = {**live_arguments(name, shortest_ms), **self._spec.policy.kwargs}
+        name, kwargs = _recipe(self._spec)
         # A ready-made policy object is kept as it was made, for a restart.
         policy = copy.deepcopy(make_policy(name, kwargs))
         if self._log is not None:
@@ -403,3 +401,16 @@ class Scheduler:
         outbox, self._outbox = self._outbox, {}
         for client, messages in outbox.items():
             self._deliver(client, messages)
+
+
+def _recipe(spec: AppSpec) -> tuple[Any, dict[str, Any]]:
+    """The policy and its arguments, as `make_policy` takes them."""
+    name = spec.policy.name
+    shortest_ms = min(spec.slos_ms(model)[0] for model in spec.models)
+    return recipe_for(
+        name,
+        {**live_arguments(name, shortest_ms), **spec.policy.kwargs},
+        tuple(spec.trees.values()),
+        {model: len(config.variants) for model, config in spec.models.items()},
+        planned=spec.planner is not None and spec.planner.assigns,
+    )

@@ -191,7 +191,6 @@ class PlanSpec(_Document):
                 make_policy(name, kwargs)
                 if self.workload.sizes is not None:
                     refuse_sizes(name, kwargs)
-                self.cluster.refuse_variants(name, kwargs)
         cluster = self.cluster
         kinds = [t.name for t in types] or [KIND]
         duration_s = self.duration_s or self.workload.length_s

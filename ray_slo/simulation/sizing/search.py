@@ -27,9 +27,10 @@ from dataclasses import replace
 import numpy as np
 
 from ray_slo.core.cluster import Cluster, Worker
+from ray_slo.core.policy import Policy
 from ray_slo.planning import fluid, kairos, loki
 from ray_slo.planning.result import Infeasible
-from ray_slo.policies.registry import make_policy
+from ray_slo.policies.registry import policy_for
 from ray_slo.simulation.pipelines import simulate_pipeline
 from ray_slo.simulation.report import Report
 from ray_slo.simulation.search import goodput_search
@@ -204,7 +205,7 @@ def _for_budget(question: Question, policy: Named, budget: float) -> Answer:
 
     def carries(counts: Mapping[str, int]) -> float:
         found = goodput_search(
-            lambda: make_policy(*policy),
+            lambda: _policy(question, policy),
             _cluster(question, counts),
             question.workload,
             duration_s=question.duration_s,
@@ -346,10 +347,14 @@ def _cluster(question: Question, counts: Mapping[str, int]) -> Cluster:
     return Cluster.of(question.models, workers, question.delay)
 
 
+def _policy(question: Question, policy: Named) -> Policy:
+    return policy_for(*policy, variants={m.name: len(m.variants) for m in question.models})
+
+
 def predicted(question: Question, policy: Named, counts: Mapping[str, int], seed: int) -> Figures:
     """Of one simulated run, with `counts` workers of each kind."""
     report = simulate(
-        make_policy(*policy),
+        _policy(question, policy),
         _cluster(question, counts),
         question.workload,
         duration_s=question.duration_s,

@@ -217,15 +217,10 @@ def test_for_the_scheduler_there_is_no_user_code():
             "pipeline: its tasks are in the groups g, h; a group's scheduler knows how long",
         ),
         (args(planner="herd"), "planner.name: 'herd' makes groups of models; the planner of a pip"),
-        (args(policy="eager"), "policy: 'eager' knows nothing of what the planner assigns; choose"),
-        (args(policy="price", planner=None), "policy: 'price' takes the deadline of the pipeline"),
-        (args(policy="deferred"), "policy: 'deferred' takes the deadline of the pipeline for"),
         (
-            args(policy="eager", planner=None),
-            "policy: 'eager' serves a model by its first variant only, and find has 2; choose "
-            "'pipeline' with the planner 'loki', or name one variant",
+            args(policy="pipeline", planner=None),
+            "policy: 'pipeline' routes as a planner says, and there is none",
         ),
-        (args(planner=None), "policy: 'pipeline' routes as a planner says, and there is none"),
         (args(policy={"kwargs": {"x": 1}}), "policy 'pipeline' has no argument x"),
         (args(policy={"kwargs": {"parents": {}}}), "policy.kwargs.parents: follows from the pipe"),
         (
