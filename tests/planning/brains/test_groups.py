@@ -484,7 +484,7 @@ def test_the_brain_knows_classes_accuracies_and_the_policy():
     assert 60 < eager < 90  # 8 in 85 ms would be 94
     flex = Herd.setting(parse_spec({"models": {"m": MODEL}, "planner": "herd", "policy": "flex"}))
     assert flex.goodput is not None
-    assert flex.goodput("m", {"m": profile}, 0.1, 80.0) < 0.95 * eager
+    assert flex.goodput("m", {"m": profile}, 0.1, 80.0) < eager
 
 
 def test_rates_are_those_of_the_last_interval():
