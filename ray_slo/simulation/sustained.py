@@ -16,7 +16,8 @@ from ray_slo.policies.registry import policy_for
 from ray_slo.simulation.search import goodput_search
 from ray_slo.simulation.workloads import Measured, Workload
 
-_REQUESTS = 1000  # that a rate is tried with, at the guess
+_REQUESTS = 1000  # that a rate is tried with, at the guess, and at least 10 SLOs
+_MANY = 200  # requests within the SLO
 
 
 def sustained(
@@ -70,16 +71,20 @@ def of_one_worker(
     Args:
         policy: a name, or what else `policies.policy_for` takes, with its arguments `kwargs`.
         accuracies, profiles: of the model's variants.
-        guess: a rate to begin with.
+        guess: a rate to begin with. It is the answer where hundreds of requests come within the
+            SLO: chance does not matter then.
     """
+    if guess * slo_s > _MANY:
+        return guess
+    duration_s = max(_REQUESTS / guess, 10 * slo_s)
     variants = tuple(Variant(v, {"worker": p}, accuracies.get(v)) for v, p in profiles.items())
     tree = Tree(model, (TreeTask(model, model),), {DEFAULT_CLASS: slo_s})
     found = goodput_search(
         lambda: policy_for(policy, kwargs, (tree,), {model: len(variants)}, live=True),
         Cluster.uniform([Model(model, slo_s, variants)], 1, "worker"),
         Workload.poisson(guess),
-        duration_s=_REQUESTS / guess,
-        warmup_s=0.05 * _REQUESTS / guess,
+        duration_s=duration_s,
+        warmup_s=0.05 * duration_s,
         start_rate=0.8 * guess,
         growth=1.25,
         tolerance=0.05,

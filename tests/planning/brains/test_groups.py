@@ -482,9 +482,13 @@ def test_the_brain_knows_classes_accuracies_and_the_policy():
     assert setting.goodput is not None
     eager = setting.goodput("m", {"m": profile}, 0.1, 80.0)
     assert 60 < eager < 90  # 8 in 85 ms would be 94
-    flex = Herd.setting(parse_spec({"models": {"m": MODEL}, "planner": "herd", "policy": "flex"}))
-    assert flex.goodput is not None
-    assert flex.goodput("m", {"m": profile}, 0.1, 80.0) < eager
+    one_by_one = {"name": "eager", "kwargs": {"max_batch_size": 1}}
+    slow = Herd.setting(
+        parse_spec({"models": {"m": MODEL}, "planner": "herd", "policy": one_by_one})
+    )
+    assert slow.goodput is not None
+    assert 0 < slow.goodput("m", {"m": profile}, 0.1, 80.0) < 1 / 0.015
+    assert slow.goodput("m", {"m": profile}, 30.0, 80.0) == 80.0  # chance does not matter
 
 
 def test_rates_are_those_of_the_last_interval():
