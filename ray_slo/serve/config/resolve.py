@@ -77,8 +77,8 @@ def _workers(config: AppConfig, planner: PlannerConfig | None) -> dict[str, Work
             bounds = planner_class(planner.name).replica_bounds(worker, planner)
         if bounds is None and worker.most_replicas is not None:
             raise ValueError(
-                f"workers.{kind}.max_replicas: nobody decides how many there are; that takes a "
-                "pipeline with the planner 'loki', or the planner 'kairos'"
+                f"workers.{kind}.max_replicas: nobody decides how many there are; leave `planner` "
+                f"out, or choose one of {', '.join(n for n in PLANNERS if planner_class(n).scales)}"
             )
         for field in ("price_per_hour", "memory_mb"):
             if getattr(worker, field) is not None and field not in reads.reads_workers:

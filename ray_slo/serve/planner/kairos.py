@@ -25,7 +25,7 @@ class Kairos(PlannerPlugin):
     Arguments = Arguments
     default_policy = DEFAULTS["sizes"]
     assigns = False
-    tunable = True
+    tunable = scales = True
     unused = frozenset({"memory_mb", "make_before_break"})
     reads_workers = frozenset({"price_per_hour"})
 

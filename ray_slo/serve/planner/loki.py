@@ -29,6 +29,7 @@ _LIVE = {"headroom_quantile": 0.95, "swap_cost": 0.1}
 class Loki(PlannerPlugin):
     Arguments = arguments_of(loki.Problem, without=_MEASURED)
     default_policy = DEFAULTS["pipeline"]
+    scales = True
     unused = frozenset({"memory_mb", "min_gain"})
 
     @classmethod

@@ -24,6 +24,7 @@ PLANNERS: dict[str, str] = {
     "loki": "ray_slo.serve.planner.loki:Loki",
     "kairos": "ray_slo.serve.planner.kairos:Kairos",
     "kairos_plus": "ray_slo.serve.planner.kairos:KairosPlus",
+    "auto": "ray_slo.serve.planner.auto:Auto",
 }
 _CONFIGURED = "ray_slo.serve.planner.groups:Groups"
 
@@ -41,6 +42,7 @@ class PlannerPlugin:
         unused: fields of `planner` that it does not read.
         reads_workers: of price_per_hour and memory_mb of `workers`, those that it reads.
         reads_classes: its plan knows the SLO classes.
+        scales: it says how many workers there are.
         waits: its brain itself waits before it wants more or fewer workers.
     """
 
@@ -53,6 +55,7 @@ class PlannerPlugin:
     unused: ClassVar[frozenset[str]] = frozenset()
     reads_workers: ClassVar[frozenset[str]] = frozenset()
     reads_classes: ClassVar[bool] = False
+    scales: ClassVar[bool] = False
     waits: ClassVar[bool] = False
 
     @classmethod

@@ -230,7 +230,10 @@ def test_for_the_scheduler_there_is_no_user_code():
             ),
             "policy.kwargs.waiting_factor: follows from the arguments of the planner; leave it out",
         ),
-        (args(workers={"a": {}, "b": {}}), "plans for workers that are alike, but there are a, b"),
+        (
+            args(planner="loki", workers={"a": {}, "b": {}}),
+            "plans for workers that are alike, but there are a, b",
+        ),
         (
             loki_args(kwargs={"quantile": 1}),
             "planner.kwargs.quantile: unknown key (did you mean ",
@@ -268,7 +271,11 @@ def test_mistakes_name_field_value_and_choices(wrong, says):
     [
         ({"planner": "loki"}, "planner.name: 'loki' plans a pipeline, and there is none"),
         ({"policy": "pipeline"}, "policy: 'pipeline' is for a pipeline, and there is none"),
-        ({"workers": {"w": {"max_replicas": 3}}}, "workers.w.max_replicas: nobody decides how"),
+        (
+            {"planner": None, "workers": {"w": {"max_replicas": 3}}},
+            "workers.w.max_replicas: nobody decides how many there are; leave `planner` out, or "
+            "choose one of loki, kairos, kairos_plus, auto",
+        ),
         (
             {"planner": {"name": "partition", "demand": "ewma"}},
             "planner: demand: not for the planner 'partition'",

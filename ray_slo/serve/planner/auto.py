@@ -1,0 +1,155 @@
+"""The planner `auto`: how many workers of which kind serve what, in any shape of application."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from ray_slo.core.trees import Tree, TreeTask
+from ray_slo.planning import auto
+from ray_slo.planning.auto import Demand, Kind, Model, Problem, Variant
+from ray_slo.planning.brains.auto import AutoBrain, AutoSetting
+from ray_slo.policies.registry import DEFAULTS, make_policy
+from ray_slo.serve.config.files import profiles_of_files
+from ray_slo.serve.planner.plugin import PlannerPlugin, arguments_of
+
+if TYPE_CHECKING:
+    from ray_slo.serve.config.app import AppConfig, PlannerConfig
+    from ray_slo.serve.config.spec import AppSpec
+    from ray_slo.serve.config.workers import WorkerConfig
+
+_MEASURED = {"models", "trees", "demand", "kinds", "group_of", "present", "current"}
+_LIVE = {"swap_cost": 0.1}  # a live plan does not reload networks for nothing
+_IDLE_S = 60.0  # at least, before the last worker goes
+
+
+class Auto(PlannerPlugin):
+    Arguments = arguments_of(auto.Problem, without=_MEASURED)
+    tunable = scales = True
+    assigns = False  # but where the policy does not choose variants, and is composed anyway
+    unused = frozenset({"memory_mb", "min_gain"})
+    waits = True
+    reads_workers = frozenset({"price_per_hour", "memory_mb"})
+    reads_classes = True
+
+    @classmethod
+    def check(cls, config: AppConfig, planner: PlannerConfig) -> None:
+        if config.groups:
+            raise ValueError(
+                "groups: 'auto' plans `workers`; leave groups out, or choose 'partition'"
+            )
+        if config.policy.name == DEFAULTS["pipeline"]:
+            raise ValueError(
+                "policy: 'pipeline' routes as the planner 'loki' says; choose another policy, or "
+                "that planner"
+            )
+        given, kinds = cls.arguments(planner.kwargs), config.kinds
+        free = [kind for kind, worker in kinds.items() if worker.rented is None]
+        if given.get("budget_per_hour") is not None and free:
+            raise ValueError(
+                f"planner.kwargs.budget_per_hour: workers.{free[0]} has no price_per_hour"
+            )
+        for stream, rate in planner.rates.items():
+            root, _, slo_class = stream.partition("@")
+            known = config.roots.get(root)
+            if known is None or (slo_class and slo_class not in known.slo_classes):
+                raise ValueError(
+                    f"planner.rates: {stream!r} is none of the models and pipelines "
+                    f"{', '.join(config.roots)}; a class of one is 'NAME@CLASS'"
+                )
+            if not 0 < rate < math.inf:
+                raise ValueError(f"planner.rates.{stream} must be positive, got {rate}")
+        _check_arguments(given)
+
+    @classmethod
+    def replica_bounds(cls, worker: WorkerConfig, planner: PlannerConfig) -> tuple[int, int] | None:
+        most = worker.most_replicas
+        return None if most is None else (worker.least_replicas, most)
+
+    @classmethod
+    def brain(cls, spec: AppSpec) -> AutoBrain:
+        return AutoBrain(cls.setting(spec))
+
+    @classmethod
+    def setting(cls, spec: AppSpec) -> AutoSetting:
+        planner = spec.planner
+        assert planner is not None
+        bounds = {kind: worker.replica_bounds for kind, worker in spec.workers.items()}
+        delays = {kind: worker.autoscaling for kind, worker in spec.workers.items()}
+        idle = [
+            delay.downscale_to_zero_delay_s or max(delay.downscale_delay_s or 0.0, _IDLE_S)
+            for kind, delay in delays.items()
+            if bounds[kind] is not None
+        ]
+        may_idle = all(least == 0 for b in bounds.values() for least in (b or (1,))[:1])
+        files = profiles_of_files(spec)
+        return AutoSetting(
+            _problem(spec),
+            {kind: worker.num_replicas for kind, worker in spec.workers.items()},
+            frozenset(kind for kind, b in bounds.items() if b is not None),
+            _assigns(spec),
+            planner.interval_s,
+            {kind: delay.upscale_delay_s for kind, delay in delays.items()},
+            {k: d.downscale_delay_s for k, d in delays.items() if d.downscale_delay_s is not None},
+            max(idle) if may_idle else None,
+            planner.demand,
+            planner.make_before_break,
+            {(v, kind): profile for v, profile in files.items() for kind in spec.workers},
+        )
+
+
+def _problem(spec: AppSpec) -> Problem:
+    """All that is not measured."""
+    planner = spec.planner
+    assert planner is not None
+    variants: dict[str, list[Variant]] = {name: [] for name in spec.models}
+    for key, ref in spec.variants().items():
+        # One network whose accuracy is not known takes nothing away from those of others.
+        accuracy = 100.0 if ref.accuracy is None else ref.accuracy
+        variants[ref.model].append(Variant(key, accuracy, {}))
+    kinds = [
+        Kind(
+            kind,
+            *(worker.replica_bounds or (worker.num_replicas, worker.num_replicas)),
+            price_per_hour=worker.price_per_hour,
+            memory_mb=math.inf if worker.memory_mb is None else worker.memory_mb,
+        )
+        for kind, worker in spec.workers.items()
+    ]
+    trees = tuple(_in_time(tree, spec.response_margin_ms / 1e3) for tree in spec.trees.values())
+    streams = [stream for tree in trees for stream, _ in tree.streams()]
+    # A class that nobody has said a rate of gets no more than a little, until there are requests.
+    usual = {s: 0.0 if "@" in s else 1.0 for s in streams}
+    return Problem(
+        tuple(Model(name, tuple(its)) for name, its in variants.items()),
+        trees,
+        {stream: Demand(planner.rates.get(stream, usual[stream])) for stream in streams},
+        tuple(kinds),
+        **{**_LIVE, **planner.kwargs},
+    )
+
+
+def _in_time(tree: Tree, margin_s: float) -> Tree:
+    """The tree, with what is left of its SLOs when the way back is taken off."""
+    slos_s = {name: max(slo_s - margin_s, 1e-3) for name, slo_s in tree.slos_s.items()}
+    return replace(tree, slos_s=slos_s)
+
+
+def _assigns(spec: AppSpec) -> bool:
+    """Whether what each worker serves is for the plan to say: there are variants to choose from,
+    and the policy does not choose."""
+    policy: Any = make_policy(spec.policy.name, spec.policy.kwargs)
+    several = any(len(model.variants) > 1 for model in spec.models.values())
+    return several and not getattr(policy, "chooses_variants", True)
+
+
+def _check_arguments(given: dict[str, Any]) -> None:
+    """Refuse arguments out of their range."""
+    one = Model("m", (Variant("m", 100.0, {}),))
+    alone = Tree("m", (TreeTask("m", "m"),), {"": 1.0})
+    try:
+        Problem((one,), (alone,), {}, (Kind("k", 1, 1),), **given)
+    except (TypeError, ValueError) as error:
+        said = str(error)
+        raise ValueError(said if said.startswith("planner") else f"planner.kwargs.{said}") from None

@@ -1,0 +1,180 @@
+"""The planner `auto` in a config: when it is the default, what it takes, what its brain is told."""
+
+import math
+
+import pytest
+
+import ray_slo
+from ray_slo.core import LatencyProfile
+from ray_slo.core.profiles import save_profiles
+from ray_slo.planning.auto import Demand, Kind
+from ray_slo.serve.config.resolve import parse_spec
+from ray_slo.serve.planner.auto import Auto
+from ray_slo.serve.planner.autoscaling import autoscaling
+from ray_slo.serve.planner.plugin import make_brain
+
+
+class Plain:
+    def __call__(self, items):
+        return items
+
+
+class Chosen:
+    def __call__(self, network, items):
+        return items
+
+
+VARIANTS = {name: {"load": "apps:Network", "accuracy": 70 + i} for i, name in enumerate("vw")}
+MODEL = {"callable": Plain, "latency_slo_ms": 100}
+MANY = {"callable": Chosen, "latency_slo_ms": 100, "variants": VARIANTS}
+SCALES = {"w": {"max_replicas": 4}}
+PIPELINE = {
+    "latency_slo_ms": 400,
+    "tasks": {"find": {"callable": Plain}, "read": {"callable": Plain, "parent": "find"}},
+}
+
+
+def spec_of(**fields):
+    return parse_spec({"models": {"m": MODEL}, "workers": SCALES, **fields})
+
+
+def setting_of(**fields):
+    return Auto.setting(spec_of(**fields))
+
+
+def test_it_plans_whatever_scales_and_pipelines_that_loki_cannot():
+    assert spec_of().planner.name == "auto"
+    assert spec_of(workers={"w": {}}).planner is None
+    assert spec_of(models={"m": MODEL, "n": MANY}).planner.name == "auto"
+    alone = {"models": {}, "pipelines": {"p": PIPELINE}}
+    assert spec_of(**alone).planner.name == "loki"
+    two = {"a": {"max_replicas": 2}, "b": {"max_replicas": 2}}
+    assert spec_of(**alone, workers=two).planner.name == "auto"
+    none = {"a": {"min_replicas": 0, "max_replicas": 2}}
+    assert spec_of(**alone, workers=none).planner.name == "auto"
+    assert spec_of(pipelines={"p": PIPELINE}, workers={"w": {}}).planner.name == "auto"
+
+
+def test_the_decorator_scales():
+    @ray_slo.deployment(latency_slo_ms=100, min_replicas=1, max_replicas=8)
+    class Model(Plain):
+        pass
+
+    spec = Model._spec((), {})
+    assert (spec.planner.name, spec.policy.name) == ("auto", "deferred")
+    assert spec.workers["default"].replica_bounds == (1, 8)
+    other = Model.options(planner={"name": "auto", "kwargs": {"target_bad": 0.02}})._spec((), {})
+    assert other.planner.kwargs == {"target_bad": 0.02}
+    fixed = Model.options(min_replicas=None, max_replicas=None, num_replicas=2)._spec((), {})
+    assert fixed.planner is None
+    auto = Model.options(min_replicas=None, max_replicas=None, num_replicas="auto")._spec((), {})
+    assert (auto.workers["default"].num_replicas, auto.workers["default"].replica_bounds) == (
+        1,
+        (1, 100),
+    )
+
+
+def test_what_its_brain_is_told(tmp_path):
+    path = tmp_path / "profiles.json"
+    save_profiles(path, {"m": LatencyProfile([0.1])})
+    setting = setting_of(
+        models={"m": {**MODEL, "profile": str(path), "slo_classes": {"gold": 50}}, "n": MANY},
+        pipelines={"p": PIPELINE},
+        workers={
+            "cpu": {"num_replicas": 2},
+            "gpu": {
+                "price_per_hour": 2.5,
+                "memory_mb": 8000,
+                "autoscaling_config": {
+                    "min_replicas": 0,
+                    "max_replicas": 3,
+                    "upscale_delay_s": 4,
+                    "downscale_delay_s": 30,
+                },
+            },
+        },
+        planner={"name": "auto", "rates": {"p": 7.0, "m@gold": 2.0}, "interval_s": 5},
+    )
+    problem = setting.problem
+    assert [model.name for model in problem.models] == ["m", "n", "find", "read"]
+    assert [v.accuracy for v in problem.model["n"].variants] == [70, 71]
+    assert problem.trees[0].slos_s == pytest.approx({"": 0.095, "gold": 0.045})
+    assert [tree.name for tree in problem.trees] == ["m", "n", "p"]
+    assert problem.demand == {
+        "m": Demand(1.0),
+        "m@gold": Demand(2.0),
+        "n": Demand(1.0),
+        "p": Demand(7.0),
+    }
+    cpu, gpu = problem.kinds
+    assert cpu == Kind("cpu", 2, 2, 0.0, math.inf)
+    assert gpu == Kind("gpu", 0, 3, 2.5, 8000.0)
+    assert setting.first_workers == {"cpu": 2, "gpu": 1}
+    assert setting.scales == {"gpu"}
+    assert (setting.up_s["gpu"], setting.down_s, setting.idle_s) == (4, {"gpu": 30}, None)
+    assert setting.assigns  # the default policy with pipelines does not choose variants
+    assert setting.profiles.keys() == {("m", "cpu"), ("m", "gpu")}
+    assert setting.interval_s == 5
+
+
+def test_no_worker_is_needed_only_where_none_of_any_kind_is():
+    none = {"min_replicas": 0, "max_replicas": 2}
+    assert setting_of(workers={"a": none}).idle_s == 60.0
+    assert setting_of(workers={"a": none, "b": {"max_replicas": 2}}).idle_s is None
+    soon = {"autoscaling_config": {**none, "downscale_to_zero_delay_s": 20}}
+    assert setting_of(workers={"a": soon}).idle_s == 20
+
+
+def test_policies_that_do_not_choose_variants_go_by_its_assignments():
+    assert not setting_of(models={"m": MANY}).assigns
+    assert not setting_of(models={"m": MODEL}, policy="flex").assigns
+
+
+def test_serve_follows_it_at_once_as_it_waits_itself():
+    config = autoscaling(spec_of(workers={"w": {"min_replicas": 0, "max_replicas": 4}}), "w")
+    assert (config.min_replicas, config.initial_replicas, config.max_replicas) == (0, 1, 4)
+    assert (config.upscale_delay_s, config.downscale_delay_s) == (0.0, 0.0)
+
+
+def test_its_brain_is_made():
+    brain = make_brain(spec_of())
+    assert brain.target("w") == 1
+    assert brain.tune({"budget_per_hour": 2.0})
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"planner": {"name": "auto", "kwargs": {"budget": 1}}}, "kwargs.budget: unknown key"),
+        (
+            {"planner": {"name": "auto", "kwargs": {"budget_per_hour": 1.0}}},
+            "planner.kwargs.budget_per_hour: workers.w has no price_per_hour",
+        ),
+        (
+            {"planner": {"name": "auto", "kwargs": {"accuracy_floor": 101}}},
+            "planner.kwargs.accuracy_floor",
+        ),
+        (
+            {"planner": {"name": "auto", "kwargs": {"batch_sizes": [0]}}},
+            "planner.kwargs.batch_sizes must be at least 1",
+        ),
+        (
+            {"planner": {"name": "auto", "rates": {"n": 1}}},
+            "planner.rates: 'n' is none of the models and pipelines m",
+        ),
+        ({"planner": {"name": "auto", "rates": {"m@gold": 1}}}, "planner.rates: 'm@gold'"),
+        ({"planner": {"name": "auto", "rates": {"m": 0}}}, "planner.rates.m must be positive"),
+        ({"planner": {"name": "auto", "min_gain": 0.2}}, "min_gain: not for the planner 'auto'"),
+        (
+            {"models": {}, "pipelines": {"p": PIPELINE}, "planner": "auto", "policy": "pipeline"},
+            "policy: 'pipeline' routes as the planner 'loki' says",
+        ),
+        (
+            {"planner": "auto", "workers": None, "groups": {"g": {"models": ["m"]}}},
+            "groups: 'auto' plans `workers`",
+        ),
+    ],
+)
+def test_mistakes_are_named(fields, says):
+    with pytest.raises(ValueError, match=says):
+        spec_of(**fields)
