@@ -55,7 +55,7 @@ def _print(console: Any, name: str, state: dict[str, Any]) -> None:
         f"median prediction error {state.get('prediction_error_ms', 0):+.1f} ms"
     )
     models = Table("model", title_justify="left")
-    for column in ("SLO ms", "queued", "goodput /s", "accuracy %"):
+    for column in ("SLO ms", "queued", "goodput /s", "accuracy %", "not in time %"):
         models.add_column(column, justify="right")
     pipelines = state.get("pipelines", {})  # clients ask for them; models are their tasks
     for model, spec in {**state["models"], **pipelines}.items():
@@ -64,7 +64,7 @@ def _print(console: Any, name: str, state: dict[str, Any]) -> None:
             f"{spec['latency_slo_ms']:g}",
             "" if model in pipelines else str(state.get("queued", {}).get(model, "?")),
             f"{state['goodput'].get(model, 0.0):.1f}",
-            f"{known:.2f}" if (known := state.get("accuracy", {}).get(model)) else "",
+            *_beside(state, model),
         )
     profiles = Table("variant @ hardware")
     for column in ("ℓ(1) ms", "ℓ(max) ms", "max batch", "measured to", "batches seen"):
@@ -101,6 +101,23 @@ def _print(console: Any, name: str, state: dict[str, Any]) -> None:
     if "plan" in state:
         _print_plan(console, state["plan"])
     console.print(", ".join(f"{k} {v}" for k, v in counts.items()))
+
+
+def _beside(state: dict[str, Any], model: str) -> tuple[str, str]:
+    """Accuracy and share not in time, percent: measured, and what is expected."""
+    expected = state.get("expected", {}).get(model, {})
+    bad = state.get("bad_rate", {}).get(model)
+    return (
+        _expected(state.get("accuracy", {}).get(model), expected.get("accuracy"), 1.0, 2),
+        _expected(bad, expected.get("bad_rate"), 100.0, 1),
+    )
+
+
+def _expected(measured: float | None, expected: float | None, times: float, digits: int) -> str:
+    said = [] if measured is None else [f"{times * measured:.{digits}f}"]
+    if expected is not None:
+        said.append(f"(expected {times * expected:.{digits}f})")
+    return " ".join(said)
 
 
 def _memory(memory: dict[str, Any]) -> str:

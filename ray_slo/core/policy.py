@@ -24,6 +24,8 @@ The contract, checked by `tests/policies/test_contract.py` for every registered 
   whose clock and batches are not exact, gives it where its user did not;
 * a policy that has an attribute `explain` fills in, when a host sets it, what only a reader of the
   decision log needs; no decision depends on it;
+* a policy may have a method `expected()`: what is to be expected at the present load, by model
+  (`Expected`); models that it says nothing of are left out. It changes nothing;
 * when `decide` has returned, calling it again at the same `now` returns no actions;
 * the same events give the same decisions.
 """
@@ -32,7 +34,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
 from ray_slo.core.cluster import Cluster
 from ray_slo.core.decisions import Decision
@@ -40,6 +42,18 @@ from ray_slo.core.requests import BatchOutcome, Request, WorkerId
 
 OPTIONAL_EVENTS = ("preempt_failed", "tables_solved")
 """Methods that not all policies have."""
+
+
+class Expected(NamedTuple):
+    """What a policy or a plan expects of requests.
+
+    Attributes:
+        accuracy: percent, mean of those that are answered in time; None where it is not known.
+        bad_rate: share that is not answered in time.
+    """
+
+    accuracy: float | None
+    bad_rate: float
 
 
 class Abilities:

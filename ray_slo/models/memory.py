@@ -270,7 +270,8 @@ class Meter:
         host: memory of the process.
         gpu: memory of its GPU; where variants take some of it, that is what they share, else the
             process's.
-        limit_mb: what variants may take together of what they share; None: what there is.
+        limit_mb: what variants may take together of what they share, where that is less than there
+            is.
         release: gives free memory back.
     """
 
@@ -370,11 +371,11 @@ class Meter:
     @property
     def room_mb(self) -> float | None:
         """What all variants together may take of what they share; None where nobody knows."""
-        if self._limit_mb is not None:
-            return self._limit_mb
         shared = self._shared
-        total_mb = shared.device.total_mb
-        return None if total_mb is None else max(total_mb - shared.base_mb, 0.0)
+        if (total_mb := shared.device.total_mb) is None:
+            return self._limit_mb
+        room_mb = max(total_mb - shared.base_mb, 0.0)
+        return room_mb if self._limit_mb is None else min(room_mb, self._limit_mb)
 
     def check_fits(self, variant: str) -> None:
         """

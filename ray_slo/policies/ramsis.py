@@ -43,7 +43,7 @@ from ray_slo.core.load import LoadMonitor
 from ray_slo.core.names import import_attr
 from ray_slo.core.policy import Abilities
 from ray_slo.core.requests import BatchOutcome, Request, WorkerId
-from ray_slo.policies.ramsis_lanes import Dealt, Group, Lane, Worker, deal, settle
+from ray_slo.policies.ramsis_lanes import Dealt, Expecting, Group, Lane, Worker, deal, settle
 from ray_slo.policies.ramsis_tables import (
     MEASURED,
     Served,
@@ -64,7 +64,7 @@ Balancing = Literal["round_robin", "shortest_queue"]
 Late = Literal["drop", "serve"]
 
 
-class Ramsis(Abilities):
+class Ramsis(Expecting, Abilities):
     """See the module's docstring.
 
     Args:

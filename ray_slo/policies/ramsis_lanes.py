@@ -15,6 +15,7 @@ from heapq import heappop, heappush, heapreplace
 
 from ray_slo.core.cluster import Cluster, Kind
 from ray_slo.core.load import Dispersion, LoadMonitor
+from ray_slo.core.policy import Expected
 from ray_slo.core.queues import DeadlineQueue
 from ray_slo.core.requests import WorkerId
 from ray_slo.policies.ramsis_tables import Served, ServedKey
@@ -183,6 +184,34 @@ class Group:
         for lane, part in zip(self.lanes, parts, strict=True):
             lane.stride = max(parts) / part if part else math.inf
             lane.equals = max(int(together / lane.speed + 1e-9), 1) if part else 1
+
+
+class Expecting:
+    """Says what the tables in force expect."""
+
+    _groups: dict[str, list[Group]]
+
+    def expected(self) -> dict[str, Expected]:
+        """By model (RAMSIS §5.1); workers count by their speed. Nothing of a model of which a
+        worker has no table."""
+        found = {}
+        for model, groups in self._groups.items():
+            weight = bad = accuracy = 0.0
+            lanes = [lane for group in groups for lane in group.lanes]
+            for lane in lanes:
+                table = lane.served.table if lane.served is not None else None
+                if table is None:
+                    break
+                of_lane = table.rate * lane.speed / lane.group.speed
+                in_time = of_lane * (1 - table.violation_rate)
+                weight += of_lane
+                bad += of_lane - in_time
+                accuracy += in_time * table.expected_accuracy
+            else:
+                if weight > 0:
+                    known = accuracy / (weight - bad) if weight > bad else None
+                    found[model] = Expected(known, bad / weight)
+        return found
 
 
 def _speed(lane: Lane) -> float:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from ray_slo.core.cluster import Assigned
+from ray_slo.core.policy import Expected
 from ray_slo.core.profiles import LatencyProfile
 from ray_slo.core.requests import BatchStatus, Upstream
 
@@ -62,10 +63,12 @@ class Capacity(NamedTuple):
         rate: requests/s that its workers could do if there were no other model: in the largest
             batches within the SLO, of the quickest variant.
         workers: their ids.
+        expected: of its requests, by the policy; None where that does not say.
     """
 
     rate: float
     workers: frozenset[str]
+    expected: Expected | None = None
 
 
 _WAIT_SHARE = 0.25

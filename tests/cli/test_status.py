@@ -35,6 +35,21 @@ def test_models_and_workers():
     assert not any(line.startswith("plan by") for line in lines)
 
 
+def test_what_is_expected_is_beside_what_is_measured():
+    rows, _ = printed(
+        accuracy={"find": 91.234},
+        bad_rate={"find": 0.0123, "spell": 0.0},
+        expected={
+            "find": {"accuracy": 92.0, "bad_rate": 0.005},
+            "spell": {"accuracy": None, "bad_rate": 0.25},
+        },
+    )
+    assert "91.23 (expected 92.00) │  1.2 (expected 0.5) │" in rows["find"]
+    assert "│ 0.0 (expected 25.0) │" in rows["spell"]
+    rows, _ = printed(accuracy={"find": 91.234})
+    assert "91.23 │               │" in rows["find"]
+
+
 def test_memory_of_a_worker():
     variants = {
         "f": {"load_mb": 300.0, "batch_mb": 40.0, "batch_size": 8},

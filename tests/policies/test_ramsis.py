@@ -364,6 +364,9 @@ def test_unlike_workers_keep_what_their_tables_promise(slow, rate, balancing):
     assert tables["gpu"]["workers"] == 1
     assert report.bad_rate() <= max(one["violation_rate"] for one in tables.values()) + 0.002
     assert report.accuracy > min(one["expected_accuracy"] for one in tables.values()) - 0.3
+    (expected,) = made[-1].expected().values()
+    assert report.bad_rate() <= expected.bad_rate + 0.002
+    assert report.accuracy > expected.accuracy - 0.3
 
 
 def test_requests_are_dealt_out_by_speed():

@@ -26,8 +26,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
 from ray_slo.core import LatencyProfile
+from ray_slo.core.policy import Expected
 from ray_slo.planning import auto
 from ray_slo.planning.auto import Plan, Problem, Slot
+from ray_slo.planning.auto.expected import expected
 from ray_slo.planning.brains.brain import (
     FIRST,
     Brain,
@@ -430,6 +432,12 @@ class AutoBrain(Brain):
         factors = self._known.factors
         answer: dict[str, Any] = {"demand": sum(one["rate"] for one in streams.values())}
         return answer | {"streams": streams} | ({"factors": factors} if factors else {})
+
+    @property
+    def expected(self) -> dict[str, Expected]:
+        if self._job is None or self._solved is None:
+            return {}
+        return expected(self._job.whole, best(self._solved.now))
 
     def outcome(self) -> dict[str, Any]:
         if self._job is None or self._solved is None:

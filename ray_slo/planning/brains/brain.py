@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from ray_slo.core import LatencyProfile
 from ray_slo.core.cluster import Assigned
+from ray_slo.core.policy import Expected
 
 FIRST = "first plan"
 RESTARTED = "planner restarted"
@@ -185,6 +186,7 @@ class FrontendHears(NamedTuple):
         epoch: names the planner; a new one begins anew with the numbers of `routing`.
         routing: None where there are no groups, or no layout of them yet.
         start_s: that a worker takes from its start until it can serve; None before one did.
+        expected: see `Brain.expected`.
     """
 
     plan_age_s: float | None
@@ -195,6 +197,7 @@ class FrontendHears(NamedTuple):
     epoch: str = ""
     routing: Routing | None = None
     start_s: float | None = None
+    expected: Mapping[str, Expected] = {}
 
 
 @dataclass(frozen=True)
@@ -355,6 +358,12 @@ class Brain(ABC):
     @abstractmethod
     def outcome(self) -> dict[str, Any]:
         """The plan that it goes by, for people; nothing before there is one."""
+
+    @property
+    def expected(self) -> Mapping[str, Expected]:
+        """What the plan in force expects of clients' requests, by root; "" stands for the only one.
+        Nothing of roots that it says nothing of."""
+        return {}
 
     def status(self, seen: Seen) -> dict[str, Any]:
         """What else `ray-slo status` shows of it."""

@@ -22,6 +22,7 @@ from typing import Any, Literal, NamedTuple
 from ray_slo.core import LatencyProfile
 from ray_slo.core.cluster import Assigned
 from ray_slo.core.demand import Factors, Rate
+from ray_slo.core.policy import Expected
 from ray_slo.planning import best_effort, loki
 from ray_slo.planning.brains.brain import (
     FIRST,
@@ -337,6 +338,13 @@ class LokiBrain(Brain):
     def inputs(self, now: float, seen: Seen) -> dict[str, Any]:
         factors = {v: f for v in self._task_of if (f := self._factors.of(v))}
         return {"demand": self.rate(now), "factors": factors}
+
+    @property
+    def expected(self) -> dict[str, Expected]:
+        if self._solved is None:
+            return {}
+        plan = best(self._solved.now)
+        return {"": Expected(None if plan.shared else plan.accuracy, plan.shed_share)}
 
     def outcome(self) -> dict[str, Any]:
         if self._job is None or self._solved is None:

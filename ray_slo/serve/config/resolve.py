@@ -80,12 +80,12 @@ def _workers(config: AppConfig, planner: PlannerConfig | None) -> dict[str, Work
                 f"workers.{kind}.max_replicas: nobody decides how many there are; leave `planner` "
                 f"out, or choose one of {', '.join(n for n in PLANNERS if planner_class(n).scales)}"
             )
-        for field in ("price_per_hour", "memory_mb"):
-            if getattr(worker, field) is not None and field not in reads.reads_workers:
-                raise ValueError(
-                    f"workers.{kind}.{field}: no planner reads it here; leave it out, or choose "
-                    f"{_planners('reads_workers', field)}"
-                )
+        field = "price_per_hour"
+        if worker.price_per_hour is not None and field not in reads.reads_workers:
+            raise ValueError(
+                f"workers.{kind}.{field}: no planner reads it here; leave it out, or choose "
+                f"{_planners('reads_workers', field)}"
+            )
         answer[kind] = WorkerSpec(
             num_replicas=worker.first_replicas,
             replica_bounds=bounds,

@@ -109,7 +109,8 @@ class WorkerConfig(ServeOptions):
             `min_replicas`: 1, and 0 with "kairos".
         autoscaling_config: Serve's own; says the same, and when.
         price_per_hour: of one worker, in the budget's currency. For planners that count costs.
-        memory_mb: that a worker has for what it loads. For planners that count memory.
+        memory_mb: that a worker has for what it loads: of its GPU where variants use one, else of
+            its process. What does not fit is not loaded. Default: what there is.
         instance_type: says price, memory and resources where the worker does not: name of a type in
             `ray_slo.planning.catalogue.CATALOGUE`, or the fields of one, e.g.
             {price_per_hour: 0.5}.

@@ -18,6 +18,7 @@ from typing import Any
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 
+from ray_slo.core.policy import Expected
 from ray_slo.serve import grpc
 from ray_slo.serve.config.spec import AppSpec
 from ray_slo.serve.deadlines import ATTEMPT_HEADER, CAPACITY_HEADER, CLASS_HEADER, WHOLE_HEADER
@@ -228,6 +229,15 @@ class Frontend:
     def _start_s(self) -> float | None:
         return None if self._plan is None else self._plan.start_s
 
+    def _expected(self) -> dict[str, Expected]:
+        """Of what clients ask for: by the plan in force, else by the policy."""
+        asked = self._spec.trees
+        planned = dict(self._plan.expected) if self._plan is not None else {}
+        if "" in planned:
+            planned |= dict.fromkeys(asked, planned[""])
+        found = {**self._workers.expected, **planned}
+        return {name: found[name] for name in asked if name in found}
+
     # -- what Serve, workers and operators call --------------------------------------------
 
     def check_health(self) -> None:
@@ -295,6 +305,8 @@ class Frontend:
             "process": vitals(pending=len(self._ledger), owned=self._service.num_owned),
             "goodput": self._metrics.goodput(),
             "accuracy": self._metrics.accuracy(),
+            "bad_rate": self._metrics.bad_rate(),
+            "expected": {name: e._asdict() for name, e in self._expected().items()},
             "overhead_ms": 1e3 * self._ledger.overhead_s,
             **self._workers.startup.status(time.monotonic()),
             **await (self._channel if self._plan is None else self._plan).status(),
@@ -311,7 +323,7 @@ class Frontend:
     async def _refresh(self) -> None:
         while True:
             await asyncio.sleep(_REFRESH_S)
-            self._metrics.refresh(len(self._ledger))
+            self._metrics.refresh(len(self._ledger), self._expected())
             await self._workers.refresh(is_waited_for=bool(self._ledger))
 
     def __del__(self) -> None:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import ray
 from ray import cloudpickle
 
+from ray_slo.core.policy import Expected
 from ray_slo.serve.config.spec import AppSpec, worker_deployment
 from ray_slo.serve.errors import ConfigError, NotReady
 from ray_slo.serve.frontend.ledger import Entry, WorkerGone
@@ -151,6 +152,12 @@ class Workers:
     def capacity_of(self, model: str) -> Capacity | None:
         """The capacity for a model; None while it is not known."""
         return self._capacity.get(model)
+
+    @property
+    def expected(self) -> dict[str, Expected]:
+        """What the policy expects of requests, by model."""
+        found = self._capacity.items()
+        return {model: c.expected for model, c in found if c.expected is not None}
 
     async def begin(self) -> None:
         """Meet workers that are up, and go on looking at what they can serve."""

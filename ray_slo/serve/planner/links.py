@@ -15,6 +15,7 @@ from collections.abc import Coroutine, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ray_slo.core import LatencyProfile
+from ray_slo.core.policy import Expected
 from ray_slo.planning.brains.brain import (
     Counts,
     FrontendHears,
@@ -334,6 +335,7 @@ class FrontendLink:
         self._decided_at: float | None = None
         self.shortfall: str | None = None  # what the plan cannot do, and why
         self.start_s: float | None = None  # that a worker takes to start
+        self.expected: Mapping[str, Expected] = {}  # of requests, by root
         self._metrics = PlanMetrics()
         loop = asyncio.get_running_loop()
         self._tasks = [loop.create_task(self._report())]
@@ -439,6 +441,7 @@ class FrontendLink:
         if heard.plan_age_s is not None:
             self._decided_at = time.monotonic() - heard.plan_age_s
         self.shortfall, self.start_s = heard.shortfall, heard.start_s
+        self.expected = heard.expected
         if heard.profiles is not None:
             self._profiles = heard.profiles
         number = 0

@@ -142,8 +142,7 @@ class Planning:
             self.plans,
             "; ".join(filter(None, [self.error, *dict.fromkeys(why)])) or None,
             self._epoch,
-            self.brain.routing,
-            self.brain.start_s,
+            *(self.brain.routing, self.brain.start_s, self.brain.expected),
         )
         known = self.heard.frontends.get(client)
         if known is None or age_s is None or now - known.told_at < self._pace.remind_s:

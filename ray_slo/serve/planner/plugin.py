@@ -40,7 +40,7 @@ class PlannerPlugin:
         tunable: its arguments can be changed while it runs.
         interval_s: default time between plans.
         unused: fields of `planner` that it does not read.
-        reads_workers: of price_per_hour and memory_mb of `workers`, those that it reads.
+        reads_workers: fields of `workers` that only planners read (price_per_hour), and it does.
         reads_classes: its plan knows the SLO classes.
         scales: it says how many workers there are.
         waits: its brain itself waits before it wants more or fewer workers.

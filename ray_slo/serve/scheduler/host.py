@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextvars import Context
 from typing import Any, TypeVar, cast
 
@@ -25,7 +25,7 @@ from ray_slo.core import (
     Request,
     WorkerId,
 )
-from ray_slo.core.policy import unwrapped
+from ray_slo.core.policy import Expected, unwrapped
 
 logger = logging.getLogger(__name__)
 _A = TypeVar("_A")
@@ -117,6 +117,15 @@ class PolicyHost:
         """What the policy `wanted`, solved aside."""
         self._solved.extend(tables)
         self._poke()
+
+    def expected(self) -> Mapping[str, Expected]:
+        """What the policy expects of requests, by model."""
+        method = getattr(self.policy, "expected", None)
+        try:
+            return {} if method is None else method()
+        except Exception:  # it is of no concern to what is decided
+            logger.exception("policy %r cannot say what it expects", type(self.policy).__name__)
+            return {}
 
     def close(self) -> None:
         """Stop: no callback runs after this, and events are ignored."""

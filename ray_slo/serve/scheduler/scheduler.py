@@ -212,8 +212,10 @@ class Scheduler:
 
     @property
     def capacity(self) -> dict[str, Capacity]:
-        """See `Learned.capacity`."""
-        return self._learned.capacity()
+        """See `Learned.capacity`; with what the policy expects."""
+        expected = self._host.expected()
+        found = self._learned.capacity()
+        return {model: c._replace(expected=expected.get(model)) for model, c in found.items()}
 
     def status(self) -> dict[str, Any]:
         """What `ray-slo status` shows."""

@@ -28,6 +28,7 @@ import ray
 from ray_slo.serve.errors import FAULTS, OF_CLIENTS
 
 PREFIX = "ray_serve_slo_"
+_SLACK = 0.01  # of a share that is expected
 FAST_BURN, SLOW_BURN = 14.4, 6.0
 _ENV = "RAY_GRAFANA_SERVE_SLO_"
 _FILTERS = (
@@ -129,6 +130,7 @@ def rules(objective: float = 0.99, max_plan_age_s: float = 180.0, min_requests: 
         **_OUTCOMES,
         "objective": f"{objective:.6g}",
         "fast": f"{FAST_BURN * (1 - objective):.6g}",
+        "slack": f"{max(1 - objective, _SLACK):.6g}",
         "slow": f"{SLOW_BURN * (1 - objective):.6g}",
         "max_plan_age_s": f"{max_plan_age_s:g}",
         "min_requests": f"{min_requests:g}",

@@ -6,6 +6,7 @@ task as a model, and the whole by its name); Serve adds its own deployment, repl
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -13,7 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from ray.serve import metrics
 
+from ray_slo.core.policy import Expected
 from ray_slo.planning.brains.brain import Plans
+from ray_slo.serve.errors import FAULTS
 
 if TYPE_CHECKING:
     from ray_slo.serve.config.spec import VariantRef
@@ -22,6 +25,8 @@ if TYPE_CHECKING:
 _MS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 30_000)
 _SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 _GOODPUT_WINDOW_S = 10.0
+_BAD_WINDOW_S = 60
+_UNKNOWN = Expected(None, math.nan)
 
 
 def _counter(name: str, description: str, *tags: str) -> Any:
@@ -34,6 +39,26 @@ def _gauge(name: str, description: str, *tags: str) -> Any:
 
 def _histogram(name: str, boundaries: Sequence[int], description: str, *tags: str) -> Any:
     return metrics.Histogram(f"serve_slo_{name}", description, list(boundaries), tag_keys=tags)
+
+
+class _Share:
+    """Share of bad requests over the last seconds, counted by second."""
+
+    def __init__(self) -> None:
+        self._seconds: deque[tuple[int, int, int]] = deque()  # which, requests, bad ones
+
+    def count(self, now: float, bad: bool, number: int = 1) -> None:
+        second, requests, found = int(now), 0, 0
+        if self._seconds and self._seconds[-1][0] == second:
+            _, requests, found = self._seconds.pop()
+        self._seconds.append((second, requests + number, found + bad * number))
+
+    def value(self, now: float) -> float | None:
+        """None where there were no requests."""
+        while self._seconds and self._seconds[0][0] <= int(now) - _BAD_WINDOW_S:
+            self._seconds.popleft()
+        requests = sum(n for _, n, _ in self._seconds)
+        return sum(bad for _, _, bad in self._seconds) / requests if requests else None
 
 
 class FrontendMetrics:
@@ -77,16 +102,34 @@ class FrontendMetrics:
             f"Mean accuracy (percent) of the variants that answered in time, {last}.",
             "model",
         )
+        self._bad_rate = _gauge(
+            "bad_rate",
+            f"Share of requests not answered in time, last {_BAD_WINDOW_S} s.",
+            "model",
+        )
+        self._expected_accuracy = _gauge(
+            "expected_accuracy",
+            "Accuracy (percent) that the plan in force, or the policy, expects.",
+            "model",
+        )
+        self._expected_bad_rate = _gauge(
+            "expected_bad_rate",
+            "Share of requests not in time that the plan in force, or the policy, expects.",
+            "model",
+        )
         self._pending = _gauge(
             "pending_requests", "Requests that this frontend owns and has not answered."
         )
         self._good: dict[str, deque[tuple[float, float | None]]] = {}
+        self._shares: dict[str, _Share] = {}
+        self._was_expected: set[str] = set()
 
     def answered(self, answer: Answer) -> None:
         """One request was answered."""
         model = {"model": answer.model}
         variant = {**model, "variant": answer.variant}
         met = answer.deadline_met
+        self._count(answer.model, not met)
         self._requests.inc(1, {**model, "outcome": "ok" if met else "late", "reason": ""})
         self._variants.inc(1, variant)
         self._latency.observe(answer.latency_ms, variant)
@@ -98,7 +141,18 @@ class FrontendMetrics:
 
     def unanswered(self, model: str, outcome: str, reason: str, count: int = 1) -> None:
         """Requests ended without an answer."""
+        if outcome in FAULTS:
+            self._count(model, True, count)
         self._requests.inc(count, {"model": model, "outcome": outcome, "reason": reason})
+
+    def _count(self, model: str, bad: bool, number: int = 1) -> None:
+        self._shares.setdefault(model, _Share()).count(time.monotonic(), bad, number)
+
+    def bad_rate(self) -> dict[str, float]:
+        """Share of requests not answered in time by model, over the last minute."""
+        now = time.monotonic()
+        found = {model: share.value(now) for model, share in self._shares.items()}
+        return {model: value for model, value in found.items() if value is not None}
 
     def predicted(self, variant: VariantRef, error_ms: float) -> None:
         """A batch ended `error_ms` after (before, if negative) its predicted finish."""
@@ -119,8 +173,21 @@ class FrontendMetrics:
         known = {m: [a for _, a in good if a is not None] for m, good in self._good.items()}
         return {model: sum(values) / len(values) for model, values in known.items() if values}
 
-    def refresh(self, pending: int) -> None:
-        """Set the gauges; called about once a second."""
+    def refresh(self, pending: int, expected: Mapping[str, Expected] | None = None) -> None:
+        """Set the gauges; called about once a second.
+
+        Args:
+            expected: what is expected of clients' requests, by model.
+        """
+        expected = expected or {}
+        for model, bad_rate in self.bad_rate().items():
+            self._bad_rate.set(bad_rate, {"model": model})
+        for model in self._was_expected | expected.keys():  # not a number where it is not known
+            accuracy, bad_rate = expected.get(model, _UNKNOWN)
+            self._expected_bad_rate.set(bad_rate, {"model": model})
+            known = math.nan if accuracy is None else accuracy
+            self._expected_accuracy.set(known, {"model": model})
+        self._was_expected = {*expected}
         self._pending.set(pending)
         for model, rate in self.goodput().items():
             self._goodput.set(rate, {"model": model})

@@ -26,7 +26,7 @@ from ray_slo.models.profiling import to_profile
 from ray_slo.models.sweep import Sweep
 from ray_slo.serve import user_code
 from ray_slo.serve.config.models import VariantConfig
-from ray_slo.serve.config.spec import AppSpec, VariantRef
+from ray_slo.serve.config.spec import AppSpec, VariantRef, WorkerSpec
 from ray_slo.serve.errors import ConfigError
 from ray_slo.serve.worker.profiles import Profiles
 
@@ -91,7 +91,7 @@ class Models:
     ) -> None:
         self.loaded: dict[str, Loaded] = {}
         self.offered: set[str] = set()
-        self.meter = meter or _meter(spec.workers[kind].ray_actor_options)
+        self.meter = meter or _meter(spec.workers[kind])
         self.preempt_delay_s = 0.0
         self.preempts = spec.policy_of(spec.workers[kind].group).preempts
         self._spec = spec
@@ -403,7 +403,8 @@ class Models:
         return sweep
 
 
-def _meter(options: Mapping[str, Any]) -> Meter:
-    """Of a worker with these Ray resources."""
+def _meter(worker: WorkerSpec) -> Meter:
+    options = worker.ray_actor_options
     memory, gpus = options.get("memory"), options.get("num_gpus") or 1.0
-    return Meter(Host(memory / 2**20 if memory else None), Gpu(min(gpus, 1.0)))
+    host = Host(memory / 2**20 if memory else None)
+    return Meter(host, Gpu(min(gpus, 1.0)), worker.memory_mb)

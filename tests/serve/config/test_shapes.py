@@ -233,7 +233,6 @@ def test_mistakes_name_field_value_and_choices(wrong, says):
 @pytest.mark.parametrize(
     ("planner", "workers"),
     [
-        ({"name": "herd"}, {}),
         ({"name": "kairos", "kwargs": {"budget_per_hour": 1}}, {"price_per_hour": 0.5}),
     ],
 )
@@ -267,8 +266,6 @@ def test_what_workers_cost_and_hold():
     ("planner", "field"),
     [
         (None, "price_per_hour"),
-        (None, "memory_mb"),
-        ({"name": "kairos", "kwargs": {"budget_per_hour": 2}}, "memory_mb"),
     ],
 )
 def test_what_no_planner_reads_is_refused(planner, field):

@@ -161,6 +161,13 @@ FAST, SLOW = "RaySLOBurnsFast", "RaySLOBurnsSlowly"
 PLAN, DEAF, SILENT = "RaySLOPlanIsOld", "RaySLOPreemptionIsDeaf", "RaySLOSchedulerIsSilent"
 
 
+WORSE, LESS = "RaySLOWorseThanExpected", "RaySLOLessAccurateThanExpected"
+
+
+def of(**patterns):
+    return {f"{PREFIX}{name}{{{_AT}}}": how for name, how in patterns.items()}
+
+
 PLAN_AGE = f'{PREFIX}plan_age_s{{application="a"}}'
 # What is counted, when one looks (minutes), and which alerts then fire.
 CASES = {
@@ -201,6 +208,37 @@ CASES = {
     "hardly any, one refused": (outcomes(ok="0+1x20 20x70", refused="0x70 1x20"), 75, set()),
     "half of too few": (outcomes(ok="0+0.7x70", refused="0+0.7x70"), 65, set()),
     "half of just enough": (outcomes(ok="0+0.9x70", refused="0+0.9x70"), 65, {FAST, SLOW}),
+    "a twentieth refused, as expected": (
+        {**outcomes(ok="0+95x90", refused="0+5x90"), **of(expected_bad_rate="0.03x90")},
+        30,
+        set(),
+    ),
+    "a twentieth refused, a hundredth expected": (
+        {**outcomes(ok="0+95x90", refused="0+5x90"), **of(expected_bad_rate="0.01x90")},
+        30,
+        {WORSE},
+    ),
+    "the same, over": (
+        {
+            **outcomes(ok="0+95x90", refused="0+5x20 100x70"),
+            **of(expected_bad_rate="0.01x90"),
+        },
+        30,
+        set(),
+    ),
+    "the same, of a few requests": (
+        {**outcomes(ok="0+9x90", refused="0+1x90"), **of(expected_bad_rate="0.01x90")},
+        30,
+        {SLOW},
+    ),
+    "the same, nothing is expected any more": (
+        {**outcomes(ok="0+95x90", refused="0+5x90"), **of(expected_bad_rate="0.01x5 stale")},
+        30,
+        set(),
+    ),
+    "less accurate than planned": (of(expected_accuracy="90x30", accuracy="87.5x30"), 20, {LESS}),
+    "a little less": (of(expected_accuracy="90x30", accuracy="88.5x30"), 20, set()),
+    "more accurate than planned": (of(expected_accuracy="80x30", accuracy="88x30"), 20, set()),
     "nobody asks": ({PENDING: "0x20"}, 10, set()),
 }
 

@@ -180,7 +180,7 @@ def metered(monkeypatch):
     global HOST
     HOST = host = Pretended(100.0, 1000.0)
     monkeypatch.setattr(
-        worker_models, "_meter", lambda options: Meter(host, NOTHING, release=lambda: None)
+        worker_models, "_meter", lambda worker: Meter(host, NOTHING, release=lambda: None)
     )
 
 
@@ -268,6 +268,20 @@ async def test_another_error_of_a_loader_leaves_nothing_out(metered):
         await models.load(["bad", "small"], {}, leave_out=True)
     assert not models.loaded
     models.close()
+
+
+def test_what_a_worker_may_have_is_what_the_config_says():
+    options = {"memory": 4e9, "num_gpus": 0.5}
+    spec = parse_spec(
+        {
+            "models": {"m": {"callable": Runs, "latency_slo_ms": 1000}},
+            "workers": {"gpu": {"ray_actor_options": options, "memory_mb": 300}, "cpu": {}},
+        }
+    )
+    assert worker_models._meter(spec.workers["gpu"]).room_mb == 300
+    free = worker_models._meter(spec.workers["gpu"].model_copy(update={"memory_mb": None}))
+    assert free.room_mb == pytest.approx(4e9 / 2**20)
+    assert worker_models._meter(spec.workers["cpu"]).room_mb > 300  # the machine's
 
 
 def test_the_error_can_be_sent():

@@ -1,0 +1,59 @@
+"""What a plan expects of each root's requests: their accuracy, and the share not in time."""
+
+from __future__ import annotations
+
+import math
+
+from ray_slo.core.policy import Expected
+from ray_slo.core.trees import Tree, root_and_class
+from ray_slo.planning.auto.plan import Plan
+from ray_slo.planning.auto.problem import Problem
+
+
+def expected(problem: Problem, plan: Plan) -> dict[str, Expected]:
+    """By root, of those that are asked for. Where several roots share the plan, what bursts make
+    late is shared out evenly; the accuracy of a tree is then the mean over its last tasks of the
+    product of the tasks' accuracies on the way, and not known where paths have one of their own."""
+    demand: dict[str, float] = {}
+    served: dict[str, float] = {}
+    for stream, of in problem.demand.items():
+        root = root_and_class(stream)[0]
+        demand[root] = demand.get(root, 0.0) + of.rate
+        served[root] = served.get(root, 0.0) + of.rate * plan.served.get(stream, 0.0)
+    total, answered = sum(demand.values()), sum(served.values())
+    late = max(plan.bad_rate - (1 - answered / total), 0.0) * total / answered if answered else 0.0
+    asked = [tree for tree in problem.trees if demand.get(tree.name, 0.0) > 0]
+    by_model = _by_model(problem, plan)
+    found = {}
+    for tree in asked:
+        share = served[tree.name] / demand[tree.name]
+        accuracy = plan.accuracy if len(asked) == 1 else _of_tree(tree, by_model)
+        found[tree.name] = Expected(accuracy if share > 0 else None, 1 - share * (1 - late))
+    return found
+
+
+def _by_model(problem: Problem, plan: Plan) -> dict[str, float]:
+    """Mean accuracy of the plan's answers, percent, by model."""
+    accuracy = {v.name: (m.name, v.accuracy) for m in problem.models for v in m.variants}
+    sums: dict[str, tuple[float, float]] = {}
+    for slot in plan.slots:
+        for part in slot.parts:
+            model, of_variant = accuracy[part.variant]
+            load, weighted = sums.get(model, (0.0, 0.0))
+            more = part.load or 0.0
+            sums[model] = load + more, weighted + more * of_variant
+    return {model: weighted / load for model, (load, weighted) in sums.items() if load > 0}
+
+
+def _of_tree(tree: Tree, by_model: dict[str, float]) -> float | None:
+    if tree.path_accuracies or any(task.model not in by_model for task in tree.tasks):
+        return None
+    tasks = {task.name: task for task in tree.tasks}
+    last = [name for name in tasks if not tree.children(name)]
+
+    def on_the_way(name: str | None) -> float:
+        if name is None:
+            return 1.0
+        return on_the_way(tasks[name].parent) * by_model[tasks[name].model] / 100
+
+    return 100 * math.fsum(map(on_the_way, last)) / len(last)
