@@ -67,6 +67,7 @@ class AutoSetting:
         scales: kinds whose workers Serve starts and stops as planned, the youngest first.
         assigns: the policy goes by what the plan has each worker serve. Else it chooses by itself
             among what a worker has loaded.
+        choosing: kinds where it does so all the same: their group has a policy of its own.
         interval_s: between plans, seconds.
         up_s, down_s: more, or fewer, workers of a kind must have been wanted for so long.
         idle_s: an application without a request for so long needs no worker; None: it always does.
@@ -87,6 +88,7 @@ class AutoSetting:
     demand: Literal["ewma", "peak", "holt"] = "ewma"
     make_before_break: bool = True
     profiles: Mapping[Key, LatencyProfile] = field(default_factory=dict)
+    choosing: frozenset[str] = frozenset()
     tunable: frozenset[str] = frozenset({"objective", "budget_per_hour", "accuracy_floor"})
 
 
@@ -337,13 +339,18 @@ class AutoBrain(Brain):
 
     def _orders(self, now: float, seen: Seen, hopeless: bool) -> dict[str, Wanted]:
         self._look(now, seen)
-        if not self._setting.assigns:
-            fits = {kind: self._known.all_fit(seen, kind) for kind in self._kinds}
-            free = {w: says for w, says in seen.workers.items() if fits[says.kind]}
+        if choosing := self._choosing:
+            fits = {kind: self._known.all_fit(seen, kind) for kind in choosing}
+            free = {w: says for w, says in seen.workers.items() if fits.get(says.kind)}
             told = {w: Wanted((), self._all(seen, says.kind)) for w, says in free.items()}
             rest = {w: says for w, says in seen.workers.items() if w not in free}
             return told | (self._placed(now, seen, hopeless, rest) if rest else {})
         return self._placed(now, seen, hopeless, seen.workers)
+
+    @property
+    def _choosing(self) -> frozenset[str]:
+        """Kinds whose policy chooses by itself among what a worker has loaded."""
+        return self._setting.choosing if self._setting.assigns else frozenset(self._kinds)
 
     def _placed(
         self, now: float, seen: Seen, hopeless: bool, workers: Mapping[str, WorkerSays]
@@ -371,8 +378,8 @@ class AutoBrain(Brain):
 
         breaks = not self._setting.make_before_break
         told = self._steps.towards(placed, workers, serving, fits, breaks)
-        if not self._setting.assigns:
-            told = {w: wanted._replace(assigned=()) for w, wanted in told.items()}
+        for worker in [w for w in told if seen.workers[w].kind in self._choosing]:
+            told[worker] = told[worker]._replace(assigned=())
         for kind in self._kinds:
             self._also_measure(seen, kind, told)
         return told

@@ -35,10 +35,6 @@ class Auto(PlannerPlugin):
 
     @classmethod
     def check(cls, config: AppConfig, planner: PlannerConfig) -> None:
-        if config.groups:
-            raise ValueError(
-                "groups: 'auto' plans `workers`; leave groups out, or choose 'partition'"
-            )
         if config.policy.name == DEFAULTS["pipeline"]:
             raise ValueError(
                 "policy: 'pipeline' routes as the planner 'loki' says; choose another policy, or "
@@ -83,12 +79,12 @@ class Auto(PlannerPlugin):
             if bounds[kind] is not None
         ]
         may_idle = all(least == 0 for b in bounds.values() for least in (b or (1,))[:1])
-        files = profiles_of_files(spec)
+        files, assigned = profiles_of_files(spec), _assigned(spec)
         return AutoSetting(
             _problem(spec),
             {kind: worker.num_replicas for kind, worker in spec.workers.items()},
             frozenset(kind for kind, b in bounds.items() if b is not None),
-            _assigns(spec),
+            bool(assigned),
             planner.interval_s,
             {kind: delay.upscale_delay_s for kind, delay in delays.items()},
             {k: d.downscale_delay_s for k, d in delays.items() if d.downscale_delay_s is not None},
@@ -96,6 +92,7 @@ class Auto(PlannerPlugin):
             planner.demand,
             planner.make_before_break,
             {(v, kind): profile for v, profile in files.items() for kind in spec.workers},
+            choosing=frozenset(spec.workers.keys() - assigned),
         )
 
 
@@ -114,6 +111,7 @@ def _problem(spec: AppSpec) -> Problem:
             *(worker.replica_bounds or (worker.num_replicas, worker.num_replicas)),
             price_per_hour=worker.price_per_hour,
             memory_mb=math.inf if worker.memory_mb is None else worker.memory_mb,
+            group=worker.group,
         )
         for kind, worker in spec.workers.items()
     ]
@@ -126,6 +124,7 @@ def _problem(spec: AppSpec) -> Problem:
         trees,
         {stream: Demand(planner.rates.get(stream, usual[stream])) for stream in streams},
         tuple(kinds),
+        group_of={model: name for name, group in spec.groups.items() for model in group.models},
         **{**_LIVE, **planner.kwargs},
     )
 
@@ -136,12 +135,18 @@ def _in_time(tree: Tree, margin_s: float) -> Tree:
     return replace(tree, slos_s=slos_s)
 
 
-def _assigns(spec: AppSpec) -> bool:
-    """Whether what each worker serves is for the plan to say: there are variants to choose from,
-    and the policy does not choose."""
-    policy: Any = make_policy(spec.policy.name, spec.policy.kwargs)
-    several = any(len(model.variants) > 1 for model in spec.models.values())
-    return several and not getattr(policy, "chooses_variants", True)
+def _assigned(spec: AppSpec) -> set[str]:
+    """Kinds of workers for which the plan says what each one serves: there are variants to choose
+    from, and the policy does not choose."""
+    found = set()
+    for kind, worker in spec.workers.items():
+        given = spec.policy_of(worker.group)
+        policy: Any = make_policy(given.name, given.kwargs)
+        its = spec.models if worker.group is None else spec.groups[worker.group].models
+        several = any(len(spec.models[model].variants) > 1 for model in its)
+        if several and not getattr(policy, "chooses_variants", True):
+            found.add(kind)
+    return found
 
 
 def _check_arguments(given: dict[str, Any]) -> None:

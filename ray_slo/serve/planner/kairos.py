@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from ray_slo.planning.brains.kairos import Arguments, KairosBrain, KairosSetting, Sustained
 from ray_slo.planning.catalogue import CATALOGUE
-from ray_slo.policies.registry import DEFAULTS, make_policy
+from ray_slo.policies.registry import DEFAULTS, POLICIES, make_policy
 from ray_slo.serve.planner.plugin import PlannerPlugin
 
 if TYPE_CHECKING:
@@ -35,7 +35,15 @@ class Kairos(PlannerPlugin):
         if config.all_pipelines:
             raise ValueError(f"planner.name: {name!r} plans for a model; a pipeline has 'loki'")
         if config.groups:
-            raise ValueError(f"groups: {name!r} plans `workers`; leave groups out")
+            raise ValueError(
+                f"groups: {name!r} plans `workers`; leave groups out, or choose the planner 'auto'"
+            )
+        own = config.policy.name
+        if own in POLICIES and own != cls.default_policy and not cls.simulates:
+            raise ValueError(
+                f"policy: {name!r} plans for what the policy {cls.default_policy!r} makes of its "
+                f"workers, got {own!r}; leave the policy out, or choose the planner 'auto'"
+            )
         if len(config.models) > 1 or any(model.variants for model in config.models.values()):
             raise ValueError(f"models: {name!r} plans for one model without variants")
         for kind, worker in config.kinds.items():

@@ -43,7 +43,9 @@ class Loki(PlannerPlugin):
                 f"nothing beside it; there are {', '.join(config.roots)}"
             )
         if config.groups:
-            raise ValueError("groups: 'loki' plans `workers`; leave groups out")
+            raise ValueError(
+                "groups: 'loki' plans `workers`; leave groups out, or choose the planner 'auto'"
+            )
         if len(kinds) > 1:
             raise ValueError(
                 f"workers: the planner 'loki' plans for workers that are alike, but there are "

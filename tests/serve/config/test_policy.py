@@ -9,6 +9,7 @@ from ray_slo.planning.brains.layouts import Layout
 from ray_slo.policies.price import Price
 from ray_slo.serve.app.build import build_app
 from ray_slo.serve.config.resolve import parse_spec
+from ray_slo.serve.planner.auto import Auto
 from ray_slo.serve.planner.plugin import make_brain
 from ray_slo.serve.worker.models import Models
 
@@ -147,3 +148,25 @@ def test_workers_stop_batches_where_their_groups_policy_does():
         return models.preempts
 
     assert [asyncio.run(preempts(kind)) for kind in spec.workers] == [True, False]
+
+
+def test_groups_have_models_kinds_and_a_choice_of_their_own():
+    groups = {
+        "a": {
+            "workers": {"cpu": {"max_replicas": 3}, "gpu": {}},
+            "models": ["m"],
+            "policy": "flex",
+        },
+        "b": {"workers": {"cpu": {"max_replicas": 2}}, "models": ["n"]},
+    }
+    models = {"m": CHOOSES, "n": {**CHOOSES, "variants": {"x": DEEP, "y": DEEP}}}
+    spec = parse_spec({"models": models, "groups": groups})
+    assert (spec.planner.name, spec.grouped, spec.planned) == ("auto", True, True)
+    setting = Auto.setting(spec)
+    assert setting.problem.group_of == {"m": "a", "n": "b"}
+    assert {k.name: (k.group, k.max_workers) for k in setting.problem.kinds} == {
+        "a-cpu": ("a", 3),
+        "a-gpu": ("a", 1),
+        "b-cpu": ("b", 2),
+    }
+    assert (setting.assigns, setting.choosing) == (True, {"b-cpu"})  # `price` chooses itself

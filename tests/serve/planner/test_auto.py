@@ -169,10 +169,6 @@ def test_its_brain_is_made():
             {"models": {}, "pipelines": {"p": PIPELINE}, "planner": "auto", "policy": "pipeline"},
             "policy: 'pipeline' routes as the planner 'loki' says",
         ),
-        (
-            {"planner": "auto", "workers": None, "groups": {"g": {"models": ["m"]}}},
-            "groups: 'auto' plans `workers`",
-        ),
     ],
 )
 def test_mistakes_are_named(fields, says):
