@@ -30,7 +30,7 @@ from ray_slo.planning import auto
 from ray_slo.planning.brains.auto import AutoBrain, AutoSetting
 from ray_slo.planning.brains.brain import Brain
 from ray_slo.planning.result import Infeasible
-from ray_slo.policies.registry import policy_for
+from ray_slo.policies.registry import name_of, policy_for
 from ray_slo.simulation.application_report import ApplicationReport
 from ray_slo.simulation.application_run import ApplicationRun, Shape
 from ray_slo.simulation.engine import noise_factors, non_negative
@@ -86,7 +86,8 @@ def simulate_application(
         preempt_delay_s: from a `Preempt` until the batch stops.
         items: distribution of the requests made per request, as in `simulate_pipeline`.
         latency_noise: as in `simulate`.
-        truth: the models as they are, where their profiles differ from the problem's.
+        truth: the models as they are, where their profiles differ from the problem's. A policy that
+            counts requests, and not the items in them, serves sized ones only beside it.
 
     Raises:
         ValueError: bad arguments.
@@ -101,6 +102,8 @@ def simulate_application(
     first_s = min(interval_s, max(duration_s, check_s))
     problem = replace(problem, demand=_first_demand(problem, clients, first_s))
     chosen = _policy(problem, policy, policy_kwargs or {})
+    if clients.size is not None and truth is None:
+        _check_sizes(clients, problem, unwrapped(chosen))
     first = _first_workers(problem) if planner == "auto" else None
     brain = _brain(
         planner, problem, interval_s, first or {}, _assigns(chosen, problem), make_before_break
@@ -221,6 +224,29 @@ def _brain(
         profiles={(v.name, k): p for v in problem.variant.values() for k, p in v.profiles.items()},
     )
     return AutoBrain(setting)
+
+
+def _check_sizes(clients: Requests, problem: auto.Problem, policy: Policy) -> None:
+    """Refuse policies that ignore sizes, and requests that no worker could ever take."""
+    if isinstance(policy, Grouped):
+        for one in policy.policies.values():
+            _check_sizes(clients, problem, unwrapped(one))
+        return
+    if getattr(policy, "counts_requests", False):
+        raise ValueError(
+            f"policy {name_of(policy)!r} counts requests, not the items in them; these have sizes"
+        )
+    assert clients.size is not None
+    for i, stream in enumerate(clients.models):
+        tree = problem.tree_of(stream)
+        largest = int(clients.size[clients.model == i].max(initial=1))
+        variants = problem.variants_of(tree[tree.root])
+        most = max(p.max_batch_size for v in variants for p in v.profiles.values())
+        if largest > most:
+            raise ValueError(
+                f"workloads: a request of {stream!r} has {largest} items, and the profiles of "
+                f"{tree.root!r} end at {most}"
+            )
 
 
 def _first_workers(problem: auto.Problem) -> Mapping[str, int]:

@@ -23,6 +23,7 @@ from ray_slo.simulation import (
     Workload,
     simulate_application,
     simulate_pipeline,
+    workloads,
 )
 
 
@@ -429,3 +430,15 @@ def test_groups_hold_all_workers_and_models(fields, message):
         simulate_application(
             replace(PROBLEM, **fields), {"name": at(0.0)}, policy="eager", planner=None
         )
+
+
+def test_sizes_that_nothing_can_take_are_refused():
+    sized = Workload(arrivals=Times(times_s=[0.0]), sizes=workloads.Measured(values=[5]))
+    with pytest.raises(ValueError, match="'name' has 5 items, and the profiles of 'name' end at 4"):
+        simulate_application(PROBLEM, {"name": sized}, policy=Fifo(), planner=None)
+
+    class Counts(Fifo):
+        counts_requests = True
+
+    with pytest.raises(ValueError, match="counts requests, not the items in them"):
+        simulate_application(PROBLEM, {"name": sized}, policy=Counts(), planner=None)
