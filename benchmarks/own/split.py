@@ -1,0 +1,326 @@
+"""What the best single-purpose set-up of today gets on a pool that is split by hand.
+
+*Single-purpose* is what one application could hold before all shapes composed: plain models under a
+policy that batches (`deferred`, `eager`; `flex` and `deferred_flex` where batches may be stopped);
+models with variants under `price`, or each by one variant that its user chose; sized requests under
+`kairos`, or under the others with their sizes unsaid (profiles then hold the 95th percentile of the
+items in so many requests, as measured ones do); one pipeline on one kind of workers under Loki, or
+on all of them without a planner. Several plain models may share workers; nothing else may.
+
+*By hand*: every part gets a fixed number of workers of each kind, for the whole run. Parts, set-ups
+and numbers are searched for (from equal numbers, a worker at a time) on the very requests that they
+are then judged by, which no operator could; so this is more than what is got today. With a budget
+the mix of kinds is searched, too. With autoscaling, which none of them has, it gets the mean number
+of workers that ours used, rounded up.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from benchmarks.own.applications import (
+    BUDGET,
+    GROUPS,
+    ITEMS,
+    PREEMPTION,
+    SIZES,
+    UNLIKE,
+    VARIANTS,
+    WORKERS,
+    Application,
+)
+from ray_slo.core.profiles import LatencyProfile
+from ray_slo.planning import auto, loki
+from ray_slo.planning.brains.loki import LokiBrain, LokiSetting
+from ray_slo.simulation import simulate_application
+
+Workers = tuple[tuple[str, int], ...]  # by kind, of which there is at least one
+Parts = tuple[tuple[str, ...], ...]  # roots of each
+
+
+@dataclass(frozen=True)
+class SetUp:
+    """A way to serve a part: a policy, and the only variant of each model, if one is chosen."""
+
+    policy: str
+    variant: int | None = None
+    loki: bool = False
+    sized: bool = True
+
+    def __str__(self) -> str:
+        name = "loki" if self.loki else self.policy
+        return name + (
+            "" if self.variant is None else f" ({['large', 'middle', 'small'][self.variant]})"
+        )
+
+
+@dataclass
+class Split:
+    """The best split of a pool.
+
+    Attributes:
+        value: accuracy-weighted, in time, over all requests.
+        says: in words.
+    """
+
+    value: float
+    says: str
+
+
+@dataclass
+class Hand:
+    """Searches for the best split of one case."""
+
+    case: Application
+    seed: int
+    runs: int = 0
+    known: dict[Any, float] = field(default_factory=dict)
+
+    def best(self, pool: Mapping[str, int]) -> Split:
+        """On so many workers of each kind."""
+        grouped = GROUPS in self.case.features
+        splits = (
+            self._of_groups(parts, pool) if grouped else self._climb(parts, pool)
+            for parts in self._partitions()
+        )
+        return max(splits, key=lambda split: split.value)
+
+    def _of_groups(self, parts: Parts, pool: Mapping[str, int]) -> Split:
+        """Groups are dealt out whole."""
+        of = {g: tuple((k, n) for k, n in pool.items() if k.endswith(g) and n) for g in "ab"}
+        deals = (
+            ([of[g]] for g in "ab") if len(parts) == 1 else ([of["a"], of["b"]], [of["b"], of["a"]])
+        )
+        return max((self._split(parts, deal) for deal in deals), key=lambda split: split.value)
+
+    def _climb(self, parts: Parts, pool: Mapping[str, int]) -> Split:
+        """From equal shares, a worker at a time, as long as that is better."""
+        dealt = [dict.fromkeys(pool, 0) for _ in parts]
+        for k, n in pool.items():
+            for i in range(n):
+                dealt[i % len(parts)][k] += 1
+        best = self._split(parts, [_workers(deal) for deal in dealt])
+        while len(parts) > 1:
+            found = best
+            for k, giver, taker in itertools.product(pool, range(len(parts)), range(len(parts))):
+                step = min(max(pool[k] // 8, 1), dealt[giver][k])
+                if giver == taker or not step:
+                    continue
+                moved = [dict(deal) for deal in dealt]
+                moved[giver][k] -= step
+                moved[taker][k] += step
+                split = self._split(parts, [_workers(deal) for deal in moved])
+                if split.value > found.value:
+                    found, chosen = split, moved
+            if found is best:
+                break
+            best, dealt = found, chosen
+        return best
+
+    def _split(self, parts: Parts, dealt: Sequence[Workers]) -> Split:
+        """What these parts on these workers come to."""
+        found = [self._best_of(p, a) for p, a in zip(parts, dealt, strict=True)]
+        total = sum(len(w.arrivals.times_s) for w in self.case.workloads.values())  # type: ignore[union-attr]
+        says = "; ".join(
+            f"{' + '.join(p)} on {' and '.join(f'{n} {k}' for k, n in a)}: {how}"
+            for p, a, (_, how) in zip(parts, dealt, found, strict=True)
+        )
+        return Split(sum(worth for worth, _ in found) / total, says)
+
+    def _partitions(self) -> Iterator[Parts]:
+        """Parts: each root alone, or all models together."""
+        roots = self.case.roots
+        models = tuple(r for r in roots if r != "photo")
+        yield tuple((r,) for r in roots)
+        if len(models) > 1:
+            yield (models, *((r,) for r in roots if r == "photo"))
+
+    def _best_of(self, part: tuple[str, ...], workers: Workers) -> tuple[float, SetUp | None]:
+        """Sum of the worth of a part's requests, and how."""
+        if not workers:
+            return 0.0, None
+        found = [(self._worth(part, workers, s), s) for s in self._promising(part)]
+        return max(found, key=lambda f: f[0])
+
+    def _promising(self, part: tuple[str, ...]) -> list[SetUp]:
+        """The two set-ups that do best on an even share of the pool."""
+        if part not in self.known:
+            setups = list(self._setups(part))
+            if len(setups) > 2:
+                pool = [(k.name, k.max_workers) for k in self.case.problem.kinds]
+                share = max(len(self._parts_like(part)), 1)
+                even = tuple((k, max(round(_usual(self.case, n) / share), 1)) for k, n in pool)
+                setups.sort(key=lambda s: -self._worth(part, even, s))
+            self.known[part] = setups[:2]  # type: ignore[assignment]
+        return self.known[part]  # type: ignore[return-value]
+
+    def _parts_like(self, part: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
+        return next((p for p in self._partitions() if part in p), ())
+
+    def _setups(self, part: tuple[str, ...]) -> Iterator[SetUp]:
+        has = self.case.features
+        variants = range(3) if VARIANTS in has else (None,)
+        if part == ("photo",):
+            yield SetUp("pipeline", loki=True, sized=False)
+            yield from (SetUp("pipeline", v, sized=False) for v in variants)
+            return
+        if VARIANTS in has:
+            yield SetUp("price", sized=False)
+        for v in variants:
+            if SIZES in has:
+                yield SetUp("kairos", v)
+            yield SetUp("deferred", v, sized=False)
+            if VARIANTS not in has:
+                yield SetUp("eager", v, sized=False)
+            if PREEMPTION in has:
+                yield SetUp("flex", v, sized=False)
+                yield SetUp("deferred_flex", v, sized=False)
+
+    def _worth(self, part: tuple[str, ...], workers: Workers, setup: SetUp) -> float:
+        key = part, workers, setup
+        if key not in self.known:
+            self.runs += 1
+            self.known[key] = self._run(part, workers, setup)
+        return self.known[key]
+
+    def _run(self, part: tuple[str, ...], workers: Workers, setup: SetUp) -> float:
+        case = self.case.part(part, dict(workers))
+        problem = case.problem
+        if setup.variant is not None:
+            problem = _only(problem, setup.variant)
+        truth = problem.models
+        if SIZES in case.features and not setup.sized:
+            problem = replace(problem, models=tuple(_unsaid(m) for m in problem.models))
+        if setup.loki:
+            used = [k for k in problem.kinds if k.max_workers]
+            kinds = sorted(used, key=lambda k: -k.max_workers * k.price_per_hour)[:1]
+            if kinds[0].max_workers < len(problem.models):
+                return 0.0
+            problem = replace(problem, kinds=tuple(kinds), models=_on(problem.models, kinds))
+            truth = _on(truth, kinds)
+        tree = problem.trees[0]
+        told: dict[str, Any] = {}
+        if setup.policy == "pipeline":
+            factors = {v: f for t in tree.tasks for v, f in t.factors.items()}
+            told = {"parents": tree.parents, "factors": factors}
+        report = simulate_application(
+            problem,
+            case.workloads,
+            policy=setup.policy,
+            policy_kwargs=told,
+            planner=_loki if setup.loki else None,
+            duration_s=case.duration_s,
+            interval_s=5.0,
+            load_s=0.5,
+            preempt_delay_s=0.002,
+            truth=truth,
+            seed=self.seed,
+        )
+        return report.value() * report.count()
+
+
+def _usual(case: Application, most: int) -> float:
+    return most / 2 if BUDGET in case.features else most
+
+
+def _workers(deal: Mapping[str, int]) -> Workers:
+    return tuple((kind, n) for kind, n in deal.items() if n)
+
+
+def pools(case: Application, used: Mapping[str, float] | None) -> list[dict[str, int]]:
+    """Numbers of workers by kind that may be split.
+
+    Args:
+        used: mean workers of ours, where it scales.
+    """
+    kinds = [kind.name for kind in case.problem.kinds]
+    if used is not None:
+        return [{kind: math.ceil(n - 0.05) for kind, n in used.items()}]
+    if BUDGET in case.features:
+        if UNLIKE in case.features:
+            mixes = ((4, 8), (6, 2), (5, 5), (2, 14))
+            if GROUPS in case.features:
+                mixes = tuple((f // 2, f - f // 2, s // 2, s - s // 2) for f, s in mixes)
+            return [dict(zip(kinds, mix, strict=True)) for mix in mixes]
+        if GROUPS in case.features:
+            return [dict(zip(kinds, (n, WORKERS - n), strict=True)) for n in range(1, WORKERS)]
+        return [{kinds[0]: WORKERS}]
+    return [{kind.name: kind.max_workers for kind in case.problem.kinds}]
+
+
+def _only(problem: auto.Problem, variant: int) -> auto.Problem:
+    """With one variant of each model."""
+    models = tuple(
+        replace(m, variants=m.variants[variant : variant + 1] or m.variants[-1:])
+        for m in problem.models
+    )
+    left = {v.name for m in models for v in m.variants}
+    trees = []
+    for tree in problem.trees:
+        tasks = []
+        for task in tree.tasks:
+            factors = {v: f for v, f in task.factors.items() if v in left}
+            tasks.append(replace(task, factors=factors))
+        trees.append(replace(tree, tasks=tuple(tasks)))
+    return replace(problem, models=models, trees=tuple(trees))
+
+
+def _unsaid(model: auto.Model) -> auto.Model:
+    """Profiles by requests whose sizes nobody says."""
+    if model.items == 1:
+        return model
+    rng = np.random.default_rng(0)
+    sums = np.cumsum(ITEMS.draw(20 * 2000, rng).reshape(2000, 20), axis=1)
+    items = np.ceil(np.quantile(sums, 0.95, axis=0)).astype(int).tolist()
+    variants = []
+    for v in model.variants:
+        profiles = {
+            kind: LatencyProfile([p.latency(n) for n in items if n <= 0.7 * p.max_batch_size])
+            for kind, p in v.profiles.items()
+        }
+        variants.append(replace(v, profiles=profiles))
+    return replace(model, variants=tuple(variants), items=1.0)
+
+
+def _on(models: tuple[auto.Model, ...], kinds: list[auto.Kind]) -> tuple[auto.Model, ...]:
+    """Profiles of these kinds alone."""
+    names = {kind.name for kind in kinds}
+    return tuple(
+        replace(
+            m,
+            variants=tuple(
+                replace(v, profiles={k: p for k, p in v.profiles.items() if k in names})
+                for v in m.variants
+            ),
+        )
+        for m in models
+    )
+
+
+def _loki(problem: auto.Problem) -> LokiBrain:
+    """Loki's planner for the one pipeline and the one kind of a problem."""
+    (tree,), (kind,) = problem.trees, problem.kinds
+    tasks = []
+    for task in tree.order:
+        variants = tuple(
+            loki.Variant(v.name, v.accuracy, v.profiles[kind.name], task.factors.get(v.name, {}))
+            for v in problem.variants_of(task)
+        )
+        tasks.append(loki.Task(task.name, variants, task.parent))
+    asked = loki.Problem(
+        tuple(tasks),
+        sum(d.rate for d in problem.demand.values()),
+        kind.max_workers,
+        min(tree.slos_s.values()),
+        headroom_quantile=0.95,
+        swap_cost=0.1,
+        relative_gap=0.005,
+    )
+    profiles = {v.name: v.profile for t in tasks for v in t.variants}
+    return LokiBrain(LokiSetting(asked, kind.name, interval_s=5.0, profiles=profiles))
