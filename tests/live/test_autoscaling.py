@@ -1,0 +1,106 @@
+"""Replicas follow the load of a plain deployment, and none of its requests is lost."""
+
+import threading
+import time
+
+import pytest
+from waiting import eventually
+
+import ray_slo
+from ray_slo.errors import RefusedEarly
+
+pytestmark = pytest.mark.live
+
+TINY = {"num_cpus": 0.1}
+PER_ITEM_S = 0.05  # a worker serves 20 a second, in batches of any size
+
+
+class Sleeper:
+    """Sleeps for each item, so that workers do not take each other's processor."""
+
+    @staticmethod
+    def example_input():
+        return 0
+
+    def __call__(self, items):
+        time.sleep(PER_ITEM_S * len(items))
+        return [item + 1 for item in items]
+
+
+def scaling(**bounds):
+    made = ray_slo.deployment(
+        latency_slo_ms=60_000,
+        name="sleeper",
+        max_batch_size=4,
+        ray_actor_options=TINY,
+        profile_seconds=0.5,
+        planner={"name": "auto", "interval_s": 2},
+        autoscaling_config=bounds,
+    )
+    return made(Sleeper).bind()
+
+
+def plan(handle):
+    return handle.slo_status.remote().result(timeout_s=60)["plan"]
+
+
+def running(handle, wanted):
+    """Whether so many workers serve, and no more are there."""
+    workers = plan(handle).get("workers", {})
+    return len(workers) == wanted and all(worker["ready"] for worker in workers.values())
+
+
+class Load:
+    """Requests at a constant rate, until it is stopped."""
+
+    def __init__(self, handle, per_s):
+        self._handle, self._every_s = handle, 1 / per_s
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self.answers = []
+
+    def _run(self):
+        sent = []
+        while not self._stop.wait(self._every_s):
+            sent.append(self._handle.remote(len(sent)))
+        self.answers = [response.result(timeout_s=60) for response in sent]
+
+    def __enter__(self):
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self._stop.set()
+        self._thread.join()
+
+
+def test_up_with_the_load_and_down_again_with_nothing_lost(ray_cluster):
+    app = scaling(min_replicas=1, max_replicas=3, downscale_delay_s=4)
+    with ray_cluster.running(app, "scaling", "/scaling") as handle:
+        assert handle.remote(1).result(timeout_s=60) == 2
+        assert eventually(lambda: running(handle, 1))
+        with Load(handle, 45) as load:  # more than two workers serve
+            assert eventually(lambda: running(handle, 3))
+        assert load.answers == list(range(1, len(load.answers) + 1))
+        assert eventually(lambda: running(handle, 1))
+        assert handle.remote(1).result(timeout_s=60) == 2
+        told = plan(handle)
+        assert told["targets"] == {"default": 1}
+        assert told["start_s"]["default"] > 0
+
+
+def test_down_to_nothing_and_back_at_the_first_request(ray_cluster):
+    app = scaling(min_replicas=0, max_replicas=2, downscale_to_zero_delay_s=4)
+    with ray_cluster.running(app, "sleeps", "/sleeps") as handle:
+        assert handle.remote(1).result(timeout_s=60) == 2
+        assert eventually(lambda: running(handle, 0))
+        starts = plan(handle)["start_s"]["default"]
+        # Who cannot wait for a worker to start is told how long that takes; it does start one.
+        with pytest.raises(RefusedEarly) as refused:
+            handle.remote(1, latency_slo_ms=300).result(timeout_s=60)
+        assert refused.value.reason == "no_worker"
+        assert refused.value.retry_after_s == pytest.approx(starts)
+        assert eventually(lambda: running(handle, 1))
+        assert eventually(lambda: running(handle, 0))
+        # Who can is answered.
+        assert handle.remote(1).result(timeout_s=60) == 2
