@@ -143,6 +143,17 @@ class Named:
         return [[network.answer] * self.power for _ in items]
 
 
+class Mortal(Named):
+    """As `Named`; the process of ["die_once", mark] ends, unless the mark is there."""
+
+    def __call__(self, network, items):
+        for item in items:
+            if isinstance(item, list) and not Path(item[1]).exists():
+                Path(item[1]).touch()
+                os._exit(1)
+        return super().__call__(network, items)
+
+
 class Greedy:
     """A policy that takes the most accurate variant that still meets the deadline, alone."""
 

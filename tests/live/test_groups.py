@@ -49,6 +49,26 @@ POOL = {
     "name": "pool",
 }
 
+PARTITION = {
+    **POOL,
+    "workers": {"default": {"num_replicas": 2, **TINY}},
+    "planner": {
+        "name": "partition",
+        "interval_s": 3600,
+        "min_gain": 0.0,
+        "memory_mb": {"square": 10, "cube": 10, "fourth": 10},
+        "kwargs": {
+            "sub_clusters": 2,
+            "max_memory_mb": 30,
+            "dynamic_mb": {"square": 10},
+            "change_cost": {"fourth": 5},
+            "max_change_cost": 2,
+        },
+        "rates": {"square": 4, "cube": 3, "fourth": 1},
+    },
+    "name": "parts",
+}
+
 
 def status(handle):
     return handle.slo_status.remote().result(timeout_s=60)
@@ -236,3 +256,23 @@ def test_herd_makes_groups_of_a_pool_and_changes_them_with_the_demand(ray_cluste
     html = report(tmp_path)
     for words in ("Planner decisions", "asked for", *asked.changes):
         assert words in html
+
+
+def test_partition_moves_the_model_that_is_cheap_to_move(ray_cluster):
+    with ray_cluster.running(build_app(PARTITION), "parts", "/parts") as handle:
+        assert eventually(lambda: is_settled(handle))
+        before = served_by(handle)
+        assert sorted(before.values()) == [["cube", "fourth"], ["square"]]
+        with Load(handle, 0.15) as load:
+            # Most of the demand is for "fourth", which would be dear to move: "cube" leaves it.
+            [r.result(timeout_s=60) for r in [handle.remote(1, model="fourth") for _ in range(100)]]
+            handle.slo_replan.remote().result(timeout_s=60)
+            assert eventually(lambda: is_settled(handle))
+            sent = load.sent
+            assert eventually(lambda: load.sent > sent + 10)
+        assert load.wrong == []
+        plan, after = status(handle)["plan"], served_by(handle)
+        assert sorted(after.values()) == [["cube", "square"], ["fourth"]], repr(plan)
+        assert all(set(after[g]) & set(before[g]) - {"cube"} for g in after)
+        assert (plan["moves"], plan["error"]) == (1, None)
+        assert "1 models move, at a cost of 2" in plan["why"]

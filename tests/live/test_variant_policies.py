@@ -1,0 +1,120 @@
+"""The policies that choose variants, `ramsis` and `price`, as a config names them."""
+
+import threading
+import time
+
+import httpx
+import pytest
+import yaml
+from waiting import eventually
+
+from ray_slo.serve import build_app
+
+pytestmark = pytest.mark.live
+
+APP = """
+name: picked
+models:
+  picked:
+    callable: apps:Mortal
+    latency_slo_ms: 20000
+    max_batch_size: 4
+    variants:
+      quick: {load: "apps:Network", args: [quick, 0.01], accuracy: 70}
+      deep: {load: "apps:Network", args: [deep, 0.1], accuracy: 90}
+workers: {cpu: {num_replicas: 2, ray_actor_options: {num_cpus: 0.1}}}
+profile_seconds: 0.5
+"""
+POLICIES = {
+    "ramsis": """
+policy:
+  name: ramsis
+  kwargs:
+    arrivals: {kind: gamma, shape: 0.5}
+    load_step: 4
+    options: {max_queue: 4}
+""",
+    "price": "policy: price",
+}
+ACCURACIES = {"quick": "70.00", "deep": "90.00"}
+
+
+@pytest.fixture(scope="module", params=POLICIES, ids=str)
+def policy(request):
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def app(ray_cluster, policy):
+    config = yaml.safe_load(APP + POLICIES[policy])
+    with ray_cluster.running(build_app(config), "picked", "/picked") as handle:
+        yield handle, f"{ray_cluster.url}/picked"
+
+
+def status(handle):
+    return handle.slo_status.remote().result(timeout_s=60)
+
+
+def test_variants_and_their_accuracy_are_said(app):
+    _, url = app
+    seen = set()
+
+    def is_deep():  # with tables only when there is one: the quickest variant serves before
+        answer = httpx.post(url, json=1, timeout=60)
+        assert answer.status_code == 200
+        variant = answer.headers["x-slo-variant"]
+        assert answer.json() == [variant]
+        assert answer.headers["x-slo-accuracy"] == ACCURACIES[variant]
+        seen.add(variant)
+        return variant == "deep"
+
+    assert eventually(is_deep)  # an idle system has time for it
+    assert seen <= set(ACCURACIES)
+
+
+def test_the_tables_in_force_are_in_the_status(app, policy):
+    handle, _ = app
+    seen = status(handle)
+    if policy == "price":
+        assert "tables" not in seen
+        return
+    (table,) = seen["tables"]
+    found = {key: table[key] for key in ("model", "slo_ms", "kind", "workers", "arrivals")}
+    assert found == {
+        "model": "picked",
+        "slo_ms": pytest.approx(20_000, abs=100),
+        "kind": "cpu",
+        "workers": 2,
+        "arrivals": "gamma 0.5",
+    }
+    assert 70 <= table["expected_accuracy"] <= 90
+    assert 0 <= table["violation_rate"] < 0.1
+    assert seen["tables_failed"] == 0
+
+
+def test_nothing_is_lost_when_a_worker_dies(app, tmp_path):
+    handle, _ = app
+    assert eventually(lambda: len(status(handle)["workers"]) == 2)
+    answers, stop = [], threading.Event()
+
+    def load():
+        while not stop.is_set():
+            answers.append(handle.remote(1, response_metadata=True))
+            time.sleep(0.05)
+
+    thread = threading.Thread(target=load)
+    thread.start()
+    try:
+        assert eventually(lambda: len(answers) > 10)
+        fatal = handle.remote(["die_once", str(tmp_path / "mark")], response_metadata=True)
+        assert fatal.result(timeout_s=60).variant in ACCURACIES
+        before = len(answers)
+        assert eventually(lambda: len(answers) > before + 10)
+    finally:
+        stop.set()
+        thread.join()
+    found = [answer.result(timeout_s=60) for answer in answers]
+    assert {answer.variant for answer in found} <= set(ACCURACIES)
+    assert all(answer.result == [answer.variant] for answer in found)
+    assert (tmp_path / "mark").exists()
+    assert eventually(lambda: len(status(handle)["workers"]) == 2)
