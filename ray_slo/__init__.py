@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ray_slo.models.checkpoint import checkpoint as checkpoint
+    from ray_slo.serve.app.application import application as application
     from ray_slo.serve.app.decorator import deployment as deployment
     from ray_slo.serve.app.pipeline import Pipeline as Pipeline
     from ray_slo.serve.app.pipeline import Task as Task
@@ -21,6 +22,7 @@ __version__ = "0.1.0"
 
 _LAZY = {
     "Answer": "ray_slo.serve.frontend.answer",
+    "application": "ray_slo.serve.app.application",
     "batch": "ray_slo.serve.batch.decorator",
     "checkpoint": "ray_slo.models.checkpoint",
     "deployment": "ray_slo.serve.app.decorator",
@@ -36,6 +38,7 @@ __all__ = [
     "Task",
     "Variant",
     "__version__",
+    "application",
     "batch",
     "checkpoint",
     "deployment",

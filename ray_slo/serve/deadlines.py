@@ -93,6 +93,7 @@ _BY_KEY: dict[str | bytes, Header] = {
 _SAID_BY = {key: header.said_by for key, header in _BY_KEY.items()}
 _TIMES = {key: header.name for key, header in _BY_KEY.items() if header.per_s}
 _LONGEST_NUMBER = 32  # characters
+_LONGEST_CLASS = 100  # characters, as of all names
 _LEAST_MS = 1.0  # stands for a deadline that has passed: 0 would be refused as no SLO
 
 
@@ -179,6 +180,15 @@ class TimeLimits:
         from ray_slo.serve.errors import BadHeader  # imports Ray
 
         raise BadHeader(f"header {name} {bad}", field=name)
+
+
+def slo_class_of(headers: Iterable[tuple[Any, Any]]) -> str:
+    """The SLO class that a client names; empty where it names none, or no possible one."""
+    for name, value in headers:
+        if _BY_KEY.get(name) is HEADERS[CLASS_HEADER]:
+            text = value.decode("latin-1") if isinstance(value, bytes) else str(value)
+            return text if len(text) <= _LONGEST_CLASS else ""
+    return ""
 
 
 def _number(value: Any) -> float:

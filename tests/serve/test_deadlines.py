@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ray_slo.errors import BadHeader
-from ray_slo.serve.deadlines import HEADERS, TimeLimits, spent, without
+from ray_slo.serve.deadlines import HEADERS, TimeLimits, slo_class_of, spent, without
 
 OWN, PROXIED, TIMEOUT = "x-slo-latency-ms", "x-slo-timeout-ms", "x-request-timeout-seconds"
 CLASS = "x-slo-class"
@@ -110,6 +110,13 @@ def test_what_was_spent_is_less_for_those_behind(kind):
     assert spent(asked, 0.5, 0.25)[-1] == of((PROXIED, "250.000"))[0]
     bad = of((OWN, "soon"), (TIMEOUT, "0"))
     assert spent(bad, 0.5) == bad
+
+
+def test_the_class_that_a_client_names():
+    for kind in (str, str.encode):
+        pairs = [(kind("a"), kind("b")), (kind(CLASS), kind("gold"))]
+        assert slo_class_of(pairs) == "gold"
+    assert slo_class_of([]) == slo_class_of([(CLASS, "x" * 101)]) == ""
 
 
 def test_the_module_is_light():

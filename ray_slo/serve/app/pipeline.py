@@ -24,6 +24,8 @@ class Task:
             results, `__call__(self, items)`; with variants `__call__(self, network, items)`. A
             result is anything, or `ray_slo.Outputs` with items for child tasks. Static methods as
             in `ray_slo.deployment`: `preprocess`, `postprocess`, `example_input`, and `join`.
+        model: instead of `callable` and all that belongs to it: the name of a model of the
+            application, or of another task, that serves this task, too.
         parent: the task that makes its requests; None at the root.
         variants: networks to choose from.
         args, kwargs: of the class's constructor.
@@ -34,7 +36,7 @@ class Task:
     """
 
     name: str
-    callable: str | Callable[..., Any]
+    callable: str | Callable[..., Any] = ""
     parent: str | None = None
     variants: Sequence[Variant] = ()
     args: tuple[Any, ...] = ()
@@ -42,6 +44,35 @@ class Task:
     accuracy: float | None = None
     factors: Mapping[str, float] = field(default_factory=dict)
     options: Mapping[str, Any] = field(default_factory=dict)
+    model: str | None = None
+
+    def said(self) -> dict[str, Any]:
+        """Its fields of `TaskConfig`."""
+        given: dict[str, Any] = {
+            "callable": self.callable,
+            "model": self.model,
+            "parent": self.parent,
+            "variants": list(self.variants),
+            "args": self.args,
+            "kwargs": dict(self.kwargs),
+            "accuracy": self.accuracy,
+            "factors": dict(self.factors),
+        }
+        return {name: value for name, value in given.items() if value} | dict(self.options)
+
+
+def by_name(tasks: Sequence[Task]) -> dict[str, dict[str, Any]]:
+    """Fields of tasks.
+
+    Raises:
+        ValueError: two have one name.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    for task in tasks:
+        if task.name in found:
+            raise ValueError(f"two tasks are named {task.name!r}")
+        found[task.name] = task.said()
+    return found
 
 
 class Pipeline:
@@ -65,6 +96,7 @@ class Pipeline:
     Args:
         tasks: one without a parent, the root; the others name theirs.
         latency_slo_ms: milliseconds from arrival to answer, end to end.
+        slo_classes: other end-to-end SLOs in milliseconds, by a name that clients give.
         join: `join(result, {child: [joined, …]})` of the root; see `docs/pipelines.md`.
         path_accuracies: measured end-to-end accuracies, percent, by "variant/variant/…" from the
             root to a last task; else they are products.
@@ -87,6 +119,7 @@ class Pipeline:
         tasks: Sequence[Task],
         *,
         latency_slo_ms: float,
+        slo_classes: Mapping[str, float] | None = None,
         join: str | Callable[[Any, dict[str, list[Any]]], Any] | None = None,
         path_accuracies: Mapping[str, float] | None = None,
         num_replicas: int | None = None,
@@ -99,20 +132,6 @@ class Pipeline:
         name: str = "pipeline",
         **options: Any,
     ) -> None:
-        by_name: dict[str, dict[str, Any]] = {}
-        for task in tasks:
-            if task.name in by_name:
-                raise ValueError(f"two tasks are named {task.name!r}")
-            by_name[task.name] = {
-                "callable": task.callable,
-                "parent": task.parent,
-                "variants": list(task.variants),
-                "args": task.args,
-                "kwargs": dict(task.kwargs),
-                "accuracy": task.accuracy,
-                "factors": dict(task.factors),
-                **task.options,
-            }
         worker = {
             "num_replicas": num_replicas,
             "min_replicas": min_replicas,
@@ -121,8 +140,9 @@ class Pipeline:
         }
         self._data: dict[str, Any] = {
             "pipeline": {
-                "tasks": by_name,
+                "tasks": by_name(tasks),
                 "latency_slo_ms": latency_slo_ms,
+                "slo_classes": dict(slo_classes or {}),
                 "join": join,
                 "path_accuracies": dict(path_accuracies or {}),
             },

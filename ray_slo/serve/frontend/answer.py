@@ -56,6 +56,7 @@ class Answer:
             requests of each task by "/", `accuracy` is end to end and the mean of all branches,
             `queue_ms` and `exec_ms` are sums along the branch that was done last, and `batch_size`
             is the root's.
+        slo_class: that the client named; empty without one.
     """
 
     result: Any
@@ -68,6 +69,7 @@ class Answer:
     latency_ms: float
     latency_slo_ms: float
     stages: tuple[Stage, ...] = ()
+    slo_class: str = ""
 
     @property
     def deadline_met(self) -> bool:
@@ -87,6 +89,8 @@ class Answer:
         }
         if self.accuracy is not None:
             headers["x-slo-accuracy"] = f"{self.accuracy:.2f}"
+        if self.slo_class:
+            headers["x-slo-class"] = self.slo_class
         if self.stages:
             headers["x-slo-stages"] = ", ".join(map(str, self.stages))
         return headers

@@ -219,7 +219,7 @@ class Frontend:
         """Raises NotReady while no worker can serve what is asked, with the reason."""
         refusal = await self._workers.refusal(asked.model)
         if refusal is not None:
-            self._metrics.unanswered(asked.model, "refused", refusal.reason)
+            self._metrics.unanswered(asked.stream, "refused", refusal.reason)
             self._service.turned_away(asked.stream, 1)
             raise refusal
 

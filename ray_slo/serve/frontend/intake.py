@@ -223,7 +223,7 @@ class Intake:
         except (SLOError, ClientDisconnect) as error:
             if not isinstance(error, SLOError):
                 error = BadInput("the client left before its body was here", field="body")
-            self._unanswered(asked.model, error.outcome, error.reason)
+            self._unanswered(asked.stream, error.outcome, error.reason)
             error.model = asked.model
             raise error from None
 
@@ -307,7 +307,7 @@ class Intake:
 
     def _refuse(self, asked: Asked, reason: str, count: int = 1) -> None:
         """Requests that came no further than a door; they count as demand."""
-        self._unanswered(asked.model, "refused", reason, count)
+        self._unanswered(asked.stream, "refused", reason, count)
         self._refused(asked.stream, count)
 
 

@@ -6,6 +6,7 @@ import functools
 import itertools
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from ray_slo.core.requests import Upstream
@@ -87,7 +88,7 @@ class Service:
             with trace.inside():
                 answer = await answer_one(asked, item, trace)
         except BaseException as error:
-            self._unanswered(asked.model, trace, error)
+            self._unanswered(asked.stream, trace, error)
             if outcome_of(error)[0] in _BAD:
                 self._bad(asked.stream)
             if isinstance(error, SLOError):
@@ -95,6 +96,8 @@ class Service:
             raise
         finally:
             self.num_owned -= 1
+        if asked.slo_class:
+            answer = replace(answer, slo_class=asked.slo_class)
         trace.answered(answer)
         self._metrics.answered(answer)
         if not answer.deadline_met:
@@ -122,14 +125,14 @@ class Service:
         error = RefusedEarly(
             said, reason="queue_full", model=asked.model, latency_slo_ms=asked.slo_s * 1e3
         )
-        self._unanswered(asked.model, trace, error)
+        self._unanswered(asked.stream, trace, error)
         self._bad(asked.stream)
         raise error
 
-    def _unanswered(self, model: str, trace: RequestTrace, error: BaseException) -> None:
+    def _unanswered(self, stream: str, trace: RequestTrace, error: BaseException) -> None:
         outcome, reason = outcome_of(error)
         trace.unanswered(outcome, reason, error)
-        self._metrics.unanswered(model, outcome, reason)
+        self._metrics.unanswered(stream, outcome, reason)
 
     async def _answer_one(self, asked: Asked, item: Any, trace: RequestTrace) -> Answer:
         model, hooks = asked.model, self._hooks

@@ -19,6 +19,7 @@ from ray_slo.serve.deadlines import (
     REFUSED_HEADER,
     WHOLE_HEADER,
     TimeLimits,
+    slo_class_of,
     without,
 )
 from ray_slo.serve.errors import SLOError, http_response
@@ -64,21 +65,21 @@ class AdmissionMiddleware:
             num_bytes: declared size of the body.
         """
         arrival = scope.get(ARRIVAL, time.monotonic())
-        path = scope["path"]
         headers = without(scope["headers"], "door")
-        slo_s = self._door.slo_s(path)
+        place = (scope["path"], slo_class_of(headers))
+        slo_s = self._door.slo_s(place)
         left_s = TimeLimits(headers, proxied=False).budget_s(slo_s)
         is_small = num_bytes is not None and num_bytes <= _SMALL_BYTES
         whole = slo_s is not None and left_s is not None and is_small
         try:
-            self._door.check(path, arrival, left_s)
+            self._door.check(place, arrival, left_s)
             if whole:
                 assert left_s is not None
                 request = Request({**scope, "headers": headers}, receive)
                 left_s_now = arrival + left_s - time.monotonic()
                 receive = _Replayed(await body_of(request, _SMALL_BYTES, left_s_now), receive)
             ticket = await self._door.enter(
-                path, arrival, left_s, num_bytes=num_bytes or 0, is_json=_is_json(headers)
+                place, arrival, left_s, num_bytes=num_bytes or 0, is_json=_is_json(headers)
             )
         except ClientDisconnect:
             return
@@ -87,15 +88,15 @@ class AdmissionMiddleware:
             return
         try:
             headers.append((_WHOLE, b"1" if whole else b"0"))
-            if refused := self._door.refused_before(path):
+            if refused := self._door.refused_before(place):
                 headers.append((_REFUSED, str(refused).encode()))
             scope = {**scope, "headers": headers, ARRIVAL: arrival}
             let_in = time.monotonic()
-            await self._app(scope, receive, self._watched(send, path, let_in))
+            await self._app(scope, receive, self._watched(send, place, let_in))
         finally:
             self._door.leave(ticket)
 
-    def _watched(self, send: Any, path: str, let_in: float) -> Any:
+    def _watched(self, send: Any, place: tuple[str, str], let_in: float) -> Any:
         """`send`, which keeps what a frontend says of its capacity from the client."""
 
         async def watched(message: Any) -> None:
@@ -106,7 +107,7 @@ class AdmissionMiddleware:
                     took_s = time.monotonic() - let_in if message["status"] == 200 else None
                     inside = found.get(_LATENCY)
                     inside_s = None if inside is None else float(inside) / 1e3
-                    self._door.heard(path, said.decode(), took_s, inside_s)
+                    self._door.heard(place, said.decode(), took_s, inside_s)
                     message = {**message, "headers": rest}
             await send(message)
 

@@ -21,6 +21,7 @@ from ray_slo.serve.deadlines import (
     TimeLimits,
     left_ms,
     positive,
+    slo_class_of,
     spent,
     tightest,
     without,
@@ -115,7 +116,7 @@ class _Call:
 
     Attributes:
         arrival: `time.monotonic()` seconds.
-        place: the application and the model that it names.
+        place: the application, the model and the SLO class that it names.
         budget_s: from then to the deadline that the client names; None: it names none.
         slo_s: of the model, where the client names no SLO and it is known.
     """
@@ -123,7 +124,7 @@ class _Call:
     request: Any
     context: Any
     arrival: float
-    place: tuple[str | None, str]
+    place: tuple[str | None, str, str]
     budget_s: float | None
     slo_s: float | None
 
@@ -136,7 +137,7 @@ class Failover:
     """
 
     def __init__(self, door: ProxyDoor | None = None) -> None:
-        self._ours = Places()  # by application and model
+        self._ours = Places()  # by application, model and SLO class
         self._door = door or ProxyDoor()
 
     async def __call__(self, handle: Handle, request: Any, context: Any) -> Any:
@@ -164,7 +165,8 @@ class Failover:
     def _call(self, request: Any, context: Any) -> _Call:
         metadata = context.invocation_metadata() or ()
         is_infer = isinstance(request, InferRequest)
-        place = (dict(metadata).get("application"), request.model if is_infer else "")
+        model, slo_class = request.model if is_infer else "", slo_class_of(metadata)
+        place = (dict(metadata).get("application"), model, slo_class)
         limits = TimeLimits(metadata, proxied=False)
         own_s = limits.own_s()
         if is_infer and request.HasField("latency_slo_ms"):

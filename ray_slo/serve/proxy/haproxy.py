@@ -30,6 +30,7 @@ from pathlib import Path
 
 from ray_slo.serve.deadlines import (
     CAPACITY_HEADER,
+    CLASS_HEADER,
     LATENCY_HEADER,
     PROXIED_HEADER,
     REFUSED_HEADER,
@@ -146,8 +147,8 @@ def _headers() -> list[str]:
 
 
 def _door() -> list[str]:
-    """In a backend. Of a path are known: requests/s that the workers can do, the model's SLO in
-    milliseconds, requests that the frontends keep."""
+    """In a backend. Of a path, and of an SLO class there, are known: requests/s that the workers
+    can do, the SLO in milliseconds, requests that the frontends keep."""
     known = "{ var(txn.slo_rate) -m int gt 0 }"
     own = f"req.hdr({LATENCY_HEADER})"
     body = (
@@ -158,10 +159,12 @@ def _door() -> list[str]:
     set_ = "http-request set-var"
     refused = f"{known} {{ var(txn.slo_over) -m int ge 0 }}"
     return [
-        f"http-request track-sc1 path table {_PATHS}",
-        f"{set_}(txn.slo_rate) path,table_gpt(0,{_PATHS})",
-        f"{set_}(txn.slo_ms) path,table_gpt(1,{_PATHS})",
-        f"{set_}(txn.slo_most) path,table_gpt(2,{_PATHS})",
+        f"{set_}(txn.slo_class) req.hdr({CLASS_HEADER})",
+        f"{set_}(txn.slo_place) path,concat(@,txn.slo_class)",
+        f"http-request track-sc1 var(txn.slo_place) table {_PATHS}",
+        f"{set_}(txn.slo_rate) var(txn.slo_place),table_gpt(0,{_PATHS})",
+        f"{set_}(txn.slo_ms) var(txn.slo_place),table_gpt(1,{_PATHS})",
+        f"{set_}(txn.slo_most) var(txn.slo_place),table_gpt(2,{_PATHS})",
         f"{set_}(txn.slo_left) var(txn.slo_ms)",
         # A timeout can only tighten the SLO. HAProxy reads whole seconds: 0.5 changes nothing.
         f"{set_}(txn.slo_timeout) req.hdr({TIMEOUT_HEADER}),mul(1000)",

@@ -25,6 +25,7 @@ from ray_slo.serve.deadlines import (
     TIMEOUT_HEADER,
     TimeLimits,
     positive,
+    slo_class_of,
     spent,
     without,
 )
@@ -129,17 +130,18 @@ class FailoverMiddleware:
     def __init__(self, app: Any, in_frontend: bool = False) -> None:
         self._app = app
         self._in_frontend = in_frontend
-        self._ours = Places()  # by path; another's requests are not to be repeated
+        self._ours = Places()  # by path and SLO class; another's requests are not to be repeated
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        path, headers = scope["path"], without(scope["headers"], "failover")
+        headers = without(scope["headers"], "failover")
+        place = (scope["path"], slo_class_of(headers))
         budget_s = TimeLimits(headers).named_s()
         limit_s = None
         if budget_s is not None or _TIMEOUT not in dict(headers):  # 0: it wants to wait
-            limit_s = self._ours.limit_s(path, budget_s)
+            limit_s = self._ours.limit_s(place, budget_s)
         exchange = _Exchange(receive, send, limit_s, scope.get(ARRIVAL))
         for i in range(TRIES):
             exchange.again()
@@ -149,12 +151,12 @@ class FailoverMiddleware:
             if i and budget_s is not None and spent_s >= budget_s:
                 break
             # A model's SLO begins when the proxy has the request.
-            slo_s = self._ours.slo_s(path) if budget_s is None and spent_s else None
+            slo_s = self._ours.slo_s(place) if budget_s is None and spent_s else None
             told = spent(headers, spent_s, None if slo_s is None else slo_s - spent_s)
             if limit_s is not None and all(name != _TIMEOUT for name, _ in told):
                 told.append((_TIMEOUT, repr(max(limit_s - spent_s, 1e-3)).encode()))
             # A frontend that ends takes this middleware along where it is in its process.
-            is_named = path in self._ours and not self._in_frontend
+            is_named = place in self._ours and not self._in_frontend
             attempt = new_attempt() if is_named else ""
             if attempt:
                 told.append((_ATTEMPT, attempt.encode()))
@@ -162,16 +164,16 @@ class FailoverMiddleware:
             await self._app(again, exchange.receive, exchange.send)
             if exchange.ours:
                 is_models = budget_s is None and slo_s is None
-                self._ours.answered(path, exchange.slo_s if is_models else None)
+                self._ours.answered(place, exchange.slo_s if is_models else None)
             if exchange.started or exchange.client_left:
                 return
-            if exchange.timed_out or path not in self._ours:
+            if exchange.timed_out or place not in self._ours:
                 break
             if is_suspect(attempt):
                 await exchange.refuse(suspect())
                 return
         if limit_s is not None and exchange.timed_out:
-            await exchange.refuse(self._ours.silent(path, limit_s))
+            await exchange.refuse(self._ours.silent(place, limit_s))
         else:
             await exchange.refuse(lost())
 

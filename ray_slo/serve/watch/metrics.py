@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from ray.serve import metrics
 
 from ray_slo.core.policy import Expected
+from ray_slo.core.trees import root_and_class
 from ray_slo.planning.brains.brain import Plans
 from ray_slo.serve.errors import FAULTS
 
@@ -70,7 +71,7 @@ class FrontendMetrics:
             "requests_total",
             "Requests by outcome: ok, late, refused, expired, cancelled, failed, invalid; reason "
             "says more.",
-            *("model", "outcome", "reason"),
+            *("model", "slo_class", "outcome", "reason"),
         )
         self._variants = _counter(
             "variant_total", "Answers by variant (the variant mix).", "model", "variant"
@@ -130,7 +131,10 @@ class FrontendMetrics:
         variant = {**model, "variant": answer.variant}
         met = answer.deadline_met
         self._count(answer.model, not met)
-        self._requests.inc(1, {**model, "outcome": "ok" if met else "late", "reason": ""})
+        outcome = "ok" if met else "late"
+        self._requests.inc(
+            1, {**model, "slo_class": answer.slo_class, "outcome": outcome, "reason": ""}
+        )
         self._variants.inc(1, variant)
         self._latency.observe(answer.latency_ms, variant)
         self._slack.observe(max(answer.latency_slo_ms - answer.latency_ms, 0.0), model)
@@ -139,11 +143,18 @@ class FrontendMetrics:
             good = self._good.setdefault(answer.model, deque())
             good.append((time.monotonic(), answer.accuracy))
 
-    def unanswered(self, model: str, outcome: str, reason: str, count: int = 1) -> None:
-        """Requests ended without an answer."""
+    def unanswered(self, stream: str, outcome: str, reason: str, count: int = 1) -> None:
+        """Requests ended without an answer.
+
+        Args:
+            stream: a model or pipeline, with the SLO class; or a task.
+        """
+        model, slo_class = root_and_class(stream)
         if outcome in FAULTS:
             self._count(model, True, count)
-        self._requests.inc(count, {"model": model, "outcome": outcome, "reason": reason})
+        self._requests.inc(
+            count, {"model": model, "slo_class": slo_class, "outcome": outcome, "reason": reason}
+        )
 
     def _count(self, model: str, bad: bool, number: int = 1) -> None:
         self._shares.setdefault(model, _Share()).count(time.monotonic(), bad, number)

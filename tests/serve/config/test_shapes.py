@@ -5,6 +5,7 @@ import pickle
 
 import pytest
 
+import ray_slo
 from ray_slo.core.trees import Tree, TreeTask
 from ray_slo.policies.price import Price
 from ray_slo.serve.app.build import build_app_from_spec
@@ -228,6 +229,48 @@ def test_mistakes_name_field_value_and_choices(wrong, says):
     with pytest.raises(ValueError) as error:
         parse_spec(wrong)
     assert says in str(error.value)
+
+
+def test_from_python():
+    tasks = [
+        ray_slo.Task("find", Plain, factors={"lines": 4}),
+        ray_slo.Task("lines", model="read", parent="find"),
+    ]
+    read = {
+        "callable": Nets,
+        "latency_slo_ms": 100,
+        "slo_classes": {"gold": 50},
+        "variants": [ray_slo.Variant("small", accuracy=80, load=load)],
+    }
+    app = ray_slo.application(
+        models={"read": read},
+        pipelines={"pages": {"latency_slo_ms": 500, "tasks": tasks}},
+        workers={"cpu": {"num_replicas": 3}},
+        policy=f"{HERE}:Own",
+        planner=None,
+        name="all",
+    )
+    bound = app._bound_deployment
+    spec, workers = bound.init_args
+    assert (bound.name, list(spec.trees), list(workers)) == ("all", ["read", "pages"], ["cpu"])
+    assert spec.trees["pages"]["lines"].model == "read"
+    assert spec.trees["read"].slos_s == {"": 0.1, "gold": 0.05}
+    with pytest.raises(ValueError, match="two tasks are named 'find'"):
+        ray_slo.application(pipelines={"p": {"latency_slo_ms": 9, "tasks": tasks[:1] * 2}})
+    with pytest.raises(ValueError, match="models: required"):
+        ray_slo.application()
+    with pytest.raises(ValueError, match=r"lines.*callable: the model 'read' says that"):
+        wrong = [tasks[0], ray_slo.Task("lines", Plain, parent="find", model="read")]
+        ray_slo.application(
+            models={"read": read}, pipelines={"p": {"latency_slo_ms": 9, "tasks": wrong}}
+        )
+
+
+def test_a_pipeline_from_python_has_classes():
+    made = ray_slo.Pipeline(
+        [ray_slo.Task("find", Plain)], latency_slo_ms=100, slo_classes={"bulk": 900}, planner=None
+    )
+    assert made.spec().trees["pipeline"].slos_s == {"": 0.1, "bulk": 0.9}
 
 
 @pytest.mark.parametrize(

@@ -124,6 +124,8 @@ async def test_an_slo_class_is_the_deadline_unless_the_call_has_its_own(running)
         ):
             answer = await front("a", response_metadata=True, **asked)
             assert answer.latency_slo_ms == pytest.approx(slo_ms)
+            assert answer.slo_class == asked.get("slo_class", "")
+            assert answer.headers().get("x-slo-class", "") == answer.slo_class
         with pytest.raises(BadInput, match="'text' has no SLO class 'bulk'; its classes are gold"):
             await front("a", model="text", slo_class="bulk")
         with pytest.raises(BadInput, match="'title' has no SLO class 'gold'; its classes are none"):

@@ -151,6 +151,18 @@ async def test_who_still_sends_a_large_body_hears_what_is_wrong_with_it():
 
 
 @in_loop
+async def test_classes_have_slos_of_their_own():
+    app = App(capacity="1000;400;2000;9000000;5000000")
+    door = AdmissionMiddleware(app)
+    await ask(door)
+    app.capacity = "1000;5000;2000;9000000;5000000"
+    bulk = [*HEADERS, (b"x-slo-class", b"bulk")]
+    await ask(door, headers=bulk)
+    slos_s = [door._door.slo_s(("/m", slo_class)) for slo_class in ("", "bulk", "gold")]
+    assert slos_s == [0.4, 5.0, None]
+
+
+@in_loop
 async def test_who_still_sends_after_the_answer_is_out_of_the_door():
     door = AdmissionMiddleware(App())
     await ask(door)

@@ -127,7 +127,7 @@ def test_what_frontends_say_of_themselves_goes_no_further(monkeypatch):
     serve.call(InferRequest(json="2", model="m"), context)
     assert context.trailing == [("request_id", "1")]
     assert "x-slo-refused-before" not in serve.metadata[0]  # a client's own word
-    assert door.slo_s(("a", "m")) == 0.4
+    assert door.slo_s(("a", "m", "")) == 0.4
     assert door.gate.inside == 0
 
 
@@ -152,7 +152,7 @@ def test_more_than_workers_can_do_are_refused_before_they_cost_anything(monkeypa
 
     async def main():
         door = ProxyDoor()
-        door.heard(("a", "m"), CAPACITY[1], None, None)
+        door.heard(("a", "m", ""), CAPACITY[1], None, None)
         monkeypatch.setattr(grpc_module, "shared", lambda: door)
         serve = Serve(*[REPLY] * 101, trailing=[CAPACITY], takes_s=1.0)
         infer = serve.handlers["/ray_slo.v1.Inference/Infer"].unary_unary
@@ -173,7 +173,7 @@ def test_time_at_the_door_is_the_calls_own(monkeypatch):
 
     async def main():
         door = ProxyDoor()
-        door.heard(("a", "m"), "1000;400;2000;100;100", None, None)
+        door.heard(("a", "m", ""), "1000;400;2000;100;100", None, None)
         monkeypatch.setattr(grpc_module, "shared", lambda: door)
         serve = Serve(*[REPLY] * 80, takes_s=0.3)
         infer = serve.handlers["/ray_slo.v1.Inference/Infer"].unary_unary
@@ -219,7 +219,7 @@ def test_a_call_whose_time_passes_while_others_try_a_place_is_expired(monkeypatc
 
 def test_a_message_that_is_too_large_goes_no_further(monkeypatch):
     door = ProxyDoor()
-    door.heard(("a", "m"), "10;400;2000;100;100", None, None)
+    door.heard(("a", "m", ""), "10;400;2000;100;100", None, None)
     monkeypatch.setattr(grpc_module, "shared", lambda: door)
     serve = Serve(REPLY)
     context = Context()

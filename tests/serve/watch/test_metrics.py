@@ -89,6 +89,17 @@ def test_the_share_of_bad_requests_over_the_last_minute(kept, monkeypatch):
     assert share.bad_rate() == {}
 
 
+def test_requests_are_counted_by_class(kept):
+    counts = metrics.FrontendMetrics()
+    counts.unanswered("m@gold", "refused", "shed", 2)
+    counts.unanswered("m", "refused", "shed")
+    counts.answered(SimpleNamespace(**{**vars(answer(True)), "slo_class": "gold"}))
+    name = "serve_slo_requests_total"
+    assert kept[name, "m", "gold", "refused", "shed"] == 2
+    assert kept[name, "m", "", "refused", "shed"] == 1
+    assert kept[name, "m", "gold", "ok", ""] == 1
+
+
 def answer(met):
     return SimpleNamespace(
         model="m",
@@ -98,6 +109,7 @@ def answer(met):
         latency_slo_ms=2.0,
         queue_ms=0.5,
         accuracy=90.0,
+        slo_class="",
     )
 
 
