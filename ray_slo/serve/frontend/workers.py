@@ -13,6 +13,7 @@ import ray
 from ray import cloudpickle
 
 from ray_slo.core.policy import Expected
+from ray_slo.core.trees import DEFAULT_CLASS
 from ray_slo.serve.config.spec import AppSpec, worker_deployment
 from ray_slo.serve.errors import ConfigError, NotReady
 from ray_slo.serve.frontend.ledger import Entry, WorkerGone
@@ -28,7 +29,8 @@ _MEET_S = 5.0  # for workers to introduce themselves again
 _FIRST_S = 2.0  # the same at the start; without an answer no worker is up
 _LOOK_S = 0.3  # between looks at what workers can serve, until they can serve everything
 _LEAST_LOOK_S = 0.05  # the same, when a request waits for the next one
-_FRESH_S = 1.0  # a request waits at most this long for a look
+_FRESH_S = 1.0  # a request waits at most this long for a look; the first ones,
+_PATIENT_S = 5.0  # for which a starved machine has little time, so long if their SLO allows it
 # What a call to a worker raises when the worker is gone, or its node with the result.
 _GONE = (
     ray.exceptions.RayActorError,
@@ -176,7 +178,9 @@ class Workers:
         refusal = self.startup.refusal(model, time.monotonic())
         if refusal is not None:
             self._look_now.set()
-            await asyncio.wait({self._next_look}, timeout=_FRESH_S)
+            slo_s = self._spec.trees[model].slos_s[DEFAULT_CLASS]
+            patience_s = max(_FRESH_S, min(slo_s, _PATIENT_S))
+            await asyncio.wait({self._next_look}, timeout=patience_s)
             refusal = self.startup.refusal(model, time.monotonic())
         return refusal
 

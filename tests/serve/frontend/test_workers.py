@@ -16,13 +16,16 @@ from tests.serve.fakes import surroundings
 from tests.serve.loops import in_loop
 
 GRANT = Grant("b", "w0", "gpu", "m", "v", (1,), 0, 1, 1, 0.0, 0.1, 1.0)
-SPEC = parse_spec({"models": {"m": {"callable": "apps:M", "latency_slo_ms": 100}}, "name": "m"})
 
 
-def workers(execute=None, capacity=None, why=""):
+def spec_of(slo_ms):
+    return parse_spec({"models": {"m": {"callable": "apps:M", "latency_slo_ms": slo_ms}}})
+
+
+def workers(execute=None, capacity=None, why="", slo_ms=100):
     handle = SimpleNamespace(execute=SimpleNamespace(remote=execute), deployment_name="m-worker")
     return Workers(
-        SPEC,
+        spec_of(slo_ms),
         surroundings("m", ended_itself={"w0": why}.get),
         {"gpu": handle},
         SimpleNamespace(capacity=capacity),
@@ -76,6 +79,29 @@ async def test_the_most_workers_that_a_model_had_are_remembered():
     assert await there.up("m") == Up({"w0", "w1"}, 2)
     assert await there.up("m") == Up({"w1"}, 2)
     assert there.capacity_of("m").rate == 100.0
+
+
+@in_loop
+@pytest.mark.parametrize(("slo_ms", "waits_s"), [(30_000, None), (2000, 2.0), (100, 1.0)])
+async def test_a_look_that_takes_long_is_waited_for_as_the_slo_allows(slo_ms, waits_s):
+    """On a starved machine: workers are up, and the scheduler takes its time to say so."""
+    since, loop = [], asyncio.get_running_loop()
+
+    async def capacity():
+        since.append(loop.time())
+        await asyncio.sleep(1.5)
+        return {"m": Capacity(1.0, frozenset({"w0"}))} if len(since) > 1 else {}
+
+    there = workers(capacity=capacity, slo_ms=slo_ms)
+    there._meeting = loop.create_future()
+    looking = asyncio.ensure_future(there._watch_startup())
+    await asyncio.sleep(0.1)  # in the first look
+    began = loop.time()
+    refused = await there.refusal("m")
+    assert (refused is None) == (waits_s is None)
+    if waits_s is not None:
+        assert loop.time() - began == pytest.approx(waits_s, abs=0.1)
+    looking.cancel()
 
 
 @in_loop
