@@ -71,7 +71,8 @@ class Channel(ABC):
 
     @abstractmethod
     async def join(self, beat: Heartbeat) -> None:
-        """Introduce a worker to the scheduler, as soon as that is there."""
+        """Introduce a worker to the scheduler, as soon as that is there, if it does not do so
+        itself."""
 
     def is_deserted(self) -> bool:
         """Whether the scheduler knows no worker, as far as that is a frontend's business."""
@@ -172,8 +173,8 @@ class ActorChannel(Channel):
         self._poller = self._loop.create_task(self._poll())
 
     async def join(self, beat: Heartbeat) -> None:
+        """Wait until the scheduler is there; workers find it, and register, themselves."""
         await self._connected.wait()
-        await self._actor.heartbeat.remote(beat)
 
     async def capacity(self) -> dict[str, Capacity]:
         if self._actor is None:
