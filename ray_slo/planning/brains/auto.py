@@ -74,7 +74,6 @@ class AutoSetting:
         demand: how the demand is anticipated (`ray_slo.core.demand`).
         make_before_break: a worker loads its next variant before it lets go of the last one.
         profiles: of variants by kind, as files say.
-        tunable: names of the problem's fields that can be changed while it runs.
     """
 
     problem: Problem
@@ -89,7 +88,6 @@ class AutoSetting:
     make_before_break: bool = True
     profiles: Mapping[Key, LatencyProfile] = field(default_factory=dict)
     choosing: frozenset[str] = frozenset()
-    tunable: frozenset[str] = frozenset({"objective", "budget_per_hour", "accuracy_floor"})
 
 
 class Job(NamedTuple):
@@ -173,6 +171,7 @@ class AutoBrain(Brain):
         self._steps = Steps(self._known.model_of)
         self._now = -math.inf
         self._settled_since = math.inf  # workers serve as planned
+        self._workers = 0  # that were there at the last look
 
     @property
     def solve(self) -> Callable[[Job], Plans]:
@@ -188,14 +187,12 @@ class AutoBrain(Brain):
             target.up_s, target.down_s = self._delays(name)
 
     def tune(self, kwargs: Mapping[str, Any]) -> bool:
-        if unknown := sorted(kwargs.keys() - self._setting.tunable):
-            raise ValueError(
-                f"{unknown[0]} cannot be changed while it runs; "
-                f"{', '.join(sorted(self._setting.tunable))} can"
-            )
         if dict(kwargs) == self._tuned:
             return False
-        replace(self._setting.problem, **kwargs)  # may raise
+        try:
+            replace(self._setting.problem, **kwargs)
+        except TypeError as error:
+            raise ValueError(f"no such argument: {error}") from None
         self._tuned = dict(kwargs)
         return True
 
@@ -212,7 +209,7 @@ class AutoBrain(Brain):
 
     def _look(self, now: float, seen: Seen) -> None:
         """Note which workers have become ready, and whether they serve as planned."""
-        self._now = max(self._now, now)
+        self._now, self._workers = max(self._now, now), len(seen.workers)
         self._known.look(seen)
         self._homes.look(seen)
         if self._solved is None or self._job is None:
@@ -326,9 +323,10 @@ class AutoBrain(Brain):
             return None
         if kind in self._targets:
             return self._targets[kind].at(self._now)
-        # Nothing is known without a worker: somebody has to measure.
+        # Nothing is known without a worker: where there is none, somebody has to measure.
         waiting = any(self._streams[stream].seen for stream in self._streams)
-        return max(self._setting.first_workers.get(kind, 0), int(waiting))
+        began_with = any(self._setting.first_workers.get(k, 1) for k in self._kinds)
+        return 1 if waiting and not began_with and not self._workers else None
 
     def wanted(self, now: float, seen: Seen, hopeless: bool) -> dict[str, Wanted]:
         return self._homes.send_home(self._orders(now, seen, hopeless), seen)

@@ -257,15 +257,17 @@ class Frontend:
         planner = self._spec.planner
         if set(user_config) != {"planner"} or planner is None or not planner.tunable:
             raise ConfigError(
-                "user_config of a frontend: {'planner': {…}}, with arguments of 'kairos'; "
-                f"got {user_config!r}"
+                "user_config of a frontend: {'planner': {…}}, with arguments of a planner whose "
+                f"arguments can be changed while it runs ('auto', 'kairos'); got {user_config!r}"
             )
         try:
-            planner_class(planner.name).arguments({**planner.kwargs, **user_config["planner"]})
+            found = planner_class(planner.name).arguments(
+                {**planner.kwargs, **user_config["planner"]}
+            )
         except (ValueError, TypeError) as error:
             raise ConfigError(f"user_config.{error}") from None
         assert self._plan is not None
-        self._plan.tune(user_config["planner"])
+        self._plan.tune({name: found[name] for name in user_config["planner"]})
 
     async def slo_heartbeat(self, beat: Heartbeat) -> None:
         """From workers, when the scheduler lives here."""

@@ -45,7 +45,9 @@ class Kairos(PlannerPlugin):
                 f"workers, got {own!r}; leave the policy out, or choose the planner 'auto'"
             )
         if len(config.models) > 1 or any(model.variants for model in config.models.values()):
-            raise ValueError(f"models: {name!r} plans for one model without variants")
+            raise ValueError(
+                f"models: {name!r} plans for one model without variants; choose 'auto'"
+            )
         for kind, worker in config.kinds.items():
             if worker.rented is None:
                 raise ValueError(

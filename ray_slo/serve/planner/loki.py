@@ -36,7 +36,10 @@ class Loki(PlannerPlugin):
     def check(cls, config: AppConfig, planner: PlannerConfig) -> None:
         pipeline, kinds = config.lone_pipeline, config.kinds
         if not config.all_pipelines:
-            raise ValueError("planner.name: 'loki' plans a pipeline, and there is none")
+            raise ValueError(
+                "planner.name: 'loki' plans a pipeline, and there is none; "
+                "choose 'auto', which plans all shapes"
+            )
         if pipeline is None:
             raise ValueError(
                 "planner.name: 'loki' plans one pipeline, whose tasks have code of their own, and "
@@ -49,10 +52,13 @@ class Loki(PlannerPlugin):
         if len(kinds) > 1:
             raise ValueError(
                 f"workers: the planner 'loki' plans for workers that are alike, but there are "
-                f"{', '.join(kinds)}; name one kind"
+                f"{', '.join(kinds)}; name one kind, or choose 'auto'"
             )
         if none := [kind for kind, worker in kinds.items() if worker.least_replicas < 1]:
-            raise ValueError(f"workers.{none[0]}.min_replicas must be at least 1, got 0")
+            raise ValueError(
+                f"workers.{none[0]}.min_replicas must be at least 1 with the "
+                "planner 'loki', got 0; choose 'auto' for none"
+            )
         for task, rate in planner.rates.items():
             if task != pipeline.root:
                 raise ValueError(

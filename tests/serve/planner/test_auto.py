@@ -138,7 +138,7 @@ def test_serve_follows_it_at_once_as_it_waits_itself():
 
 def test_its_brain_is_made():
     brain = make_brain(spec_of())
-    assert brain.target("w") == 1
+    assert brain.target("w") is None
     assert brain.tune({"budget_per_hour": 2.0})
 
 
