@@ -11,9 +11,12 @@ import typer
 from ray_slo.cli._output import (
     in_document,
     key_values,
+    number,
+    percent,
     positive,
     print_json,
     read_document,
+    table,
     will_fill,
 )
 
@@ -80,6 +83,22 @@ def simulate(
     positive(rate=rate)
     will_fill(report)
     data = read_document(spec, _EXAMPLE) if spec else json.loads(json.dumps(_DEFAULTS))
+    if "workloads" in data:
+        flags: dict[str, Any] = {
+            "workers": workers,
+            "slo_ms": slo_ms,
+            "rate": rate,
+            "arrivals": arrivals,
+        }
+        flags |= {"shape": shape, "warmup_s": warmup_s, "alpha_ms": alpha_ms, "beta_ms": beta_ms}
+        flags |= {"goodput": goodput or None, "report": report}
+        if given := [name for name, value in flags.items() if value is not None]:
+            raise ValueError(f"--{given[0].replace('_', '-')} does not go with an application")
+        run = {"duration_s": duration_s, "latency_noise": latency_noise, "seed": seed}
+        _override(data, {(name,): value for name, value in run.items()})
+        _set_policy(data, policy, policy_arg)
+        _application(spec, data, as_json)
+        return
     run = {"duration_s": duration_s, "warmup_s": warmup_s, "latency_noise": latency_noise}
     _override(data, {(name,): value for name, value in {**run, "seed": seed}.items()})
     _override(data, {("cluster", "workers"): workers})
@@ -108,6 +127,42 @@ def simulate(
         console.print(f"largest rate with at most 1 % bad requests: {largest:.1f}/s")
     if written:
         console.print(f"wrote {len(written)} files into {report}")
+
+
+def _application(spec: Path | None, data: dict[str, Any], as_json: bool) -> None:
+    """Run an application of any shape under its planner; print what came of it."""
+    from rich.console import Console
+
+    from ray_slo.simulation.application_spec import ApplicationSpec
+
+    chosen = in_document(spec, ApplicationSpec, data)
+    result = chosen.run(spec.parent if spec else Path())
+    streams = result.streams().to_dict("records")
+    if as_json:
+        print_json({**result.summary(), "streams": streams})
+        return
+    columns = ("stream", "requests/s", "bad", "accuracy", "value", "p50", "p99")
+    rows = [
+        (
+            r["stream"],
+            number(r["rate"]),
+            percent(r["bad_rate"]),
+            number(r["accuracy"], 4, " %"),
+            number(r["value"]),
+            number(1e3 * r["p50_s"], 3, " ms"),
+            number(1e3 * r["p99_s"], 3, " ms"),
+        )
+        for r in streams
+    ]
+    summary = result.summary()
+    title = f"{summary['policy']} under {summary['planner']}, {summary['duration_s']:g} s"
+    console = Console()
+    console.print(table(title, columns, rows))
+    console.print(
+        f"{number(summary['workers'])} workers on average, "
+        f"{number(summary['worker_hours'])} worker-hours, cost {number(summary['cost'])}; "
+        f"{summary['plans']} plans"
+    )
 
 
 def _set_policy(data: dict[str, Any], policy: str | None, arguments: list[str] | None) -> None:

@@ -1,6 +1,7 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -103,3 +104,16 @@ def test_help_imports_nothing_heavy():
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.stdout.strip() == "[]", done.stderr
+
+
+def test_an_application(run):
+    spec = Path(__file__).parents[2] / "configs" / "simulate-application.yaml"
+    code, out, err = run("simulate", spec, "--duration-s", 4, "--policy", "eager")
+    assert (code, err) == (0, "")
+    assert "faces@gold" in out and "worker-hours" in out
+    code, out, _ = run("simulate", spec, "--duration-s", 4, "--seed", 2, "--json")
+    summary = json.loads(out)
+    assert (summary["seed"], len(summary["streams"])) == (2, 3)
+    code, _, err = run("simulate", spec, "--workers", 4)
+    assert code == 2
+    assert "--workers does not go with an application" in err

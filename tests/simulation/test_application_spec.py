@@ -1,0 +1,101 @@
+"""A simulated application as a document."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+from pydantic import ValidationError
+
+from ray_slo.core.documents import read_yaml
+from ray_slo.simulation.application_spec import ApplicationSpec
+
+CONFIG = Path(__file__).parents[2] / "configs" / "simulate-application.yaml"
+SPEC = """
+workers:
+  gpu: {max_replicas: 2, price_per_hour: 3, memory_mb: 900, group: left}
+  cpu: {max_replicas: 1, group: right}
+models:
+  faces:
+    latency_slo_ms: 300
+    slo_classes: {gold: 150}
+    items: 2
+    variants:
+      large: {accuracy: 90, profile: {alpha_ms: 10}, memory_mb: 500, factors: {eyes: 2}}
+      small: {accuracy: 80, profiles: {cpu: {alpha_ms: 4}}, memory_mb: {cpu: 100}}
+pipelines:
+  photo:
+    latency_slo_ms: 900
+    tasks:
+      detect: {accuracy: 88, profile: {alpha_ms: 15}, factors: {who: 2}}
+      who: {parent: detect, model: faces}
+      eyes: {parent: who, profile: {latency_ms: [5, 6]}}
+groups: {faces: left, photo: left}
+workloads: {faces: {arrivals: {kind: poisson, rate: 5}}}
+objective: cost
+budget_per_hour: 7
+"""
+
+
+def spec(**changes):
+    return ApplicationSpec.model_validate(yaml.safe_load(SPEC) | changes)
+
+
+def test_builds_the_problem():
+    problem = spec().problem(Path())
+    assert problem.streams == ("faces", "faces@gold", "photo")
+    assert problem.slo_s("faces@gold") == 0.15
+    photo = problem.tree_of("photo")
+    assert [(t.name, t.model, t.parent) for t in photo.tasks] == [
+        ("detect", "detect", None),
+        ("who", "faces", "detect"),
+        ("eyes", "eyes", "who"),
+    ]
+    assert photo["detect"].factor("detect", "who") == 2
+    assert (photo["who"].factor("large", "eyes"), photo["who"].factor("small", "eyes")) == (2, 1)
+    assert problem.model["faces"].items == 2
+    large, small = problem.model["faces"].variants
+    assert large.memory_mb == {"gpu": 500, "cpu": 500}
+    assert (set(small.profiles), small.memory_mb) == ({"cpu"}, {"cpu": 100})
+    assert problem.variant["eyes"].profiles["gpu"].table == [0.005, 0.006]
+    gpu = problem.kind["gpu"]
+    assert (gpu.min_workers, gpu.max_workers, gpu.price_per_hour, gpu.memory_mb) == (1, 2, 3, 900)
+    assert problem.group_of == dict.fromkeys(("faces", "detect", "eyes"), "left")
+    assert (problem.objective, problem.budget_per_hour) == ("cost", 7)
+
+
+def test_the_policy_is_the_live_default():
+    assert spec().policy_name == "deferred"
+    assert spec(pipelines={}, groups={}).policy_name == "price"
+    assert spec(policy={"name": "eager"}).policy_name == "eager"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"models": {}, "pipelines": {}}, "must name what clients ask for"),
+        ({"groups": {"who": "left"}}, "groups.who: no such model or pipeline"),
+        (
+            {"pipelines": {"faces": {"latency_slo_ms": 1, "tasks": {"a": {"model": "faces"}}}}},
+            "pipelines.faces: a model has that name",
+        ),
+        (
+            {"pipelines": {"p": {"latency_slo_ms": 1, "tasks": {"a": {"model": "b"}}}}},
+            "pipelines.p.tasks.a.model must be one of faces, got 'b'",
+        ),
+        (
+            {"pipelines": {"p": {"latency_slo_ms": 1, "tasks": {"a": {}}}}},
+            "a: give either variants or a profile",
+        ),
+        ({"planner": "loki"}, "planner"),
+    ],
+)
+def test_what_has_no_meaning_is_refused(changes, message):
+    with pytest.raises((ValueError, ValidationError), match=message):
+        spec(**changes).problem(Path())
+
+
+def test_runs():
+    data = read_yaml(CONFIG) | {"duration_s": 5}
+    report = ApplicationSpec.model_validate(data).run(CONFIG.parent)
+    assert report.meta["streams"] == ["faces", "faces@gold", "photo"]
+    assert report.bad_rate() < 0.1
