@@ -220,6 +220,7 @@ class Hand:
             load_s=0.5,
             preempt_delay_s=0.002,
             truth=truth,
+            tells_sizes=setup.sized,
             seed=self.seed,
         )
         return report.value() * report.count()

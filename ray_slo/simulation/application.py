@@ -62,6 +62,7 @@ def simulate_application(
     items: Items = "poisson",
     latency_noise: float = 0.0,
     truth: Sequence[auto.Model] | None = None,
+    tells_sizes: bool = True,
 ) -> ApplicationReport:
     """Run an application until every request has been answered.
 
@@ -86,8 +87,9 @@ def simulate_application(
         preempt_delay_s: from a `Preempt` until the batch stops.
         items: distribution of the requests made per request, as in `simulate_pipeline`.
         latency_noise: as in `simulate`.
-        truth: the models as they are, where their profiles differ from the problem's. A policy that
-            counts requests, and not the items in them, serves sized ones only beside it.
+        truth: the models as they are, where their profiles differ from the problem's.
+        tells_sizes: policy and planner hear of the requests' sizes; else they take each for one
+            item, and the problem's profiles should be by requests.
 
     Raises:
         ValueError: bad arguments.
@@ -102,7 +104,7 @@ def simulate_application(
     first_s = min(interval_s, max(duration_s, check_s))
     problem = replace(problem, demand=_first_demand(problem, clients, first_s))
     chosen = _policy(problem, policy, policy_kwargs or {})
-    if clients.size is not None and truth is None:
+    if clients.size is not None and tells_sizes:
         _check_sizes(clients, problem, unwrapped(chosen))
     first = _first_workers(problem) if planner == "auto" else None
     brain = _brain(
@@ -133,7 +135,9 @@ def simulate_application(
     )
     host = None if brain is None else PlannerHost(brain, list(kinds), interval_s)
     profiles = {(v.name, k): p for v in problem.variant.values() for k, p in v.profiles.items()}
-    run = ApplicationRun(chosen, shape, clients, timing, host, profiles=profiles)
+    run = ApplicationRun(
+        chosen, shape, clients, timing, host, profiles=profiles, tells_sizes=tells_sizes
+    )
     run.loop()
     prices = {kind.name: kind.price_per_hour for kind in problem.kinds}
     name = "none" if brain is None else type(brain).__name__

@@ -66,6 +66,7 @@ class ApplicationRun(Run):
         listener: told (now, over_s, requests by task) of what arrived at each task.
         row_of: what the report says of an answer of the brain's solver.
         profiles: the brain hears them as measured, by variant and kind.
+        tells_sizes: the policy and the brain hear of the requests' sizes.
     """
 
     def __init__(
@@ -79,7 +80,11 @@ class ApplicationRun(Run):
         listener: Listener | None = None,
         row_of: Callable[[Any], dict[str, Any]] = lambda answer: {},
         profiles: Mapping[Key, Any] | None = None,
+        tells_sizes: bool = True,
     ) -> None:
+        self._sizes = None if tells_sizes or clients.size is None else clients.size.tolist()
+        if not tells_sizes:
+            clients = replace(clients, size=None)
         self.shape, self.host, self.clients, self.timing = shape, host, clients, timing
         self._learns, self._listener, self._row_of = learns, listener, row_of
         self._profiles = profiles or {}
@@ -139,6 +144,12 @@ class ApplicationRun(Run):
         return Requests(
             models, model[code], arrival, clients.deadline, clients.size, code, self.tasks
         )
+
+    def items(self, requests: Sequence[Request]) -> int:
+        if self._sizes is None:
+            return super().items(requests)
+        n = len(self._sizes)
+        return sum([self._sizes[r.id] if r.id < n else 1 for r in requests])
 
     # -- requests make requests --------------------------------------------------------------
 

@@ -278,8 +278,7 @@ class Run:
             self._tell(slot, batch, status)
 
     def _tell(self, slot: Slot, batch: Batch, status: BatchStatus) -> None:
-        d = batch.dispatch
-        worker = slot.worker.id
+        d, worker = batch.dispatch, slot.worker.id
         if self.slots.get(worker) is slot:  # else the policy knows that it is gone
             outcome = BatchOutcome(d.batch_id, d.requests, batch.start, batch.finish, status)
             self.policy.batch_finished(self.now, worker, outcome)
@@ -332,8 +331,7 @@ class Run:
 
     def dispatch(self, d: Dispatch) -> None:
         """A batch goes to a worker. Raises PolicyError where that cannot be."""
-        slot = self.slots.get(d.worker)
-        size = len(d.requests)
+        slot, size = self.slots.get(d.worker), len(d.requests)
         if slot is None:
             raise PolicyError(f"batch {d.batch_id} goes to {d.worker!r}, which is not there")
         if d.variant not in slot.worker.loaded:
@@ -341,7 +339,7 @@ class Run:
                 f"batch {d.batch_id}: {d.worker!r} has not loaded {d.variant!r}; "
                 f"it has {', '.join(sorted(slot.worker.loaded))}"
             )
-        items = size if self.requests.size is None else sum([r.size for r in d.requests])
+        items = self.items(d.requests)
         profile = self.truth.variants[d.variant].profiles[slot.worker.hardware]
         if not 1 <= items <= profile.max_batch_size:
             raise PolicyError(
@@ -371,10 +369,13 @@ class Run:
                 "has one sent ahead"
             )
 
+    def items(self, requests: Sequence[Request]) -> int:
+        """In these requests together."""
+        return len(requests) if self.requests.size is None else sum([r.size for r in requests])
+
     def start(self, slot: Slot, batch: Batch) -> None:
         """A worker turns to a batch: how long it will run."""
-        d = batch.dispatch
-        profile = self.truth.variants[d.variant].profiles[slot.worker.hardware]
+        profile = self.truth.variants[batch.dispatch.variant].profiles[slot.worker.hardware]
         time = profile.latency(batch.items)
         if self.noise is not None:
             time *= next(self.noise)

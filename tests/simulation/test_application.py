@@ -442,3 +442,15 @@ def test_sizes_that_nothing_can_take_are_refused():
 
     with pytest.raises(ValueError, match="counts requests, not the items in them"):
         simulate_application(PROBLEM, {"name": sized}, policy=Counts(), planner=None)
+
+
+def test_sizes_that_are_not_told_take_their_time_all_the_same():
+    sized = Workload(arrivals=Times(times_s=[0.0, 0.0]), sizes=workloads.Measured(values=[3]))
+    variant = auto.Variant("name-v", 80.0, {"gpu": LatencyProfile([0.1, 0.2, 0.3])})
+    problem = replace(PROBLEM, models=(PROBLEM.models[0], auto.Model("name", (variant,))))
+    policy = Fifo()
+    report = simulate_application(
+        problem, {"name": sized}, policy=policy, planner=None, duration_s=1.0, tells_sizes=False
+    )
+    assert policy.log == [("name", "name", 1)] * 2
+    assert report.batches.finished_s.tolist() == pytest.approx([0.3, 0.3])
