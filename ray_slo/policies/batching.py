@@ -20,7 +20,7 @@ from typing import ClassVar
 
 from ray_slo.core.arguments import Count, NonNegative, checked
 from ray_slo.core.cluster import Cluster, DispatchDelay, Kind, Model
-from ray_slo.core.decisions import Action, Decision, Dispatch
+from ray_slo.core.decisions import Action, Decision, Dispatch, Drop, DropReason
 from ray_slo.core.policy import Abilities
 from ray_slo.core.requests import BatchOutcome, Request, WorkerId
 from ray_slo.policies.shared.lanes import Flight, Lane, ModelState, Pool, Worker
@@ -47,7 +47,6 @@ class BatchingPolicy(Abilities, ABC):
     """
 
     serves_late: ClassVar[bool] = False
-    counts_requests = True
     chooses_variants = False
     serves_tasks = False
 
@@ -56,8 +55,6 @@ class BatchingPolicy(Abilities, ABC):
         self, *, max_batch_size: Count | None = None, margin_ms: NonNegative = 0.0
     ) -> None:
         self._max_batch_size = max_batch_size
-        # First come, first served, a request at a time, may be asked of any requests.
-        self.counts_requests = max_batch_size != 1
         self._margin_s = margin_ms / 1e3
         self._delay = DispatchDelay()
         self._models: dict[str, ModelState] = {}
@@ -79,7 +76,8 @@ class BatchingPolicy(Abilities, ABC):
 
     @abstractmethod
     def _send_at(self, lane: Lane, first: int, size: int, now: float) -> float:
-        """When the candidate `queue[first : first + size]` (not a full one) is due, seconds."""
+        """When the candidate (not a full one) is due, seconds: `size` items, `lane.count` requests of
+        the queue from `first` on."""
 
     def _waited(self, pool: Pool, wait_s: float) -> None:
         """A batch is sent `wait_s` after it was due."""
@@ -94,7 +92,11 @@ class BatchingPolicy(Abilities, ABC):
         for request in requests:
             model = models.get(request.model) or self._model(request.model)
             model.queue.push(request)
-            model.arrived += 1
+            if request.size == 1:
+                model.arrived += 1
+            else:
+                model.arrived += request.size
+                model.sized = True
             dirty[model] = None
 
     def requests_cancelled(self, now: float, requests: Sequence[Request]) -> None:
@@ -205,12 +207,14 @@ class BatchingPolicy(Abilities, ABC):
     def _update(self, model: ModelState, now: float) -> None:
         """UPDATECANDIDATE on every lane of a model; requests that cannot be served leave."""
         queue, lanes = model.queue, model.lanes
-        if (length := len(queue)) and len(lanes) == 1 and lanes[0].pool.idle:
+        if model.sized:
+            self._refuse_hopeless(model, now)
+        elif (length := len(queue)) and len(lanes) == 1 and lanes[0].pool.idle:
             # The usual case, cut short: one lane, an idle worker, and all that waits fits a batch.
             lane, deadline = lanes[0], queue[0].deadline
             size = min(length, lane.max_batch_size)
             if lane.reach[size - 1] <= deadline - now + TOLERANCE_S:
-                self._file(lane, 0, size, now)
+                self._file(lane, 0, size, size, now)
                 drop_at = deadline - model.reach_1 + 2 * TOLERANCE_S
                 if drop_at != model.timer_at:
                     self._drops.set(model, drop_at, model.order)
@@ -227,19 +231,26 @@ class BatchingPolicy(Abilities, ABC):
             if queue:
                 # While a second worker idles, a head that is dropped wins nothing.
                 first, size = lane.gather(now, now, lane.target if idle < 2 else 1)
-                if first and lane is lanes[0]:
+                if first and lane is lanes[0] and self._may_give_up(lane):
                     self._refuse(model, queue.take(first), now)
                     first = 0
             if not size:
                 lane.clear()
                 continue
-            self._file(lane, first, size, now)
-        drop_at = queue[0].deadline - model.reach_1 + 2 * TOLERANCE_S if queue else math.inf
+            self._file(lane, first, size, model.items(first, size), now)
+        drop_at = math.inf
+        if queue:
+            alone_s = self._alone_s(model, queue[0]) if model.sized else model.reach_1
+            drop_at = queue[0].deadline - alone_s + 2 * TOLERANCE_S
         self._drops.set(model, drop_at, model.order)
 
-    def _file(self, lane: Lane, first: int, size: int, now: float) -> None:
-        """The lane's candidate is `queue[first : first + size]` from now on."""
-        send_at = now if size == lane.max_batch_size else self._send_at(lane, first, size, now)
+    def _file(self, lane: Lane, first: int, count: int, size: int, now: float) -> None:
+        """The lane's candidate is `queue[first : first + count]` from now on, `size` items."""
+        lane.count = count
+        full = size >= lane.max_batch_size
+        if lane.model.sized:
+            full = lane.is_full(first + count, size)
+        send_at = now if full else self._send_at(lane, first, size, now)
         lane.size = size
         latest = lane.model.queue[first].deadline - lane.reach[size - 1]
         if send_at > now:
@@ -274,7 +285,7 @@ class BatchingPolicy(Abilities, ABC):
                 if len(pool.idle) > 1:
                     target = 1
             else:
-                ahead = self._delay(lane.size)
+                ahead = self._delay(lane.count)
                 busy = pool.next_free(now) if ahead else None
                 if busy is None or self._too_soon(pool, busy.free_at - ahead, now):
                     break
@@ -298,16 +309,18 @@ class BatchingPolicy(Abilities, ABC):
         return True
 
     def _dispatch(
-        self, lane: Lane, worker: Worker, first: int, size: int, free_at: float, now: float
+        self, lane: Lane, worker: Worker, first: int, count: int, free_at: float, now: float
     ) -> None:
         model, pool = lane.model, lane.pool
-        if first and lane is model.lanes[0]:  # a slower lane leaves them to a quicker one
+        size = model.items(first, count)
+        # A slower lane leaves them to a quicker one.
+        if first and lane is model.lanes[0] and self._may_give_up(lane):
             self._refuse(model, model.queue.take(first), now)
             first = 0
         self._waited(pool, now - lane.due_since)
         lane.ready = False
-        requests = model.queue.take(size, first)
-        here_at = now + self._delay(size)
+        requests = model.queue.take(count, first)
+        here_at = now + self._delay(count)
         start_at = max(here_at, free_at)
         latency_s = lane.profile.latency(size)
         self._batch_id += 1
@@ -324,6 +337,32 @@ class BatchingPolicy(Abilities, ABC):
         pool.place(worker)
         self._taken = True
         self._update(model, now)
+
+    # Requests with sizes ---------------------------------------------------------------------
+
+    @staticmethod
+    def _may_give_up(lane: Lane) -> bool:
+        """Whether what the quickest lane passes over is lost: another may take larger requests."""
+        return not lane.model.sized or len(lane.model.lanes) == 1
+
+    @staticmethod
+    def _alone_s(model: ModelState, request: Request) -> float:
+        """Shortest time in which a request can be served."""
+        size, lanes = request.size, model.lanes
+        times = (lane.need[size - 1] + lane.delay(1) for lane in lanes if size <= len(lane.need))
+        return min(times, default=math.inf if lanes else 0.0)
+
+    def _refuse_hopeless(self, model: ModelState, now: float) -> None:
+        """Heads that no worker could serve in time, as large as they are."""
+        queue = model.queue
+        while queue and model.lanes:
+            alone_s = self._alone_s(model, queue[0])
+            if queue[0].deadline + TOLERANCE_S >= now + alone_s:
+                break
+            finish_at = now + alone_s if alone_s < math.inf else math.nan
+            late = queue[0].deadline <= now
+            reason = DropReason.EXPIRED if late else DropReason.WOULD_MISS
+            self._actions.append(Drop(queue.take(1), reason, finish_at))
 
     def _soonest(self, model: ModelState, now: float) -> float:
         """Requests with an earlier deadline cannot be served, even alone."""

@@ -133,13 +133,16 @@ class Deferred(BatchingPolicy):
     def _send_at(self, lane: Lane, first: int, size: int, now: float) -> float:
         queue, pool = lane.model.queue, lane.pool
         length = len(queue)
-        missing = lane.go_size - (length - first)
+        waiting = length - first
+        if lane.model.sized:
+            waiting = lane.waiting(first, lane.max_batch_size)
+        missing = lane.go_size - waiting
         if missing <= 0:
             return now
         # Frontrun; `size` is below the maximum, so reach[size] is that of one request more.
         frontrun = queue[first].deadline - lane.reach[size] - self._jitter_s
         # A model alone falls into a pattern in which a worker is free when it must be.
-        if length - first >= lane.target or (pool.load < 1 and len(pool.lanes) > 1):
+        if waiting >= lane.target or (pool.load < 1 and len(pool.lanes) > 1):
             frontrun -= pool.wait_s
         if not self._responsive or not lane.model.rate:
             return frontrun

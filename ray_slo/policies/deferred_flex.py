@@ -127,7 +127,7 @@ class DeferredFlex(Deferred):
         batch = _Batch(
             nearest,
             [nearest.model.queue[i] for i in range(first, first + size)],
-            end_at=now + nearest.reach[size - 1],
+            end_at=now + nearest.reach[nearest.model.items(first, size) - 1],
         )
         others = [w.free_at for w in self._workers_of(pool) if w is not pool.idle[0][1]]
         gains = [(self._gain(lane, batch, others, now), lane) for lane in due[1:]]
@@ -166,7 +166,8 @@ class DeferredFlex(Deferred):
         others = nsmallest(self._spare[lane] - 1, others)
         served, over_at = _servable(lane, [now, *others], now)
         rescued = served - _servable(lane, [batch.end_at, *others], now)[0]
-        again_at = over_at + batch.lane.reach[len(batch.requests) - 1] - TOLERANCE_S
+        size = sum(r.size for r in batch.requests)
+        again_at = over_at + batch.lane.reach[size - 1] - TOLERANCE_S
         lost = sum(r.deadline < again_at for r in batch.requests)
         return rescued - lost - (len(batch.requests) - lost) * batch.done
 
@@ -181,7 +182,13 @@ def _servable(lane: Lane, free: list[float], now: float) -> tuple[int, float]:
         first = max(first, queue.position(at + lane.reach[0] - TOLERANCE_S))
         if first >= len(queue):
             return count, at
-        size = lane.fit(queue[first].deadline, at, at, len(queue) - first)
+        if lane.model.sized:
+            served, size = lane.fit_items(first, at, at)
+            if not served:
+                first += 1
+                continue
+        else:
+            served = size = lane.fit(queue[first].deadline, at, at, len(queue) - first)
         heapreplace(free, at + lane.reach[size - 1])
-        count += size
-        first += size
+        count += served
+        first += served

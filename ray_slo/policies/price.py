@@ -103,6 +103,7 @@ class Price(BatchingPolicy):
     """
 
     chooses_variants = True
+    counts_requests = True
 
     @checked
     def __init__(

@@ -47,10 +47,10 @@ class Timeout(BatchingPolicy):
         queue = lane.model.queue
         due_at = queue[first].arrival + self._timeout_s
         if due_at > now:  # deadlines may differ: the head need not be the oldest
-            oldest = min(queue[i].arrival for i in range(first, first + size))
+            oldest = min(queue[i].arrival for i in range(first, first + lane.count))
             due_at = oldest + self._timeout_s
         latest = queue[first].deadline - lane.reach[size - 1]
-        if size == 1 and due_at > latest and self._is_idle():
+        if lane.count == 1 and due_at > latest and self._is_idle():
             return max(latest, now)
         return due_at
 

@@ -178,11 +178,14 @@ operation = st.one_of(
 )
 
 
+SIZES = (1, 3, 1, 2, 6, 1, 7)  # the last is more than any batch may have
+
+
 class Script:
     """Carries operations out on a host."""
 
-    def __init__(self, host: Host) -> None:
-        self.host = host
+    def __init__(self, host: Host, sized: bool = False) -> None:
+        self.host, self.sized = host, sized
         self.requests: list[Request] = []
         self.added = 0
 
@@ -193,7 +196,7 @@ class Script:
         now, n = self.host.now, len(self.requests)
         new = [
             Request(
-                *(n + i, m, now, now + budget),
+                *(n + i, m, now, now + budget, SIZES[(n + i) % len(SIZES)] if self.sized else 1),
                 task="b2" if m == "b" and i % 2 else None,
                 upstream=MADE_BY[(n + i) % len(MADE_BY)],
             )

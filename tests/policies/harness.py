@@ -217,7 +217,9 @@ class Host:
         return decision
 
     def _dispatch(self, d: Dispatch) -> None:
-        now, size = self.now, len(d.requests)
+        now, size = self.now, sum(r.size for r in d.requests)
+        if getattr(self.policy, "counts_requests", False):
+            size = len(d.requests)
         worker = self.cluster.workers[d.worker]
         assert d.variant in worker.loaded
         profile = self.cluster.profile(d.variant, d.worker)
@@ -230,7 +232,7 @@ class Host:
         assert d.start_at >= now
         assert d.finish_at >= d.start_at
         assert self.policy.serves_late or d.slack_s >= -EPS, f"{d} at {now} would be late"
-        delay = self.cluster.delay(size)
+        delay = self.cluster.delay(len(d.requests))
         flights = self.flights[d.worker]
         assert len(flights) < 2
         if flights:
@@ -244,7 +246,7 @@ class Host:
             assert self.waiting.pop(r.id, None) is r, f"{r} does not wait"
             self.dropped[r.id] = (self.now, drop.reason)
             if self.strict:
-                soonest = self.soonest(r.model)
+                soonest = self.soonest(r.model, r.size)
                 if drop.reason is DropReason.NO_WORKER:
                     assert math.isinf(soonest)
                     assert r.deadline <= self.now
@@ -253,8 +255,8 @@ class Host:
                 elif drop.reason is DropReason.WOULD_MISS:
                     assert soonest > r.deadline > self.now, f"{r} could be served by {soonest}"
 
-    def soonest(self, model: str) -> float:
-        """When one request could be done at the earliest, by what was predicted."""
+    def soonest(self, model: str, size: int = 1) -> float:
+        """When a request could be done at the earliest, by what was predicted."""
         ends = [math.inf]
         if model in self.cluster.models:
             for w, worker in self.cluster.workers.items():
@@ -262,7 +264,7 @@ class Host:
                 if flights := self.flights[w]:
                     start = max(start, flights[-1].end_at)
                 ends += [
-                    start + self.cluster.profile(v.name, w)(1) + self.margin_s
+                    start + self.cluster.profile(v.name, w)(size) + self.margin_s
                     for v in self.cluster.models[model].variants
                     if v.name in worker.loaded
                 ]

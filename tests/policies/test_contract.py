@@ -38,7 +38,7 @@ def idle_though_useful(host: Host) -> list[tuple[str, Request]]:
         for r in host.waiting.values():
             loaded = [v for v in cluster.models[r.model].variants if v.name in worker.loaded]
             if loaded and not host.flights[w]:
-                time = cluster.delay(1) + cluster.profile(loaded[0].name, w)(1)
+                time = cluster.delay(1) + cluster.profile(loaded[0].name, w)(r.size)
                 if host.now + time + EPS < r.deadline:
                     found.append((w, r))
     return found
@@ -51,6 +51,7 @@ def idle_though_useful(host: Host) -> list[tuple[str, Request]]:
     control_s=st.sampled_from([0.0, 0.004, 0.015]),
     operations=st.lists(operation, min_size=10, max_size=60),
     hung=st.booleans(),
+    sized=st.booleans(),
 )
 def test_contract(
     name: str,
@@ -59,6 +60,7 @@ def test_contract(
     control_s: float,
     operations: list[tuple[Any, ...]],
     hung: bool,
+    sized: bool,
 ) -> None:
     policy = make(name, kwargs)
     host = Host(
@@ -68,7 +70,7 @@ def test_contract(
         strict=isinstance(policy, BatchingPolicy),
         margin_s=kwargs.get("margin_ms", 0.0) / 1e3,
     )
-    script = Script(host)
+    script = Script(host, sized and not getattr(policy, "counts_requests", False))
     for op in operations:
         script.do(*op)
         if isinstance(policy, Eager):

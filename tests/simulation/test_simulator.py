@@ -288,13 +288,17 @@ def test_a_request_that_no_worker_can_take_is_refused(greedy, make_cluster):
 
 
 @pytest.mark.parametrize(
-    "policy", ["deferred", "deferred_flex", "eager", "flex", "price", "ramsis"]
+    "policy", ["flex", "price", "ramsis"]
 )
 def test_policies_that_count_requests_are_refused_sizes(policy, make_cluster):
     workload = Workload.poisson(1, sizes={"kind": "gaussian", "mean": 3, "std": 1})
     says = f"policy '{policy}' counts requests, not the items in them"
     with pytest.raises(ValueError, match=says):
         simulate(policy, make_cluster(), workload, duration_s=1)
-    one_by_one = {"max_batch_size": 1}
-    if policy == "eager":  # first come, first served
-        simulate(policy, make_cluster(), workload, policy_kwargs=one_by_one, duration_s=1)
+
+
+def test_policies_that_batch_serve_requests_with_sizes(make_cluster):
+    workload = Workload.poisson(1, sizes={"kind": "gaussian", "mean": 3, "std": 1})
+    for policy in ("deferred", "deferred_flex", "eager"):
+        for kwargs in ({}, {"max_batch_size": 1}):  # first come, first served
+            simulate(policy, make_cluster(), workload, policy_kwargs=kwargs, duration_s=1)

@@ -5,6 +5,9 @@
   A lane holds the model's candidate there: its size, when it is due, the latest time to send it;
 * **reach(b)** = delay(b) + ℓ(b) + margin: sent to an idle worker now, a batch of b meets a deadline
   at least reach(b) away.
+
+Requests may have sizes; b counts their items. Where all have size 1, which is the usual case, items
+are requests, and a batch is found by bisection; else by going through its requests.
 """
 
 from __future__ import annotations
@@ -117,12 +120,13 @@ class Lane:
     """A model on a pool, and the model's candidate batch there.
 
     Attributes:
-        max_batch_size: of the profile and the policy.
+        max_batch_size: of the profile and the policy; a request alone may be larger than the latter.
         need: need[b − 1] = ℓ(b) + margin, seconds.
         reach: reach[b − 1] = delay(b) + ℓ(b) + margin, seconds.
         target: heads are dropped for batches up to this size; 1 for "take the deadline prefix".
         go_size: queue length at which the candidate is due at once (`Deferred` sets it).
-        latest, size: of the candidate: to be sent until (seconds), requests in it.
+        latest, size: of the candidate: to be sent until (seconds), items in it.
+        count: requests in it.
         ready: it is due; else `timer_at` says from when on.
         due_since: since when there has been a candidate that is due, seconds.
     """
@@ -133,6 +137,7 @@ class Lane:
     variant: str
     profile: LatencyProfile
     max_batch_size: int = field(init=False)
+    delay: DispatchDelay = field(init=False)
     need: list[float] = field(init=False)
     reach: list[float] = field(init=False)
     target: int = 1
@@ -141,11 +146,13 @@ class Lane:
     timer_at: float = math.inf
     latest: float = math.inf
     size: int = 0
+    count: int = 0
     ready: bool = False
 
     def set_times(self, delay: DispatchDelay, margin_s: float, max_batch_size: int | None) -> None:
-        table = self.profile.table[:max_batch_size]
-        self.max_batch_size = len(table)
+        table = self.profile.table
+        self.max_batch_size = min(len(table), max_batch_size or len(table))
+        self.delay = delay
         self.need = [t + margin_s for t in table]
         self.reach = [t + delay(b) for b, t in enumerate(self.need, start=1)]
 
@@ -162,6 +169,8 @@ class Lane:
         allows fewer than min(target, requests from there on). Size 0: nothing can be served.
         """
         queue = self.model.queue
+        if self.model.sized:
+            return self._gather_items(now, free_at, target)
         length = len(queue)
         need = min(target, length, self.max_batch_size)
         size = self.fit(queue[0].deadline, now, free_at, length)
@@ -187,13 +196,55 @@ class Lane:
         return size
 
 
+    # Requests with sizes ---------------------------------------------------------------------
+
+    def _gather_items(self, now: float, free_at: float, target: int) -> tuple[int, int]:
+        for first in range(len(self.model.queue)):
+            count, items = self.fit_items(first, now, free_at)
+            enough = items >= self.waiting(first, min(target, self.max_batch_size))
+            if count and (enough or self.is_full(first + count, items)):
+                return first, count
+        return len(self.model.queue), 0
+
+    def fit_items(self, first: int, now: float, free_at: float) -> tuple[int, int]:
+        """(requests, items) of the largest batch that begins with `queue[first]` and meets its
+        deadline. O(requests)."""
+        queue, count, items = self.model.queue, 0, 0
+        deadline = queue[first].deadline + TOLERANCE_S
+        for i in range(first, len(queue)):
+            more = items + queue[i].size
+            if more > (self.max_batch_size if count else len(self.need)):
+                break
+            if max(now + self.delay(count + 1), free_at) + self.need[more - 1] > deadline:
+                break
+            count, items = count + 1, more
+        return count, items
+
+    def is_full(self, after: int, items: int) -> bool:
+        """Whether no more fits: not even `queue[after]`, if it is there."""
+        if items >= self.max_batch_size:
+            return True
+        queue = self.model.queue
+        return after < len(queue) and items + queue[after].size > self.max_batch_size
+
+    def waiting(self, first: int, enough: int) -> int:
+        """Items that wait from `queue[first]` on, or `enough`."""
+        queue, items = self.model.queue, 0
+        for i in range(first, len(queue)):
+            items += queue[i].size
+            if items >= enough:
+                return enough
+        return items
+
+
 @dataclass(eq=False, repr=False, slots=True)
 class ModelState:
     """A model's queue and lanes (the quickest lane first).
 
     Attributes:
-        arrived: requests since the load was last measured.
-        rate: measured arrivals per second (`Deferred` keeps it).
+        sized: a request of another size than 1 has come.
+        arrived: items since the load was last measured.
+        rate: measured arrivals, items per second (`Deferred` keeps it).
         timer_at: when the head can be served no more, seconds.
     """
 
@@ -201,7 +252,14 @@ class ModelState:
     queue: DeadlineQueue = field(default_factory=DeadlineQueue)
     lanes: list[Lane] = field(default_factory=list)
     slo_s: float = math.inf
+    sized: bool = False
     arrived: int = 0
     rate: float = 0.0
     reach_1: float = 0.0  # shortest time in which one request can be served
     timer_at: float = math.inf
+
+    def items(self, first: int, count: int) -> int:
+        """In `queue[first : first + count]`."""
+        if not self.sized:
+            return count
+        return sum(self.queue[i].size for i in range(first, first + count))
