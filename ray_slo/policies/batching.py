@@ -76,8 +76,8 @@ class BatchingPolicy(Abilities, ABC):
 
     @abstractmethod
     def _send_at(self, lane: Lane, first: int, size: int, now: float) -> float:
-        """When the candidate (not a full one) is due, seconds: `size` items, `lane.count` requests of
-        the queue from `first` on."""
+        """When the candidate, not a full one, is due, seconds: `lane.count` requests of the queue
+        from `first` on, with `size` items."""
 
     def _waited(self, pool: Pool, wait_s: float) -> None:
         """A batch is sent `wait_s` after it was due."""

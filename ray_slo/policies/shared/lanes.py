@@ -120,7 +120,7 @@ class Lane:
     """A model on a pool, and the model's candidate batch there.
 
     Attributes:
-        max_batch_size: of the profile and the policy; a request alone may be larger than the latter.
+        max_batch_size: of the profile and the policy; one request may exceed the policy's.
         need: need[b − 1] = ℓ(b) + margin, seconds.
         reach: reach[b − 1] = delay(b) + ℓ(b) + margin, seconds.
         target: heads are dropped for batches up to this size; 1 for "take the deadline prefix".
@@ -194,7 +194,6 @@ class Lane:
         if free_at > now:
             size = min(size, bisect_right(self.need, deadline - free_at + TOLERANCE_S, hi=size))
         return size
-
 
     # Requests with sizes ---------------------------------------------------------------------
 
