@@ -15,8 +15,10 @@ R35, R37, R38, … are dropped, although the rate is what the workers could sust
 
 from __future__ import annotations
 
+from typing import Any
+
 from ray_slo.core.arguments import Count, NonNegative, checked
-from ray_slo.policies.batching import BatchingPolicy
+from ray_slo.policies.batching import LIVE_MARGIN, BatchingPolicy
 from ray_slo.policies.shared.lanes import Lane
 
 
@@ -31,6 +33,11 @@ class Timeout(BatchingPolicy):
     Raises:
         ValueError: an argument out of its range.
     """
+
+    @staticmethod
+    def live_arguments(shortest_slo_ms: float) -> dict[str, Any]:
+        """Batches are as large as deadlines allow, and late as a whole."""
+        return {"margin_ms": LIVE_MARGIN * shortest_slo_ms}
 
     @checked
     def __init__(

@@ -67,8 +67,8 @@ class Strict(DeferredFlex):
         ("flex", {"margin_ms": 4.0}),
         ("deferred_flex", {"jitter_ms": 10.0, "margin_ms": 4.0}),
         ("ramsis", {"solver": None}),
-        ("eager", {}),
-        ("price", {}),
+        ("eager", {"margin_ms": 4.0}),
+        ("price", {}),  # it learns its own
         (Strict, {}),
         (Deferred(), {}),
     ],
