@@ -43,7 +43,7 @@ from pydantic import Field
 
 from ray_slo.core.arguments import Count, NonNegative, checked
 from ray_slo.core.cluster import Cluster, Kind, Model
-from ray_slo.core.decisions import Action, Decision, Dispatch, Preempt
+from ray_slo.core.decisions import Action, Decision, Dispatch, Drop, DropReason, Preempt
 from ray_slo.core.policy import Abilities
 from ray_slo.core.profiles import LatencyProfile
 from ray_slo.core.queues import DeadlineQueue
@@ -62,6 +62,7 @@ class _Model:
     order: int
     queue: DeadlineQueue = field(default_factory=DeadlineQueue)
     lanes: list[_Lane] = field(default_factory=list)
+    sized: bool = False  # a request of another size than 1 has come
     claimed: int = 0  # requests that wait for a preemption to be carried out
     reach_1: float = 0.0  # shortest time in which one request can be served
     timer_at: float = math.inf  # its head can be served no more
@@ -77,6 +78,7 @@ class _Lane:
     variant: str
     profile: LatencyProfile
     reach: list[float]  # reach[b − 1] = delay(b) + ℓ(b) + margin, seconds
+    most: int  # items of a batch; a request alone may have more
     size: int = 0  # of the candidate, or more
 
 
@@ -128,7 +130,6 @@ class Flex(Abilities):
     """
 
     serves_late: ClassVar[bool] = False
-    counts_requests = True
     chooses_variants = False
     serves_tasks = False
 
@@ -171,6 +172,8 @@ class Flex(Abilities):
         for request in requests:
             model = self._model(request.model)
             model.queue.push(request)
+            if request.size != 1:
+                model.sized = True
             self._dirty[model] = None
 
     def requests_cancelled(self, now: float, requests: Sequence[Request]) -> None:
@@ -207,7 +210,7 @@ class Flex(Abilities):
             if not worker.batch_id:
                 heappush(pool.idle, (rank, worker))
             elif worker.claim is None and not worker.is_deaf:
-                entry = (len(worker.requests), rank, worker.batch_id, worker)
+                entry = (_items(worker.requests), rank, worker.batch_id, worker)
                 heappush(pool.running, entry)
         for lost in known.values():
             self._release(lost)
@@ -230,10 +233,11 @@ class Flex(Abilities):
     def _add_lane(self, model: _Model, spec: Model, kind: Kind, pool: _Pool) -> None:
         """Through the first variant that the pool runs, if there is one."""
         for variant, profile in spec.runnable(*kind):
-            table = profile.table[: self._max_batch_size]
+            table = profile.table
+            most = min(self._max_batch_size, len(table))
             delay, margin_s = self._cluster.delay, self._margin_s
             reach = [t + delay(b) + margin_s for b, t in enumerate(table, 1)]
-            lane = _Lane(self._next_serial(), model, pool, variant.name, profile, reach)
+            lane = _Lane(self._next_serial(), model, pool, variant.name, profile, reach, most)
             pool.lanes[model] = lane
             model.lanes.append(lane)
             return
@@ -275,12 +279,23 @@ class Flex(Abilities):
         soonest = now + model.reach_1
         if queue and queue[0].deadline + TOLERANCE_S < soonest:
             self._refuse(model, queue.take(queue.position(soonest - TOLERANCE_S)), now)
+        while model.sized and queue and model.lanes:
+            alone_s = _alone_s(model, queue[0])
+            if queue[0].deadline + TOLERANCE_S >= now + alone_s:
+                break
+            late = queue[0].deadline <= now
+            why = DropReason.EXPIRED if late else DropReason.WOULD_MISS
+            finish_at = now + alone_s if alone_s < math.inf else math.nan
+            self._actions.append(Drop(queue.take(1), why, finish_at))
         for lane in model.lanes:
             lane.size = self._gather(lane, now)[1]
             if lane.size:
                 lane.pool.offer(lane)
                 self._active[lane.pool] = None
-        drop_at = queue[0].deadline - model.reach_1 + 2 * TOLERANCE_S if queue else math.inf
+        drop_at = math.inf
+        if queue:
+            alone_s = _alone_s(model, queue[0]) if model.sized else model.reach_1
+            drop_at = queue[0].deadline - alone_s + 2 * TOLERANCE_S
         self._drops.set(model, drop_at, model.order)
 
     def _refuse(self, model: _Model, requests: Sequence[Request], now: float) -> None:
@@ -295,7 +310,7 @@ class Flex(Abilities):
                 pass
 
     def _best(self, pool: _Pool, now: float) -> tuple[_Lane, int, int] | None:
-        """(lane, first, size) of the pool's largest candidate `queue[first : first + size]`."""
+        """(lane, first, items) of the pool's largest candidate, from `queue[first]` on."""
         candidates = pool.candidates
         while candidates:
             size, _, _, lane = candidates[0]
@@ -309,7 +324,7 @@ class Flex(Abilities):
         return None
 
     def _gather(self, lane: _Lane, now: float, running: Sequence[Request] = ()) -> tuple[int, int]:
-        """BATCHGEN for one lane: (first, size) of its largest batch `queue[first : first + size]`.
+        """BATCHGEN for one lane: (first, items) of its largest batch, from `queue[first]` on.
 
         Args:
             running: requests of the model, in order of deadlines, that compete with those in the
@@ -317,6 +332,8 @@ class Flex(Abilities):
         """
         queue, reach, claimed = lane.model.queue, lane.reach, lane.model.claimed
         start = now - TOLERANCE_S
+        if lane.model.sized:
+            return self._gather_items(lane, start)
 
         def count(size: int) -> int:
             """How many requests have the time for a batch of `size`."""
@@ -324,7 +341,7 @@ class Flex(Abilities):
             there = max(len(queue) - queue.position(deadline) - claimed, 0)
             return there + len(running) - bisect_left(running, deadline, key=_deadline)
 
-        upper = min(count(1), len(reach))
+        upper = min(count(1), lane.most)
         if not upper:
             return 0, 0
         if self._prefix:
@@ -338,9 +355,34 @@ class Flex(Abilities):
             size = bisect_left(range(1, upper), True, key=lambda b: count(b) < b)
         return queue.position(start + reach[size - 1]) + claimed, size
 
+    def _gather_items(self, lane: _Lane, start: float) -> tuple[int, int]:
+        """The same for requests with sizes: later heads have the time for larger batches, and fewer
+        items wait behind them. Requests of the lane that run do not compete. O(queue)."""
+        queue, reach = lane.model.queue, lane.reach
+        behind = [0]  # items from a position on, the last first
+        for i in range(len(queue) - 1, lane.model.claimed - 1, -1):
+            behind.append(behind[-1] + queue[i].size)
+        best = 0, 0
+        for i in range(lane.model.claimed, len(queue)):
+            slack = queue[i].deadline - start
+            items = 0
+            for j in range(i, len(queue)):
+                more = items + queue[j].size
+                if more > (lane.most if items else len(reach)) or reach[more - 1] > slack:
+                    break
+                items = more
+            if items > best[1]:
+                best = i, items
+            if items and self._prefix:
+                break
+            if behind[len(queue) - i - 1] <= best[1] or best[1] >= lane.most:
+                break  # nothing larger follows
+        return best
+
     def _dispatch(self, lane: _Lane, first: int, size: int, worker: _Worker, now: float) -> None:
-        requests = lane.model.queue.take(size, first)
-        start_at = now + self._cluster.delay(size)
+        count = _requests(lane.model, first, size)
+        requests = lane.model.queue.take(count, first)
+        start_at = now + self._cluster.delay(count)
         worker.end_at = start_at + lane.profile.latency(size)
         self._batch_id += 1
         worker.batch_id, worker.model, worker.requests = self._batch_id, lane.model, requests
@@ -374,7 +416,7 @@ class Flex(Abilities):
                 key=lambda offer: offer[2],
             )
             if size >= self._lambda * running:
-                worker.claim = lane.model, min(size, len(lane.model.queue) - first)
+                worker.claim = lane.model, _requests(lane.model, first, size)
                 lane.model.claimed += worker.claim[1]
                 reason = f"{size} of {lane.variant!r} against {running} running"
                 self._actions.append(Preempt(worker.id, reason, lane.variant, size - running))
@@ -384,3 +426,27 @@ class Flex(Abilities):
         for entry in passed_over:
             heappush(pool.running, entry)
         return found
+
+
+def _items(requests: Sequence[Request]) -> int:
+    return sum(r.size for r in requests)
+
+
+def _requests(model: _Model, first: int, items: int) -> int:
+    """How many requests from `queue[first]` on have so many items, or are there."""
+    queue = model.queue
+    if not model.sized:
+        return min(items, len(queue) - first)
+    count = 0
+    while items > 0 and first + count < len(queue):
+        items -= queue[first + count].size
+        count += 1
+    return count
+
+
+def _alone_s(model: _Model, request: Request) -> float:
+    """Shortest time in which a request can be served."""
+    times = (
+        lane.reach[request.size - 1] for lane in model.lanes if request.size <= len(lane.reach)
+    )
+    return min(times, default=math.inf if model.lanes else 0.0)

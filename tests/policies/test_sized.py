@@ -26,6 +26,18 @@ def test_a_batch_takes_as_long_as_its_items(policy: str) -> None:
     assert host.dropped == {4: (0.0, DropReason.WOULD_MISS)}
 
 
+def test_flex_takes_the_most_items() -> None:
+    host = Host(
+        lambda: make_policy("flex"),
+        one_model(LatencyProfile.linear(1.0, 2.0, 8), 12.0, 2),
+        strict=False,
+    )
+    host.arrive(sized(3, 4, 2, 6, 9))
+    host.advance(30.0)
+    assert [(s.ids, s.finish_at) for s in host.sent] == [([2, 3], 10.0), ([0, 1], 9.0)]
+    assert {i: why for i, (_, why) in host.dropped.items()} == {4: DropReason.WOULD_MISS}
+
+
 def test_a_request_alone_may_be_larger_than_the_policys_bound() -> None:
     cluster = one_model(LatencyProfile.linear(1.0, 2.0, 8), 12.0, 1)
     host = Host(lambda: make_policy("eager", {"max_batch_size": 2}), cluster)
