@@ -12,13 +12,13 @@ The contract, checked by `tests/policies/test_contract.py` for every registered 
   one's end only within `cluster.delay(b)` of its predicted finish;
 * a dispatched batch is predicted to meet the earliest deadline in it, unless the policy's
   `serves_late` is true;
-* a policy says what it can do by attributes of its class, or of an object where arguments decide;
-  configurations that need the other are refused:
+* a policy says what it can do by attributes of its class, or of an object where arguments decide:
   - `preempts` (False where it has none): it may return `Preempt`. It may have a method
     `preempt_failed(now, worker, batch_id)`: that batch does not stop, its worker is still busy;
   - `counts_requests` (False): its batches are by the number of requests, whatever their sizes;
   - `chooses_variants` (True): False, where it serves each model by its first variant alone;
   - `serves_tasks` (True): False, where it takes the deadline of a whole pipeline for a task's own;
+    what a policy cannot do of these two, `policies.composed` does for it;
   - `for_pipelines` (False): it serves the tasks of a pipeline, and nothing else;
 * a policy's class may have a method `live_arguments(shortest_slo_ms)`: arguments that a live host,
   whose clock and batches are not exact, gives it where its user did not;

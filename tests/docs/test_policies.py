@@ -29,7 +29,7 @@ def rows(name):
 
 
 def test_a_page_per_policy():
-    assert {p.stem for p in FOLDER.glob("*.md")} == {*POLICIES, "index", "planners"}
+    assert {p.stem for p in FOLDER.glob("*.md")} == {*POLICIES, "composed", "index", "planners"}
     for name in POLICIES:
         assert text(name).startswith(f"# `{name}`\n")
         assert f"({name}.md)" in text("index")

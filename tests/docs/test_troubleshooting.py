@@ -98,11 +98,12 @@ MISTAKES = [
         },
     ),
     (
-        "models.rank.callable: Recommender.size: policy 'deferred' counts requests, not",
+        "models.rank.callable: Recommender.size: policy 'price' counts requests, not",
         {
             "models": {
                 "rank": {"callable": "deployments.recommender:Recommender", "latency_slo_ms": 200}
-            }
+            },
+            "policy": "price",
         },
     ),
     ("planner.name: 'loki' plans a pipeline, and there is none", {"planner": "loki"}),
