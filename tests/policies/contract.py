@@ -21,7 +21,7 @@ from ray_slo.core import (
 )
 from ray_slo.core.trees import Tree, TreeTask
 from ray_slo.policies import POLICIES, make_policy
-from ray_slo.policies.composed import Composed
+from ray_slo.policies.registry import COMPOSE
 from tests.policies.harness import Host
 
 TREE = {"a": None, "b": "a", "c": "b"}
@@ -88,13 +88,18 @@ COMPOSED: list[tuple[str, dict[str, Any]]] = [
 CASES += COMPOSED
 
 
+def recipe(name: str, kwargs: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """What `make_policy` takes for a case."""
+    if not name.startswith("composed "):
+        return name, kwargs
+    inner = {k: v for k, v in kwargs.items() if k != "trees"}
+    trees = [tree.to_json() for tree in kwargs["trees"]]
+    return COMPOSE, {"policy": name.removeprefix("composed "), "kwargs": inner, "trees": trees}
+
+
 def make(name: str, kwargs: dict[str, Any]) -> Any:
     """The policy of a case."""
-    if name.startswith("composed "):
-        trees = kwargs["trees"]
-        inner = {k: v for k, v in kwargs.items() if k != "trees"}
-        return Composed(make_policy(name.removeprefix("composed "), inner), trees)
-    return make_policy(name, kwargs)
+    return make_policy(*recipe(name, kwargs))
 
 
 def id_of(value: Any) -> str:

@@ -20,6 +20,7 @@ from ray_slo.core import (
 )
 from ray_slo.planning import ramsis
 from ray_slo.policies import make_policy
+from ray_slo.policies.registry import COMPOSE
 from ray_slo.record.decode import read
 from ray_slo.record.encode import Lines
 from ray_slo.record.rows import Recording, Round, Start
@@ -27,7 +28,15 @@ from ray_slo.simulation import WorkerEvent, simulate
 from ray_slo.simulation.replay import Nearest, fit, recorded, replay, tape, truth_of, what_if
 from ray_slo.simulation.workloads import Workload
 from tests.policies import tables
-from tests.policies.contract import CASES, Script, make_cluster, operation, worker_kind
+from tests.policies.contract import (
+    CASES,
+    Script,
+    id_of,
+    make_cluster,
+    operation,
+    recipe,
+    worker_kind,
+)
 from tests.policies.harness import Host
 
 VARIANTS = (
@@ -279,6 +288,7 @@ def test_a_log_that_cannot_be_replayed_says_why(tmp_path):
         ({"start": Start.of("ramsis", {"solver": print})}, "arguments of policy 'ramsis'"),
         ({"start": Start.of("os:mkdir", {"path": str(tmp_path / "x")})}, "no class of a policy"),
         ({"start": Start.of("subprocess:Popen", {"args": "true"})}, "no class of a policy"),
+        ({"start": Start.of(COMPOSE, {"policy": "os:getcwd"})}, "no class of a policy"),
     ):
         with pytest.raises(ValueError, match=match):
             replay(type(life)(**{**vars(life), **change}))
@@ -340,13 +350,14 @@ class Deaf:
     def tables_solved(self, now, tables): ...
 
 
-@pytest.mark.parametrize(("policy", "kwargs"), CASES, ids=str)
+@pytest.mark.parametrize(("name", "arguments"), CASES, ids=id_of)
 @settings(max_examples=4, deadline=None, derandomize=True)
 @given(
     kinds=st.lists(worker_kind, max_size=3),
     operations=st.lists(operation, min_size=10, max_size=40),
 )
-def test_whatever_happens_is_recorded(policy, kwargs, kinds, operations):
+def test_whatever_happens_is_recorded(name, arguments, kinds, operations):
+    policy, kwargs = recipe(name, arguments)
     with tempfile.TemporaryDirectory() as folder:
         lines = Lines(folder, "random", Start.of(policy, kwargs), at=1000.0)
         host = Host(

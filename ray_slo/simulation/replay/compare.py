@@ -14,7 +14,7 @@ from ray_slo.core.decisions import Action, Decision, Dispatch, Drop
 from ray_slo.core.names import import_attr
 from ray_slo.core.policy import Policy
 from ray_slo.planning.ramsis.table import Table
-from ray_slo.policies.registry import POLICIES, make_policy
+from ray_slo.policies.registry import COMPOSE, POLICIES, make_policy
 from ray_slo.record.decode import Life
 
 
@@ -125,8 +125,10 @@ def policy_arguments(life: Life) -> tuple[str, Mapping[str, Any]]:
             f"{life.scheduler}: arguments of policy {start.policy!r} are nothing that a log can "
             "hold; only `--policy` (what if) can be asked of it"
         )
-    if start.policy not in POLICIES and not _is_policy_class(import_attr(start.policy)):
-        raise ValueError(f"{life.scheduler}: {start.policy!r} is no class of a policy")
+    composed = start.policy == COMPOSE
+    named = str(start.kwargs.get("policy")) if composed else start.policy
+    if named not in POLICIES and not _is_policy_class(import_attr(named)):
+        raise ValueError(f"{life.scheduler}: {named!r} is no class of a policy")
     return start.policy, start.kwargs
 
 
