@@ -16,31 +16,34 @@ from ray_slo.serve.planner.plugin import planner_class
 
 
 class PlannerConfig(StrictConfig):
-    """Who decides which models (and, without `groups`, which workers) make a group; in a pipeline,
-    how many workers serve which variant in batches of what size; or how many workers of which
-    instance type there are.
+    """Who decides how many workers of which kind there are and what they serve; or which models
+    (and, without `groups`, which workers) make a group.
 
     Attributes:
-        name: "herd" (largest burst tolerance, sizes the groups itself) or "partition" (even loads
-            on a fixed number of groups); "loki" for a pipeline; "kairos" for workers of unlike
-            instance types under a budget, or "kairos_plus", which simulates what it chooses from.
-            Or one's own, as "module:Class" (`ray_slo.serve.planner.plugin.PlannerPlugin`).
+        name: "auto" for any shape of application, the default where `max_replicas` of a kind is
+            given; "loki" for one pipeline on workers of one kind, the default there; "kairos" for
+            requests of unlike sizes and instance types under a budget, or "kairos_plus", which
+            simulates what it chooses from; "herd" (largest burst tolerance, sizes the groups
+            itself) or "partition" (even loads on a fixed number of groups). Or one's own, as
+            "module:Class" (`ray_slo.serve.planner.plugin.PlannerPlugin`).
         interval_s: it plans at deployment, and again after every interval, for the demand that was
             measured in it. Default: 60 for groups, and 10 for the others, which also plan when the
             demand has changed by more than chance.
         rates: requests per second expected of models, until there is a measured interval; 1 where
-            not given. In a pipeline, of its root.
+            not given. In a pipeline of "loki", of its root; with "auto", of models and pipelines,
+            or of a class of one, "name@class".
         memory_mb: of models on a worker; 0 where not given. For groups.
         min_gain: a plan that is better by no more than this share is not worth the moves. Not for
-            "loki", which has `swap_cost`.
+            "loki" and "auto", which have `swap_cost`.
         demand: how the demand is anticipated (`ray_slo.core.demand`). Not for groups.
-        make_before_break: of "loki": a worker loads its next variant before it lets go of the last
+        make_before_break: of "loki" and "auto": a worker loads its next variant before it lets go of the last
             one, so that it serves all the time; False where memory is for one.
         kwargs: further arguments of the planner's `Problem` (`ray_slo.planning`), e.g.
             {"group_worker_limit": 4} of herd, {"sub_clusters": 2} of partition, or
             {"headroom_quantile": 0.95} of loki. Of kairos: `Arguments` of
-            `ray_slo.planning.brains.kairos`, e.g. {"budget_per_hour": 2.5}; they can be changed
-            while it runs, by the frontend's `user_config: {planner: {budget_per_hour: 1.5}}`.
+            `ray_slo.planning.brains.kairos`, e.g. {"budget_per_hour": 2.5}. Those of auto and
+            kairos can be changed while it runs, by the frontend's
+            `user_config: {planner: {budget_per_hour: 1.5}}`.
     """
 
     name: str
