@@ -36,8 +36,8 @@ class PlannerConfig(StrictConfig):
         min_gain: a plan that is better by no more than this share is not worth the moves. Not for
             "loki" and "auto", which have `swap_cost`.
         demand: how the demand is anticipated (`ray_slo.core.demand`). Not for groups.
-        make_before_break: of "loki" and "auto": a worker loads its next variant before it lets go of the last
-            one, so that it serves all the time; False where memory is for one.
+        make_before_break: of "loki" and "auto": a worker loads its next variant before it lets go
+            of the last one, so that it serves all the time; False where memory is for one.
         kwargs: further arguments of the planner's `Problem` (`ray_slo.planning`), e.g.
             {"group_worker_limit": 4} of herd, {"sub_clusters": 2} of partition, or
             {"headroom_quantile": 0.95} of loki. Of kairos: `Arguments` of
