@@ -35,7 +35,7 @@ FEATURES = (
 WORKERS = 8
 LARGEST, LARGEST_ITEMS = 32, 128
 SPEEDS = (1.0, 0.6, 0.35)
-PERIOD_S = 60.0
+PERIOD_S = 40.0
 """Of the swings of demand."""
 SLOWER, PRICES = 2.5, {"fast": 3.0, "slow": 1.0}
 ITEMS = LogNormal(median=3, sigma=0.6, max_size=12)

@@ -117,7 +117,7 @@ def policies(case: Application) -> Sequence[str]:
 
 def measure(features: Sequence[str], quick: bool, seed: int) -> Outcome:
     """Run a case, ours and split by hand."""
-    duration_s = 15.0 if quick else 60.0
+    duration_s = 15.0 if quick else 40.0
     case = application(features, duration_s, seed)
     try:
         runs = [one_system(case, policy, seed) for policy in policies(case)]

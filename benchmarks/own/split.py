@@ -149,15 +149,16 @@ class Hand:
         return max(found, key=lambda f: f[0])
 
     def _promising(self, part: tuple[str, ...]) -> list[SetUp]:
-        """The two set-ups that do best on an even share of the pool."""
+        """The set-up that does best on an even share of the pool; the two best of the only part."""
         if part not in self.known:
             setups = list(self._setups(part))
-            if len(setups) > 2:
+            if len(setups) > 1:
                 pool = [(k.name, k.max_workers) for k in self.case.problem.kinds]
                 share = max(len(self._parts_like(part)), 1)
                 even = tuple((k, max(round(_usual(self.case, n) / share), 1)) for k, n in pool)
                 setups.sort(key=lambda s: -self._worth(part, even, s))
-            self.known[part] = setups[:2]  # type: ignore[assignment]
+            alone = len(part) == len(self.case.roots)
+            self.known[part] = setups[: 2 if alone else 1]  # type: ignore[assignment]
         return self.known[part]  # type: ignore[return-value]
 
     def _parts_like(self, part: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
