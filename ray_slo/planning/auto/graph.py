@@ -16,6 +16,7 @@ Left out are configurations that others dominate: batches no faster per request 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -81,6 +82,7 @@ class Graph:
     Args:
         problem: what is to be planned.
         most_accurate: with the most accurate variants alone.
+        longest_s: of a batch, by kind.
 
     Attributes:
         variants: that take part, by model.
@@ -90,8 +92,13 @@ class Graph:
         nodes: by stream and task, parents first.
     """
 
-    def __init__(self, problem: Problem, most_accurate: bool = False) -> None:
-        self.problem = problem
+    def __init__(
+        self,
+        problem: Problem,
+        most_accurate: bool = False,
+        longest_s: Mapping[str, float] | None = None,
+    ) -> None:
+        self.problem, self.longest_s = problem, longest_s or {}
         self.excluded: dict[tuple[str, str], str] = {}
         self.variants = {
             model.name: best(model.variants) if most_accurate else model.variants
@@ -117,7 +124,7 @@ class Graph:
         """Batch sizes of a variant on a kind, each faster per request than the smaller ones."""
         problem, kind = self.problem, self.problem.kind[kind_name]
         profile = variant.profiles.get(kind_name)
-        if profile is None:
+        if profile is None or not problem.most(kind):
             return []
         needs_mb = variant.memory_mb.get(kind_name, 0.0)
         if needs_mb > kind.memory_mb:
@@ -133,6 +140,8 @@ class Graph:
         for b in sorted({min(b, most) for b in problem.batch_sizes}):
             latency_s = profile.latency(min(math.ceil(b * items - 1e-9), profile.max_batch_size))
             throughput = b / latency_s
+            if latency_s > self.longest_s.get(kind_name, math.inf) * (1 + NO_TIME):
+                break
             if found and throughput <= found[-1].throughput:
                 continue
             if found and latency_s <= found[-1].latency_s:

@@ -264,6 +264,10 @@ class Problem:
         """Every stream that clients may ask for, by the order of the trees."""
         return tuple(stream for tree in self.trees for stream, _ in tree.streams())
 
+    def most(self, kind: Kind) -> int:
+        """Workers of a kind, at most."""
+        return kind.max_workers if self.present is None else self.present.get(kind.name, 0)
+
     def rate(self, stream: str) -> float:
         """Requests per second at the root."""
         return self.demand[stream].rate if stream in self.demand else 0.0

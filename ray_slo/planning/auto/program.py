@@ -34,6 +34,7 @@ from typing import Any, Literal
 import numpy as np
 
 from ray_slo.planning.auto.graph import NO_TIME, Graph
+from ray_slo.planning.auto.limits import Limits
 from ray_slo.planning.auto.problem import Problem
 from ray_slo.planning.auto.rows import add_batch_sizes, add_swaps
 from ray_slo.planning.milp import Floats, Indices, Milp, Solution
@@ -56,22 +57,15 @@ class Program:
     """The program of one problem.
 
     Args:
-        occupancy: ρ, share of the time of a kind's workers that may be planned.
-        memory: share of a kind's memory that may be planned; less than 1 where variants could not
-            be packed.
-        apart: kinds whose workers have one variant each.
+        most_accurate: with the most accurate variants alone.
+        limits: besides those of the problem.
     """
 
     def __init__(
-        self,
-        problem: Problem,
-        most_accurate: bool = False,
-        occupancy: Mapping[str, float] | None = None,
-        memory: Mapping[str, float] | None = None,
+        self, problem: Problem, most_accurate: bool = False, limits: Limits | None = None
     ) -> None:
-        self.problem = problem
-        self.graph = Graph(problem, most_accurate)
-        self.occupancy, self.memory = occupancy or {}, memory or {}
+        self.problem, self.limits = problem, limits or Limits()
+        self.graph = Graph(problem, most_accurate, self.limits.longest_s)
         self.pairs = list(dict.fromkeys((c.variant, c.kind) for c in self.graph.configs))
         rates = [problem.rate(s) for s in self.graph.streams]
         self.total = sum(rates) or 1.0
@@ -123,12 +117,19 @@ class Program:
             prices = np.array([kind.price_per_hour for kind in kinds])
             m.block("budget", (prices, self.n), upper=problem.budget_per_hour)
 
+    def rho(self, variant: str, kind: str) -> float:
+        """Share of the time of these workers that may be planned."""
+        key = ("" if self.problem.sharing else variant), kind
+        return max(self.limits.occupancy.get(key, 1.0), EPS)
+
     def bounds(self) -> list[tuple[int, int]]:
         """Fewest and most workers of every kind."""
-        kinds, present = self.problem.kinds, self.problem.present
+        problem = self.problem
+        kinds, present = problem.kinds, problem.present
         if present is not None:
             return [(present.get(kind.name, 0),) * 2 for kind in kinds]
-        return [(kind.min_workers, kind.max_workers) for kind in kinds]
+        least = self.limits.least
+        return [(max(k.min_workers, least.get(k.name, 0)), problem.most(k)) for k in kinds]
 
     def _flow(self, m: Milp, i: int, stream: str) -> None:
         """What is served enters at the root, and all of it goes on to every child."""
@@ -220,8 +221,6 @@ class Program:
     def _capacity(self, m: Milp) -> None:
         """Workers suffice for what they are busy with, in time and in memory."""
         problem, kinds = self.problem, self.problem.kinds
-        index = {kind.name: i for i, kind in enumerate(kinds)}
-        rho = np.array([self.occupancy.get(kind.name, 1.0) for kind in kinds])
         busy, all_w = self._busy()
         of_kind = np.array([[k == kind.name for _, k in self.pairs] for kind in kinds], float)
         of_kind = of_kind.reshape(len(kinds), len(self.pairs))
@@ -230,17 +229,18 @@ class Program:
         self.x = m.variables("x: hosts", len(upper), upper=upper, integer=True)
         if not self.pairs:
             return
-        at = [index[k] for _, k in self.pairs]
         if self.hosting:
             rows = busy[self.hosting]
+            rho = np.array([self.rho(*self.pairs[j]) for j in self.hosting])
             m.block(
                 "hosts",
                 (rows, np.broadcast_to(all_w, rows.shape)),
-                (-rho[[at[j] for j in self.hosting]][:, None], self.x[self.hosting][:, None]),
+                (-rho[:, None], self.x[self.hosting][:, None]),
                 upper=0,
             )
         if problem.sharing:
             rows = of_kind @ busy
+            rho = np.array([self.rho("", kind.name) for kind in kinds])
             m.block(
                 "workers",
                 (rows, np.broadcast_to(all_w, rows.shape)),
@@ -261,7 +261,7 @@ class Program:
         for i, kind in enumerate(kinds):
             if not self.crowded(kind.name):
                 continue
-            room_mb = kind.memory_mb * self.memory.get(kind.name, 1.0)
+            room_mb = kind.memory_mb * self.limits.memory.get(kind.name, 1.0)
             needs = np.array([self._needs_mb(pair) for pair in self.pairs]) * of_kind[i] / room_mb
             m.block(f"memory: {kind.name}", (needs, self.x), (-1, self.n[[i]]), upper=0)
             for parts in range(1, _PARTS + 1):
@@ -279,7 +279,7 @@ class Program:
     def crowded(self, kind: str) -> bool:
         """Whether a worker of a kind cannot have all variants loaded."""
         needs_mb = sum(self._needs_mb(pair) for pair in self.pairs if pair[1] == kind)
-        return needs_mb > self.problem.kind[kind].memory_mb * self.memory.get(kind, 1.0)
+        return needs_mb > self.problem.kind[kind].memory_mb * self.limits.memory.get(kind, 1.0)
 
     def _tells_hosts_apart(self, kind: str) -> bool:
         here = any(hosted.kind == kind for hosted in self.problem.current)
@@ -304,8 +304,7 @@ class Program:
                 default=math.inf,
             )
             work += problem.rate(node.stream) * node.most / slowest
-        rho = self.occupancy.get(kind, 1.0)
-        return min(math.ceil(work / rho - EPS), self.most[kind])
+        return min(math.ceil(work / self.rho(*pair) - EPS), self.most[kind])
 
     def _busy(self) -> tuple[Floats, Indices]:
         """Which of all w are of which pair of variant and kind."""
@@ -362,7 +361,9 @@ class Program:
             fair = m.variables("least share", 1, upper=1)
             if g.streams:
                 m.block("fair", (1, self.share[:, None]), (-1, fair), lower=0)
-            m.objective((1, fair), (SAVED * rates, self.share[: len(rates)]))
+            m.objective(
+                (1, fair), (SAVED * rates, self.share[: len(rates)]), (-(SAVED**2), self.swaps)
+            )
 
     def accuracy(self, stream: str) -> Floats:
         """What the shares of a stream's paths contribute, percent."""

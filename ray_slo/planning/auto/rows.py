@@ -58,11 +58,11 @@ def add_swaps(
         pairs: variants and kinds, hosted by x workers.
         n: workers by kind, within `bounds`.
     """
+    if not problem.current or not pairs:
+        return m.variables("swaps", 1, upper=0)
     total = m.variables(
         "swaps", 1, upper=math.inf if problem.max_swaps is None else problem.max_swaps
     )
-    if not problem.current or not pairs:
-        return total
     loads = m.variables("loads", len(pairs))
     have = [
         sum(h.kind == kind and variant in h.variants for h in problem.current)

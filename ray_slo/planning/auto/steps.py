@@ -15,15 +15,25 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 
-from ray_slo.planning.auto.build import Unpacked, build
+import numpy as np
+
+from ray_slo.planning.auto.build import Built, build
+from ray_slo.planning.auto.hosts import Blocked, Unpacked
+from ray_slo.planning.auto.limits import Limits, Pair
 from ray_slo.planning.auto.plan import Plan, Step
 from ray_slo.planning.auto.problem import Problem
 from ray_slo.planning.auto.program import EPS, Objective, Program
 from ray_slo.planning.milp import Solution
 from ray_slo.planning.result import Infeasible
 
+_ROUNDS, _HALVES = 4, 3
+"""Of plans until there is room for bursts; of room where there is too little."""
+
 _TRIES = 8
-"""At packing variants into less and less of the memory."""
+"""At packing variants into less and less of the memory, or in shorter batches."""
+
+_NONE = Solution("unknown", math.nan, math.nan, np.zeros(0))
+_IMPOSSIBLE = replace(_NONE, status="infeasible")
 
 
 def plan(problem: Problem, last: Plan | None = None) -> Plan | Infeasible[Plan]:
@@ -38,10 +48,47 @@ def plan(problem: Problem, last: Plan | None = None) -> Plan | Infeasible[Plan]:
         A plan that serves all demand, or `Infeasible` with the reason and the plan that serves the
         largest share of it.
     """
-    return _plan(problem, {})
+    built = _plan(problem, Limits())
+    if not problem.headroom or isinstance(built, Infeasible):
+        return _plain(built)
+    for _ in range(_ROUNDS):
+        more = built.too_full(problem.target_bad)
+        if not more:
+            break
+        # What was allowed before, and is too full again, may be filled less still.
+        room = dict(built.limits.occupancy)
+        room |= {pair: min(rho, 0.97 * room.get(pair, 2.0)) for pair, rho in more.items()}
+        roomy = _plan(problem, replace(built.limits, occupancy=room))
+        if isinstance(roomy, Infeasible):
+            return _fuller(problem, built, room)
+        built = roomy
+    return built.plan
 
 
-def _plan(problem: Problem, occupancy: Mapping[str, float]) -> Plan | Infeasible[Plan]:
+def _fuller(problem: Problem, built: Built, room: Mapping[Pair, float]) -> Infeasible[Plan]:
+    """Where there is not as much room for bursts as there should be: as much as there can be."""
+    low, high = 0.0, 1.0  # of what should be kept free
+    for _ in range(_HALVES):
+        part = (low + high) / 2
+        some = {pair: 1 - part * (1 - rho) for pair, rho in room.items()}
+        roomy = _plan(problem, replace(built.limits, occupancy=some))
+        if isinstance(roomy, Infeasible):
+            high = part
+        else:
+            low, built = part, roomy
+    late = 100 * built.plan.bad_rate
+    reason = (
+        f"no room for bursts with {_limits(problem)}: {late:.3g} % are expected to be late, "
+        f"{100 * problem.target_bad:g} % may be"
+    )
+    return Infeasible(reason, built.plan)
+
+
+def _plain(built: Built | Infeasible[Plan]) -> Plan | Infeasible[Plan]:
+    return built if isinstance(built, Infeasible) else built.plan
+
+
+def _plan(problem: Problem, limits: Limits) -> Built | Infeasible[Plan]:
     ways: list[tuple[Step, Objective, bool]] = [
         ("hardware", "cost", True),
         ("accuracy", "accuracy", False),
@@ -50,56 +97,73 @@ def _plan(problem: Problem, occupancy: Mapping[str, float]) -> Plan | Infeasible
         ways = [("cost", "cost", False)]
     proven = True
     for step, objective, most_accurate in ways:
-        made, solution = _solved(problem, occupancy, step, objective, most_accurate)
-        if made is not None:
-            return made
+        built, solution = _solved(problem, limits, step, objective, most_accurate)
+        if built is not None:
+            return built
         proven = solution.status == "infeasible"
-    return _best_effort(problem, occupancy, proven)
+    return _best_effort(problem, limits, proven)
 
 
 def _solved(
     problem: Problem,
-    occupancy: Mapping[str, float],
+    limits: Limits,
     step: Step,
     objective: Objective,
     most_accurate: bool = False,
     served: Mapping[str, float] | None = None,
-) -> tuple[Plan | None, Solution]:
-    """The plan of a step, with less of the memory where variants were not packed into all of it."""
-    memory: dict[str, float] = {}
+) -> tuple[Built | None, Solution]:
+    """The plan of a step: with less of the memory where variants were not packed into all of it,
+    with shorter batches or more workers where some could not wait for the others' batches."""
+    blocked: Blocked | None = None
+    solution = _IMPOSSIBLE
     for _ in range(_TRIES):
-        program = Program(problem, most_accurate, occupancy, memory)
+        program = Program(problem, most_accurate, limits)
         if served is None and program.graph.too_slow:
-            return None, Solution("infeasible", math.nan, math.nan, program.weight[:0])
+            return None, _IMPOSSIBLE
         solution = program.solve(objective, served)
         if not solution.found:
-            return None, solution
+            other = blocked and _other_way(problem, limits, blocked)
+            if not other or (other.mixed and step == "hardware"):
+                return None, solution
+            limits = other
+            continue
         try:
             return build(program, step, solution), solution
         except Unpacked as failed:
-            memory[failed.kind] = 0.85 * memory.get(failed.kind, 1.0)
+            less = {failed.kind: 0.85 * limits.memory.get(failed.kind, 1.0)}
+            limits = replace(limits, memory={**limits.memory, **less})
+        except Blocked as failed:
+            blocked = failed
+            shorter = {failed.kind: failed.longest_s}
+            limits = replace(limits, longest_s={**limits.longest_s, **shorter})
     return None, solution
 
 
-def _best_effort(
-    problem: Problem, occupancy: Mapping[str, float], proven: bool
-) -> Infeasible[Plan]:
+def _other_way(problem: Problem, limits: Limits, blocked: Blocked) -> Limits | None:
+    """Where shorter batches do not do: a worker more; where that does not, they wait."""
+    kind = problem.kind[blocked.kind]
+    if kind.name in limits.mixed:
+        return None
+    longest_s = {k: v for k, v in limits.longest_s.items() if k != kind.name}
+    least = {k: v for k, v in limits.least.items() if k != kind.name}
+    fixed = problem.present is not None or blocked.workers >= kind.max_workers
+    if fixed or kind.name in limits.least:
+        mixed = limits.mixed | {kind.name}
+        return replace(limits, longest_s=longest_s, least=least, mixed=mixed)
+    return replace(limits, longest_s=longest_s, least={**least, kind.name: blocked.workers + 1})
+
+
+def _best_effort(problem: Problem, limits: Limits, proven: bool) -> Infeasible[Plan]:
     """The largest share of the demand, and the highest accuracy at that."""
-    least, _ = _solved(problem, occupancy, "share", "share", served={})
+    least, _ = _solved(problem, limits, "share", "share", served={})
     if least is None:
-        nothing = build(Program(replace(problem, demand={})), "share", _none())
+        nothing = build(Program(replace(problem, demand={})), "share", _NONE).plan
         reason = "the solver stopped at its time limit without a plan"
         return Infeasible(reason, nothing, False)
-    shares = {stream: share * (1 - EPS) for stream, share in least.served.items()}
-    better, _ = _solved(problem, occupancy, "share", "accuracy", served=shares)
-    best = better or least
+    shares = {stream: share * (1 - EPS) for stream, share in least.plan.served.items()}
+    better, _ = _solved(problem, least.limits, "share", "accuracy", served=shares)
+    best = (better or least).plan
     return Infeasible(_reason(problem, best, proven), best, proven)
-
-
-def _none() -> Solution:
-    import numpy as np
-
-    return Solution("unknown", math.nan, math.nan, np.zeros(0))
 
 
 def _reason(problem: Problem, best: Plan, proven: bool) -> str:
@@ -118,9 +182,10 @@ def _reason(problem: Problem, best: Plan, proven: bool) -> str:
     said += list(program.graph.excluded.values()) if said else []
     if any(best.served[s] < 1 - EPS for s in program.graph.streams):
         demand = sum(problem.rate(s) for s in problem.streams)
+        served = sum(problem.rate(s) * best.served[s] for s in problem.streams) / demand
         said.append(
             f"demand {demand:.5g} req/s is out of reach with {_limits(problem)}: "
-            f"{100 * (1 - best.bad_rate):.3g} % of it can be served"
+            f"{100 * served:.3g} % of it can be served"
         )
     return "; ".join(said)
 

@@ -1,0 +1,168 @@
+"""Room for bursts: how much of the workers' time may be planned, and what bursts make late.
+
+Take a pool of n workers that are busy with B of them on average. Work arrives with a variance of
+σ² worker-seconds² per second: Σ d·r·s², where d is the index of dispersion of a use's arrivals, r
+its rate and s = ℓ(b)/b the work of a request. Workers take work off at n per second, so what is
+waiting is a reflected Brownian motion with drift B − n and variance σ² (heavy traffic). A request
+may wait W before its batch starts, so work beyond K = n·W is late, and a scheduler that knows
+deadlines drops it: a second barrier, at K. What is lost at that barrier, as a share of the work, is
+
+    bad = x / (exp(2·(n − B)·K / σ²) − 1),   x = (n − B)/B;    σ²/(2·B·K) at n = B,
+
+for any load, also beyond n, where it goes to 1 − n/B. For one use, (n − B)·K/σ² = x·k/d, where
+k = n·b·W/ℓ is how many requests start within W: more workers, larger batches and more slack make
+room for bursts, dispersion takes it. Batches come whole, so of the requests that start within W
+half a batch is on its way already when a burst comes: k = n·b·W/ℓ − (b − 1)/2, which matters for
+few workers.
+
+`own-auto-headroom` compares it with the simulator, policy `deferred`, Poisson arrivals.
+Worked example: one worker, batches of 8, W = ℓ: k = 4.5. With 80 % of its time planned, x = 0.25:
+
+    >>> round(bad_rate(busy=0.8, workers=1, room=4.5 / 8, variance=0.8 / 8), 3)
+    0.029
+    >>> round(occupancy(workers=1, room=4.5 / 8, variance=1 / 8, target=0.01), 2)
+    0.71
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from ray_slo.planning.auto.uses import Use
+
+_LARGE = 700.0  # exponent
+_STEPS = 40  # of a bisection
+
+
+def bad_rate(busy: float, workers: float, room: float, variance: float) -> float:
+    """Share of the work that bursts make late.
+
+    Args:
+        busy: B, workers.
+        workers: n.
+        room: K, worker-seconds that may wait.
+        variance: σ², worker-seconds² per second.
+    """
+    if busy <= 0:
+        return 0.0
+    if workers <= 0 or room <= 0:
+        return 1.0
+    if variance <= 0:
+        return max(1 - workers / busy, 0.0)
+    exponent = 2 * (workers - busy) * room / variance
+    if exponent > _LARGE:
+        return 0.0
+    if abs(exponent) < 1e-9:
+        return min(variance / (2 * busy * room), 1.0)
+    if exponent < -_LARGE:
+        return 1 - workers / busy
+    return min((workers - busy) / busy / math.expm1(exponent), 1.0)
+
+
+def occupancy(workers: float, room: float, variance: float, target: float) -> float:
+    """The largest share of the workers' time that may be planned for a bad rate of `target`.
+
+    Args:
+        variance: σ² per busy worker.
+    """
+    low, high = 0.0, 1.0
+    for _ in range(_STEPS):
+        middle = (low + high) / 2
+        busy = middle * workers
+        if bad_rate(busy, workers, room, variance * busy) <= target:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Workers that serve the same uses, and what these do to them.
+
+    Attributes:
+        busy: workers that are busy on average.
+        wait_s: that work may wait, on average over the work.
+        half_s: worker-seconds of half a batch.
+        variance: σ² per busy worker.
+        depth: tasks of the longest tree that its requests belong to, which share the bad rate.
+    """
+
+    busy: float
+    wait_s: float
+    half_s: float
+    variance: float
+    depth: int = 1
+
+    @classmethod
+    def of(cls, uses: Sequence[Use], depth: int = 1) -> Pool:
+        busy = sum(use.busy for use in uses)
+
+        def mean(value: Callable[[Use], float]) -> float:
+            return sum(use.busy * value(use) for use in uses) / busy
+
+        return cls(
+            busy,
+            mean(lambda use: use.wait_s),
+            mean(lambda use: (use.config.latency_s - 1 / use.config.throughput) / 2),
+            mean(lambda use: use.dispersion / use.config.throughput),
+            depth,
+        )
+
+    def room(self, workers: int) -> float:
+        """At least half a request, where a batch has the worker for itself."""
+        return max(workers * self.wait_s - self.half_s, self.variance / 2)
+
+    def bad_rate(self, workers: int) -> float:
+        return bad_rate(self.busy, workers, self.room(workers), self.variance * self.busy)
+
+    def too_full(self, workers: int, target: float) -> bool:
+        return self.bad_rate(workers) > target / self.depth * (1 + 1e-6)
+
+    def allowed(self, workers: int, most: int, target: float) -> float:
+        """The share of the time of these workers that may be planned; of more, up to `most`, where
+        these are too few."""
+        while workers < most and self.too_full(workers, target):
+            workers += 1
+        room = self.room(workers)
+        return occupancy(workers, room, self.variance, target / self.depth)
+
+
+def pools_of(
+    uses: Sequence[Use], sharing: bool, depths: Mapping[str, int]
+) -> dict[tuple[str, str], Pool]:
+    """By variant and kind; the variant is "" where all of a kind share its workers.
+
+    Args:
+        depths: tasks on the longest path, by stream.
+    """
+    grouped: dict[tuple[str, str], list[Use]] = {}
+    for use in uses:
+        grouped.setdefault(("", use.config.kind) if sharing else use.pair, []).append(use)
+    return {
+        pair: Pool.of(of_pair, max(depths[node[0]] for use in of_pair for node in use.nodes))
+        for pair, of_pair in grouped.items()
+    }
+
+
+def late_by_stream(
+    pools: Mapping[tuple[str, str], Pool],
+    workers: Mapping[tuple[str, str], int],
+    uses: Sequence[Use],
+    sharing: bool,
+) -> dict[str, float]:
+    """Share of a stream's requests that bursts make late: at one of its tasks at least."""
+    rates: dict[tuple[str, str], float] = {}
+    late: dict[tuple[str, str], float] = {}
+    for use in uses:
+        key = ("", use.config.kind) if sharing else use.pair
+        bad = pools[key].bad_rate(workers[key])
+        for node in use.nodes:
+            rates[node] = rates.get(node, 0.0) + use.rate
+            late[node] = late.get(node, 0.0) + use.rate * bad
+    in_time: dict[str, float] = {}
+    for (stream, task), rate in rates.items():
+        in_time[stream] = in_time.get(stream, 1.0) * (1 - late[stream, task] / rate)
+    return {stream: 1 - share for stream, share in in_time.items()}

@@ -1,0 +1,213 @@
+"""Which variants are on which workers of a kind, and for what share of their time.
+
+Where the workers host several variants, a request may have to wait for a batch of another variant
+to end, however urgent it is (batches are not stopped). So variants are together on a worker only if
+each may wait (`Use.wait_s`) as long as the others' batches take; the others get workers of their
+own. Where there are too few workers for that, `Blocked` asks for a plan with shorter batches.
+
+What is loaded now stays, if it can carry the new shares.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from ray_slo.core.cluster import Assigned
+from ray_slo.planning.auto.pack import Shares, pack
+from ray_slo.planning.auto.plan import Slot
+from ray_slo.planning.auto.problem import Hosted, Kind
+from ray_slo.planning.auto.program import EPS, Program
+from ray_slo.planning.auto.uses import Use
+
+
+class Unpacked(Exception):
+    """The variants do not fit into the memory of the workers of `kind`."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__(kind)
+        self.kind = kind
+
+
+class Blocked(Exception):
+    """On these workers of `kind` some requests cannot wait for batches longer than `longest_s`."""
+
+    def __init__(self, kind: str, longest_s: float, workers: int) -> None:
+        super().__init__(kind)
+        self.kind, self.longest_s, self.workers = kind, longest_s, workers
+
+
+def least_workers(program: Program, kind: Kind) -> int:
+    """Workers of a kind that are there, whether they have a use or not."""
+    present = program.problem.present
+    return kind.min_workers if present is None else present.get(kind.name, 0)
+
+
+def shared(program: Program, kind: Kind, uses: Sequence[Use], most: int) -> list[Slot]:
+    """Workers with several variants each: the fewest on which they can be packed.
+
+    Args:
+        most: workers of this kind.
+
+    Raises:
+        Unpacked: there is none with this memory.
+        Blocked: there is none with batches as long as these.
+    """
+    if not uses:
+        return []
+    by_name = {use.config.variant: use for use in uses}
+    if kept := _as_it_is(program, kind, uses, most):
+        current = [h for h in program.problem.current if h.kind == kind.name]
+        return [
+            _slot(kind, by_name, shares, hosted)
+            for shares, hosted in zip(kept, current, strict=True)
+        ]
+    classes = waiting_classes(uses)
+    if kind.name in program.limits.mixed:
+        classes = [list(uses)]
+    fewest = _fewest(program, kind, uses)
+    for workers in range(min(fewest, most), most + 1):
+        made = _packed(program, kind, classes, workers)
+        if made is not None:
+            return [_slot(kind, by_name, shares) for shares in made if shares]
+    if len(classes) > 1:
+        raise Blocked(kind.name, min(use.wait_s for use in uses), most)
+    raise Unpacked(kind.name)
+
+
+def apart(program: Program, kind: Kind, uses: Sequence[Use], most: int) -> list[Slot]:
+    """Workers with one variant each; those to spare go where the load of a worker is highest."""
+    if not uses:
+        return []
+    hosts = [max(math.ceil(use.busy / program.rho(*use.pair) - EPS), 1) for use in uses]
+    spare = min(most, least_workers(program, kind)) - sum(hosts)
+    for _ in range(spare):
+        i = max(range(len(uses)), key=lambda i: uses[i].busy / hosts[i])
+        hosts[i] += 1
+    by_name = {use.config.variant: use for use in uses}
+    return [
+        _slot(kind, by_name, {use.config.variant: use.busy / n})
+        for use, n in zip(uses, hosts, strict=True)
+        for _ in range(n)
+    ]
+
+
+def _fewest(program: Program, kind: Kind, uses: Sequence[Use]) -> int:
+    busy = sum(use.busy for use in uses)
+    rho = program.rho("", kind.name)
+    return max(math.ceil(busy / rho - EPS), least_workers(program, kind), 1)
+
+
+def _packed(
+    program: Program, kind: Kind, classes: Sequence[Sequence[Use]], workers: int
+) -> list[Shares] | None:
+    """Shares on `workers`, each class on workers of its own; None where there are too few."""
+    counts = _divided(program, kind, classes, workers)
+    if counts is None:
+        return None
+    rho, made = program.rho("", kind.name), list[Shares]()
+    for of_class, count in zip(classes, counts, strict=True):
+        busy = {use.config.variant: use.busy for use in of_class}
+        found = pack(busy, count, needs_mb(program, kind, of_class), kind.memory_mb, rho)
+        if found is None:
+            return None
+        made += found
+    return made
+
+
+def waiting_classes(uses: Sequence[Use]) -> list[list[Use]]:
+    """Uses that may be together on a worker, those that may wait least first."""
+    left = sorted(uses, key=lambda use: (use.wait_s, use.config.latency_s))
+    classes = []
+    while left:
+        longest_s = left[0].wait_s * (1 + EPS)
+        together = [u for i, u in enumerate(left) if not i or u.config.latency_s <= longest_s]
+        left = [use for use in left if use not in together]
+        classes.append(together)
+    return classes
+
+
+def _divided(
+    program: Program, kind: Kind, classes: Sequence[Sequence[Use]], workers: int
+) -> list[int] | None:
+    """Workers for each class: as many as it needs, the others where the load is highest."""
+    busy = [sum(use.busy for use in of_class) for of_class in classes]
+    rho = program.rho("", kind.name)
+    counts = [max(math.ceil(b / rho - EPS), 1) for b in busy]
+    if len(counts) == 1:
+        return [workers]
+    if sum(counts) > workers:
+        return None
+    for _ in range(workers - sum(counts)):
+        i = max(range(len(counts)), key=lambda i: busy[i] / counts[i])
+        counts[i] += 1
+    return counts
+
+
+def needs_mb(program: Program, kind: Kind, uses: Sequence[Use]) -> dict[str, float]:
+    """Memory by variant."""
+    variants = program.problem.variant
+    names = [use.config.variant for use in uses]
+    return {name: variants[name].memory_mb.get(kind.name, 0.0) for name in names}
+
+
+def _as_it_is(program: Program, kind: Kind, uses: Sequence[Use], most: int) -> list[Shares] | None:
+    """Shares for the variants that the workers have loaded now; None where these do not do, or the
+    number of workers changes."""
+    current = [h for h in program.problem.current if h.kind == kind.name]
+    if len(current) != most or most != max(_fewest(program, kind, uses), 1):
+        return None
+    spread = spread_over(uses, [hosted.variants for hosted in current], program.rho("", kind.name))
+    if spread is None or kind.name in program.limits.mixed:
+        return spread
+    by_name = {use.config.variant: use for use in uses}
+    apart = all(len(waiting_classes([by_name[v] for v in shares])) <= 1 for shares in spread)
+    return spread if apart else None
+
+
+def spread_over(
+    uses: Sequence[Use], loaded: Sequence[frozenset[str]], most: float
+) -> list[Shares] | None:
+    """Shares of each worker, of the variants that it has loaded, the fullest as empty as can be."""
+    from scipy.optimize import linprog
+
+    names = [use.config.variant for use in uses]
+    cells = [(v, i) for v, name in enumerate(names) for i, has in enumerate(loaded) if name in has]
+    if {v for v, _ in cells} != set(range(len(names))):
+        return None
+    count = len(cells)
+    served = np.zeros((len(names), count + 1))
+    filled = np.zeros((len(loaded), count + 1))
+    for column, (v, i) in enumerate(cells):
+        served[v, column] = filled[i, column] = 1.0
+    filled[:, count] = -1.0
+    found = linprog(
+        np.append(np.zeros(count), 1.0),
+        A_ub=filled,
+        b_ub=np.zeros(len(loaded)),
+        A_eq=served,
+        b_eq=np.array([use.busy for use in uses]),
+        bounds=[(0, None)] * count + [(0, most + EPS)],
+        method="highs",
+    )
+    if found.status != 0 or found.x is None:
+        return None
+    shares: list[Shares] = [{} for _ in loaded]
+    for (v, i), share in zip(cells, found.x.tolist(), strict=False):
+        if share > EPS:
+            shares[i][names[v]] = share
+    return shares
+
+
+def _slot(
+    kind: Kind, uses: Mapping[str, Use], shares: Shares, hosted: Hosted | None = None
+) -> Slot:
+    """A worker's parts; what it has loaded besides stays."""
+    parts = tuple(
+        Assigned(name, uses[name].config.batch_size, share * uses[name].config.throughput)
+        for name, share in shares.items()
+    )
+    others = () if hosted is None else tuple(sorted(hosted.variants - set(shares)))
+    return Slot(kind.name, parts, (*shares, *others))

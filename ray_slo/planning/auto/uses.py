@@ -1,0 +1,117 @@
+"""Which configurations a solution uses, for what rate, and how long their requests may wait."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ray_slo.core.trees import root_and_class
+from ray_slo.planning.auto.graph import Config
+from ray_slo.planning.auto.program import EPS, Program
+from ray_slo.planning.milp import Solution
+
+
+@dataclass(frozen=True)
+class Use:
+    """A configuration that is in use.
+
+    Attributes:
+        rate: requests per second.
+        dispersion: of the counts of its arrivals.
+        nodes: (stream, task), whose requests these are.
+        wait_s: how long a request may wait before its batch starts: the time that the task has
+            beyond the batch itself, and its part of what the SLO leaves over.
+    """
+
+    config: Config
+    rate: float
+    dispersion: float
+    nodes: tuple[tuple[str, str], ...]
+    wait_s: float = 0.0
+
+    @property
+    def pair(self) -> tuple[str, str]:
+        return self.config.variant, self.config.kind
+
+    @property
+    def busy(self) -> float:
+        """Workers that it keeps busy."""
+        return self.rate / self.config.throughput
+
+
+def uses_of(program: Program, solution: Solution) -> list[Use]:
+    """One for each variant and kind, with the largest batch that is in use: the smaller ones do no
+    more in time.
+
+    A request at the root makes m at a task, and they come together: counts that are m times those
+    of the root have m times its dispersion.
+    """
+    g, problem = program.graph, program.problem
+    parts: dict[tuple[str, str], list[tuple[float, float, tuple[str, str], Config]]] = {}
+    for node, of in g.nodes.items():
+        stream = problem.demand[node[0]]
+        for k, busy in zip(of.configs, solution[program.w[node]].tolist(), strict=True):
+            config = g.configs[k]
+            rate = busy * config.throughput
+            if rate > EPS * stream.rate:  # less is the solver's rounding
+                together = stream.dispersion * max(of.most, 1.0)
+                pair = config.variant, config.kind
+                parts.setdefault(pair, []).append((rate, together, node, config))
+    found = []
+    for of_pair in parts.values():
+        rate = sum(part[0] for part in of_pair)
+        dispersion = sum(part[0] * part[1] for part in of_pair) / rate
+        largest = max((part[3] for part in of_pair), key=lambda config: config.batch_size)
+        nodes = tuple(dict.fromkeys(part[2] for part in of_pair))
+        found.append(Use(largest, rate, dispersion, nodes))
+    left = _left_s(program, found)
+    return [Use(u.config, u.rate, u.dispersion, u.nodes, _wait_s(program, u, left)) for u in found]
+
+
+def _wait_s(program: Program, use: Use, left: dict[tuple[str, str], float]) -> float:
+    own = (program.problem.waiting_factor - 1) * use.config.latency_s
+    return own + min(left[node] for node in use.nodes)
+
+
+def _left_s(program: Program, uses: Sequence[Use]) -> dict[tuple[str, str], float]:
+    """By node, what the SLO leaves beyond the slowest path through it, shared among its tasks."""
+    problem, g = program.problem, program.graph
+    left: dict[tuple[str, str], float] = {}
+    for stream in g.streams:
+        tree = problem.tree_of(stream)
+        own = times_of(program, uses, stream)
+        after = g.rest_s(tree, own)
+        depth = max(len(tree.path(task.name)) for task in tree.order)
+        for task in tree.order:
+            before = sum(own[name] for name in tree.path(task.name)[:-1])
+            spare = problem.slo_s(stream) - before - after[task.name]
+            left[stream, task.name] = max(spare, 0.0) / depth
+    return left
+
+
+def times_of(program: Program, uses: Sequence[Use], stream: str) -> dict[str, float]:
+    """Time in each task of a stream: the slowest batches that it uses; the fastest there are where
+    it uses none."""
+    tree = program.problem.tree_of(stream)
+    least = program.graph.least_s(tree)
+    return {
+        task.name: max(
+            (u.config.time_s for u in uses if (stream, task.name) in u.nodes),
+            default=least[task.name],
+        )
+        for task in tree.order
+    }
+
+
+def rest_of(program: Program, uses: Sequence[Use]) -> dict[str, dict[str, float]]:
+    """Time that the rest of a path needs after each task, by class."""
+    rest: dict[str, dict[str, float]] = {}
+    for tree in program.problem.trees:
+        for stream, _ in tree.streams():
+            own = times_of(program, uses, stream)
+            after = program.graph.rest_s(tree, own)
+            for name, own_s in own.items():
+                below = after[name] - own_s if math.isfinite(after[name]) else 0.0
+                rest.setdefault(name, {})[root_and_class(stream)[1]] = below
+    return rest
