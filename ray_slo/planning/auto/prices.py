@@ -26,7 +26,7 @@ def prices_of(program: Program, solution: Solution) -> Prices:
     kept = [v.ravel() for name, v in m.labels.items() if name[0] in "nz" or name[:6] == "hosted"]
     fixed = np.concatenate(kept)
     duals = m.duals(fixed, solution[fixed].round())
-    if not duals:
+    if "workers" not in duals:
         return zero
     of_kind = np.maximum(duals["workers"], 0.0)
     worker_s = {k.name: _clean(v) for k, v in zip(problem.kinds, of_kind, strict=True)}

@@ -29,6 +29,8 @@ from ray_slo.planning.result import Infeasible
 _ROUNDS, _HALVES = 4, 3
 """Of plans until there is room for bursts; of room where there is too little."""
 
+_NO_PLAN = "the solver stopped at its time limit without a plan"
+
 _TRIES = 8
 """At packing variants into less and less of the memory, or in shorter batches."""
 
@@ -155,20 +157,30 @@ def _other_way(problem: Problem, limits: Limits, blocked: Blocked) -> Limits | N
 
 def _best_effort(problem: Problem, limits: Limits, proven: bool) -> Infeasible[Plan]:
     """The largest share of the demand, and the highest accuracy at that."""
-    least, _ = _solved(problem, limits, "share", "share", served={})
+    program = Program(problem, limits=limits)
+    if not program.graph.streams:
+        return Infeasible(_reason(problem, _nothing(problem)), _nothing(problem))
+    least, solution = _solved(problem, limits, "share", "share", served={})
     if least is None:
-        nothing = build(Program(replace(problem, demand={})), "share", _NONE).plan
-        reason = "the solver stopped at its time limit without a plan"
-        return Infeasible(reason, nothing, False)
+        reason = _NO_PLAN
+        if solution.status == "infeasible":
+            reason = f"the fewest workers that must be there are more than {_limits(problem)} allow"
+        return Infeasible(reason, _nothing(problem), solution.status == "infeasible")
     shares = {stream: share * (1 - EPS) for stream, share in least.plan.served.items()}
     better, _ = _solved(problem, least.limits, "share", "accuracy", served=shares)
     best = (better or least).plan
-    return Infeasible(_reason(problem, best, proven), best, proven)
+    return Infeasible(_reason(problem, best) if proven else _NO_PLAN, best, proven)
 
 
-def _reason(problem: Problem, best: Plan, proven: bool) -> str:
-    if not proven:
-        return "the solver stopped at its time limit without a plan"
+def _nothing(problem: Problem) -> Plan:
+    """The plan that serves nobody."""
+    idle = build(Program(replace(problem, demand={})), "share", _NONE).plan
+    rates = {stream: problem.rate(stream) for stream in problem.streams}
+    served = {stream: float(not rate) for stream, rate in rates.items()}
+    return replace(idle, served=served, bad_rate=float(any(rates.values())))
+
+
+def _reason(problem: Problem, best: Plan) -> str:
     program = Program(problem)
     said = []
     for stream, fastest_s in program.graph.too_slow.items():
