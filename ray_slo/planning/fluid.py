@@ -32,7 +32,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.optimize import linprog
 
 from ray_slo.core.cluster import Model
 
@@ -119,6 +118,8 @@ class Fluid:
 
 def solve(problem: Problem) -> Fluid:
     """The LP's optimum and duals, by HiGHS. Batches take at most their model's SLO."""
+    from scipy.optimize import linprog  # 0.4 s to import, and every replica imports this module
+
     kinds = list(problem.workers)
     columns: list[tuple[int, int, str, int, float, float]] = []
     for i, model in enumerate(problem.models):

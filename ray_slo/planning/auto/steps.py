@@ -50,18 +50,18 @@ def plan(problem: Problem, last: Plan | None = None) -> Plan | Infeasible[Plan]:
         A plan that serves all demand, or `Infeasible` with the reason and the plan that serves the
         largest share of it.
     """
-    built = _plan(problem, Limits())
-    if not problem.headroom or isinstance(built, Infeasible):
-        return _plain(built)
-    for _ in range(_ROUNDS):
+    built, proven = _all_served(problem, Limits())
+    if built is None:
+        return _best_effort(problem, proven)
+    for _ in range(_ROUNDS if problem.headroom else 0):
         more = built.too_full(problem.target_bad)
         if not more:
             break
         # What was allowed before, and is too full again, may be filled less still.
         room = dict(built.limits.occupancy)
         room |= {pair: min(rho, 0.97 * room.get(pair, 2.0)) for pair, rho in more.items()}
-        roomy = _plan(problem, replace(built.limits, occupancy=room))
-        if isinstance(roomy, Infeasible):
+        roomy, _ = _all_served(problem, replace(built.limits, occupancy=room), built.plan.step)
+        if roomy is None:
             return _fuller(problem, built, room)
         built = roomy
     return built.plan
@@ -73,8 +73,8 @@ def _fuller(problem: Problem, built: Built, room: Mapping[Pair, float]) -> Infea
     for _ in range(_HALVES):
         part = (low + high) / 2
         some = {pair: 1 - part * (1 - rho) for pair, rho in room.items()}
-        roomy = _plan(problem, replace(built.limits, occupancy=some))
-        if isinstance(roomy, Infeasible):
+        roomy, _ = _all_served(problem, replace(built.limits, occupancy=some), built.plan.step)
+        if roomy is None:
             high = part
         else:
             low, built = part, roomy
@@ -86,24 +86,30 @@ def _fuller(problem: Problem, built: Built, room: Mapping[Pair, float]) -> Infea
     return Infeasible(reason, built.plan)
 
 
-def _plain(built: Built | Infeasible[Plan]) -> Plan | Infeasible[Plan]:
-    return built if isinstance(built, Infeasible) else built.plan
+_WAYS: Mapping[str, tuple[tuple[Step, Objective, bool], ...]] = {
+    "accuracy": (("hardware", "cost", True), ("accuracy", "accuracy", False)),
+    "cost": (("cost", "cost", False),),
+}
+"""Steps by objective: what they optimise, and whether with the most accurate variants alone."""
 
 
-def _plan(problem: Problem, limits: Limits) -> Built | Infeasible[Plan]:
-    ways: list[tuple[Step, Objective, bool]] = [
-        ("hardware", "cost", True),
-        ("accuracy", "accuracy", False),
-    ]
-    if problem.objective == "cost":
-        ways = [("cost", "cost", False)]
+def _all_served(
+    problem: Problem, limits: Limits, first: Step | None = None
+) -> tuple[Built | None, bool]:
+    """The plan of the first step that serves all demand; whether there is proof that none does.
+
+    Args:
+        first: begin with this step, as those before have no plan within looser limits.
+    """
+    ways = _WAYS[problem.objective]
+    begin = next((i for i, way in enumerate(ways) if way[0] == first), 0)
     proven = True
-    for step, objective, most_accurate in ways:
+    for step, objective, most_accurate in ways[begin:]:
         built, solution = _solved(problem, limits, step, objective, most_accurate)
         if built is not None:
-            return built
+            return built, True
         proven = solution.status == "infeasible"
-    return _best_effort(problem, limits, proven)
+    return None, proven
 
 
 def _solved(
@@ -155,12 +161,12 @@ def _other_way(problem: Problem, limits: Limits, blocked: Blocked) -> Limits | N
     return replace(limits, longest_s=longest_s, least={**least, kind.name: blocked.workers + 1})
 
 
-def _best_effort(problem: Problem, limits: Limits, proven: bool) -> Infeasible[Plan]:
+def _best_effort(problem: Problem, proven: bool) -> Infeasible[Plan]:
     """The largest share of the demand, and the highest accuracy at that."""
-    program = Program(problem, limits=limits)
+    program = Program(problem)
     if not program.graph.streams:
         return Infeasible(_reason(problem, _nothing(problem)), _nothing(problem))
-    least, solution = _solved(problem, limits, "share", "share", served={})
+    least, solution = _solved(problem, Limits(), "share", "share", served={})
     if least is None:
         reason = _NO_PLAN
         if solution.status == "infeasible":
