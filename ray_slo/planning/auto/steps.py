@@ -123,12 +123,11 @@ def _solved(
     """The plan of a step: with less of the memory where variants were not packed into all of it,
     with shorter batches or more workers where some could not wait for the others' batches."""
     blocked: Blocked | None = None
-    solution = _IMPOSSIBLE
     for _ in range(_TRIES):
         program = Program(problem, most_accurate, limits)
-        if served is None and program.graph.too_slow:
-            return None, _IMPOSSIBLE
-        solution = program.solve(objective, served)
+        solution = _IMPOSSIBLE
+        if served is not None or not program.graph.too_slow:
+            solution = program.solve(objective, served)
         if not solution.found:
             other = blocked and _other_way(problem, limits, blocked)
             if not other or (other.mixed and step == "hardware"):
