@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 
 Indices = NDArray[np.int64]
 Floats = NDArray[np.float64]
+Cells = tuple[Indices, Indices, Floats]
+"""Row, column and value of the entries of a matrix; those of the same place add up."""
+
 Backend = Literal["auto", "highs", "gurobi"]
 Status = Literal["optimal", "feasible", "infeasible", "unbounded", "unknown"]
 
@@ -64,7 +67,7 @@ class Milp:
     def __init__(self, sense: Literal["min", "max"] = "min") -> None:
         self.sense = sense
         self.labels: dict[str, Indices] = {}
-        self.blocks: dict[str, tuple[sparse.csr_array, Floats, Floats]] = {}
+        self.blocks: dict[str, tuple[Cells, Floats, Floats]] = {}
         self._lower: list[Floats] = []
         self._upper: list[Floats] = []
         self._integer: list[NDArray[np.bool_]] = []
@@ -99,8 +102,6 @@ class Milp:
         upper: ArrayLike = math.inf,
     ) -> None:
         """Rows lower ≤ Σ terms ≤ upper under one name."""
-        from scipy import sparse
-
         if name in self.blocks:
             raise ValueError(f"block: {name!r} is taken")
         shaped = [(np.broadcast_to(c, v.shape), v) for c, v in terms]
@@ -112,16 +113,12 @@ class Milp:
             row.append(np.repeat(np.arange(rows), v.shape[-1]))
             column.append(np.broadcast_to(v, full).ravel())
             value.append(np.broadcast_to(c, full).ravel())
-        matrix = sparse.csr_array(
-            (np.concatenate(value).astype(float), (np.concatenate(row), np.concatenate(column))),
-            shape=(rows, self.size),
-        )
-        matrix.eliminate_zeros()
+        cells = np.concatenate(row), np.concatenate(column), np.concatenate(value).astype(float)
         low, high = (
             np.broadcast_to(np.asarray(limit, float), rows_shape).ravel()
             for limit in (lower, upper)
         )
-        self.blocks[name] = (matrix, low, high)
+        self.blocks[name] = (cells, low, high)
 
     def objective(self, *terms: tuple[ArrayLike, Indices]) -> None:
         self._objective = [
@@ -215,17 +212,27 @@ class Milp:
         for c, v in self._objective:
             np.add.at(cost, v, c)
         kept = [block for name, block in self.blocks.items() if name not in without]
-        matrices = []
-        for matrix, _, _ in kept:
-            padded = matrix.copy()
-            padded.resize((matrix.shape[0], self.size))  # variables that came after the block
-            matrices.append(padded)
+        firsts = np.cumsum([0, *(len(lower) for _, lower, _ in kept)])
+        none = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64), _NONE
+        rows, columns, values = (
+            np.concatenate(parts)
+            for parts in zip(
+                none,
+                *(
+                    (row + first, column, value)
+                    for ((row, column, value), _, _), first in zip(kept, firsts, strict=False)
+                ),
+                strict=True,
+            )
+        )
+        cells = values != 0
+        matrix = sparse.csr_array(
+            (values[cells], (rows[cells], columns[cells])), shape=(int(firsts[-1]), self.size)
+        )
         return _Program(
             maximise=self.sense == "max",
             cost=cost,
-            matrix=sparse.csr_array(sparse.vstack(matrices))
-            if matrices
-            else sparse.csr_array((0, self.size)),
+            matrix=matrix,
             row_lower=np.concatenate([lower for _, lower, _ in kept] or [np.zeros(0)]),
             row_upper=np.concatenate([upper for _, _, upper in kept] or [np.zeros(0)]),
             lower=np.concatenate(self._lower),

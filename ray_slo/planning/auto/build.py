@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ray_slo.planning.auto.headroom import Pool, late_by_stream, pools_of
 from ray_slo.planning.auto.hosts import apart, least_workers, shared
-from ray_slo.planning.auto.limits import Limits, Pair
+from ray_slo.planning.auto.limits import Found, Limits, Pair, Room
 from ray_slo.planning.auto.plan import Plan, Prices, Slot, Step
 from ray_slo.planning.auto.prices import prices_of
 from ray_slo.planning.auto.problem import Problem
@@ -19,17 +19,29 @@ from ray_slo.planning.milp import Solution
 
 @dataclass(frozen=True)
 class Built:
-    """A plan, the limits that it keeps, and the pools of workers that it makes: how many are in
-    each, at most how many."""
+    """A plan, how it was found, and the pools of workers that it makes: how many are in each, at
+    most how many."""
 
-    plan: Plan
-    limits: Limits
+    unpriced: Plan
+    program: Program
+    solution: Solution
     pools: Mapping[Pair, Pool]
     workers: Mapping[Pair, int]
     most: Mapping[Pair, int]
 
-    def too_full(self, target: float) -> dict[Pair, float]:
-        """Shares of their time that may be planned, for the pools without room for bursts."""
+    @property
+    def limits(self) -> Limits:
+        return self.program.limits
+
+    @property
+    def plan(self) -> Plan:
+        """With its prices."""
+        prices = prices_of(self.program, self.solution)
+        found = Found.of(self.program.problem, self.limits)
+        return replace(self.unpriced, prices=prices, found=found)
+
+    def too_full(self, target: float) -> dict[Pair, Room]:
+        """The room that the pools need which have too little for bursts."""
         return {
             pair: pool.allowed(self.workers[pair], self.most[pair], target)
             for pair, pool in self.pools.items()
@@ -69,14 +81,14 @@ def build(program: Program, step: Step, solution: Solution) -> Built:
         served=shares,
         bad_rate=_bad(problem, shares, late),
         cost_per_hour=sum(kind.price_per_hour * workers[kind.name] for kind in problem.kinds),
-        prices=prices_of(program, solution) if solution.found else Prices(),
+        prices=Prices(),
         rest_s=rest_of(program, uses),
         step=step,
         explanation=_explain(problem, step, workers, shares, accuracy),
         swaps=round(float(solution[program.swaps][0])) if solution.found else 0,
         gap=gap if math.isfinite(gap) else math.inf,
     )
-    return Built(plan, program.limits, *built)
+    return Built(plan, program, solution, *built)
 
 
 def _pools(

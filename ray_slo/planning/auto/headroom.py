@@ -30,6 +30,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from ray_slo.planning.auto.limits import Room
 from ray_slo.planning.auto.uses import Use
 
 _LARGE = 700.0  # exponent
@@ -121,13 +122,20 @@ class Pool:
     def too_full(self, workers: int, target: float) -> bool:
         return self.bad_rate(workers) > target / self.depth * (1 + 1e-6)
 
-    def allowed(self, workers: int, most: int, target: float) -> float:
-        """The share of the time of these workers that may be planned; of more, up to `most`, where
-        these are too few."""
+    def most_busy(self, workers: int, target: float) -> float:
+        """Workers that may be busy of these."""
+        room = self.room(workers)
+        return workers * occupancy(workers, room, self.variance, target / self.depth)
+
+    def allowed(self, workers: int, most: int, target: float) -> Room:
+        """Room for bursts, for as many workers as this load needs, up to `most`. What must be free
+        grows slower than the workers, so for more of them it is enough, too."""
         while workers < most and self.too_full(workers, target):
             workers += 1
-        room = self.room(workers)
-        return occupancy(workers, room, self.variance, target / self.depth)
+        low, high = (self.most_busy(n, target) for n in (workers, workers + 1))
+        slope = min(max(high - low, low / workers), 1.0)
+        too_few = slope * (workers - 1) - 0.999 * self.busy  # so many must not do
+        return Room(slope, max(slope * workers - low, too_few, 0.0))
 
 
 def pools_of(

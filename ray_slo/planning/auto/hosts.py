@@ -81,7 +81,7 @@ def apart(program: Program, kind: Kind, uses: Sequence[Use], most: int) -> list[
     """Workers with one variant each; those to spare go where the load of a worker is highest."""
     if not uses:
         return []
-    hosts = [max(math.ceil(use.busy / program.rho(*use.pair) - EPS), 1) for use in uses]
+    hosts = [program.room(*use.pair).workers(use.busy) for use in uses]
     spare = min(most, least_workers(program, kind)) - sum(hosts)
     for _ in range(spare):
         i = max(range(len(uses)), key=lambda i: uses[i].busy / hosts[i])
@@ -96,8 +96,7 @@ def apart(program: Program, kind: Kind, uses: Sequence[Use], most: int) -> list[
 
 def _fewest(program: Program, kind: Kind, uses: Sequence[Use]) -> int:
     busy = sum(use.busy for use in uses)
-    rho = program.rho("", kind.name)
-    return max(math.ceil(busy / rho - EPS), least_workers(program, kind), 1)
+    return max(program.room("", kind.name).workers(busy), least_workers(program, kind))
 
 
 def _packed(
@@ -107,10 +106,11 @@ def _packed(
     counts = _divided(program, kind, classes, workers)
     if counts is None:
         return None
-    rho, made = program.rho("", kind.name), list[Shares]()
+    most = program.room("", kind.name).busy(workers) / workers + EPS
+    made: list[Shares] = []
     for of_class, count in zip(classes, counts, strict=True):
         busy = {use.config.variant: use.busy for use in of_class}
-        found = pack(busy, count, needs_mb(program, kind, of_class), kind.memory_mb, rho)
+        found = pack(busy, count, needs_mb(program, kind, of_class), kind.memory_mb, most)
         if found is None:
             return None
         made += found
@@ -134,8 +134,8 @@ def _divided(
 ) -> list[int] | None:
     """Workers for each class: as many as it needs, the others where the load is highest."""
     busy = [sum(use.busy for use in of_class) for of_class in classes]
-    rho = program.rho("", kind.name)
-    counts = [max(math.ceil(b / rho - EPS), 1) for b in busy]
+    most = program.room("", kind.name).busy(workers) / workers
+    counts = [max(math.ceil(b / max(most, EPS) - EPS), 1) for b in busy]
     if len(counts) == 1:
         return [workers]
     if sum(counts) > workers:
@@ -159,7 +159,8 @@ def _as_it_is(program: Program, kind: Kind, uses: Sequence[Use], most: int) -> l
     current = [h for h in program.problem.current if h.kind == kind.name]
     if len(current) != most or most != max(_fewest(program, kind, uses), 1):
         return None
-    spread = spread_over(uses, [hosted.variants for hosted in current], program.rho("", kind.name))
+    level = program.room("", kind.name).busy(most) / most
+    spread = spread_over(uses, [hosted.variants for hosted in current], level)
     if spread is None or kind.name in program.limits.mixed:
         return spread
     by_name = {use.config.variant: use for use in uses}

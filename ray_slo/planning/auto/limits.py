@@ -2,11 +2,33 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from ray_slo.planning.auto.problem import Kind, Problem
+
 Pair = tuple[str, str]
 """Variant and kind; the variant is "" where all of a kind share its workers."""
+
+
+@dataclass(frozen=True)
+class Room:
+    """How many workers may be busy: slope·n − reserve of n workers, none of no workers."""
+
+    slope: float = 1.0
+    reserve: float = 0.0
+
+    def busy(self, workers: int) -> float:
+        return max(self.slope * workers - self.reserve, 0.0)
+
+    def workers(self, busy: float) -> int:
+        """The fewest that may be busy so much."""
+        return max(math.ceil((busy + self.reserve) / self.slope - 1e-6), 1)
+
+    def part(self, share: float) -> Room:
+        """Where only a share of what should be kept free is."""
+        return Room(1 - share * (1 - self.slope), share * self.reserve)
 
 
 @dataclass(frozen=True)
@@ -14,8 +36,8 @@ class Limits:
     """Limits besides those of the problem.
 
     Attributes:
-        occupancy: ρ, share of the workers' time that may be planned, by variant and kind where
-            workers have one variant each, else by "" and kind; all of it where not given.
+        rooms: for bursts, by variant and kind where workers have one variant each, else by "" and
+            kind; all workers may be busy where not given.
         memory: share of a kind's memory that may be planned; less than 1 where variants could not
             be packed.
         longest_s: of a batch on a kind, where others could not wait longer behind it.
@@ -23,8 +45,42 @@ class Limits:
         mixed: kinds on which some wait longer all the same, as there is no other way.
     """
 
-    occupancy: Mapping[Pair, float] = field(default_factory=dict)
+    rooms: Mapping[Pair, Room] = field(default_factory=dict)
     memory: Mapping[str, float] = field(default_factory=dict)
     longest_s: Mapping[str, float] = field(default_factory=dict)
     least: Mapping[str, int] = field(default_factory=dict)
     mixed: frozenset[str] = frozenset()
+
+
+NEAR = 0.2
+"""Share by which the demand may differ from the one that limits were found for."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """Limits, and the problem that they were found for."""
+
+    limits: Limits
+    rates: Mapping[str, float]
+    kinds: tuple[Kind, ...]
+    settings: tuple[object, ...]
+
+    @classmethod
+    def of(cls, problem: Problem, limits: Limits) -> Found:
+        rates = {stream: problem.rate(stream) for stream in problem.streams}
+        return cls(limits, rates, problem.kinds, _settings(problem))
+
+    def holds_for(self, problem: Problem) -> bool:
+        """Whether a problem differs in little but what the programs look at again anyway."""
+        if self.kinds != problem.kinds or self.settings != _settings(problem):
+            return False
+        if set(self.rates) != set(problem.streams):
+            return False
+        return all(
+            abs(problem.rate(stream) - rate) <= NEAR * rate for stream, rate in self.rates.items()
+        )
+
+
+def _settings(problem: Problem) -> tuple[object, ...]:
+    present = None if problem.present is None else tuple(sorted(problem.present.items()))
+    return problem.objective, problem.sharing, problem.headroom, problem.target_bad, present

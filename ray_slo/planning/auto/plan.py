@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from ray_slo.core.cluster import Assigned
+from ray_slo.planning.auto.limits import Found
 
 Step = Literal["hardware", "accuracy", "cost", "share"]
 """hardware: the most accurate variants suffice, on the cheapest workers; accuracy: they do not
@@ -72,6 +73,7 @@ class Plan:
         explanation: the plan in words.
         swaps: workers on which a variant is loaded in the place of others.
         gap: no other plan can improve the objective of `step` by more than this share of it.
+        found: what the next plan may begin with; see `limits.py`.
     """
 
     workers: Mapping[str, int]
@@ -86,3 +88,4 @@ class Plan:
     explanation: str
     swaps: int = 0
     gap: float = 0.0
+    found: Found | None = field(default=None, repr=False, compare=False)

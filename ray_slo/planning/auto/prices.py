@@ -23,7 +23,9 @@ def prices_of(program: Program, solution: Solution) -> Prices:
     if not solution.found or not g.streams:
         return zero
     m = program.program("value", None)
-    kept = [v.ravel() for name, v in m.labels.items() if name[0] in "nz" or name[:6] == "hosted"]
+    kept = [
+        v.ravel() for name, v in m.labels.items() if name[0] in "nz" or name[:4] in ("host", "used")
+    ]
     fixed = np.concatenate(kept)
     duals = m.duals(fixed, solution[fixed].round())
     if "workers" not in duals:

@@ -14,12 +14,12 @@ root, and q the throughput of a configuration:
     paths      c(s, p) = Σ c(s, p')              p' continues p to a child; for every child
     work       Σ w(s, t, g)·q(g) = λ(s) Σ m(p)·c(s, p)      for every node and variant
     in time    Σ w(s, t, g)·q(g) ≤ λ(s)·max m · Σ z         g slower than a budget, z of longer ones
-    workers    Σ w(s, t, g) ≤ ρ(k)·x(v, k)       one variant on a worker: Σ x(v, k) ≤ n(k)
-               Σ w(s, t, g) ≤ ρ(k)·n(k)          several on a worker
+    workers    Σ w(s, t, g) ≤ ρ·x(v, k) − r      one variant on a worker: Σ x(v, k) ≤ n(k)
+               Σ w(s, t, g) ≤ ρ·n(k) − r         several on a worker
     memory     Σ x(v, k)·memory(v, k) ≤ n(k)·memory(k)      where not all variants fit on a worker
     budget     Σ price(k)·n(k) ≤ budget
 
-ρ is the share of a worker's time that may be planned (`headroom.py`).
+ρ and r keep room for bursts (`headroom.py`); r counts where there are any, by a binary.
 
 A node of its own model uses one batch size of a variant on a kind, as a larger one that is in time
 makes less work. For a model that several nodes use, binaries see to that.
@@ -28,13 +28,13 @@ makes less work. For a model that several nodes use, binaries see to that.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
 
 from ray_slo.planning.auto.graph import NO_TIME, Graph
-from ray_slo.planning.auto.limits import Limits
+from ray_slo.planning.auto.limits import Limits, Room
 from ray_slo.planning.auto.problem import Problem
 from ray_slo.planning.auto.rows import add_batch_sizes, add_swaps
 from ray_slo.planning.milp import Floats, Indices, Milp, Solution
@@ -117,10 +117,10 @@ class Program:
             prices = np.array([kind.price_per_hour for kind in kinds])
             m.block("budget", (prices, self.n), upper=problem.budget_per_hour)
 
-    def rho(self, variant: str, kind: str) -> float:
-        """Share of the time of these workers that may be planned."""
+    def room(self, variant: str, kind: str) -> Room:
+        """For bursts, of a variant's workers, or of a kind's where variants share them."""
         key = ("" if self.problem.sharing else variant), kind
-        return max(self.limits.occupancy.get(key, 1.0), EPS)
+        return self.limits.rooms.get(key, Room())
 
     def bounds(self) -> list[tuple[int, int]]:
         """Fewest and most workers of every kind."""
@@ -230,23 +230,13 @@ class Program:
         if not self.pairs:
             return
         if self.hosting:
-            rows = busy[self.hosting]
-            rho = np.array([self.rho(*self.pairs[j]) for j in self.hosting])
-            m.block(
-                "hosts",
-                (rows, np.broadcast_to(all_w, rows.shape)),
-                (-rho[:, None], self.x[self.hosting][:, None]),
-                upper=0,
-            )
+            rooms = [self.room(*self.pairs[j]) for j in self.hosting]
+            if problem.sharing:
+                rooms = [Room(room.slope) for room in rooms]  # the reserve is the kind's
+            self._roomy(m, "hosts", busy[self.hosting], all_w, self.x[self.hosting], rooms)
         if problem.sharing:
-            rows = of_kind @ busy
-            rho = np.array([self.rho("", kind.name) for kind in kinds])
-            m.block(
-                "workers",
-                (rows, np.broadcast_to(all_w, rows.shape)),
-                (-rho[:, None], self.n[:, None]),
-                upper=0,
-            )
+            rooms = [self.room("", kind.name) for kind in kinds]
+            self._roomy(m, "workers", of_kind @ busy, all_w, self.n, rooms)
             self._memory(m, of_kind)
         else:
             m.block(
@@ -255,6 +245,25 @@ class Program:
                 (-1, self.n[:, None]),
                 upper=0,
             )
+
+    def _roomy(
+        self, m: Milp, name: str, busy: Floats, w: Indices, n: Indices, rooms: Sequence[Room]
+    ) -> None:
+        """Σ w ≤ slope·n − reserve where any w is positive."""
+        slopes = np.array([room.slope for room in rooms])
+        reserves = np.array([room.reserve for room in rooms])
+        used = m.variables(f"used: {name}", len(rooms), upper=1, integer=True)
+        of_row = np.broadcast_to(w, busy.shape)
+        m.block(
+            name,
+            (busy, of_row),
+            (-slopes[:, None], n[:, None]),
+            (reserves[:, None], used[:, None]),
+            upper=0,
+        )
+        if reserves.any():
+            most = np.array([max(self.most.values())] * len(rooms), float)
+            m.block(f"used: {name}", (busy, of_row), (-most[:, None], used[:, None]), upper=0)
 
     def _memory(self, m: Milp, of_kind: Floats) -> None:
         kinds = self.problem.kinds
@@ -304,7 +313,7 @@ class Program:
                 default=math.inf,
             )
             work += problem.rate(node.stream) * node.most / slowest
-        return min(math.ceil(work / self.rho(*pair) - EPS), self.most[kind])
+        return min(self.room(*pair).workers(work), self.most[kind]) if work else 0.0
 
     def _busy(self) -> tuple[Floats, Indices]:
         """Which of all w are of which pair of variant and kind."""

@@ -19,14 +19,14 @@ import numpy as np
 
 from ray_slo.planning.auto.build import Built, build
 from ray_slo.planning.auto.hosts import Blocked, Unpacked
-from ray_slo.planning.auto.limits import Limits, Pair
+from ray_slo.planning.auto.limits import Limits, Pair, Room
 from ray_slo.planning.auto.plan import Plan, Step
 from ray_slo.planning.auto.problem import Problem
 from ray_slo.planning.auto.program import EPS, Objective, Program
 from ray_slo.planning.milp import Solution
 from ray_slo.planning.result import Infeasible
 
-_ROUNDS, _HALVES = 4, 3
+_ROUNDS, _HALVES = 6, 3
 """Of plans until there is room for bursts; of room where there is too little."""
 
 _NO_PLAN = "the solver stopped at its time limit without a plan"
@@ -43,42 +43,52 @@ def plan(problem: Problem, last: Plan | None = None) -> Plan | Infeasible[Plan]:
 
     Args:
         problem: what is to be planned.
-        last: the plan in force, where the search starts. It does not change what is optimal;
-            `problem.current` does.
+        last: the plan in force. Where the demand is within 20 % of what its limits were found for
+            (how full workers may be, how long batches), the search starts from these: one program
+            instead of several, and a plan that leaves a little more room than it must.
 
     Returns:
         A plan that serves all demand, or `Infeasible` with the reason and the plan that serves the
         largest share of it.
     """
+    begin = last.found if last is not None else None
+    if begin is not None and begin.holds_for(problem):
+        built, proven = _all_served(problem, begin.limits)
+        if built is not None:
+            made, same = _with_room(problem, built)
+            return replace(made, found=begin) if same and isinstance(made, Plan) else made
     built, proven = _all_served(problem, Limits())
     if built is None:
         return _best_effort(problem, proven)
-    for _ in range(_ROUNDS if problem.headroom else 0):
+    return _with_room(problem, built)[0]
+
+
+def _with_room(problem: Problem, built: Built) -> tuple[Plan | Infeasible[Plan], bool]:
+    """A plan with room for bursts, from one with less; whether it is the same one."""
+    for tries in range(_ROUNDS if problem.headroom else 0):
         more = built.too_full(problem.target_bad)
         if not more:
-            break
-        # What was allowed before, and is too full again, may be filled less still.
-        room = dict(built.limits.occupancy)
-        room |= {pair: min(rho, 0.97 * room.get(pair, 2.0)) for pair, rho in more.items()}
-        roomy, _ = _all_served(problem, replace(built.limits, occupancy=room), built.plan.step)
+            return built.plan, not tries
+        rooms = {**built.limits.rooms, **more}
+        roomy, _ = _all_served(problem, replace(built.limits, rooms=rooms), built.unpriced.step)
         if roomy is None:
-            return _fuller(problem, built, room)
+            return _fuller(problem, built, rooms), False
         built = roomy
-    return built.plan
+    return built.plan, not problem.headroom
 
 
-def _fuller(problem: Problem, built: Built, room: Mapping[Pair, float]) -> Infeasible[Plan]:
+def _fuller(problem: Problem, built: Built, rooms: Mapping[Pair, Room]) -> Infeasible[Plan]:
     """Where there is not as much room for bursts as there should be: as much as there can be."""
     low, high = 0.0, 1.0  # of what should be kept free
     for _ in range(_HALVES):
         part = (low + high) / 2
-        some = {pair: 1 - part * (1 - rho) for pair, rho in room.items()}
-        roomy, _ = _all_served(problem, replace(built.limits, occupancy=some), built.plan.step)
+        some = {pair: room.part(part) for pair, room in rooms.items()}
+        roomy, _ = _all_served(problem, replace(built.limits, rooms=some), built.unpriced.step)
         if roomy is None:
             high = part
         else:
             low, built = part, roomy
-    late = 100 * built.plan.bad_rate
+    late = 100 * built.unpriced.bad_rate
     reason = (
         f"no room for bursts with {_limits(problem)}: {late:.3g} % are expected to be late, "
         f"{100 * problem.target_bad:g} % may be"
@@ -171,7 +181,7 @@ def _best_effort(problem: Problem, proven: bool) -> Infeasible[Plan]:
         if solution.status == "infeasible":
             reason = f"the fewest workers that must be there are more than {_limits(problem)} allow"
         return Infeasible(reason, _nothing(problem), solution.status == "infeasible")
-    shares = {stream: share * (1 - EPS) for stream, share in least.plan.served.items()}
+    shares = {stream: share * (1 - EPS) for stream, share in least.unpriced.served.items()}
     better, _ = _solved(problem, least.limits, "share", "accuracy", served=shares)
     best = (better or least).plan
     return Infeasible(_reason(problem, best) if proven else _NO_PLAN, best, proven)

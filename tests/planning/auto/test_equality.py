@@ -3,9 +3,11 @@
 import numpy as np
 import pytest
 
+from ray_slo.core.cluster import Variant
 from ray_slo.core.profiles import LatencyProfile
 from ray_slo.core.trees import Tree, TreeTask
-from ray_slo.planning import auto, loki
+from ray_slo.planning import auto, kairos, loki, tiers
+from ray_slo.planning.catalogue import InstanceType
 from ray_slo.planning.result import Infeasible
 
 
@@ -81,3 +83,96 @@ def test_loki(seed):
         assert ours.workers["k"] == theirs.workers
     if ours.served["all"]:
         assert ours.accuracy == pytest.approx(theirs.accuracy, rel=1e-4)
+
+
+def random_tiers(seed):
+    """Requests of one size: those of several have different times on different instances, of which
+    `auto` knows the mean. All of an instance's time, and batches that nobody waits for."""
+    rng = np.random.default_rng(seed)
+    types = [InstanceType(name=name, price_per_hour=float(rng.uniform(0.2, 2))) for name in "xyz"]
+    variants = []
+    for i in range(3):
+        profiles = {
+            t.name: LatencyProfile.linear(rng.uniform(2, 20) / 1e3, rng.uniform(1, 9) / 1e3, 8)
+            for t in types
+        }
+        variants.append(Variant(f"v{i}", profiles, float(np.round(rng.uniform(60, 99), 2))))
+    return tiers.Problem(
+        types,
+        variants,
+        demand=float(rng.uniform(50, 1500)),
+        latency_slo_s=float(rng.uniform(0.02, 0.1)),
+        sizes=[1],
+        budget_per_hour=float(rng.uniform(2, 9)),
+        xi=1.0,
+        load=1.0,
+        batch_sizes=(1, 2, 4, 8),
+        waiting_factor=1.0,
+        relative_gap=1e-6,
+        backend="highs",
+    )
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_tiers(seed):
+    """The same step, and the same cost of the pool, accuracy, or share served."""
+    problem = random_tiers(seed)
+    variants = tuple(auto.Variant(v.name, v.accuracy, v.profiles) for v in problem.variants)
+    ours = auto.plan(
+        auto.Problem(
+            (auto.Model("m", variants),),
+            (Tree.of_model("m", {"": problem.latency_slo_s}),),
+            {"m": auto.Demand(problem.demand)},
+            tuple(auto.Kind(t.name, 0, 200, t.price_per_hour) for t in problem.types),
+            budget_per_hour=problem.budget_per_hour,
+            sharing=False,
+            headroom=False,
+            waiting_factor=1.0,
+            batch_sizes=problem.batch_sizes,
+            relative_gap=1e-6,
+            backend="highs",
+        )
+    )
+    theirs = tiers.plan(problem)
+    assert isinstance(ours, Infeasible) == isinstance(theirs, Infeasible)
+    theirs, ours = best(theirs), best(ours)
+    assert ours.step == theirs.step
+    assert ours.served["m"] == pytest.approx(1 - theirs.shed_share, abs=1e-4)
+    if ours.step == "hardware":
+        assert ours.cost_per_hour == pytest.approx(theirs.cost_per_hour, rel=2e-3)
+    assert ours.accuracy == pytest.approx(theirs.accuracy, abs=0.01)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_kairos(seed):
+    """Where all requests have one size, what a pool can serve is Kairos' bound. Where they do not,
+    its bound gives every instance the sizes that it is best at, and `auto` sends all of them the
+    mean; there they differ."""
+    rng = np.random.default_rng(seed)
+    size = int(rng.integers(1, 20))
+    profiles = {
+        name: LatencyProfile.linear(rng.uniform(1, 4) / 1e3, rng.uniform(1, 9) / 1e3, 32)
+        for name in ("base", "aux")
+    }
+    prices = {"base": 1.0, "aux": 0.3}
+    types = [InstanceType(name=name, price_per_hour=price) for name, price in prices.items()]
+    slo_s = max(profile.latency(size) for profile in profiles.values()) * 1.1
+    counts = {"base": int(rng.integers(1, 4)), "aux": int(rng.integers(0, 6))}
+    theirs = kairos.Problem(types, profiles, slo_s, [size], budget_per_hour=10.0)
+    bound = float(kairos.fluid_bounds(theirs, np.array([list(counts.values())]), 32)[0])
+    demand = 10 * bound
+    variant = auto.Variant("v", 100.0, profiles)
+    made = auto.plan(
+        auto.Problem(
+            (auto.Model("m", (variant,), items=float(size)),),
+            (Tree.of_model("m", {"": slo_s}),),
+            {"m": auto.Demand(demand)},
+            tuple(auto.Kind(name, 0, 9) for name in counts),
+            present=counts,
+            headroom=False,
+            waiting_factor=1.0,
+            batch_sizes=(1,),
+            backend="highs",
+        )
+    )
+    assert demand * best(made).served["m"] == pytest.approx(bound, rel=0.02)

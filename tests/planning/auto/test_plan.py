@@ -268,3 +268,31 @@ def test_rest_is_what_the_tasks_below_take():
     assert plan.rest_s["name"] == {"": 0.0}
     assert plan.rest_s["face"] == {"": 0.0, "gold": 0.0}
     assert 0 < plan.rest_s["detect"][""] < 0.3
+
+
+@pytest.mark.parametrize("sharing", [True, False])
+def test_a_plan_from_the_last_one_is_about_as_good(sharing):
+    """Limits that were found for about this demand are taken over; the plan is checked again."""
+    problem = photo(sharing=sharing)
+    last = best(auto.plan(problem))
+    more = {s: Demand(1.1 * problem.rate(s)) for s in problem.streams}
+    asked = replace(problem, demand=more)
+    warm, cold = auto.plan(asked, last), auto.plan(asked)
+    check(asked, best(warm))
+    assert best(warm).bad_rate <= 0.01
+    assert best(warm).cost_per_hour <= 1.5 * best(cold).cost_per_hour
+    far = replace(problem, demand={s: Demand(3 * problem.rate(s)) for s in problem.streams})
+    assert auto.plan(far, last) == auto.plan(far)
+
+
+def test_room_for_bursts_is_left():
+    for made in (auto.plan(photo()), auto.plan(photo(sharing=False))):
+        assert not isinstance(made, Infeasible)
+        assert made.bad_rate <= 0.01
+    tight = best(auto.plan(photo(headroom=False)))
+    assert tight.bad_rate > 0.01
+    made = auto.plan(photo(present=tight.workers, accuracy_floor=85.4))
+    assert isinstance(made, Infeasible)
+    assert "no room for bursts with the workers that are there" in made.reason
+    assert set(made.best_effort.served.values()) == {1.0}
+    assert made.best_effort.bad_rate <= tight.bad_rate
