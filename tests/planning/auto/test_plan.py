@@ -289,9 +289,10 @@ def test_room_for_bursts_is_left():
     for made in (auto.plan(photo()), auto.plan(photo(sharing=False))):
         assert not isinstance(made, Infeasible)
         assert made.bad_rate <= 0.01
-    tight = best(auto.plan(photo(headroom=False)))
+    alone = photo(demand={"photo": Demand(70.0)}, accuracy_floor=85.4)
+    tight = best(auto.plan(replace(alone, headroom=False)))
     assert tight.bad_rate > 0.01
-    made = auto.plan(photo(present=tight.workers, accuracy_floor=85.4))
+    made = auto.plan(replace(alone, present=tight.workers))
     assert isinstance(made, Infeasible)
     assert "no room for bursts with the workers that are there" in made.reason
     assert set(made.best_effort.served.values()) == {1.0}
