@@ -67,6 +67,7 @@ _NEEDS = {  # packages that a file's deployment imports, by the beginning of its
     "recommender": "torch",
     "digits": "sklearn",
     "groups": "sklearn",
+    "showcase": "sklearn",
     "ocr": "rapidocr_onnxruntime",
 }
 _BEGIN, _END = "<!-- shipped: begin -->", "<!-- shipped: end -->"

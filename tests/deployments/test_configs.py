@@ -14,6 +14,7 @@ import yaml
 from ray.serve.schema import HTTPOptionsSchema, ServeDeploySchema
 
 from ray_slo.cli import app as cli
+from ray_slo.core.trees import Tree
 from ray_slo.load.workload import Payloads, load_payloads
 from ray_slo.models.loading import WEIGHTS_VARIABLE, WORDS
 from ray_slo.serve.config.resolve import parse_spec
@@ -29,12 +30,6 @@ NEEDS = {  # beyond ray-slo, to make payloads
     "digits": ("sklearn", "scikit-learn is not installed: pip install 'ray-slo[digits]'"),
     "traffic": ("skimage", "scikit-image is not installed: pip install 'ray-slo[traffic]'"),
 }
-
-
-def lone(spec):
-    """The pipeline of an application that has one."""
-    (pipeline,) = spec.pipelines.values()
-    return pipeline
 
 
 @pytest.fixture(params=CONFIGS, ids=lambda path: path.stem)
@@ -93,15 +88,15 @@ def test_the_head_has_a_bench_command_with_the_models_slo(config):
     with command.make_context(name, list(rest)) as context:
         given = context.params
     spec = spec_of(config)
-    if spec.pipelines:
-        slo_ms = lone(spec).latency_slo_ms
-    else:
-        path = urlsplit(given["url"]).path.strip("/")
-        model = spec.models[path] if path else next(iter(spec.models.values()))
-        assert path or len(spec.models) == 1
-        slo_ms = model.latency_slo_ms
-    assert given["slo_ms"] == slo_ms
+    assert given["slo_ms"] == pytest.approx(1e3 * tree_of(config, spec).slo_s)
     assert given["url"].startswith("http://127.0.0.1:8000/")
+
+
+def tree_of(config: Path, spec) -> Tree:
+    """What the `ray-slo bench` command asks for."""
+    path = urlsplit(bench(config)[1]).path.strip("/")
+    assert path or len(spec.trees) == 1
+    return spec.trees[path] if path else next(iter(spec.trees.values()))
 
 
 def payloads_of(config: Path) -> Payloads:
@@ -120,7 +115,7 @@ def payloads_of(config: Path) -> Payloads:
 def test_the_application_takes_each_payload(config):
     payloads = payloads_of(config)
     spec = spec_of(config)
-    tree = next(iter(spec.trees.values()))
+    tree = tree_of(config, spec)
     first = tree[tree.root].model
     preprocess = getattr(spec.models[first].load(), "preprocess", lambda item: item)
     assert len(payloads) >= 5

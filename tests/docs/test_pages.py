@@ -40,7 +40,17 @@ def test_every_block_is_tried_or_says_why_not(capsys):
 def test_no_marker_is_left_over():
     for path in PAGES:
         markers = re.findall(r"<!-- (\w+)", path.read_text(encoding="utf-8"))
-        known = {"not", "with", "setup", "followed", "fields", "errors", "commands", "Made"}
+        known = {
+            "not",
+            "with",
+            "setup",
+            "followed",
+            "fields",
+            "errors",
+            "commands",
+            "Made",
+            "composes",
+        }
         assert set(markers) <= known, name(path)
 
 

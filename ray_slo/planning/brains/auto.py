@@ -462,6 +462,9 @@ class AutoBrain(Brain):
         starts = self._known.starts_s
         boosts = {n: s.factor for n in self._streams if (s := self._streams[n]).factor > 1.005}
         answer: dict[str, Any] = {"start_s": starts} if starts else {}
+        asked = replace(self._setting.problem, **self._tuned)
+        if asked.budget_per_hour is not None:
+            answer["budget_per_hour"] = asked.budget_per_hour
         return answer | ({"planned_over_measured": boosts} if boosts else {})
 
 

@@ -228,8 +228,8 @@ class AppConfig(Settings):
         if self.planner is not None or "planner" in self.model_fields_set:
             return self.planner
         workers, lone = list(self.kinds.values()), self.lone_pipeline
-        simple = len(workers) == 1 and workers[0].least_replicas > 0
-        if lone is not None and simple and not self.groups and not lone.slo_classes:
+        simple = len(workers) == 1 and workers[0].least_replicas > 0 and not self.groups
+        if lone is not None and simple and not lone.slo_classes and not lone.is_sized:
             return PlannerConfig(name="loki")
         scales = any(worker.most_replicas is not None for worker in workers)
         return PlannerConfig(name="auto") if scales or self.all_pipelines else None

@@ -184,6 +184,14 @@ class Served(StrictConfig):
         # What @ray_slo.deployment made of a class will do, too.
         return check_user_class(getattr(target, "user_class", target), bool(self.variants))
 
+    @property
+    def is_sized(self) -> bool:
+        """Whether its requests have sizes, as far as its class can be imported here."""
+        try:
+            return hasattr(self.load(), "size")
+        except ValueError:  # which `build_app` says
+            return False
+
     def without_code(self) -> Self:
         """The same without the user's classes and arguments."""
         bare: dict[str, Any] = {"callable": "", "args": (), "kwargs": {}, "user_config": None}

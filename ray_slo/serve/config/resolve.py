@@ -155,7 +155,9 @@ def _policy(
         if name == planned_by.default_policy:
             kwargs = planned_by.policy_kwargs(config, planner, kwargs)
     if name is None:
-        chooses = any(config.served[model].variants for model in models)
+        served = [config.served[model] for model in models]
+        # The policy of variants counts requests, not the items in them.
+        chooses = any(m.variants for m in served) and not any(m.is_sized for m in served)
         name = DEFAULTS["tasks" if config.all_pipelines else "variants" if chooses else "models"]
     try:
         made = make_policy(name, kwargs)

@@ -331,6 +331,9 @@ def test_arguments_change_while_it_runs():
     assert host.brain.due(host.now, host.seen) == ""
     with pytest.raises(ValueError, match="no such argument"):
         host.brain.tune({"floor": 1.0})
+    assert "budget_per_hour" not in host.brain.status(host.seen)
+    assert host.brain.tune({"budget_per_hour": 2.0}) is True
+    assert host.brain.status(host.seen)["budget_per_hour"] == 2.0
     with pytest.raises(ValueError, match="accuracy_floor"):
         host.brain.tune({"accuracy_floor": 101.0})
 

@@ -1,0 +1,200 @@
+"""One pool for everything, `configs/showcase.yaml`: a pipeline, a model with two SLO classes and a
+sized one, on two kinds of workers in two groups, scaling, under a budget."""
+
+import math
+import threading
+import time
+from collections import Counter
+
+import httpx
+import pytest
+import ray
+from ray import serve
+from waiting import eventually
+
+from examples import one_pool
+from ray_slo.core import DropReason
+from ray_slo.errors import BadHeader, RefusedEarly, SLOError, UnknownModel
+from ray_slo.serve.planner.links import find_planner
+
+pytestmark = [pytest.mark.live, pytest.mark.timeout(400)]
+
+ASKS = {  # what a client sends, how, and whether it is an answer
+    "sheets": (one_pool.SHEETS, {"model": "sheet"}, lambda got: sum(map(len, got)) == 6),
+    "digits": (one_pool.DIGITS, {"model": "digit"}, lambda got: got in range(10)),
+    "gold": (
+        one_pool.DIGITS,
+        {"model": "digit", "slo_class": "gold"},
+        lambda got: got in range(10),
+    ),
+    "lists": (one_pool.LISTS, {"model": "rank"}, lambda got: sorted(got) == [*range(len(got))]),
+}
+PATIENT = {"latency_slo_ms": 30_000}
+MAY_BE = {reason.value for reason in DropReason} | {"queue_full", "expired"}
+
+
+@pytest.fixture(scope="module")
+def showcase(ray_cluster):
+    with ray_cluster.running(one_pool.application(), "showcase", "/showcase") as handle:
+        yield handle
+
+
+def status(handle):
+    return handle.slo_status.remote().result(timeout_s=60)
+
+
+def plan(handle):
+    return status(handle)["plan"]
+
+
+def running(handle):
+    return plan(handle).get("running", {})
+
+
+def patiently(handle, what):
+    """One answer of each kind, however busy the machine is."""
+    items, asked, _ = ASKS[what]
+    return handle.remote(items[0], **{**asked, **PATIENT}).result(timeout_s=60)
+
+
+class Load:
+    """Sends some of everything, all the time, and keeps what became of it."""
+
+    def __init__(self, handle, gap_s=0.1, what=tuple(ASKS), **changes):
+        self._handle, self._gap_s, self._what, self._changes = handle, gap_s, what, changes
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self.sent, self.outcomes = 0, Counter()
+
+    def _run(self):
+        waiting = []
+        while not self._stop.wait(self._gap_s):
+            what = self._what[self.sent % len(self._what)]
+            items, asked, is_answer = ASKS[what]
+            item = items[self.sent % len(items)]
+            waiting.append((is_answer, self._handle.remote(item, **{**asked, **self._changes})))
+            self.sent += 1
+        for is_answer, response in waiting:
+            try:
+                self.outcomes["ok" if is_answer(response.result(timeout_s=60)) else "wrong"] += 1
+            except SLOError as refused:
+                self.outcomes[refused.reason] += 1
+            except Exception as error:
+                self.outcomes[repr(error)] += 1
+
+    def __enter__(self):
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exc):
+        self._stop.set()
+        self._thread.join()
+        assert self.outcomes.total() == self.sent
+
+
+def is_planned(handle):
+    told = plan(handle)
+    return told.get("error") is None and math.isfinite(told.get("cost_per_hour") or math.nan)
+
+
+def test_everything_is_answered(ray_cluster, showcase):
+    for what, (_, _, is_answer) in ASKS.items():
+        assert is_answer(patiently(showcase, what)), what
+    with httpx.Client(base_url=f"{ray_cluster.url}/showcase", timeout=60) as client:
+        patient = {"x-slo-latency-ms": "30000"}
+        for path, item in (("sheet", one_pool.SHEETS[1]), ("rank", one_pool.LISTS[1])):
+            assert client.post(f"/{path}", json=item, headers=patient).status_code == 200
+        told = client.post("/digit", json=one_pool.DIGITS[0], headers={"x-slo-class": "gold"})
+        assert told.status_code == 200 or told.json()["reason"] in MAY_BE
+
+
+def test_groups_have_their_models_kinds_and_policies(showcase):
+    groups = status(showcase)["groups"]
+    assert {name: group["models"] for name, group in groups.items()} == {
+        "reading": ["digit", "find"],
+        "ranking": ["rank"],
+    }
+    assert groups["ranking"]["policy"] == "kairos"
+    assert groups["reading"]["policy"] != "kairos"
+    deployments = set(serve.status().applications["showcase"].deployments)
+    kinds = {f"showcase-{g}-{k}-worker" for g in ("reading", "ranking") for k in ("small", "large")}
+    assert deployments == {"showcase", *kinds}
+
+
+def test_what_cannot_be_is_refused_with_the_reason(showcase):
+    for what, (items, asked, _) in ASKS.items():
+        with pytest.raises(RefusedEarly) as refused:
+            showcase.remote(items[0], **{"model": asked["model"], "latency_slo_ms": 1}).result()
+        assert refused.value.reason == "would_miss", what
+    with pytest.raises(UnknownModel, match="digit, rank, sheet"):
+        showcase.remote(one_pool.DIGITS[0], model="find").result()
+    with pytest.raises((BadHeader, ValueError), match="gold"):
+        showcase.remote(one_pool.DIGITS[0], model="digit", slo_class="silver").result()
+    with Load(showcase, 0.002) as load:  # far more than the budget pays for
+        assert eventually(lambda: load.sent > 1000)
+    assert set(load.outcomes) <= {"ok", *MAY_BE}, load.outcomes
+    assert load.outcomes["ok"] > 0
+    assert load.outcomes.total() > load.outcomes["ok"], "it could do all of that"
+
+
+def test_replicas_follow_the_load_within_the_budget(showcase):
+    assert eventually(lambda: sum(running(showcase).values()) == 2, 120), plan(showcase)
+    with Load(showcase, 0.02, ("sheets", "digits"), **PATIENT) as load:
+        assert eventually(lambda: sum(running(showcase).values()) > 2, 90), plan(showcase)
+        assert plan(showcase)["cost_per_hour"] <= 0.8 + 1e-9
+    assert set(load.outcomes) == {"ok"}, load.outcomes
+    assert eventually(lambda: sum(running(showcase).values()) == 2, 120), plan(showcase)
+
+
+@pytest.mark.parametrize("restarted", [True, False], ids=["restarted by Ray", "made anew"])
+def test_a_dead_planner_stops_nothing_and_its_successor_takes_over(showcase, restarted):
+    killed_at = time.monotonic()
+    with Load(showcase, **PATIENT) as load:
+        ray.kill(find_planner("showcase#showcase"), no_restart=not restarted)
+        time.sleep(1.0)
+        sent = load.sent
+
+        def is_there():
+            age_s = plan(showcase).get("plan_age_s")
+            return (
+                age_s is not None and age_s < time.monotonic() - killed_at and is_planned(showcase)
+            )
+
+        assert eventually(is_there), plan(showcase)
+        assert eventually(lambda: load.sent > sent + 20)
+    assert set(load.outcomes) == {"ok"}, load.outcomes
+
+
+def test_a_dead_worker_loses_no_request(showcase):
+    with Load(showcase, **PATIENT) as load:
+        assert eventually(lambda: load.sent > 10)
+        worker = next(iter(status(showcase)["groups"]["reading"]["workers"]))
+        kind = next(k for k in ("small", "large") if _kill(f"reading-{k}", worker))
+        sent = load.sent
+        assert eventually(lambda: load.sent > sent + 20)
+        assert eventually(lambda: worker not in status(showcase)["workers"]), kind
+    assert set(load.outcomes) == {"ok"}, load.outcomes
+
+
+def _kill(kind, worker):
+    try:
+        replica = ray.get_actor(
+            f"SERVE_REPLICA::showcase#showcase-{kind}-worker#{worker}", namespace="serve"
+        )
+    except ValueError:
+        return False
+    ray.kill(replica)
+    return True
+
+
+def test_another_budget_holds_at_once_and_nobody_is_restarted(showcase):
+    assert eventually(lambda: is_planned(showcase))
+    before = set(status(showcase)["workers"])
+    with Load(showcase, **PATIENT) as load:
+        serve.run(one_pool.application(0.2), name="showcase", route_prefix="/showcase")
+        assert eventually(lambda: plan(showcase).get("budget_per_hour") == 0.2), plan(showcase)
+        assert eventually(lambda: plan(showcase)["cost_per_hour"] <= 0.2 + 1e-9), plan(showcase)
+        sent = load.sent
+        assert eventually(lambda: load.sent > sent + 20)
+    assert set(load.outcomes) == {"ok"}, load.outcomes
+    assert before & set(status(showcase)["workers"]), "all workers were replaced"
