@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -56,7 +57,12 @@ class Auto(PlannerPlugin):
                 )
             if not 0 < rate < math.inf:
                 raise ValueError(f"planner.rates.{stream} must be positive, got {rate}")
+
+    @classmethod
+    def arguments(cls, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        given = super().arguments(kwargs)
         _check_arguments(given)
+        return given
 
     @classmethod
     def replica_bounds(cls, worker: WorkerConfig, planner: PlannerConfig) -> tuple[int, int] | None:

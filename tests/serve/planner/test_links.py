@@ -372,3 +372,22 @@ def test_a_budget_is_checked_before_it_is_told():
         frontend = object.__new__(Frontend)
         frontend._spec = spec
         frontend.reconfigure({"budget_per_hour": 3})
+
+
+def test_arguments_that_change_are_told_as_the_planner_takes_them():
+    from ray_slo.serve.frontend.frontend import Frontend
+
+    frontend, told = object.__new__(Frontend), []
+    frontend._spec = parse_spec(
+        {
+            "models": {"rank": {"callable": "apps:Tasks", "latency_slo_ms": 100}},
+            "workers": {"w": {"max_replicas": 2, "price_per_hour": 1.0}},
+            "planner": {"name": "auto", "kwargs": {"budget_per_hour": 3}},
+        }
+    )
+    frontend._plan = SimpleNamespace(tune=told.append, close=lambda: None)
+    frontend.reconfigure({"planner": {"budget_per_hour": 2, "batch_sizes": [1, 2]}})
+    assert told == [{"budget_per_hour": 2.0, "batch_sizes": (1, 2)}]
+    for wrong in ({"budget": 2}, {"budget_per_hour": -1}):
+        with pytest.raises(ConfigError, match=r"user_config\.planner\.kwargs\.budget"):
+            frontend.reconfigure({"planner": wrong})
