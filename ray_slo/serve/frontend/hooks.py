@@ -70,23 +70,32 @@ class Hooks:
             said = f"preprocess refused the item: {clipped(str(error), MAX_MESSAGE)}"
             raise BadInput(said, field="item", model=model) from error
 
-    async def size(self, model: str, asked: Asked, item: Any) -> int:
+    async def size(self, model: str, asked: Asked, item: Any, *, is_own: bool) -> int:
         """The size of a preprocessed item; 1 where items have none.
+
+        Args:
+            is_own: the client's own item: that no batch can hold it is the client's mistake.
 
         Raises:
             BadInput: it has none, or one that no batch can hold.
+            ValueError: the same of an item that a task made.
             Expired: it took too long.
+            Exception: of an item that a task made, whatever `size` raised.
         """
         if model not in self.sizes:
             return 1
         try:
             size = int(await self.in_time(asked, self.sizes[model](item)))
         except (ValueError, TypeError, LookupError, AttributeError) as error:
+            if not is_own:
+                raise
             said = f"the item has no size: {clipped(str(error), MAX_MESSAGE)}"
             raise BadInput(said, field="item", model=model) from error
         limit = self._spec.models[model].max_batch_size
         if not 1 <= size <= limit:
             said = f"the item's size is {size}; 1 to {limit} can be served (max_batch_size)"
+            if not is_own:
+                raise ValueError(said)
             raise BadInput(said, field="item", model=model)
         return size
 

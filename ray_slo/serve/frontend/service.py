@@ -147,7 +147,8 @@ class Service:
 
     async def _measure(self, entry: Entry) -> None:
         """Find out the size of an item, and count it."""
-        entry.size = await self._hooks.size(entry.model, entry.asked, entry.item)
+        is_own = entry.upstream is None
+        entry.size = await self._hooks.size(entry.model, entry.asked, entry.item, is_own=is_own)
         if self._demand is not None:
             self._demand.sized(entry.model, entry.size)
 

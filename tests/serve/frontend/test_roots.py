@@ -189,3 +189,47 @@ async def test_items_of_a_shared_model_are_for_the_trees_that_have_such_a_task(r
         assert await front("ab", model="upper") == "AB"
         letters = {"result": "AB", "outputs": {"letter": ["a", "b"]}}
         assert await front("ab", model="spelled") == letters
+
+
+class Weighed(Plain):
+    """A word's size is its length."""
+
+    @staticmethod
+    def size(word):
+        return len(word)
+
+    @staticmethod
+    def example_input(size=1):
+        return "x" * size
+
+
+class Split(Plain):
+    def __call__(self, texts):
+        return [Outputs(text, {"weighed": text.split()}) for text in texts]
+
+
+@in_loop
+async def test_items_of_a_task_have_sizes_and_are_batched_by_them(running):
+    weighed = {"callable": Weighed, "parent": "split", "max_batch_size": 6}
+    shape = {
+        "models": {},
+        "pipelines": {
+            "sized": {
+                "tasks": {"split": {"callable": Split}, "weighed": weighed},
+                "latency_slo_ms": 3000,
+            }
+        },
+    }
+    demand = Silent()
+    async with running(spec(**shape, profile_seconds=0), demand=demand) as (front, _):
+        answer = await front("a four", response_metadata=True)
+        assert answer.result == {"result": "a four", "outputs": {"weighed": ["a", "four"]}}
+        sizes = {(r.task, r.size) for r in Noting.came}
+        assert sizes == {("split", 1), ("weighed", 1), ("weighed", 4)}
+        # Who made it that large was not the client.
+        with pytest.raises(ValueError, match="the item's size is 7; 1 to 6 can be served") as error:
+            await front("a seven78")
+        assert error.value.__notes__ == ["in task 'weighed'"]
+    counted = [seen[1:] for seen in demand.seen if seen[0] == "sized"]
+    assert sorted(counted)[:2] == [("split", 1), ("split", 1)]
+    assert ("weighed", 4) in counted and ("weighed", 7) not in counted
