@@ -20,6 +20,7 @@ from ray_slo.planning.catalogue import load_catalogue
 from ray_slo.planning.ramsis.spec import SolveSpec
 from ray_slo.planning.ramsis.table import PolicySet
 from ray_slo.serve.config.resolve import parse_spec
+from ray_slo.simulation.application_spec import ApplicationSpec
 from ray_slo.simulation.report import Report
 from ray_slo.simulation.sizing import PlanSpec
 from ray_slo.simulation.spec import SimulationSpec
@@ -49,6 +50,8 @@ def read(document, path):
         SolveSpec.model_validate(document).problem(ROOT / "policies")
     elif path.name.startswith("plan-"):
         PlanSpec.model_validate(document).build(ROOT / "configs")
+    elif path.stem == "simulate-application":
+        ApplicationSpec.model_validate(document).problem(ROOT / "configs")
     else:
         spec = SimulationSpec.model_validate(document)
         spec.make_policy()

@@ -15,7 +15,7 @@ from ray_slo.serve.config.resolve import parse_spec
 from ray_slo.serve.worker import models as worker_models
 from ray_slo.serve.worker import profiles as worker_profiles
 from ray_slo.serve.worker.models import Models
-from tests.models.test_memory import NOTHING, Pretended
+from tests.models.pretended import NOTHING, Pretended
 from tests.serve.loops import in_loop, until
 
 
