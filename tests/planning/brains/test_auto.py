@@ -80,7 +80,7 @@ def test_a_plain_deployment_follows_its_load_up_at_once_and_down_after_an_interv
     assert host.target == needed
     host.run(8, 10)
     assert host.target == needed  # the plan wants fewer, but not for ten seconds yet
-    host.run(30, 10)
+    host.run(60, 10)
     assert host.target == 1
 
 
