@@ -335,6 +335,14 @@ class AutoBrain(Brain):
     def routing(self) -> Routing | None:
         return self._homes.routing
 
+    def move(self, model: str, group: str) -> str:
+        if self.routing is None:
+            return super().move(model, group)
+        raise ValueError(
+            "the planner 'auto' leaves models in their groups; deploy again with other "
+            "groups.NAME.models, or choose the planner 'partition'"
+        )
+
     def _orders(self, now: float, seen: Seen, hopeless: bool) -> dict[str, Wanted]:
         self._look(now, seen)
         if choosing := self._choosing:

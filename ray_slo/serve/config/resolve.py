@@ -290,6 +290,8 @@ def _check_groups(config: AppConfig, planner: PlannerConfig | None) -> None:
         models = {pipeline.shares.get(task, task) for task in pipeline.tasks}
         if split := sorted({listed[model] for model in models if model in listed}):
             _check_whole(config.pipeline_field(name), split)
+    if config.policy.name is not None and all(group.policy for group in config.groups.values()):
+        raise ValueError("policy: every group names one of its own; leave this out")
     if len(config.kinds) < sum(len(group.workers) for group in config.groups.values()):
         raise ValueError(
             f"groups: {', '.join(config.groups)} have workers of the same name; rename one group"

@@ -100,3 +100,5 @@ def test_auto_measures_and_serves_each_groups_models_on_its_own_workers(assigns)
         assert {MODELS[VARIANTS[v]] for v in order.keep} <= {KINDS[kind]}
     assert brain.routing.routes == MODELS
     assert brain.routing.complete
+    with pytest.raises(ValueError, match="'auto' leaves models in their groups; deploy again"):
+        brain.move("l", "b")

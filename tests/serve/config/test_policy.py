@@ -83,6 +83,7 @@ def test_the_default_policy_of_a_group_follows_from_its_own_models():
         (two_groups(a="nonsense"), "groups.a.policy: policy 'nonsense' is unknown"),
         (two_groups(a={"name": "eager", "kwargs": {"x": 1}}), "groups.a.policy: policy 'eager'"),
         (two_groups(a={"nam": "eager"}), "groups.a.policy"),
+        (two_groups("eager", "price", policy="flex"), "policy: every group names one of its own"),
     ],
 )
 def test_a_policy_that_cannot_be_is_refused_with_the_group(config, said):
