@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from ray_slo.planning.auto.problem import Kind, Problem
+from ray_slo.planning.auto.problem import Demand, Kind, Problem
 
 Pair = tuple[str, str]
 """Variant and kind; the variant is "" where all of a kind share its workers."""
@@ -61,23 +61,24 @@ class Found:
     """Limits, and the problem that they were found for."""
 
     limits: Limits
-    rates: Mapping[str, float]
+    demand: Mapping[str, Demand]
     kinds: tuple[Kind, ...]
     settings: tuple[object, ...]
 
     @classmethod
     def of(cls, problem: Problem, limits: Limits) -> Found:
-        rates = {stream: problem.rate(stream) for stream in problem.streams}
-        return cls(limits, rates, problem.kinds, _settings(problem))
+        return cls(limits, dict(problem.demand), problem.kinds, _settings(problem))
 
     def holds_for(self, problem: Problem) -> bool:
         """Whether a problem differs in little but what the programs look at again anyway."""
         if self.kinds != problem.kinds or self.settings != _settings(problem):
             return False
-        if set(self.rates) != set(problem.streams):
+        if set(self.demand) != set(problem.demand):
             return False
         return all(
-            abs(problem.rate(stream) - rate) <= NEAR * rate for stream, rate in self.rates.items()
+            abs(now.rate - then.rate) <= NEAR * then.rate
+            and abs(now.dispersion - then.dispersion) <= NEAR * then.dispersion
+            for now, then in ((problem.demand[s], then) for s, then in self.demand.items())
         )
 
 

@@ -94,6 +94,7 @@ class Program:
             node: m.variables(f"w: {'/'.join(node)}", len(of.configs))
             for node, of in g.nodes.items()
         }
+        self.budgets: dict[tuple[str, str], tuple[Indices, list[float]]] = {}
         self._workers(m)
         for i, stream in enumerate(g.streams):
             self._flow(m, i, stream)
@@ -184,20 +185,27 @@ class Program:
             z = m.variables(f"z: {stream}", len(splits), upper=1, integer=True)
             m.block(f"one split: {stream}", (1, z), lower=1, upper=1)
             for task in tree.order:
-                self._in_time(m, (stream, task.name), z, [split[task.name] for split in splits])
+                budgets = [split[task.name] for split in splits]
+                self.budgets[stream, task.name] = z, budgets
+                self._in_time(m, (stream, task.name), z, budgets)
             return
-        chosen: dict[str, tuple[Indices, list[float]]] = {}
         for task in tree.order:
             times = g.times_s(stream, task.name)
             z = m.variables(f"z: {stream}/{task.name}", len(times), upper=1, integer=True)
             m.block(f"one budget: {stream}/{task.name}", (1, z), lower=1, upper=1)
             self._in_time(m, (stream, task.name), z, times)
-            chosen[task.name] = z, times
+            self.budgets[stream, task.name] = z, times
         for sink in g.sinks(tree):
-            terms: list[Any] = [
-                (np.array(chosen[t][1]) / slo_s, chosen[t][0]) for t in tree.path(sink)
-            ]
+            on_path = [self.budgets[stream, task] for task in tree.path(sink)]
+            terms: list[Any] = [(np.array(times) / slo_s, z) for z, times in on_path]
             m.block(f"(7) SLO: {stream}/{sink}", *terms, upper=1 + NO_TIME / slo_s)
+
+    def budget_s(self, node: tuple[str, str], solution: Solution) -> float:
+        """The time that a solution gives a task, waiting and communication included."""
+        if node not in self.budgets:
+            return self.problem.slo_s(node[0])
+        z, budgets = self.budgets[node]
+        return budgets[int(np.argmax(solution[z]))]
 
     def _in_time(self, m: Milp, node: tuple[str, str], z: Indices, budgets: list[float]) -> None:
         g = self.graph

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ray_slo.core.trees import root_and_class
-from ray_slo.planning.auto.graph import Config
+from ray_slo.planning.auto.graph import NO_TIME, Config
 from ray_slo.planning.auto.program import EPS, Program
 from ray_slo.planning.milp import Solution
 
@@ -41,8 +41,8 @@ class Use:
 
 
 def uses_of(program: Program, solution: Solution) -> list[Use]:
-    """One for each variant and kind, with the largest batch that is in use: the smaller ones do no
-    more in time.
+    """One for each variant and kind, with the largest batch that is in time for all its users: the
+    smaller ones, which the program may choose where it has time to spare, do no more.
 
     A request at the root makes m at a task, and they come together: counts that are m times those
     of the root have m times its dispersion.
@@ -62,11 +62,29 @@ def uses_of(program: Program, solution: Solution) -> list[Use]:
     for of_pair in parts.values():
         rate = sum(part[0] for part in of_pair)
         dispersion = sum(part[0] * part[1] for part in of_pair) / rate
-        largest = max((part[3] for part in of_pair), key=lambda config: config.batch_size)
         nodes = tuple(dict.fromkeys(part[2] for part in of_pair))
-        found.append(Use(largest, rate, dispersion, nodes))
+        found.append(
+            Use(_largest(program, solution, of_pair[0][3], nodes), rate, dispersion, nodes)
+        )
     left = _left_s(program, found)
     return [Use(u.config, u.rate, u.dispersion, u.nodes, _wait_s(program, u, left)) for u in found]
+
+
+def _largest(
+    program: Program, solution: Solution, like: Config, nodes: Sequence[tuple[str, str]]
+) -> Config:
+    """The largest batch of this variant and kind that keeps the budgets of the nodes."""
+    g = program.graph
+    budget_s = min(program.budget_s(node, solution) for node in nodes) + NO_TIME
+    return max(
+        (
+            config
+            for config in (g.configs[k] for k in g.nodes[nodes[0]].configs)
+            if (config.variant, config.kind) == (like.variant, like.kind)
+            and (config.time_s <= budget_s or config is like)
+        ),
+        key=lambda config: config.batch_size,
+    )
 
 
 def _wait_s(program: Program, use: Use, left: dict[tuple[str, str], float]) -> float:
