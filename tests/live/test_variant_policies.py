@@ -77,6 +77,7 @@ def test_the_tables_in_force_are_in_the_status(app, policy):
     seen = status(handle)
     if policy == "price":
         assert "tables" not in seen
+        assert seen["expected"] == {}
         return
     (table,) = seen["tables"]
     found = {key: table[key] for key in ("model", "slo_ms", "kind", "workers", "arrivals")}
@@ -90,6 +91,14 @@ def test_the_tables_in_force_are_in_the_status(app, policy):
     assert 70 <= table["expected_accuracy"] <= 90
     assert 0 <= table["violation_rate"] < 0.1
     assert seen["tables_failed"] == 0
+
+    def expects_what_its_table_does():
+        seen = status(handle)
+        (table,) = seen["tables"]
+        known = {"accuracy": table["expected_accuracy"], "bad_rate": table["violation_rate"]}
+        return seen["expected"] == {"picked": pytest.approx(known)}
+
+    assert eventually(expects_what_its_table_does)
 
 
 def test_nothing_is_lost_when_a_worker_dies(app, tmp_path):
