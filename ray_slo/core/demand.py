@@ -154,6 +154,7 @@ class Rate:
     Args:
         kind, horizon_s: of `Demand`.
         windows_s: of the moving average, rising; the other kinds have the first.
+        enough: requests that a shorter one must have, where it is not off by more than chance.
 
     Attributes:
         seen: whether there was a request.
@@ -164,7 +165,9 @@ class Rate:
         kind: Kind = "ewma",
         horizon_s: float = 0.0,
         windows_s: Sequence[float] = (3.0, 10.0, 30.0),
+        enough: int = _ENOUGH,
     ) -> None:
+        self._enough = enough
         self._windows = windows_s if kind == "ewma" else windows_s[:1]
         self._demands = [Demand(kind, w, horizon_s=horizon_s) for w in self._windows]
         self._recent: deque[tuple[float, int]] = deque()  # seconds and requests, the last first
@@ -210,7 +213,7 @@ class Rate:
         for window_s, rate in zip(self._windows[len(rates) - 1 :: -1], rates[::-1], strict=False):
             # Shorter where that is enough, or what is longer ago was another rate.
             over_s = 2 * window_s  # the variance of a moving average is that of a mean over so much
-            if rate * window_s >= _ENOUGH or changed(usual, round(rate * over_s), over_s):
+            if rate * window_s >= self._enough or changed(usual, round(rate * over_s), over_s):
                 usual = rate
         return usual
 

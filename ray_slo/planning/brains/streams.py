@@ -12,8 +12,8 @@ from ray_slo.planning.auto import Demand
 from ray_slo.planning.autoscale import Limits, Problem, Signals, plan
 from ray_slo.planning.result import Infeasible
 
-# A rise shows sooner; what is noise would add workers, as the most of a while is the target.
-_AVERAGES_S = 10.0, 30.0
+# Requests of an average: as the most of a while is the target, noise would add workers.
+_ENOUGH = 300
 _BITS = 5  # a report is taken to have come in so many parts
 _WINDOW_S, _WINDOWS = 2.0, 64  # of the dispersion
 _FEW_WINDOWS = 8
@@ -70,7 +70,7 @@ class Stream:
 
     def __init__(self, expected: float, kind: Kind = "ewma", horizon_s: float = 0.0) -> None:
         self._expected = expected
-        self._rate = Rate(kind, horizon_s, _AVERAGES_S)
+        self._rate = Rate(kind, horizon_s, enough=_ENOUGH)
         self._burstiness = Burstiness()
         self._trend = Holt(1.0, *_SLOWLY)
         self._counted_s = 0.0  # all the time that was counted
