@@ -104,8 +104,10 @@ class Pipeline:
         min_replicas, max_replicas: the planner decides how many between these; without
             `max_replicas`, always `num_replicas`.
         ray_actor_options: of a worker, e.g. {"num_gpus": 1}.
-        planner: "loki", or a dictionary with its name and other fields of `PlannerConfig`
-            (`ray_slo.serve.config`). None: workers load all variants, and `policy` chooses.
+        planner: its name, or a dictionary with its name and other fields of `PlannerConfig`
+            (`ray_slo.serve.config`). Default: as of a config file that names none: "loki", or
+            "auto" for what that does not plan for, such as SLO classes. None: workers load all
+            variants, and `policy` chooses.
         policy, policy_kwargs: "pipeline" (the default), or another one.
         name: of the deployment that answers, and in metrics.
         options: further fields of `ray_slo.serve.config.app.AppConfig`, e.g. num_frontends=2.
@@ -126,7 +128,7 @@ class Pipeline:
         min_replicas: int | None = None,
         max_replicas: int | None = None,
         ray_actor_options: Mapping[str, Any] | None = None,
-        planner: str | Mapping[str, Any] | None = "loki",
+        planner: str | Mapping[str, Any] | None = "default",
         policy: Any = None,
         policy_kwargs: Mapping[str, Any] | None = None,
         name: str = "pipeline",
@@ -147,11 +149,12 @@ class Pipeline:
                 "path_accuracies": dict(path_accuracies or {}),
             },
             "workers": {"default": {k: v for k, v in worker.items() if v is not None}},
-            "planner": dict(planner) if isinstance(planner, Mapping) else planner,
             "policy": {"name": policy, "kwargs": dict(policy_kwargs or {})},
             "name": name,
             **options,
         }
+        if planner != "default":
+            self._data["planner"] = dict(planner) if isinstance(planner, Mapping) else planner
         self.spec()  # refuse here what cannot work
 
     @property

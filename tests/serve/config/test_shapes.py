@@ -271,6 +271,12 @@ def test_a_pipeline_from_python_has_classes():
         [ray_slo.Task("find", Plain)], latency_slo_ms=100, slo_classes={"bulk": 900}, planner=None
     )
     assert made.spec().trees["pipeline"].slos_s == {"": 0.1, "bulk": 0.9}
+    planned = ray_slo.Pipeline(
+        [ray_slo.Task("find", Plain)], latency_slo_ms=100, slo_classes={"bulk": 900}
+    )
+    assert planned.spec().planner.name == "auto"
+    plain = ray_slo.Pipeline([ray_slo.Task("find", Plain)], latency_slo_ms=100)
+    assert plain.spec().planner.name == "loki"
 
 
 @pytest.mark.parametrize(
