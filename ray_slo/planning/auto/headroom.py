@@ -15,7 +15,8 @@ room for bursts, dispersion takes it. Batches come whole, so of the requests tha
 half a batch is on its way already when a burst comes: k = n·b·W/ℓ − (b − 1)/2, which matters for
 few workers.
 
-`own-auto-headroom` compares it with the simulator, policy `deferred`, Poisson arrivals.
+`tests/planning/auto/test_headroom.py` compares it with the simulator, policy `deferred`, Poisson
+arrivals.
 Worked example: one worker, batches of 8, W = ℓ: k = 4.5. With 80 % of its time planned, x = 0.25:
 
     >>> round(bad_rate(busy=0.8, workers=1, room=4.5 / 8, variance=0.8 / 8), 3)
