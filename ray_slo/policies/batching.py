@@ -242,6 +242,8 @@ class BatchingPolicy(Abilities, ABC):
         if queue:
             alone_s = self._alone_s(model, queue[0]) if model.sized else model.reach_1
             drop_at = queue[0].deadline - alone_s + 2 * TOLERANCE_S
+            if model.sized and drop_at < now + TOLERANCE_S:  # it became the head just now
+                self._dirty[model] = None
         self._drops.set(model, drop_at, model.order)
 
     def _file(self, lane: Lane, first: int, count: int, size: int, now: float) -> None:
