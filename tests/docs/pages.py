@@ -168,7 +168,7 @@ def read_yaml(block: Block, folder: Path, in_cluster: bool = False) -> None:
     from ray.serve.schema import ServeDeploySchema, gRPCOptionsSchema
 
     from ray_slo.serve import build_app
-    from ray_slo.serve.config.spec import AppSpec
+    from ray_slo.serve.config.app import AppConfig
     from ray_slo.simulation.sizing import PlanSpec
     from ray_slo.simulation.spec import SimulationSpec
 
@@ -198,8 +198,9 @@ def read_yaml(block: Block, folder: Path, in_cluster: bool = False) -> None:
     elif "cluster" in given:
         is_plan = bool({"policies", "pool", "accuracy_floor", "bad_rate"} & set(given))
         (PlanSpec if is_plan else SimulationSpec).model_validate(given)
-    elif set(given) <= set(AppSpec.model_fields):
-        assert build_app(given if {"models", "pipeline"} & set(given) else SOME_MODEL | given)
+    elif set(given) <= set(AppConfig.model_fields):
+        known = {"models", "pipeline", "pipelines"} & set(given)
+        assert build_app(given if known else SOME_MODEL | given)
     elif block.title == "types.yaml":
         from ray_slo.planning.catalogue import load_catalogue
 
