@@ -362,8 +362,7 @@ class BatchingPolicy(Abilities, ABC):
             if queue[0].deadline + TOLERANCE_S >= now + alone_s:
                 break
             finish_at = now + alone_s if alone_s < math.inf else math.nan
-            late = queue[0].deadline <= now
-            reason = DropReason.EXPIRED if late else DropReason.WOULD_MISS
+            reason = DropReason.EXPIRED if queue[0].deadline <= now else DropReason.WOULD_MISS
             self._actions.append(Drop(queue.take(1), reason, finish_at))
 
     def _soonest(self, model: ModelState, now: float) -> float:
