@@ -15,7 +15,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.harness.data import MissingData
+from benchmarks.harness.data import Missing
 from benchmarks.harness.plots import plot_bars
 from benchmarks.harness.registry import PROGRAMS
 from benchmarks.harness.results import save
@@ -66,7 +66,7 @@ def main(args: Sequence[str] | None = None) -> None:
         rows, complaints = module.run(quick=options.quick, seed=options.seed, **own), ()
     except Failed as error:
         rows, complaints = error.rows, error.complaints
-    except MissingData as error:
+    except Missing as error:
         print(f"{options.name} skipped: {error}", file=sys.stderr)
         sys.exit(SKIPPED)
     console = Console(stderr=options.json == "-")  # stdout is for the JSON then

@@ -1,27 +1,24 @@
-"""Published measurements that programs compare on, outside the repository: `RAY_SLO_DATA`."""
+"""Published measurements that programs compare on; `benchmarks/data/README.md` says whose."""
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
+FOLDER = Path(__file__).parents[1] / "data"
 
-class MissingData(Exception):
-    """A program needs published data that is not here."""
+
+class Missing(Exception):
+    """A program needs something that is not installed here; it is skipped."""
 
 
 def published(name: str) -> Path:
     """Path of a published data file, as "ramsis/image_profiles.csv".
 
     Raises:
-        MissingData: `RAY_SLO_DATA` is not set, or the folder that it names has no such file.
+        FileNotFoundError: there is none of that name; the message lists the names.
     """
-    folder = os.environ.get("RAY_SLO_DATA")
-    if not folder:
-        raise MissingData(
-            f"needs the published data file {name}; set RAY_SLO_DATA to the folder that has it"
-        )
-    path = Path(folder) / name
+    path = FOLDER / name
     if not path.is_file():
-        raise MissingData(f"needs {name}, which RAY_SLO_DATA={folder} does not have")
+        names = sorted(p.relative_to(FOLDER).as_posix() for p in FOLDER.glob("*/*.csv"))
+        raise FileNotFoundError(f"no published data file {name!r}; there are {', '.join(names)}")
     return path

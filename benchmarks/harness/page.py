@@ -29,8 +29,7 @@ papers'.
 * *full* or *quick*: a quick run is short, and its figures move by a few percent.
 * **paper**: the figure that the paper prints, for itself or for the system of that line, measured
   on its authors' hardware. Ours are simulated, except CPU times and what live programs measure.
-* A commit with "+" had changes beside it. `RAY_SLO_DATA` names the folder of published data that
-  programs of RAMSIS and Loki need.
+* A commit with "+" had changes beside it.
 """
 
 

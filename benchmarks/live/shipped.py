@@ -36,7 +36,7 @@ from pathlib import Path
 import numpy as np
 import yaml
 
-from benchmarks.harness.data import MissingData
+from benchmarks.harness.data import Missing
 from benchmarks.harness.rows import Row
 from benchmarks.live.cluster import importable, memory_mb
 from ray_slo.load.drive import run_http
@@ -93,7 +93,7 @@ def run(
         print(f"{name} …", file=sys.stderr, flush=True)
         rows += tried(FOLDER / f"{name}.yaml", seed)
     if not rows:
-        raise MissingData(f"the packages of {', '.join(chosen)} are not installed")
+        raise Missing(f"the packages of {', '.join(chosen)} are not installed")
     if write:
         write_figures(rows)
     return rows

@@ -1,4 +1,4 @@
-"""Loki's published profiles as pipelines (`loki/*.csv` of RAY_SLO_DATA)."""
+"""Loki's published profiles as pipelines (`benchmarks/data/loki`)."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _tasks(
     points: dict[tuple[str, str], dict[int, float]] = {}
     accuracy: dict[str, float] = {}
     for row in _rows("loki/profiles.csv", pipeline):
-        if row["source"] != "simulator_runtimes.csv" or row["variant"] in without:
+        if row["variant"] in without:
             continue
         if row["task"] in parents and int(row["batch_size"]) in batch_sizes:
             accuracy[row["variant"]] = float(row["accuracy"])

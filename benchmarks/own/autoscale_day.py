@@ -1,12 +1,11 @@
 """A day of load over a plain model, one with variants and a pipeline: late requests, worker-hours.
 
-The day has the shape of the Azure Functions trace that Loki uses (`loki/` of RAY_SLO_DATA), else a
-made one of the same form: night, morning rise, two humps, and noise. It goes by in 24 minutes, a
-minute per step, at a peak that 10 workers serve. Ours is the planner `auto` (a plan every 10 s, 0.1
-s to solve it), beside Ray Serve's own rule (`serve_rule.py`) with the same policy on the same pool:
-with its defaults as they are; and with delays that are shortened as the day is, at the target of
-ongoing requests that does best of 4, 8 and 16. A worker takes 2 s to start and 0.5 s to load
-a variant.
+The day has the shape of the Azure Functions trace that Loki uses (`benchmarks/data/loki`). It goes
+by in 24 minutes, a minute per step, at a peak that 10 workers serve. Ours is the planner `auto` (a
+plan every 10 s, 0.1 s to solve it), beside Ray Serve's own rule (`serve_rule.py`) with the same
+policy on the same pool: with its defaults as they are; and with delays that are shortened as the
+day is, at the target of ongoing requests that does best of 4, 8 and 16. A worker takes 2 s to start
+and 0.5 s to load a variant.
 
 Bad requests are counted after each rise's first interval: those that arrive within 10 s after a
 step up are left out. *Fewest* is what knows the day can do: for each step the smallest number of
@@ -16,14 +15,13 @@ step's begin. Serve has no variants; its rule runs the most accurate one, and so
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from benchmarks.harness.data import MissingData, published
 from benchmarks.harness.rows import Row
+from benchmarks.loki.data import trace
 from benchmarks.own.applications import AUTOSCALING, PIPELINE, VARIANTS, application, capacity
 from benchmarks.own.serve_rule import Ongoing, Rule, ServeRule
 from ray_slo.core.trees import Tree
@@ -45,19 +43,10 @@ TIMES = {"load_s": 0.5, "start_s": 2.0}
 POLICY = "deferred"
 
 
-def shape(seed: int) -> list[float]:
+def shape() -> list[float]:
     """Of the day: its rate at each step over the largest one."""
-    try:
-        with published("loki/trace_traffic_analysis_maf_reconstructed.csv").open(
-            newline=""
-        ) as file:
-            rates = np.array([float(row["qps"]) for row in csv.DictReader(file)])
-        steps = np.array([part.mean() for part in np.array_split(rates, STEPS)])
-    except MissingData:
-        rng = np.random.default_rng(seed)
-        hours = 24 * np.arange(STEPS) / STEPS
-        humps = np.exp(-(((hours - 11) / 3.5) ** 2)) + 0.8 * np.exp(-(((hours - 19) / 3) ** 2))
-        steps = (0.25 + 0.75 * humps) * np.exp(0.08 * rng.standard_normal(STEPS))
+    rates = trace("traffic_analysis_maf_reconstructed")
+    steps = np.array([part.mean() for part in np.array_split(rates, STEPS)])
     return (steps / steps.max()).tolist()
 
 
@@ -150,7 +139,7 @@ def _kept(problem: auto.Problem, models: Sequence[auto.Model]) -> tuple[Tree, ..
 
 def days(quick: bool, seed: int) -> list[Day]:
     made = []
-    form = shape(seed)[:: 4 if quick else 1]
+    form = shape()[:: 4 if quick else 1]
     for name, features in APPLICATIONS.items():
         problem = application((AUTOSCALING, *features), 1.0, seed).problem
         kind = replace(problem.kinds[0], min_workers=1, max_workers=MOST)

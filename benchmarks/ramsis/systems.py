@@ -1,8 +1,8 @@
 """Tasks, clusters and workloads of RAMSIS §7, and what its programs share.
 
-Profiles are the published measurements (`RAY_SLO_DATA`): the 95th percentile per batch size, as in
-the paper. Raw percentiles have wild tails (one batch of 2 took ten times as long as a batch of 9),
-so a batch is taken to be no slower than any larger one, as the published code does.
+Profiles are the published measurements (`benchmarks/data/ramsis`): the 95th percentile per batch
+size, as in the paper. Raw percentiles have wild tails (one batch of 2 took ten times as long as a
+batch of 9), so a batch is taken to be no slower than any larger one, as the published code does.
 
 A model set is what §4.3.3 leaves of it: the front of accuracy against ℓ(1), 9 of 26 image models.
 Execution takes exactly its profile, as in the paper's own simulation (§7.3.1).

@@ -1,8 +1,8 @@
-"""What the RAMSIS programs are made of, on profiles made up here; the programs themselves run in
-`test_front_door`, where the published data is."""
+"""What the RAMSIS programs are made of, on profiles made up here, and the published data itself."""
 
 from __future__ import annotations
 
+import csv
 import math
 from collections import Counter
 from typing import Any
@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.harness.data import MissingData, published
+from benchmarks.harness.data import FOLDER, published
 from benchmarks.peers.central import Offered
 from benchmarks.peers.jellyfish import Jellyfish
 from benchmarks.peers.model_switching import ModelSwitching, Static, profile_responses
@@ -63,7 +63,7 @@ def data(tmp_path, monkeypatch):
     folder.mkdir()
     (folder / "image_profiles.csv").write_text(CSV)
     (folder / "twitter_trace_raw.csv").write_text("time_s,qps\n0,100\n10,300\n20,200\n")
-    monkeypatch.setenv("RAY_SLO_DATA", str(tmp_path))
+    monkeypatch.setattr("benchmarks.harness.data.FOLDER", tmp_path)
     return folder
 
 
@@ -97,13 +97,22 @@ def test_the_trace_can_be_cut_and_shortened(data):
     assert (cut.rate, cut.length_s) == (250.0, 4.0)
 
 
-def test_missing_data_is_named(tmp_path, monkeypatch):
-    monkeypatch.delenv("RAY_SLO_DATA", raising=False)
-    with pytest.raises(MissingData, match=r"x/y\.csv; set RAY_SLO_DATA"):
+def test_a_wrong_name_is_told_the_right_ones():
+    with pytest.raises(FileNotFoundError, match=r"'x/y\.csv'; there are .*loki/branching\.csv, "):
         published("x/y.csv")
-    monkeypatch.setenv("RAY_SLO_DATA", str(tmp_path))
-    with pytest.raises(MissingData, match="does not have"):
-        published("x/y.csv")
+
+
+@pytest.mark.parametrize("file", sorted(FOLDER.glob("*/*.csv")), ids=lambda file: file.stem)
+def test_published_figures_are_whole(file):
+    """No empty cell, no negative figure, and the README says where they are from."""
+    with file.open(newline="") as lines:
+        rows = list(csv.DictReader(lines))
+    assert rows
+    for row in rows:
+        assert all(row.values())
+        figures = [v for column, v in row.items() if column.endswith(("_ms", "_s", "qps"))]
+        assert all(float(figure) >= 0 for figure in figures)
+    assert f"`{file.parent.name}/{file.name}`" in (FOLDER / "README.md").read_text()
 
 
 # Peers -------------------------------------------------------------------------------------------
