@@ -330,15 +330,16 @@ class ApplicationRun(Run):
         if self.host is None:
             return
         brain = self.host.brain
-        targets = {kind: brain.target(kind) for kind in self.shape.kinds}
-        for kind, target in targets.items():
-            self.fleet.grow(kind, self.shape.kinds[kind] if target is None else target)
+        for kind, most in self.shape.kinds.items():
+            target = brain.target(kind)
+            self.fleet.grow(kind, most if target is None else target)
         for _ in self.tasks:  # what one does lets another go on
             seen = self._with_profiles(self.fleet.seen())
             if not self.fleet.follow(brain.wanted(self.now, seen, hopeless=False)):
                 break
-        for kind, target in targets.items():
-            self.fleet.shrink(kind, self.shape.kinds[kind] if target is None else target)
+        for kind, most in self.shape.kinds.items():  # whose workers may have let others go
+            target = brain.target(kind)
+            self.fleet.shrink(kind, most if target is None else target)
 
     # -- results -----------------------------------------------------------------------------
 

@@ -23,6 +23,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 from ray_slo.core import LatencyProfile
@@ -44,6 +45,7 @@ from ray_slo.planning.brains.brain import (
 )
 from ray_slo.planning.brains.homes import Homes
 from ray_slo.planning.brains.known import Known
+from ray_slo.planning.brains.leaving import Leaving, staying
 from ray_slo.planning.brains.measure import Measuring, in_turn, loadable
 from ray_slo.planning.brains.steps import Steps
 from ray_slo.planning.brains.streams import Streams
@@ -169,6 +171,7 @@ class AutoBrain(Brain):
         self._job: Job | None = None
         self._solved: Plans | None = None
         self._steps = Steps(self._known.model_of)
+        self._leaving = Leaving(self._known.model_of)
         self._now = -math.inf
         self._settled_since = math.inf  # workers serve as planned
         self._workers = 0  # that were there at the last look
@@ -322,14 +325,20 @@ class AutoBrain(Brain):
         if kind not in self._kinds or kind not in self._setting.scales:
             return None
         if kind in self._targets:
-            return self._targets[kind].at(self._now)
+            return max(self._targets[kind].at(self._now), self._leaving.least.get(kind, 0))
         # Nothing is known without a worker: where there is none, somebody has to measure.
         waiting = any(self._streams[stream].seen for stream in self._streams)
         began_with = any(self._setting.first_workers.get(k, 1) for k in self._kinds)
         return 1 if waiting and not began_with and not self._workers else None
 
     def wanted(self, now: float, seen: Seen, hopeless: bool) -> dict[str, Wanted]:
-        return self._homes.send_home(self._orders(now, seen, hopeless), seen)
+        told = self._orders(now, seen, hopeless)
+        if self._solved is not None:
+            slots = best(self._solved.whole).slots
+            fits = partial(self._known.fit, seen)
+            self._leaving.look(self._planned(now), seen.serving, slots, fits)
+            told = self._leaving.also(told)
+        return self._homes.send_home(told, seen)
 
     @property
     def routing(self) -> Routing | None:
@@ -369,19 +378,17 @@ class AutoBrain(Brain):
                 return {w: Wanted((), self._all(seen, says.kind)) for w, says in idle.items()}
             return self._to_measure(seen, workers)
         serving = {w: says for w, says in seen.serving.items() if w in workers}
-        staying = self._staying(now, serving)
+        stay = staying(self._planned(now), {**serving, **workers})
         whole, meanwhile = best(self._solved.whole), best(self._solved.now)
-        later = auto.place(whole, self._having(workers))
-        placed = later
+        placed = auto.place(whole, self._having(stay))
         if meanwhile is not whole:
-            placed = auto.place(meanwhile, self._having(staying))
+            later = placed
+            placed = auto.place(
+                meanwhile, self._having({w: says for w, says in stay.items() if w in serving})
+            )
             # Those that have just become ready do what they were started for.
             placed |= {w: slot for w, slot in later.items() if w not in placed}
-        placed = {w: slot for w, slot in placed.items() if w in staying or w not in serving}
-
-        def fits(variants: frozenset[str], kind: str) -> bool:
-            return self._known.fit(seen, variants, kind)
-
+        fits = partial(self._known.fit, seen)
         breaks = not self._setting.make_before_break
         told = self._steps.towards(placed, workers, serving, fits, breaks)
         for worker in [w for w in told if seen.workers[w].kind in self._choosing]:
@@ -390,18 +397,9 @@ class AutoBrain(Brain):
             self._also_measure(seen, kind, told)
         return told
 
-    def _staying(self, now: float, serving: Mapping[str, WorkerSays]) -> dict[str, WorkerSays]:
-        """Those that Serve leaves: it takes the youngest away."""
-        left = {
-            k: self._targets[k].at(now) if k in self._setting.scales else math.inf
-            for k in self._targets
-        }
-        found: dict[str, WorkerSays] = {}
-        for worker, says in serving.items():
-            if left.get(says.kind, math.inf) > 0:
-                found[worker] = says
-                left[says.kind] = left.get(says.kind, math.inf) - 1
-        return found or dict(serving)
+    def _planned(self, now: float) -> dict[str, int]:
+        """Workers that there are to be, by kind that Serve scales."""
+        return {k: self._targets[k].at(now) for k in self._setting.scales & self._targets.keys()}
 
     def _having(self, workers: Mapping[str, WorkerSays]) -> dict[str, tuple[str, frozenset[str]]]:
         """Kind, and what it has loaded or was told to load, by worker; those that have something

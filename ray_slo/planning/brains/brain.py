@@ -205,7 +205,8 @@ class Seen:
     """What a brain decides by.
 
     Attributes:
-        workers: those that are there, as they last said, the oldest first.
+        workers: those that are there, as they last said: those that are ready first, and of each
+            the oldest first.
         profiles: by variant and kind: the median of what workers that have it loaded measured, else
             what was last known.
         avoided: could not be loaded lately, or take more than a worker of the kind has room for.

@@ -14,6 +14,8 @@ class Target:
 
         >>> target = Target(2, up_s=0.0, down_s=10.0)
         >>> target.wants(0.0, 4)
+        >>> target.at(0.0)
+        4
         >>> target.wants(5.0, 1)
         >>> target.at(5.0), target.at(14.9), target.at(15.0)
         (4, 4, 1)

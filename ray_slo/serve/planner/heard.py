@@ -22,6 +22,11 @@ class _Worker:
     seen_at: float
     born: float
 
+    @property
+    def order(self) -> tuple[bool, float]:
+        """Serve stops those that are not ready, then those that were ready last."""
+        return not self.says.ready, self.born + (self.says.ready_s or 0.0)
+
 
 @dataclass
 class Frontend:
@@ -148,9 +153,9 @@ class Heard:
 
     def seen(self) -> Seen:
         """What a brain decides by."""
-        oldest_first = sorted(self._workers.items(), key=lambda item: item[1].born)
+        in_order = sorted(self._workers.items(), key=lambda item: item[1].order)
         return Seen(
-            {name: worker.says for name, worker in oldest_first},
+            {name: worker.says for name, worker in in_order},
             self.profiles,
             frozenset(self._avoided.keys() | self._too_large()),
             {client: frontend.says for client, frontend in self.frontends.items()},

@@ -57,3 +57,11 @@ def test_memory_is_known_when_the_worker_is_gone_and_is_no_news_of_a_worker():
     planner.left("w0")
     assert planner.seen().memory_mb == {("a", "gpu"): 120}
     assert planner.seen().room_mb == {"gpu": 990}
+
+
+def test_workers_come_in_the_order_in_which_they_were_ready():
+    planner = Heard(0.0, gone_s=10.0, avoid_s=60.0)
+    for name, age_s, ready_s in (("slow", 30.0, 20.0), ("quick", 25.0, 5.0), ("new", 40.0, None)):
+        worker = WorkerSays(name, "cpu", age_s=age_s, ready=ready_s is not None, ready_s=ready_s)
+        planner.worker(worker, 50.0, planned=True)
+    assert list(planner.seen().workers) == ["quick", "slow", "new"]
