@@ -215,7 +215,7 @@ class Hand:
             case.workloads,
             policy=setup.policy,
             policy_kwargs=told,
-            planner=_loki if setup.loki else None,
+            planner=loki_of if setup.loki else None,
             duration_s=case.duration_s,
             interval_s=5.0,
             load_s=0.5,
@@ -305,7 +305,7 @@ def _on(models: tuple[auto.Model, ...], kinds: list[auto.Kind]) -> tuple[auto.Mo
     )
 
 
-def _loki(problem: auto.Problem) -> LokiBrain:
+def loki_of(problem: auto.Problem) -> LokiBrain:
     """Loki's planner for the one pipeline and the one kind of a problem."""
     (tree,), (kind,) = problem.trees, problem.kinds
     tasks = []

@@ -1,0 +1,262 @@
+"""One cell of `policy-grid` under one policy, and what is kept of it."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import json
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.own.grid_cells import Cell, cell
+from benchmarks.own.split import loki_of
+from ray_slo.policies.registry import POLICIES, live_arguments, policy_for
+from ray_slo.simulation import PolicyError, simulate, simulate_application
+
+KEPT = Path(__file__).parents[2] / "out" / "policy-grid"
+FEW = 300
+"""Models with fewer requests than this are counted together."""
+TIMEOUT = 0.25
+"""Of the shortest SLO: the wait of `timeout`."""
+_HOST = ("ray_slo.simulation.simulator", "ray_slo.simulation.application")
+_OWN = ("benchmarks.own.grid_cells", "benchmarks.own.grid_run")
+
+Arguments = Callable[[Cell], Mapping[str, Any]]
+Fits = Callable[[Cell], bool]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A policy as it takes part.
+
+    Attributes:
+        policy: its name.
+        arguments: for a cell.
+        fits: the cells that it can serve.
+        preempts: it stops batches: it takes part where that is allowed.
+        quickest: it has the quickest variant of each model alone.
+        planned: Loki's planner assigns variants to workers.
+    """
+
+    policy: str
+    arguments: Arguments = lambda cell: {}
+    fits: Fits = lambda cell: True
+    preempts: bool = False
+    quickest: bool = False
+    planned: bool = False
+
+    def takes_part(self, cell: Cell) -> bool:
+        return (cell.preemption or not self.preempts) and self.fits(cell)
+
+
+def _always(**arguments: Any) -> Arguments:
+    return lambda cell: arguments
+
+
+def _plain(cell: Cell) -> bool:
+    return cell.tree is None
+
+
+def _matches(cell: Cell) -> bool:
+    """Matching is for sizes and unlike workers, and costs O(requests · workers)."""
+    workers = sum(kind.count for kind in cell.kinds)
+    return _plain(cell) and workers <= 24 and (cell.sized or len(cell.kinds) > 1)
+
+
+def _loki(cell: Cell) -> bool:
+    """Loki's planner gives a worker one task, and knows one kind."""
+    return (
+        cell.tree is not None and len(cell.kinds) == 1 and cell.kinds[0].count >= len(cell.models)
+    )
+
+
+SETTINGS: dict[str, Setting] = {
+    "deferred": Setting("deferred"),
+    "deferred, consolidate": Setting("deferred", _always(objective="consolidate")),
+    "deferred, prefix": Setting("deferred", _always(gathering="prefix"), _plain),
+    "deferred, Algorithm 1": Setting(
+        "deferred", _always(objective="consolidate", gathering="prefix"), _plain
+    ),
+    "deferred, quickest variant": Setting(
+        "deferred", fits=lambda cell: cell.variants > 1, quickest=True
+    ),
+    "eager": Setting("eager"),
+    "timeout": Setting(
+        "timeout", lambda cell: {"timeout_ms": 1e3 * TIMEOUT * min(cell.slos_s)}, _plain
+    ),
+    "price": Setting("price", fits=lambda cell: not cell.sized),
+    "flex, no preemption": Setting("flex", _always(preemption=False)),
+    "flex": Setting("flex", preempts=True),
+    "deferred_flex": Setting("deferred_flex", preempts=True),
+    "deferred_flex, consolidate": Setting(
+        "deferred_flex", _always(objective="consolidate"), preempts=True
+    ),
+    "kairos": Setting("kairos", fits=lambda cell: _matches(cell) and cell.sized),
+    "kairos, batches": Setting("kairos", _always(batch=True), _matches),
+    "pipeline, Loki's planner": Setting("pipeline", fits=_loki, planned=True),
+}
+if "auto" in POLICIES:
+    SETTINGS["auto"] = Setting("auto")
+
+
+def measure(seed: int, number: int, name: str, requests: float) -> dict[str, Any]:
+    """A cell under a setting of `SETTINGS`.
+
+    Returns:
+        value (mean accuracy of all requests, of 1; late and refused ones count 0), bad (share),
+        worst (bad share of the worst model), accuracy (percent, of what is in time), p50_s, p99_s,
+        requests, cpu_s; or `error` and a value of 0, where the policy broke its contract.
+    """
+    setting, of = SETTINGS[name], cell(seed, number)
+    start = time.process_time()
+    try:
+        figures = (_application if of.tree else _models)(of, setting, requests)
+    except PolicyError as error:
+        figures = {"value": 0.0, "error": str(error)}
+    return figures | {"cpu_s": time.process_time() - start}
+
+
+def _arguments(cell: Cell, setting: Setting) -> dict[str, Any]:
+    """Those of a live host too, where the latencies are as uncertain as there."""
+    lived = live_arguments(setting.policy, 1e3 * min(cell.slos_s)) if cell.noise else {}
+    return lived | dict(setting.arguments(cell))
+
+
+def _models(cell: Cell, setting: Setting, requests: float) -> dict[str, Any]:
+    served = cell.quickest() if setting.quickest else cell
+    variants = {model.name: len(model.variants) for model in served.models}
+    duration_s = cell.warmup_s + cell.measured_s(requests)
+    report = simulate(
+        policy_for(setting.policy, _arguments(cell, setting), variants=variants),
+        served.cluster(served.learned),
+        served.workload(duration_s),
+        duration_s=duration_s,
+        warmup_s=cell.warmup_s,
+        seed=cell.number,
+        latency_noise=cell.noise,
+        truth=served.cluster(),
+        preempt_delay_s=cell.preempt_delay_s,
+    )
+    good, count = report.count("good"), report.count()
+    names = [model.name for model in served.models]
+    arrived = np.array([report.count(model=m) for m in names])
+    bad = arrived - np.array([report.count("good", m) for m in names])
+    accuracy = report.accuracy or 0.0
+    return {
+        "value": accuracy / 100 * good / count,
+        "bad": 1 - good / count,
+        "worst": _worst(arrived, bad),
+        "accuracy": accuracy,
+        "p50_s": report.latency_s(50),
+        "p99_s": report.latency_s(99),
+        "requests": count,
+    }
+
+
+def _worst(arrived: Any, bad: Any) -> float:
+    """Bad share of the worst model; rare ones count as one."""
+    rare = arrived < FEW
+    groups = [*zip(arrived[~rare], bad[~rare], strict=True), (arrived[rare].sum(), bad[rare].sum())]
+    return max(float(b / n) for n, b in groups if n)
+
+
+def _application(cell: Cell, setting: Setting, requests: float) -> dict[str, Any]:
+    served = cell.quickest() if setting.quickest else cell
+    told, real = served.problem(served.learned), served.problem()
+    tree = told.trees[0]
+    arguments = _arguments(cell, setting)
+    if setting.planned:
+        factors = {v: f for task in tree.tasks for v, f in task.factors.items()}
+        arguments |= {"parents": tree.parents, "factors": factors}
+    duration_s = cell.warmup_s + cell.measured_s(requests)
+    report = simulate_application(
+        told,
+        {tree.name: served.workload(duration_s)},
+        policy=setting.policy,
+        policy_kwargs=arguments,
+        planner=loki_of if setting.planned else None,
+        duration_s=duration_s,
+        seed=cell.number,
+        latency_noise=cell.noise,
+        truth=real.models,
+        interval_s=5.0,
+        preempt_delay_s=cell.preempt_delay_s,
+    )
+    row = report.streams(cell.warmup_s, duration_s).iloc[0]
+    return {
+        "value": float(row["value"]),
+        "bad": float(row["bad_rate"]),
+        "worst": float(row["bad_rate"]),
+        "accuracy": float(row["accuracy"]),
+        "p50_s": float(row["p50_s"]),
+        "p99_s": float(row["p99_s"]),
+        "requests": int(row["requests"]),
+    }
+
+
+# -- what is kept ----------------------------------------------------------------------------------
+
+
+def kept_at(seed: int, number: int, name: str, requests: float, folder: Path = KEPT) -> Path:
+    slug = name.replace(",", "").replace("'", "").replace(" ", "-")
+    return folder / f"seed-{seed}" / f"{requests:g}" / f"cell-{number}" / f"{slug}.json"
+
+
+def kept(path: Path, code: str | None) -> dict[str, Any] | None:
+    """Figures that were kept, of this very code; of any where `code` is None."""
+    if not path.exists():
+        return None
+    found: dict[str, Any] = json.loads(path.read_text("utf-8"))
+    return found["figures"] if code is None or found["code"] == code else None
+
+
+def keep(path: Path, code: str, figures: Mapping[str, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    body = {"code": code, "figures": {k: _finite(v) for k, v in figures.items()}}
+    path.write_text(json.dumps(body), encoding="utf-8")
+
+
+def _finite(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+@cache
+def code_of(name: str) -> str:
+    """Stands for all code that a setting's figures follow from: that of the cells, the host and the
+    policy with what they import; of all policies for `auto`, which contains them."""
+    policy = SETTINGS[name].policy
+    chosen = POLICIES.values() if policy == "auto" else [POLICIES[policy]]
+    waiting = [*_OWN, *_HOST, "ray_slo.policies.composed", *(path.split(":")[0] for path in chosen)]
+    read: dict[str, bytes] = {}
+    while waiting:
+        module = waiting.pop()
+        if module not in read and (path := _file(module)) is not None:
+            read[module] = path.read_bytes()
+            waiting += _imported(module, read[module])
+    return hashlib.sha256(b"\0".join(read[m] for m in sorted(read))).hexdigest()[:16]
+
+
+def _file(module: str) -> Path | None:
+    try:
+        spec = find_spec(module)
+    except ModuleNotFoundError:  # a name in a module
+        return None
+    return None if spec is None or spec.origin is None else Path(spec.origin)
+
+
+def _imported(module: str, source: bytes) -> Iterator[str]:
+    for node in ast.walk(ast.parse(source)):
+        names: list[str] = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+        yield from (n for n in names if n.split(".")[0] == "ray_slo" and n != module)

@@ -1,0 +1,310 @@
+"""Every policy on random cells: value in time as a share of the best policy's with the same means.
+
+`grid_cells` says what is drawn, `grid_run` which settings of which policies take part. A cell is
+simulated on the same arrivals for each of them. *Value in time* is the mean over all requests of
+the accuracy of their answer; a late, refused or lost one counts 0. Where there is one variant its
+shares are those of the requests that are answered in time, as all answers count alike. The *best*
+is the largest value of any policy that takes part: those that stop batches do so in the cells that
+allow it, all others everywhere. *Regret* is what is missing to the best.
+
+`ramsis` is left out: the tables of one cell take 40 s to solve. `pipeline` takes part with Loki's
+planner, which needs equal workers and at least one for each task; all others do without a planner,
+every worker has every variant. `kairos` matches requests to workers, and takes part where requests
+have sizes or workers differ, up to 24 workers.
+
+Figures of a cell are kept in `out/policy-grid` with a mark of the code that they follow from, so a
+run that was stopped goes on, and after a change of one policy only that one runs again.
+
+    python -m benchmarks policy-grid --seed 0 --cells 60      # the first 60 cells
+    python -m benchmarks policy-grid --seed 0 --cell 17       # one alone, all figures
+    python -m benchmarks policy-grid --cells 60 --again auto  # `auto` anew, all else as it was kept
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from multiprocessing import get_context
+from typing import Any
+
+import numpy as np
+
+from benchmarks.harness.rows import Failed, Row
+from benchmarks.own.grid_cells import Cell, cell
+from benchmarks.own.grid_run import SETTINGS, code_of, keep, kept, kept_at, measure
+from ray_slo.policies.registry import DEFAULTS, POLICIES
+
+SOURCE = "ray-slo"
+ASKED = [
+    ("asked of *", "cells within 1 % of the best", "≥", 97),
+    ("asked of *", "least share of the best", "≥", 97),
+    ("asked of *", "every model under 1 % bad, of the cells where any policy does", "≥", 99),
+    ("asked of *", "p50 at most 1.02 of eager's, of the cells below 0.7 load", "≥", 95),
+]
+CELLS = 300
+REQUESTS = 8000
+"""Measured in a cell, at least; up to 1.6 times as many where the run is short."""
+WORST = 10
+CLOSE = 0.99
+BAD = 0.01
+AUTO, DEFAULT = "auto", "default"
+
+Figures = dict[str, dict[str, Any]]
+"""Of a cell, by setting."""
+
+REGIONS: dict[str, Callable[[Cell], bool]] = {
+    "all": lambda c: True,
+    "load below 0.7": lambda c: c.load < 0.7,
+    "0.7 to 1": lambda c: 0.7 <= c.load < 1,
+    "1 and more": lambda c: c.load >= 1,
+    "one variant": lambda c: c.variants == 1,
+    "several": lambda c: c.variants > 1,
+    "pipelines": lambda c: c.tree is not None,
+    "sizes": lambda c: c.sized,
+    "unlike workers": lambda c: len(c.kinds) > 1,
+    "exact": lambda c: not c.noise,
+    "noise": lambda c: bool(c.noise),
+    "preemption": lambda c: c.preemption,
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--cells", type=int, default=CELLS, help=f"default {CELLS}")
+    parser.add_argument("--cell", type=int, help="run this one alone, and print all figures")
+    parser.add_argument("--jobs", type=int, default=2, help="processes, default 2")
+    parser.add_argument(
+        "--policies", help="names of settings with ';' between them; all others are left out"
+    )
+    parser.add_argument(
+        "--again", help="names of settings with ';' between them; others as kept, of any code"
+    )
+
+
+def run(
+    quick: bool,
+    seed: int,
+    cells: int = CELLS,
+    cell: int | None = None,
+    jobs: int = 2,
+    policies: str | None = None,
+    again: str | None = None,
+) -> list[Row]:
+    names = _names("policies", policies) or list(SETTINGS)
+    if cell is not None:
+        return _alone(seed, cell, names)
+    if quick:
+        cells, jobs = min(cells, 4), 1
+    numbers = range(cells)
+    made = {number: _cell(seed, number) for number in numbers}
+    found = _run_all(seed, made, names, jobs, quick, _names("again", again))
+    complaints = [
+        f"{name}, {made[k].command}: {figures['error']}"
+        for k, of in found.items()
+        for name, figures in of.items()
+        if "error" in figures
+    ]
+    rows = list(_rows(made, found))
+    if complaints:
+        raise Failed(rows, complaints)
+    return rows
+
+
+_cell = cell  # an argument has its name
+
+
+def _names(option: str, given: str | None) -> list[str]:
+    names = [name.strip() for name in (given or "").split(";") if name.strip()]
+    if unknown := [name for name in names if name not in SETTINGS]:
+        raise SystemExit(f"--{option}: no setting {unknown[0]!r}; choose of {'; '.join(SETTINGS)}")
+    return names
+
+
+# -- running ---------------------------------------------------------------------------------------
+
+
+def _alone(seed: int, number: int, names: Sequence[str]) -> list[Row]:
+    of = cell(seed, number)
+    figures = {n: measure(seed, number, n, REQUESTS) for n in names if SETTINGS[n].takes_part(of)}
+    best = max(f["value"] for f in figures.values())
+    title = f"{of.command}: {of.says}"
+    rows = []
+    for name, found in figures.items():
+        case = f"{title} · {name}"
+        rows += [
+            Row(case, "value", "%", 100 * found["value"]),
+            Row(case, "of the best", "%", 100 * found["value"] / best),
+            Row(case, "bad, worst model", "%", 100 * found.get("worst", 1.0)),
+            Row(case, "accuracy", "%", found.get("accuracy")),
+            Row(case, "p50", "ms", 1e3 * found.get("p50_s", np.nan)),
+            Row(case, "p99", "ms", 1e3 * found.get("p99_s", np.nan)),
+            Row(case, "CPU per request", "µs", 1e6 * found["cpu_s"] / found.get("requests", 1)),
+        ]
+    if errors := [f"{name}: {f['error']}" for name, f in figures.items() if "error" in f]:
+        raise Failed(rows, errors)
+    return rows
+
+
+def _run_all(
+    seed: int,
+    made: Mapping[int, Cell],
+    names: Sequence[str],
+    jobs: int,
+    quick: bool,
+    again: Sequence[str],
+) -> dict[int, Figures]:
+    """Every setting on every cell that it fits; from what was kept, where it was."""
+    requests = REQUESTS / 8 if quick else REQUESTS
+    found: dict[int, Figures] = {number: {} for number in made}
+    missing: dict[int, list[str]] = {}
+    for number, of in made.items():
+        for name in (n for n in names if SETTINGS[n].takes_part(of)):
+            code = None if again and name not in again else code_of(name)
+            path = kept_at(seed, number, name, requests)
+            figures = None if quick or name in again else kept(path, code)
+            if figures is None:
+                missing.setdefault(number, []).append(name)
+            else:
+                found[number][name] = figures
+    begin = time.monotonic()
+    tasks = [(seed, number, of, requests, not quick) for number, of in missing.items()]
+    for done, (number, figures) in enumerate(_results(tasks, jobs), 1):
+        found[number] |= figures
+        left_s = (time.monotonic() - begin) / done * (len(tasks) - done)
+        if not quick:
+            print(f"cell {number} ({done} of {len(tasks)}, {left_s:.0f} s left)", file=sys.stderr)
+    # In the order of `SETTINGS`, whoever was there first.
+    return {k: {n: of[n] for n in names if n in of} for k, of in found.items()}
+
+
+_Task = tuple[int, int, list[str], float, bool]
+
+
+def _results(tasks: Sequence[_Task], jobs: int) -> Iterator[tuple[int, Figures]]:
+    if jobs == 1 or len(tasks) < 2:
+        yield from map(_one, tasks)
+        return
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+        for future in as_completed([pool.submit(_one, task) for task in tasks]):
+            yield future.result()
+
+
+def _one(task: _Task) -> tuple[int, Figures]:
+    """Some settings on a cell; what they came to is kept."""
+    seed, number, names, requests, keeps = task
+    found = {}
+    for name in names:
+        found[name] = measure(seed, number, name, requests)
+        if keeps:
+            keep(kept_at(seed, number, name, requests), code_of(name), found[name])
+    return number, found
+
+
+# -- what came of it -------------------------------------------------------------------------------
+
+
+def default_of(of: Cell) -> str:
+    """The setting that runs where no policy is named."""
+    if of.tree is not None:
+        return DEFAULTS["tasks"]
+    return DEFAULTS["variants" if of.variants > 1 and not of.sized else "models"]
+
+
+def with_default(of: Cell, figures: Figures) -> Figures:
+    """The default as a policy of its own, unless it is `auto` anyway."""
+    name = default_of(of)
+    return figures | ({DEFAULT: figures[name]} if name in figures and name != AUTO else {})
+
+
+def shares_of(figures: Figures) -> dict[str, float]:
+    """Value as a share of the best; empty where no policy got anything."""
+    best = max((f["value"] for f in figures.values()), default=0.0)
+    return {name: f["value"] / best for name, f in figures.items()} if best > 0 else {}
+
+
+def _rows(made: Mapping[int, Cell], found: Mapping[int, Figures]) -> Iterator[Row]:
+    figures = {k: with_default(made[k], of) for k, of in found.items()}
+    shares = {k: shares_of(of) for k, of in figures.items()}
+    names = [n for n in (*SETTINGS, DEFAULT) if any(n in of for of in shares.values())]
+    subject = AUTO if AUTO in POLICIES else DEFAULT
+    if subject in names:
+        yield from asked_rows(subject, made, figures, shares)
+    for name in names:
+        yield from regret_rows(name, shares)
+    for name in names:
+        for region, holds in REGIONS.items():
+            of = [s[name] for k, s in shares.items() if name in s and holds(made[k])]
+            yield Row(
+                f"mean share of the best, by region · {name}",
+                region,
+                "%",
+                100 * float(np.mean(of)) if of else None,
+            )
+    for name in names:
+        yield from worst_rows(name, made, shares)
+
+
+def regret_rows(name: str, shares: Mapping[int, Mapping[str, float]]) -> Iterator[Row]:
+    of = np.array([s[name] for s in shares.values() if name in s])
+    case = f"regret · {name}"
+    yield Row(case, "cells", "", len(of))
+    yield Row(case, "mean share of the best", "%", 100 * float(of.mean()))
+    yield Row(case, "within 1 %", "% of cells", 100 * float((of >= CLOSE).mean()))
+    yield Row(case, "least", "%", 100 * float(of.min()))
+    yield Row(case, "5th percentile", "%", 100 * float(np.percentile(of, 5)))
+
+
+def asked_rows(
+    name: str,
+    made: Mapping[int, Cell],
+    figures: Mapping[int, Figures],
+    shares: Mapping[int, Mapping[str, float]],
+) -> Iterator[Row]:
+    """What the default policy is asked for."""
+    case = f"asked of {name}"
+    of = np.array([s[name] for s in shares.values() if name in s])
+    yield Row(case, "cells within 1 % of the best", "%", 100 * float((of >= CLOSE).mean()))
+    yield Row(case, "least share of the best", "%", 100 * float(of.min()))
+    fine = [
+        f[name].get("worst", 1.0) <= BAD
+        for f in figures.values()
+        if name in f and min(x.get("worst", 1.0) for x in f.values()) <= BAD
+    ]
+    metric = "every model under 1 % bad, of the cells where any policy does"
+    yield Row(case, metric, "%", _percent(fine))
+    calm = {k: f for k, f in figures.items() if made[k].load < 0.7 and name in f}
+    for words, chosen in (
+        ("p50 at most 1.02 of eager's, of the cells below 0.7 load", calm),
+        (
+            "the same, of those with one variant",
+            {k: f for k, f in calm.items() if made[k].variants == 1},
+        ),
+    ):
+        ratios = [latency_ratio(f, name, "p50_s") for f in chosen.values()]
+        yield Row(case, words, "%", _percent([r <= 1.02 for r in ratios if r is not None]))
+    ratios = [latency_ratio(f, name, "p99_s") for f in calm.values()]
+    metric = "p99 at most 1.02 of eager's, of the cells below 0.7 load"
+    yield Row(case, metric, "%", _percent([r <= 1.02 for r in ratios if r is not None]))
+
+
+def _percent(held: Sequence[bool]) -> float | None:
+    return 100 * float(np.mean(held)) if held else None
+
+
+def latency_ratio(figures: Figures, name: str, what: str) -> float | None:
+    """A latency over eager's; None where there is none."""
+    ours, theirs = (figures.get(n, {}).get(what) for n in (name, "eager"))
+    return ours / theirs if ours and theirs else None
+
+
+def worst_rows(
+    name: str, made: Mapping[int, Cell], shares: Mapping[int, Mapping[str, float]]
+) -> Iterator[Row]:
+    """Where most is missing to the best, and what the best was."""
+    of = sorted((s[name], k) for k, s in shares.items() if name in s)
+    for share, k in of[:WORST]:
+        best = max(shares[k], key=shares[k].__getitem__)
+        label = f"`{made[k].command}`: {made[k].says}; best: {best}"
+        yield Row(f"worst cells of {name} · {label}", "share of the best", "%", 100 * share)
