@@ -181,7 +181,8 @@ def fields_list(path: str) -> str:
     model = getattr(import_module(module), name)
     said = described(model)
     entries = []
-    for field, info in model.model_fields.items():
+    for attribute, info in model.model_fields.items():
+        field = info.alias or attribute
         meaning = info.description or said.get(field)
         if field == "kind":
             meaning = "which process it is"

@@ -17,6 +17,7 @@ from ray_slo.cli._output import (
     read_document,
     table,
 )
+from ray_slo.cli.plan_application import plan_application
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -25,7 +26,8 @@ if TYPE_CHECKING:
 
 
 _Spec = Annotated[
-    Path | None, typer.Argument(help="YAML spec: models, load, SLOs.", show_default=False)
+    Path | None,
+    typer.Argument(help="YAML spec: models, load, SLOs; or an application.", show_default=False),
 ]
 _WhatIf = Annotated[
     list[str] | None,
@@ -52,6 +54,7 @@ def plan(
 ) -> None:
     """Find the fewest workers, the cheapest pool and the variants for a load, by simulation.
 
+    Of an application of any shape (a spec with `workloads`): what the planner "auto" would run.
     With --live: what the planner of a running application would do now, and why; nothing is done.
 
     Example: ray-slo plan configs/plan-resnet50.yaml --what-if load=+20% --what-if slo=80ms
@@ -66,7 +69,16 @@ def plan(
         _live(live, address, as_json)
         return
     assert spec is not None
-    base, answers = _answers(spec, policy, what_if or ())
+    data = read_document(spec, "configs/plan-resnet50.yaml")
+    if "workloads" in data:
+        if what_if or policy:
+            raise ValueError(
+                "--what-if and --policy go with a spec of one cluster (`workload`); this one is of "
+                "an application (`workloads`), which 'auto' plans"
+            )
+        plan_application(spec, data, as_json)
+        return
+    base, answers = _answers(spec, data, policy, what_if or ())
     if as_json:
         print_json(
             {
@@ -85,14 +97,13 @@ def plan(
 
 
 def _answers(
-    spec: Path, policies: list[str] | None, changes: Iterable[str]
+    spec: Path, data: dict[str, Any], policies: list[str] | None, changes: Iterable[str]
 ) -> tuple[Question, dict[str, list[Answer]]]:
     """The question, and its answers: as it is ("") and after each change."""
     from rich.console import Console
 
     from ray_slo.simulation import sizing
 
-    data = read_document(spec, "configs/plan-resnet50.yaml")
     if policies:
         data.pop("policy", None)
         data["policies"] = policies

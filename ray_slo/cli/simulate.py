@@ -54,6 +54,10 @@ _Goodput = Annotated[
 _Report = Annotated[
     Path | None, typer.Option(help="Write frames, summary and plots into this directory.")
 ]
+_Log = Annotated[
+    Path | None,
+    typer.Option(help="Of an application: write the decision log into this directory."),
+]
 
 
 def simulate(
@@ -74,6 +78,7 @@ def simulate(
     goodput: _Goodput = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
     report: _Report = None,
+    log: _Log = None,
 ) -> None:
     """Simulate a policy on a workload; print what it would achieve."""
     from rich.console import Console
@@ -97,8 +102,10 @@ def simulate(
         run = {"duration_s": duration_s, "latency_noise": latency_noise, "seed": seed}
         _override(data, {(name,): value for name, value in run.items()})
         _set_policy(data, policy, policy_arg)
-        _application(spec, data, as_json)
+        _application(spec, data, as_json, log)
         return
+    if log is not None:
+        raise ValueError("--log goes with an application (a spec with `workloads`)")
     run = {"duration_s": duration_s, "warmup_s": warmup_s, "latency_noise": latency_noise}
     _override(data, {(name,): value for name, value in {**run, "seed": seed}.items()})
     _override(data, {("cluster", "workers"): workers})
@@ -129,14 +136,15 @@ def simulate(
         console.print(f"wrote {len(written)} files into {report}")
 
 
-def _application(spec: Path | None, data: dict[str, Any], as_json: bool) -> None:
+def _application(spec: Path | None, data: dict[str, Any], as_json: bool, log: Path | None) -> None:
     """Run an application of any shape under its planner; print what came of it."""
     from rich.console import Console
 
     from ray_slo.simulation.application_spec import ApplicationSpec
 
     chosen = in_document(spec, ApplicationSpec, data)
-    result = chosen.run(spec.parent if spec else Path())
+    will_fill(log)
+    result = chosen.run(spec.parent if spec else Path(), log)
     streams = result.streams().to_dict("records")
     if as_json:
         print_json({**result.summary(), "streams": streams})

@@ -19,6 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,13 +31,14 @@ from ray_slo.planning import auto
 from ray_slo.planning.brains.auto import AutoBrain, AutoSetting
 from ray_slo.planning.brains.brain import Brain
 from ray_slo.planning.result import Infeasible
-from ray_slo.policies.registry import name_of, policy_for
+from ray_slo.policies.registry import make_policy, name_of, recipe_for
 from ray_slo.simulation.application_report import ApplicationReport
 from ray_slo.simulation.application_run import ApplicationRun, Shape
 from ray_slo.simulation.engine import noise_factors, non_negative
 from ray_slo.simulation.fleet import Timing
 from ray_slo.simulation.grouped import Grouped
 from ray_slo.simulation.planner_host import PlannerHost
+from ray_slo.simulation.run_log import RunLog
 from ray_slo.simulation.samplers import Items, check_items, samplers
 from ray_slo.simulation.workloads import Requests, Workload
 
@@ -63,6 +65,7 @@ def simulate_application(
     latency_noise: float = 0.0,
     truth: Sequence[auto.Model] | None = None,
     tells_sizes: bool = True,
+    log: str | Path | None = None,
 ) -> ApplicationReport:
     """Run an application until every request has been answered.
 
@@ -90,6 +93,8 @@ def simulate_application(
         truth: the models as they are, where their profiles differ from the problem's.
         tells_sizes: policy and planner hear of the requests' sizes; else they take each for one
             item, and the problem's profiles should be by requests.
+        log: folder for the decision log of the run, of every group and of the planner, as of a live
+            one: for `ray-slo report` and `ray-slo replay`.
 
     Raises:
         ValueError: bad arguments.
@@ -103,7 +108,8 @@ def simulate_application(
     clients, duration_s = _clients(problem, workloads, duration_s, arrivals_rng)
     first_s = min(interval_s, max(duration_s, check_s))
     problem = replace(problem, demand=_first_demand(problem, clients, first_s))
-    chosen = _policy(problem, policy, policy_kwargs or {})
+    written = None if log is None else RunLog(log, problem.trees[0].name, list(problem.model))
+    chosen = _policy(problem, policy, policy_kwargs or {}, written)
     if clients.size is not None and tells_sizes:
         _check_sizes(clients, problem, unwrapped(chosen))
     first = _first_workers(problem) if planner == "auto" else None
@@ -133,14 +139,17 @@ def simulate_application(
         preempt_delay_s,
         first,
     )
-    host = None if brain is None else PlannerHost(brain, list(kinds), interval_s)
+    name = "none" if brain is None else type(brain).__name__
+    plans = None if written is None or brain is None else written.plans(name)
+    host = None if brain is None else PlannerHost(brain, list(kinds), interval_s, lines=plans)
     profiles = {(v.name, k): p for v in problem.variant.values() for k, p in v.profiles.items()}
     run = ApplicationRun(
         chosen, shape, clients, timing, host, profiles=profiles, tells_sizes=tells_sizes
     )
     run.loop()
+    if written is not None:
+        written.close()
     prices = {kind.name: kind.price_per_hour for kind in problem.kinds}
-    name = "none" if brain is None else type(brain).__name__
     meta = {"duration_s": duration_s, "seed": seed, "planner": name, "prices": prices}
     return ApplicationReport(**run.results(meta))
 
@@ -259,12 +268,14 @@ def _first_workers(problem: auto.Problem) -> Mapping[str, int]:
     return (made.best_effort if isinstance(made, Infeasible) else made).workers
 
 
-def _policy(problem: auto.Problem, policy: Policies, kwargs: Mapping[str, Any]) -> Policy:
-    """One for the application, or one for each group of workers."""
+def _policy(
+    problem: auto.Problem, policy: Policies, kwargs: Mapping[str, Any], log: RunLog | None
+) -> Policy:
+    """One for the application, or one for each group of workers; logged, if wanted."""
     variants = {model.name: len(model.variants) for model in problem.models}
 
     def make(group: str = "") -> Policy:
-        return policy_for(
+        name, given = recipe_for(
             policy,  # type: ignore[arg-type]
             kwargs,
             problem.trees,
@@ -272,6 +283,8 @@ def _policy(problem: auto.Problem, policy: Policies, kwargs: Mapping[str, Any]) 
             waiting_factor=problem.waiting_factor,
             communication_s=problem.communication_s,
         )
+        made = make_policy(name, given)
+        return made if log is None else log.recorded(made, name, given, group)
 
     groups = {kind.name: kind.group for kind in problem.kinds if kind.group is not None}
     if not groups:

@@ -265,8 +265,8 @@ class ApplicationSpec(Frozen):
             group_of=group_of,
         )
 
-    def run(self, base: str | Path = ".") -> ApplicationReport:
-        """Simulate; profile files are relative to `base`."""
+    def run(self, base: str | Path = ".", log: Path | None = None) -> ApplicationReport:
+        """Simulate; profile files are relative to `base`. `log`: folder for the decision log."""
         times = ("interval_s", "solve_s", "load_s", "start_s", "preempt_delay_s", "latency_noise")
         options: dict[str, Any] = {name: getattr(self, name) for name in times}
         return simulate_application(
@@ -277,6 +277,7 @@ class ApplicationSpec(Frozen):
             planner=self.planner,
             duration_s=self.duration_s,
             seed=self.seed,
+            log=log,
             **options,
         )
 

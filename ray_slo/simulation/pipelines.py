@@ -23,14 +23,12 @@ from ray_slo.planning import loki
 from ray_slo.planning.brains.loki import Job, LokiBrain, LokiSetting
 from ray_slo.planning.meanwhile import Made, Plans, best, plan_both
 from ray_slo.policies.registry import make_policy
-from ray_slo.record.encode import Lines
-from ray_slo.record.plans import PlanLines
-from ray_slo.record.rows import Recording, Start
 from ray_slo.simulation.application_run import ApplicationRun, Shape
 from ray_slo.simulation.engine import noise_factors
 from ray_slo.simulation.fleet import KIND, Timing
 from ray_slo.simulation.pipeline_report import PipelineReport
 from ray_slo.simulation.planner_host import PlannerHost
+from ray_slo.simulation.run_log import RunLog
 from ray_slo.simulation.samplers import Items, check_items, samplers
 from ray_slo.simulation.workloads import Requests, Workload
 
@@ -111,17 +109,15 @@ def simulate_pipeline(
         policy_kwargs = {**_told(problem), **(policy_kwargs or {})}
     chosen = make_policy(target, policy_kwargs)
     name = getattr(planner, "__name__", type(planner).__name__)
-    plan_lines: PlanLines | None = None
+    written = plans = None
     if log is not None:
-        about = {"application": problem.order[0].name, "models": [t.name for t in problem.order]}
-        about["clock"] = clock = f"simulated-{problem.order[0].name}"
-        lines = Lines(log, clock, Start.of(policy, policy_kwargs or {}, **about))
-        plan_lines = PlanLines(log, clock, Start.of(name, {}, **about))
-        chosen = Recording(chosen, lines)
+        written = RunLog(log, problem.order[0].name, [t.name for t in problem.order])
+        chosen = written.recorded(chosen, policy, policy_kwargs or {})
+        plans = written.plans(name)
     profiles = {v.name: v.profile for t in problem.tasks for v in t.variants}
     setting = LokiSetting(problem, KIND, make_before_break=make_before_break, profiles=profiles)
     solver = _Solver(planner, problem, demand)
-    host = PlannerHost(LokiBrain(setting, demand()), [KIND], interval_s, solver, plan_lines)
+    host = PlannerHost(LokiBrain(setting, demand()), [KIND], interval_s, solver, plans)
     tree = _tree_of(problem, real)
     shape = Shape(
         (tree,),
@@ -134,9 +130,8 @@ def simulate_pipeline(
     )
     run = ApplicationRun(chosen, shape, clients, timing, host, learn_factors, solver.heard, _row_of)
     run.loop()
-    if plan_lines is not None:
-        lines.close()
-        plan_lines.close()
+    if written is not None:
+        written.close()
     meta = {"duration_s": duration_s, "seed": seed, "planner": name, "slo_s": problem.slo_s}
     return PipelineReport(**run.results(meta))
 

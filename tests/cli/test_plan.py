@@ -115,3 +115,74 @@ def test_a_dry_run_is_shown_beside_what_runs():
     found["replicas"]["gpu"]["target"] = None
     assert "every worker that is there would go on" in printed()
     assert "as many as there are" in printed()
+
+
+# -- an application -----------------------------------------------------------------------------
+
+APPLICATION = """
+workers:
+  gpu: {min_replicas: 1, max_replicas: 6, price_per_hour: 3.0}
+models:
+  read:
+    latency_slo_ms: 400
+    slo_classes: {gold: 200}
+    variants:
+      large: {accuracy: 90, profile: {alpha_ms: 10, beta_ms: 30, max_batch_size: 16}}
+      small: {accuracy: 80, profile: {alpha_ms: 4, beta_ms: 10, max_batch_size: 16}}
+workloads:
+  read: {arrivals: {kind: trace, rates: [5, 60], interval_s: 20}}
+  read@gold: {arrivals: {kind: poisson, rate: 20}, sizes: {kind: measured, values: [2]}}
+"""
+
+
+@pytest.fixture
+def application(tmp_path):
+    path = tmp_path / "application.yaml"
+    path.write_text(APPLICATION)
+    return path
+
+
+def test_the_plan_of_an_application(run, application):
+    code, out, err = run(application)
+    assert (code, err) == (0, "")
+    rows = {}
+    for line in out.splitlines():
+        if "│" in line:
+            name, *cells = (cell.strip() for cell in line.split("│")[1:-1])
+            rows.setdefault(name, []).append(cells)
+    assert rows["gpu"][0][0].endswith(" of 1–6")
+    assert rows["large"][0][:2] == ["read", "gpu"]
+    assert [cells[0] for cells in rows["read"]] == ["60.0/s", "90.00 %"]
+    assert rows["read@gold"][0][0] == "20.0/s"
+    assert "The most accurate variants suffice" in out
+
+
+def test_the_plan_of_an_application_as_json(run, application):
+    told = json.loads(run(application, "--json")[1])
+    assert told["demand"]["read"]["rate"] == 60  # a trace's largest
+    assert told["demand"]["read@gold"] == {"rate": 20, "dispersion": 1.0}
+    assert told["cost_per_hour"] == 3 * told["workers"]["gpu"]
+    assert sum(row["share"] for row in told["assignments"]) == pytest.approx(1)
+    assert told["expected"]["read"]["accuracy"] == pytest.approx(90)
+    assert told["shortfall"] is None
+    # Under a budget of one worker it does what it can, and says what is missing.
+    application.write_text(APPLICATION + "budget_per_hour: 3\n")
+    told = json.loads(run(application, "--json")[1])
+    assert told["workers"] == {"gpu": 1}
+    assert told["expected"]["read"]["accuracy"] < 90
+
+
+@pytest.mark.parametrize(
+    ("more", "args", "message"),
+    [
+        ("", ["--what-if", "load=2x"], "--what-if and --policy go with a spec of one cluster"),
+        ("planner: null\n", [], "planner: null runs all workers"),
+        ("  write: {arrivals: {kind: poisson, rate: 1}}\n", [], "'write' is no stream; choose of"),
+        ("budget: 3\n", [], "budget"),
+    ],
+)
+def test_mistakes_in_an_application(run, application, more, args, message):
+    application.write_text(APPLICATION + more)
+    code, _, err = run(application, *args)
+    assert code == 2
+    assert message in err

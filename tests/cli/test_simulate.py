@@ -117,3 +117,14 @@ def test_an_application(run):
     code, _, err = run("simulate", spec, "--workers", 4)
     assert code == 2
     assert "--workers does not go with an application" in err
+
+
+def test_an_application_is_logged(run, tmp_path):
+    spec = Path(__file__).parents[2] / "configs" / "simulate-application.yaml"
+    assert run("simulate", spec, "--duration-s", 3, "--log", tmp_path / "log")[0] == 0
+    code, out, _ = run("replay", tmp_path / "log")
+    assert code == 0
+    assert "all the same" in out
+    code, _, err = run("simulate", "--log", tmp_path / "log")
+    assert code == 2
+    assert "--log goes with an application" in err

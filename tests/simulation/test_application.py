@@ -13,6 +13,8 @@ from ray_slo.core.trees import Tree, TreeTask
 from ray_slo.planning import auto, loki
 from ray_slo.planning.brains.brain import Brain, Verdict, Wanted
 from ray_slo.planning.brains.loki import LokiBrain, LokiSetting
+from ray_slo.record import decode as decision_log
+from ray_slo.record import plans
 from ray_slo.simulation import (
     ApplicationReport,
     Gamma,
@@ -25,6 +27,8 @@ from ray_slo.simulation import (
     simulate_pipeline,
     workloads,
 )
+from ray_slo.simulation.replay.compare import replay
+from ray_slo.simulation.replay.tapes import tape
 
 
 class Fifo(Abilities):
@@ -454,3 +458,40 @@ def test_sizes_that_are_not_told_take_their_time_all_the_same():
     )
     assert policy.log == [("name", "name", 1)] * 2
     assert report.batches.finished_s.tolist() == pytest.approx([0.3, 0.3])
+
+
+@pytest.mark.parametrize("policy", ["deferred", "price"])
+def test_a_run_is_logged_with_its_planner_and_replays(tmp_path, policy):
+    models = scaled("see", 90.0, 80.0), scaled("hear", 85.0)
+    tree = Tree("talk", (TreeTask("talk", "hear"), TreeTask("look", "see", "talk")), {"": 0.6})
+    problem = auto.Problem(
+        models, (tree, Tree.of_model("see", {"": 0.3})), {}, (auto.Kind("gpu", 1, 4),)
+    )
+    load = {"talk": Workload.poisson(20.0), "see": Workload.poisson(30.0)}
+    times = {"duration_s": 12.0, "interval_s": 4.0, "start_s": 0.5, "load_s": 0.2}
+    report = simulate_application(problem, load, policy=policy, log=tmp_path, **times)
+    again = simulate_application(problem, load, policy=policy, **times)
+    assert report.summary() == again.summary()
+    (life,) = decision_log.read(tmp_path)
+    assert life.start.about["application"] == "talk"
+    replayed = replay(life)
+    assert replayed.identical, replayed.difference
+    assert replayed.actions > 100
+    (planner,) = plans.read(tmp_path)
+    assert planner.start.about["clock"] == life.start.about["clock"]
+    assert [p.at for p in planner.plans] == report.plans.asked_s.tolist()
+    assert planner.plans[0].targets == {"gpu": report.plans.workers[0]}
+
+
+def test_every_group_has_a_log_of_its_own(tmp_path):
+    kinds = (auto.Kind("a", 1, 1, group="left"), auto.Kind("b", 1, 1, group="right"))
+    models = scaled("see", 90.0, kinds=("a", "b")), scaled("hear", 85.0, kinds=("a", "b"))
+    trees = Tree.of_model("see", {"": 0.3}), Tree.of_model("hear", {"": 0.3})
+    problem = auto.Problem(models, trees, {}, kinds, group_of={"see": "left", "hear": "right"})
+    load = {"see": Workload.poisson(30.0), "hear": Workload.poisson(10.0)}
+    simulate_application(problem, load, policy="deferred", duration_s=4.0, log=tmp_path)
+    lives = decision_log.read(tmp_path)
+    assert [life.scheduler for life in lives] == ["simulated-see-left", "simulated-see-right"]
+    assert all(replay(life).identical for life in lives)
+    arrived = [{r.model for r in tape(life).requests.values()} for life in lives]
+    assert arrived == [{"see"}, {"hear"}]
