@@ -71,6 +71,11 @@ def _matches(cell: Cell) -> bool:
     return _plain(cell) and workers <= 24 and (cell.sized or len(cell.kinds) > 1)
 
 
+def _priced(cell: Cell) -> bool:
+    """It is for variants; elsewhere it runs where its prices for each model cost little."""
+    return not cell.sized and (cell.variants > 1 or len(cell.models) <= 4)
+
+
 def _loki(cell: Cell) -> bool:
     """Loki's planner gives a worker one task, and knows one kind."""
     return (
@@ -92,7 +97,7 @@ SETTINGS: dict[str, Setting] = {
     "timeout": Setting(
         "timeout", lambda cell: {"timeout_ms": 1e3 * TIMEOUT * min(cell.slos_s)}, _plain
     ),
-    "price": Setting("price", fits=lambda cell: not cell.sized),
+    "price": Setting("price", fits=_priced),
     "flex, no preemption": Setting("flex", _always(preemption=False)),
     "flex": Setting("flex", preempts=True),
     "deferred_flex": Setting("deferred_flex", preempts=True),

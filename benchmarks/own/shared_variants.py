@@ -1,0 +1,142 @@
+"""10 models × 2 variants on 16 workers: the default beside deferral on the fast variant alone.
+
+Every model has a fast variant (6 + b ms, 70 %) and a good one (15 + 3·b ms, 80 %), all 16 workers
+have all of them, the SLO is 100 ms. Loads are shares of what the fast variants can serve at most
+(all workers busy in the largest batches within the SLO). The *fluid limit* is the most accurate mix
+at each load that leaves no request unserved where that can be; no policy can do better. Nothing
+should be worse off with a choice of variants than with the fast one alone: never more bad requests,
+and as much more accuracy as the load leaves time for.
+
+`price` is the default of today, `deferred` with both variants is `deferred` composed with a choice
+of variants (`policies/composed.py`). The summary has the differences that should not be: bad
+requests beyond those of deferral on the fast variant, in points, and the value in time (mean
+accuracy over all requests, of which bad ones count 0) behind deferral on the fast variant and
+behind the fluid limit, at loads up to 0.9.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from benchmarks.harness.rows import Row, series
+from ray_slo.core import Cluster, LatencyProfile, Model, Variant
+from ray_slo.planning import fluid
+from ray_slo.policies.registry import DEFAULTS, POLICIES, policy_for
+from ray_slo.simulation import Gamma, Workload, simulate
+
+SOURCE = "ray-slo"
+MODELS, WORKERS, SLO_S = 10, 16, 0.1
+FAST = Variant("fast", {"default": LatencyProfile.linear(0.001, 0.006)}, 70.0)
+GOOD = Variant("good", {"default": LatencyProfile.linear(0.003, 0.015)}, 80.0)
+LOADS = (0.2, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.2, 1.4)
+REASONABLE = 0.9
+SHAPES = {"Poisson": 1.0, "Γ(0.3)": 0.3}
+ALONE = "deferred, fast variant"
+AUTO = "auto"
+SUBJECT = AUTO if AUTO in POLICIES else DEFAULTS["variants"]
+ASKED = [
+    ("summary *", "most bad beyond deferral's on the fast variant", "≤", 0.1),
+    ("summary *", "most value behind deferral on the fast variant", "≤", 0.1),
+]
+SYSTEMS: dict[str, tuple[str, dict[str, Any], bool]] = {
+    SUBJECT: (SUBJECT, {}, True),
+    **({"price": ("price", {}, True)} if SUBJECT != "price" else {}),
+    "deferred, both variants": ("deferred", {}, True),
+    ALONE: ("deferred", {}, False),
+}
+
+
+@dataclass(frozen=True)
+class Point:
+    """A system at a load: shares of 1 and percent."""
+
+    bad: float
+    accuracy: float
+
+    @property
+    def value(self) -> float:
+        """Mean accuracy over all requests, percent."""
+        return self.accuracy * (1 - self.bad)
+
+
+def models(both: bool = True) -> list[Model]:
+    """Ten alike, with both variants or the fast one alone, the more accurate first."""
+    return [
+        Model(
+            f"m{i}",
+            SLO_S,
+            tuple(replace(v, name=f"{v.name}{i}") for v in ((GOOD, FAST) if both else (FAST,))),
+        )
+        for i in range(MODELS)
+    ]
+
+
+def capacity() -> float:
+    """Requests per second that the fast variants serve at most."""
+    profile = FAST.profiles["default"]
+    return WORKERS * max(b / profile(b) for b in range(1, profile.max_batch_within(SLO_S) + 1))
+
+
+def limit(rate: float) -> Point:
+    """What the fluid limit does at so many requests per second."""
+    rates = {model.name: rate / MODELS for model in models()}
+    found = fluid.solve(fluid.Problem(models(), rates, {"default": WORKERS}))
+    return Point(sum(found.unserved.values()) / rate, found.accuracy)
+
+
+def measure(name: str, rate: float, shape: float, requests: float, seed: int) -> Point:
+    policy, kwargs, both = SYSTEMS[name]
+    served = models(both)
+    warmup_s = 3.0
+    report = simulate(
+        policy_for(policy, kwargs, variants={m.name: len(m.variants) for m in served}),
+        Cluster.uniform(served, WORKERS),
+        Workload(arrivals=Gamma(rate=rate, shape=shape)),
+        warmup_s=warmup_s,
+        duration_s=warmup_s + requests / rate,
+        seed=seed,
+    )
+    return Point(report.bad_rate(), report.accuracy or 0.0)
+
+
+def run(quick: bool, seed: int) -> list[Row]:
+    loads = (0.4, 0.8, 1.2) if quick else LOADS
+    requests = 4_000 if quick else 40_000
+    rows: list[Row] = []
+    for arrivals, shape in SHAPES.items():
+        points = {
+            name: {load: measure(name, load * capacity(), shape, requests, seed) for load in loads}
+            for name in SYSTEMS
+        }
+        rows += summary(f"summary, {arrivals} · {SUBJECT}", points)
+        points["fluid limit"] = {load: limit(load * capacity()) for load in loads}
+        for what, unit in (("bad", "%"), ("accuracy", "%")):
+            values = {
+                name: {load: 100 * p.bad if what == "bad" else p.accuracy for load, p in of.items()}
+                for name, of in points.items()
+            }
+            rows += series(f"{what}, {arrivals}", values, f"{what} at {{:g}}", unit)
+    return rows
+
+
+def summary(case: str, points: dict[str, dict[float, Point]]) -> list[Row]:
+    """What should not be: see the module's docstring."""
+    ours, alone = points[SUBJECT], points[ALONE]
+    calm = [load for load in ours if load <= REASONABLE]
+    behind = max(limit(load * capacity()).value - ours[load].value for load in calm)
+    return [
+        Row(
+            case,
+            "most bad beyond deferral's on the fast variant",
+            "points",
+            100 * max(ours[load].bad - alone[load].bad for load in ours),
+        ),
+        Row(
+            case,
+            "most value behind deferral on the fast variant",
+            "points",
+            max(alone[load].value - ours[load].value for load in ours),
+        ),
+        Row(case, f"most value behind the fluid limit, to load {REASONABLE:g}", "points", behind),
+    ]
