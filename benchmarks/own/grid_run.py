@@ -26,7 +26,7 @@ FEW = 300
 """Models with fewer requests than this are counted together."""
 TIMEOUT = 0.25
 """Of the shortest SLO: the wait of `timeout`."""
-_HOST = ("ray_slo.simulation.simulator", "ray_slo.simulation.application")
+_HOSTS = {False: "ray_slo.simulation.simulator", True: "ray_slo.simulation.application"}
 _OWN = ("benchmarks.own.grid_cells", "benchmarks.own.grid_run")
 
 Arguments = Callable[[Cell], Mapping[str, Any]]
@@ -234,12 +234,14 @@ def _finite(value: Any) -> Any:
 
 
 @cache
-def code_of(name: str) -> str:
-    """Stands for all code that a setting's figures follow from: that of the cells, the host and the
-    policy with what they import; of all policies for `auto`, which contains them."""
+def code_of(name: str, piped: bool = False) -> str:
+    """Stands for all code that a setting's figures follow from: that of the cells, the host (of
+    pipelines or models) and the policy with what they import; of all policies for `auto`, which
+    contains them."""
     policy = SETTINGS[name].policy
     chosen = POLICIES.values() if policy == "auto" else [POLICIES[policy]]
-    waiting = [*_OWN, *_HOST, "ray_slo.policies.composed", *(path.split(":")[0] for path in chosen)]
+    waiting = [*_OWN, _HOSTS[piped], "ray_slo.policies.composed"]
+    waiting += [path.split(":")[0] for path in chosen]
     read: dict[str, bytes] = {}
     while waiting:
         module = waiting.pop()

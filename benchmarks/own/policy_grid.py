@@ -161,7 +161,8 @@ def _run_all(
     missing: dict[int, list[str]] = {}
     for number, of in made.items():
         for name in (n for n in names if SETTINGS[n].takes_part(of)):
-            code = None if again and name not in again else code_of(name)
+            piped = of.tree is not None
+            code = None if again and name not in again else code_of(name, piped)
             path = kept_at(seed, number, name, requests)
             figures = None if quick or name in again else kept(path, code)
             if figures is None:
@@ -194,11 +195,13 @@ def _results(tasks: Sequence[_Task], jobs: int) -> Iterator[tuple[int, Figures]]
 def _one(task: _Task) -> tuple[int, Figures]:
     """Some settings on a cell; what they came to is kept."""
     seed, number, names, requests, keeps = task
+    piped = cell(seed, number).tree is not None
     found = {}
     for name in names:
+        code = code_of(name, piped)
         found[name] = measure(seed, number, name, requests)
         if keeps:
-            keep(kept_at(seed, number, name, requests), code_of(name), found[name])
+            keep(kept_at(seed, number, name, requests), code, found[name])
     return number, found
 
 
