@@ -7,10 +7,9 @@ import hashlib
 import json
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -240,30 +239,30 @@ def code_of(name: str, piped: bool = False) -> str:
     contains them."""
     policy = SETTINGS[name].policy
     chosen = POLICIES.values() if policy == "auto" else [POLICIES[policy]]
-    waiting = [*_OWN, _HOSTS[piped], "ray_slo.policies.composed"]
+    waiting = [_HOSTS[piped], "ray_slo.policies.composed"]
     waiting += [path.split(":")[0] for path in chosen]
-    read: dict[str, bytes] = {}
+    read = {module: source for module in _OWN if (source := _source(module))}
     while waiting:
         module = waiting.pop()
-        if module not in read and (path := _file(module)) is not None:
-            read[module] = path.read_bytes()
-            waiting += _imported(module, read[module])
+        if module not in read and (source := _source(module)) is not None:
+            read[module] = source
+            waiting += _imported(source)
     return hashlib.sha256(b"\0".join(read[m] for m in sorted(read))).hexdigest()[:16]
 
 
-def _file(module: str) -> Path | None:
-    try:
-        spec = find_spec(module)
-    except ModuleNotFoundError:  # a name in a module
-        return None
-    return None if spec is None or spec.origin is None else Path(spec.origin)
+def _source(module: str) -> bytes | None:
+    """Of a module; None for a name in one, and for a package, which only gathers what is in it."""
+    path = Path(__file__).parents[2].joinpath(*module.split(".")).with_suffix(".py")
+    return path.read_bytes() if path.exists() else None
 
 
-def _imported(module: str, source: bytes) -> Iterator[str]:
+@cache
+def _imported(source: bytes) -> frozenset[str]:
+    """Modules of ray_slo that a source imports, and names that may be modules."""
+    found: set[str] = set()
     for node in ast.walk(ast.parse(source)):
-        names: list[str] = []
         if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
+            found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
-            names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
-        yield from (n for n in names if n.split(".")[0] == "ray_slo" and n != module)
+            found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return frozenset(name for name in found if name.split(".")[0] == "ray_slo")
