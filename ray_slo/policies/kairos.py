@@ -119,8 +119,7 @@ class Kairos(Abilities):
     # -- events --------------------------------------------------------------------------------
 
     def requests_arrived(self, now: float, requests: Sequence[Request]) -> None:
-        idle = not self._waiting.requests and not any(w.flights for w in self._order)
-        alone = idle and len(requests) == 1
+        alone = len(requests) == 1 and self._is_idle()
         for r in requests:
             model = self._tables.models.get(r.model, -1)
             row = min(r.size, self._tables.max_size + 1)
@@ -180,6 +179,10 @@ class Kairos(Abilities):
             if not self._waiting.requests:
                 self._drop_at = math.inf
         return Decision(actions, min(self._drop_at, self._wake_at))
+
+    def _is_idle(self) -> bool:
+        """Whether nothing waits and nothing runs."""
+        return not self._waiting.requests and not any(w.flights for w in self._order)
 
     # -- what workers take ---------------------------------------------------------------------
 

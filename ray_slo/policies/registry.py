@@ -24,6 +24,13 @@ POLICIES: dict[str, str] = {
     "timeout": "ray_slo.policies.timeout:Timeout",
 }
 
+EXACT: dict[str, str] = {
+    "deferred": "ray_slo.policies.exact.deferred:ExactDeferred",
+    "flex": "ray_slo.policies.exact.flex:ExactFlex",
+    "kairos": "ray_slo.policies.exact.kairos:ExactKairos",
+}
+"""Policies as their papers print them, without our improvements: with `exact: true`."""
+
 DEFAULTS: dict[str, str] = {
     "models": "deferred",
     "tasks": "deferred",
@@ -45,6 +52,7 @@ def make_policy(policy: str | Policy, kwargs: Mapping[str, Any] | None = None) -
     """
     kwargs = dict(kwargs or {})
     target = _target(policy)
+    improved, target = target, _exact(policy, target, kwargs)
     if not callable(target):
         if kwargs:
             raise ValueError(f"policy_kwargs {sorted(kwargs)} given beside a policy object")
@@ -54,9 +62,15 @@ def make_policy(policy: str | Policy, kwargs: Mapping[str, Any] | None = None) -
             raise ValueError(f"policy {policy!r} gives {target.__name__}, which is no Policy")
         valid, takes_any = _parameters(target)
         if not takes_any and (unknown := sorted(kwargs.keys() - valid)):
+            exact = " with exact: true" if target is not improved else ""
+            for name in [name for name in unknown if exact and name in target.beyond]:
+                raise ValueError(
+                    f"policy {policy!r}{exact}: {name} contradicts it: {target.beyond[name]}"
+                )
+            takes = [*valid, *(["exact"] if _name_of_class(improved) in EXACT else [])]
             raise ValueError(
-                f"policy {policy!r} has no argument {', '.join(unknown)}; "
-                f"it takes {', '.join(valid) or 'none'}"
+                f"policy {policy!r}{exact} has no argument {', '.join(unknown)}; "
+                f"it takes {', '.join(takes) or 'none'}"
             )
         needed = [name for name, p in valid.items() if p.default is p.empty]
         if missing := [name for name in needed if name not in kwargs]:
@@ -69,6 +83,21 @@ def make_policy(policy: str | Policy, kwargs: Mapping[str, Any] | None = None) -
     if not isinstance(made, Policy):
         raise ValueError(f"policy {policy!r} gives {type(made).__name__}, which is no Policy")
     return made
+
+
+def _exact(policy: str | Policy, target: Any, kwargs: dict[str, Any]) -> Any:
+    """The policy as its paper prints it, if `exact` says so, which is taken out of `kwargs`."""
+    name = _name_of_class(target)
+    if "exact" not in kwargs or name not in POLICIES:  # a user's own class may have the argument
+        return target
+    if not isinstance(exact := kwargs.pop("exact"), bool):
+        raise ValueError(f"policy {policy!r}: exact must be true or false, got {exact!r}")
+    if exact and name not in EXACT:
+        raise ValueError(
+            f"policy {policy!r} has no exact mode, which are the policies of papers without our "
+            f"improvements; {', '.join(EXACT)} have one"
+        )
+    return import_attr(EXACT[name]) if exact else target
 
 
 COMPOSE = f"{__name__}:compose"
@@ -198,5 +227,10 @@ def _those(attribute: str, value: bool) -> str:
 
 def name_of(policy: Policy) -> str:
     """The name under which a policy is registered, else "module:Class"."""
-    path = f"{type(policy).__module__}:{type(policy).__name__}"
-    return next((name for name, known in POLICIES.items() if known == path), path)
+    return _name_of_class(type(policy))
+
+
+def _name_of_class(of: Any) -> str:
+    path = f"{getattr(of, '__module__', '')}:{getattr(of, '__name__', '')}"
+    known = (*POLICIES.items(), *EXACT.items())
+    return next((name for name, found in known if found == path), path)
