@@ -14,7 +14,7 @@ POLICIES: dict[str, systems.Policy] = {
     "Ribbon": systems.RIBBON,
     "CLKWRK": systems.CLKWRK,
     "Kairos": systems.KAIROS,
-    "Kairos, cheapest first (the paper)": ("kairos", {"pick": "cheapest"}),
+    "Kairos, as printed": systems.PRINTED,
 }
 
 

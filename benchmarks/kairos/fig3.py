@@ -24,6 +24,7 @@ def run(quick: bool, seed: int) -> list[Row]:
             ("Ribbon", systems.RIBBON),
             ("CLKWRK", systems.CLKWRK),
             ("Kairos", systems.KAIROS),
+            ("Kairos, as printed", systems.PRINTED),
         ):
             rows.append(
                 Row(label, name, "×", systems.throughput(case, counts, policy, **how) / base)

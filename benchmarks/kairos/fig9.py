@@ -2,8 +2,8 @@
 
 Peers get the best of all configurations to which the budget lets nothing be added (DeepRecSys its
 best threshold, too; Ribbon any configuration), Kairos what the planner picks unseen, Kairos+ what
-its search finds. ORACLE knows all requests beforehand (§7). With `--quick`, peers choose among a
-few.
+its search finds. "As printed" is the paper's query distribution, exactly, on Kairos' pool. ORACLE
+knows all requests beforehand (§7). With `--quick`, peers choose among a few.
 """
 
 from __future__ import annotations
@@ -39,6 +39,8 @@ def run(quick: bool, seed: int) -> list[Row]:
         found["DRS"] = value, f"{systems.text(chosen)}, threshold {threshold}"
         plan = systems.planned(case.problem())
         found["Kairos"] = systems.throughput(case, plan.counts, **how), systems.text(plan.counts)
+        value = systems.throughput(case, plan.counts, systems.PRINTED, **how)
+        found["Kairos, as printed"] = value, systems.text(plan.counts)
         plus = systems.searched(
             case.problem(), partial(systems.throughput, case, **how), margin=0.01
         )

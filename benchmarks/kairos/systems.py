@@ -39,6 +39,7 @@ Distribution = LogNormal | Gaussian
 
 Policy = tuple[str, dict[str, Any]]
 KAIROS: Policy = ("kairos", {})
+PRINTED: Policy = ("kairos", {"exact": True})
 RIBBON: Policy = ("benchmarks.peers.ribbon:Ribbon", {"base": BASE})
 CLKWRK: Policy = ("benchmarks.peers.clkwrk:Clkwrk", {})
 

@@ -31,7 +31,7 @@ import numpy as np
 
 from benchmarks.harness.plots import plot_series
 from benchmarks.harness.rows import Row
-from benchmarks.shepherd.systems import WORKLOADS, compared, systems, traces, zoo
+from benchmarks.shepherd.systems import SHEPHERD, WORKLOADS, compared, systems, traces, zoo
 from benchmarks.zoos import ZooModel
 from ray_slo.core import (
     BatchOutcome,
@@ -160,7 +160,7 @@ class Emulation:
         """Goodput with a HERD plan and a FLEX scheduler per group, requests per second."""
         return sum(
             self._goodput(
-                Limited(make_policy("flex"), self.per_scheduler), group.models, group.workers
+                Limited(make_policy(*SHEPHERD), self.per_scheduler), group.models, group.workers
             )
             for group in self.plan(group_worker_limit).groups
         )
@@ -180,7 +180,7 @@ class Emulation:
                 for i, share in enumerate(shares):
                     if (worker == i).any():
                         share[name] = Times(times_s=times[worker == i].tolist())
-            good += sum(self._goodput(make_policy("flex"), list(s), 1, s) for s in shares)
+            good += sum(self._goodput(make_policy(*SHEPHERD), list(s), 1, s) for s in shares)
         return good
 
     def plan(self, group_worker_limit: int) -> Plan:

@@ -34,7 +34,7 @@ from benchmarks.shepherd.systems import SLO_MS, WORKERS, WORKLOADS, run_system, 
 SOURCE = "SHEPHERD §7.1, Figure 8"
 LOADS = (3_000, 144_000)
 PERCENTILES = (1, *range(5, 100, 5), 99, 100)
-COMPARED = ("SHEPHERD", "SHEPHERD, prefix", "Clockwork", "Nexus, as planned", "deferred")
+COMPARED = ("SHEPHERD", "flex", "Clockwork", "Nexus, as planned", "deferred")
 NEAR = 0.8
 """Share of the SLO from which on an answer is near it."""
 QUICKEST = 3

@@ -47,7 +47,7 @@ def systems(period_s: float) -> dict[str, System]:
         name: (policy, {**kwargs, "period_s": period_s} if name.startswith("Nexus") else kwargs)
         for name, (policy, kwargs) in SYSTEMS.items()
     }
-    algorithm_1 = {"objective": "consolidate", "gathering": "prefix"}
+    algorithm_1 = {"exact": True}
     return {**chosen, "deferred, as Algorithm 1": ("deferred", algorithm_1)}
 
 

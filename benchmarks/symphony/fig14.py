@@ -65,7 +65,7 @@ LEAST = 1000.0
 
 COMPARED: dict[str, System] = {
     "deferred": ("deferred", {}),
-    "deferred, as Algorithm 1": ("deferred", {"objective": "consolidate", "gathering": "prefix"}),
+    "deferred, as Algorithm 1": ("deferred", {"exact": True}),
     "eager": ("eager", {}),
 }
 STAGGERED, ONE_AHEAD = "staggered bound", "staggered bound, one batch ahead"

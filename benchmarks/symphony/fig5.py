@@ -90,7 +90,7 @@ class Switch:
 def simulate_example(policy: str, missing: Sequence[int], requests: int) -> Report:
     """Run the example; `policy` is "deferred", "responsive" or "eager from R16"."""
     times = [GAP * (i - 1) for i in range(1, requests + 1) if i not in missing]
-    paper = {"objective": "consolidate", "gathering": "prefix"}
+    paper = {"exact": True}
     made: Any
     if policy == "responsive":
         made = make_policy("deferred", {"objective": "responsive"})

@@ -29,7 +29,7 @@ from ray_slo.policies.timeout import Timeout
 from ray_slo.simulation import Workload
 
 SOURCE = "Symphony Figure 6"
-ALGORITHM_1 = {"objective": "consolidate", "gathering": "prefix"}
+ALGORITHM_1 = {"exact": True}
 
 
 class SloTimeout(Timeout):

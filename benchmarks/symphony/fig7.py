@@ -40,7 +40,7 @@ MIXED = "mixed"
 POLICIES: dict[str, dict[str, Any]] = {
     "deferred": {},
     "consolidate": {"objective": "consolidate"},
-    "as Algorithm 1": {"objective": "consolidate", "gathering": "prefix"},
+    "as Algorithm 1": {"exact": True},
 }
 
 

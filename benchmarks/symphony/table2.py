@@ -32,12 +32,12 @@ COMPARED: dict[str, System] = {
     **SYSTEMS,
     "Clockwork, no SLO buffer": ("benchmarks.peers:Clockwork", {"slo_buffer_ms": 0.0}),
     "Clockwork, nothing ahead": ("benchmarks.peers:Clockwork", {"schedule_ahead_ms": 0.0}),
-    "Shepherd without preemption": ("flex", {"gathering": "prefix", "preemption": False}),
+    "Shepherd without preemption": ("flex", {"exact": True, "preemption": False}),
     "Nexus, batches as planned": ("benchmarks.peers:Nexus", {"grow": False}),
     "flex, our default": ("flex", {}),
     "deferred, as Algorithm 1": (
         "deferred",
-        {"objective": "consolidate", "gathering": "prefix"},
+        {"exact": True},
     ),
 }
 

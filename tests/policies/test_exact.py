@@ -210,9 +210,13 @@ def flex(arrivals: list[Task], gpus: int, lambda_: float) -> tuple[list[Sent], i
                 if len(batch) == MOST or now + LATENCY[m](len(batch) + 1) > earliest + EPS:
                     break
                 batch.append(r)
-            if len(batch) > len(best[1]):
+            by_size = len(batch) - len(best[1])
+            if by_size > 0 or (batch and not by_size and quicker(m, best[0], len(batch))):
                 best = m, batch
         return best
+
+    def quicker(m: str, other: str, size: int) -> bool:
+        return LATENCY[m](size) < LATENCY[other](size)
 
     def execute(n: int, m: str, batch: list[Task]) -> None:
         queue[m] = [r for r in queue[m] if r not in batch]

@@ -5,15 +5,15 @@ head keeps it small. A worker that falls free takes the largest of all queues. W
 workers are gone through in their order; the first whose batch is at most 1/λ of the largest that it
 could have instead, of the models that got requests and of its own, is preempted. What `Flex` does
 beyond that is not here: larger batches behind a tight head, the smallest batch as the one that
-gives way, the fastest of equally large ones first, and a look at the queues when a request is given
-up.
+gives way, and a look at the queues when a request is given up.
 
 What the paper leaves open is decided so. Requests that come at one instant are one arrival; idle
 workers are offered them before any is preempted. "Requests passing their deadlines" (Algorithm 2,
 line 4) are those that would, even alone: one at the head would stop every batch (line 13). Of
-batches equally large the first model's goes. What a preempted worker is to run next waits for it;
-its other requests arrive again when it has stopped, and the search goes on then (line 19). So one
-worker is preempted at a time, which is as printed where a preemption takes no time.
+batches equally large the quickest goes, as its value density is the highest (§5.2). What a
+preempted worker is to run next waits for it; its other requests arrive again when it has stopped,
+and the search goes on then (line 19). So one worker is preempted at a time, which is as printed
+where a preemption takes no time.
 """
 
 from __future__ import annotations
@@ -249,15 +249,16 @@ class ExactFlex(Abilities):
         self, worker: _Worker, models: Collection[_Model], now: float
     ) -> tuple[_Model | None, int]:
         """BATCHGEN (Algorithm 2): the model with the largest batch, and its size."""
-        found, largest = None, 0
+        found, largest, takes_s = None, 0, math.inf
         for model in models:
             if (lane := model.lanes.get(worker.kind)) is None:
                 continue
             running = worker.requests if worker.model is model else ()
-            if len(model.queue) + len(running) <= largest:
+            if len(model.queue) + len(running) < largest:
                 continue
-            if (size := _prefix(model.queue, running, lane.reach, now - TOLERANCE_S)) > largest:
-                found, largest = model, size
+            size = _prefix(model.queue, running, lane.reach, now - TOLERANCE_S)
+            if size and (size, -lane.reach[size - 1]) > (largest, -takes_s):
+                found, largest, takes_s = model, size, lane.reach[size - 1]
         return found, largest
 
     def _preempt(self, now: float) -> bool:

@@ -40,7 +40,7 @@ def test_the_factor_6_2_is_that_of_a_burst_that_finds_stream_b_at_work():
 
 def test_preemption_pays_with_the_papers_overheads():
     args = {"periods": 10, "slowdown": 1.05, "preempt_delay_ms": 4.0}
-    flex = report("flex, with overheads", 90, **args)
+    flex = report("SHEPHERD, with overheads", 90, **args)
     assert flex.goodput > 2.3 * report("flex, no preemption", 90, periods=10).goodput
 
 
