@@ -5,12 +5,21 @@ from dataclasses import replace
 
 import pytest
 
-from ray_slo.core import Assigned, Cluster, LatencyProfile, Model, Request, Variant, Worker
+from ray_slo.core import (
+    Assigned,
+    Cluster,
+    DropReason,
+    LatencyProfile,
+    Model,
+    Request,
+    Variant,
+    Worker,
+)
 from ray_slo.core.policy import PolicyWrapper
 from ray_slo.core.trees import Tree, TreeTask
 from ray_slo.planning import auto, fluid
 from ray_slo.policies.composed import Composed
-from ray_slo.policies.registry import make_policy, policy_for, recipe_for
+from ray_slo.policies.registry import POLICIES, make_policy, policy_for, recipe_for
 from ray_slo.policies.shared.paths import parts_of, planned_batches
 from ray_slo.simulation import Workload
 from ray_slo.simulation.application import simulate_application
@@ -105,6 +114,34 @@ def test_every_policy_serves_a_pipeline_at_low_load(policy):
     assert bad[True] < 0.002
     if policy == "deferred":  # bare, it waits until the tasks below have no time left
         assert bad[False] > 0.05
+
+
+ALONE = {"det": (10, 2), "rec": (8, 1.5)}  # 12 ms, then 9.5 ms
+
+
+@pytest.mark.parametrize("policy", [p for p in sorted(POLICIES) if p != "pipeline"])
+def test_what_cannot_be_in_time_at_the_end_of_its_path_is_refused_at_once_at_the_root(policy):
+    models = [
+        Model(name, 0.1, (Variant(name, {"x": linear(*times)}, 90.0),))
+        for name, times in ALONE.items()
+    ]
+    kwargs = {"timeout_ms": 1.0} if policy == "timeout" else {}
+    h = host([Worker("w", "x", frozenset(ALONE))], policy, [CHAIN], models, **kwargs)
+    h.arrive([Request(0, "det", 0.0, 0.021, 1, "det")])
+    assert h.dropped[0] == (0.0, DropReason.WOULD_MISS)
+    h.advance(1.0)
+    assert not h.sent
+    h.arrive([Request(1, "det", 1.0, 1.0226, 1, "det")])
+    h.advance(2.0)
+    assert variants(h) == [("det", 1)]
+
+
+def test_every_request_has_deadlines_of_its_own_whatever_its_class():
+    tree = replace(CHAIN, slos_s={"": 0.4, "gold": 0.1})
+    parts = parts_of([tree], {"det": 0.03, "rec": 0.03}, {"det": 0.01, "rec": 0.01}, 0.0)
+    kept = 0.75 / 2  # for the task below
+    assert parts["det"].deadline(0.0, 0.1) == pytest.approx(0.1 * (1 - kept))
+    assert parts["det"].deadline(0.0, 0.4) == pytest.approx(0.4 * (1 - kept))
 
 
 # -- choice of variants ----------------------------------------------------------------------------
