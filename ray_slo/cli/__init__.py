@@ -15,8 +15,8 @@ from ray_slo.core.text import quoted
 
 # One module per command, each with `register(app)`.
 COMMANDS = (
-    *("simulate", "plan", "profile", "solve", "policy", "bench", "status", "replay", "report"),
-    "dashboards",
+    *("new", "simulate", "plan", "profile", "solve", "policy", "bench", "status", "replay"),
+    *("report", "dashboards"),
 )
 
 
