@@ -108,7 +108,7 @@ SETTINGS: dict[str, Setting] = {
     "pipeline, Loki's planner": Setting("pipeline", fits=_loki, planned=True),
 }
 if "auto" in POLICIES:
-    SETTINGS["auto"] = Setting("auto")
+    SETTINGS["auto"] = Setting("auto", lambda cell: {"preempt": cell.preemption})
 
 
 def measure(seed: int, number: int, name: str, requests: float) -> dict[str, Any]:
