@@ -212,7 +212,7 @@ class Rate:
         usual = rates.pop()
         for window_s, rate in zip(self._windows[len(rates) - 1 :: -1], rates[::-1], strict=False):
             # Shorter where that is enough, or what is longer ago was another rate.
-            over_s = 2 * window_s  # the variance of a moving average is that of a mean over so much
+            over_s = 2 * window_s  # a moving average has the variance of a mean over this time
             if rate * window_s >= self._enough or changed(usual, round(rate * over_s), over_s):
                 usual = rate
         return usual
@@ -339,12 +339,3 @@ class Factors:
                 found += self._made[other][child] - left * factors[child]
         left = self._requests[variant] - self._seen[variant]
         return left * prior * (found / expected - 1)
-
-    def multiplicative(self, variant: Hashable) -> float:
-        """r(i, k): requests per request for all child tasks."""
-        return sum(self.of(variant).values())
-
-    def branch_ratios(self, variant: Hashable) -> dict[str, float]:
-        """Share of each child task in them; all 0 where a variant makes none."""
-        factors, total = self.of(variant), self.multiplicative(variant)
-        return {c: f / total if total else 0.0 for c, f in factors.items()}

@@ -43,8 +43,8 @@ class InstanceType(Strict):
     interruptions_per_hour: NonNegativeFloat = 0.0
 
     def availability(self, replacement_s: float) -> float:
-        """Share of the time that a spot instance is there, if another takes its place so many
-        seconds after an interruption."""
+        """Share of the time that a spot instance is there, if another takes its place
+        `replacement_s` seconds after an interruption."""
         return 1 / (1 + self.interruptions_per_hour * replacement_s / 3600)
 
     @property

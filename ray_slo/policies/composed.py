@@ -57,7 +57,7 @@ class Composed(PolicyWrapper):
     Args:
         policy: the inner one.
         trees: of the application; a model without a tree is a tree of one task.
-        waiting_factor: a task is planned with so many executions of a batch.
+        waiting_factor: planned time of a task, in executions of a batch.
         communication_s: from a task to the next one.
 
     Raises:

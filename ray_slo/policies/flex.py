@@ -433,7 +433,7 @@ def _items(requests: Sequence[Request]) -> int:
 
 
 def _requests(model: _Model, first: int, items: int) -> int:
-    """How many requests from `queue[first]` on have so many items, or are there."""
+    """Requests from `queue[first]` on that have `items` items together, or all that are there."""
     queue = model.queue
     if not model.sized:
         return min(items, len(queue) - first)

@@ -95,7 +95,7 @@ class Pipeline(Abilities):
         drop: what becomes of late requests: "slack" (ours), or one of the paper's rules,
             "opportunistic", "per_task", "last_task", "none".
         queues: the workers of a variant share a queue ("variant"), or each has its own ("worker").
-        waiting_factor: of the planner: a task's budget is so many executions of a batch.
+        waiting_factor: of the planner: a task's budget, in executions of a batch.
         rebalance_s: the longest time between new tables while requests arrive.
         communication_s: of the planner: delay on the way to a worker, seconds.
 

@@ -29,7 +29,7 @@ ServedKey = tuple[str, float, Kind]
 """Model, SLO in seconds, and kind of worker."""
 
 _SETTLE_S = 10.0
-"""A drifting profile makes tables stale no sooner than so long after they were asked for."""
+"""Seconds after tables were asked for, before which a drifting profile does not make them stale."""
 
 
 MEASURED = "measured"

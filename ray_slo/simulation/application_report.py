@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -22,23 +22,12 @@ class ApplicationReport(PipelineReport):
     Args:
         meta: also streams, and prices: of a worker-hour, by kind.
         frames: also stream.
-        used: by kind: (time, workers that are on from then on), in order of time.
     """
 
-    def __init__(
-        self,
-        meta: Mapping[str, Any],
-        frames: Mapping[str, Array],
-        requests: Mapping[str, Array],
-        batches: Mapping[str, Array],
-        leaves: Mapping[str, Array],
-        plans: Sequence[Mapping[str, Any]],
-        used: Mapping[str, Sequence[tuple[float, int]]],
-    ) -> None:
-        super().__init__(meta, frames, requests, batches, leaves, plans, used)
-        self._by_kind = used
-        # Accuracy of what was in time, of 1; all else is worth nothing.
-        self._worth = np.where(self._outcome == 0, self._accuracy / 100, 0.0)
+    @cached_property
+    def _worth(self) -> Array:
+        """Accuracy of what was in time, of 1; all else is worth nothing."""
+        return np.where(self._outcome == 0, self._accuracy / 100, 0.0)
 
     # -- what clients got ----------------------------------------------------------------------
 
@@ -89,18 +78,12 @@ class ApplicationReport(PipelineReport):
 
     # -- what it took --------------------------------------------------------------------------
 
-    @cached_property
-    def workers_by_kind(self) -> pd.DataFrame:
-        """kind, time_s, workers: how many are on from then on."""
-        rows = [(kind, t, n) for kind, used in self._by_kind.items() for t, n in used]
-        return frame(rows, ("kind", "time_s", "workers"))
-
     def worker_hours(
         self, begin_s: float = 0.0, end_s: float | None = None, kind: str | None = None
     ) -> float:
         """Hours that workers are on, of one kind or all; starting and ending ones count."""
         end = float(self.meta["duration_s"]) if end_s is None else end_s
-        kinds = self._by_kind if kind is None else {kind: self._by_kind[kind]}
+        kinds = self._used if kind is None else {kind: self._used[kind]}
         hours = 0.0
         for used in kinds.values():
             times = np.clip([*(t for t, _ in used), math.inf], begin_s, end)

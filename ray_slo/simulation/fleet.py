@@ -118,7 +118,7 @@ class Fleet:
         self._told = True  # the policy knows the workers as they are
 
     def at_first(self, numbers: Mapping[str, int] | None = None) -> Seen:
-        """Workers before they have done anything: so many of each kind, by default all."""
+        """Workers before they have done anything: the first of each kind, by default all."""
         members = [
             member
             for kind in self.used

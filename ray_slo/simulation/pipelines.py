@@ -184,7 +184,7 @@ class _Solver:
         self._now = 0.0
 
     def heard(self, now: float, over_s: float, arrived: Mapping[str, int]) -> None:
-        """So many requests arrived at each task in the last `over_s` seconds."""
+        """Count the requests that arrived at each task in the last `over_s` seconds."""
         self._now = now
         for task, rate in self._rates.items():
             rate.counted(now, over_s, arrived[task])

@@ -43,7 +43,7 @@ class Tally:
         self._made: dict[str, dict[str, int]] = {}
 
     def made(self, variant: str, count: int, made: Mapping[str, int]) -> None:
-        """`variant` answered `count` requests, which made so many for child tasks."""
+        """Count requests that `variant` answered, and those for child tasks that they made."""
         self._finished[variant] = self._finished.get(variant, 0) + count
         counted = self._made.setdefault(variant, {})
         for child, n in made.items():

@@ -135,7 +135,7 @@ class Pool:
             workers += 1
         low, high = (self.most_busy(n, target) for n in (workers, workers + 1))
         slope = min(max(high - low, low / workers), 1.0)
-        too_few = slope * (workers - 1) - 0.999 * self.busy  # so many must not do
+        too_few = slope * (workers - 1) - 0.999 * self.busy  # one worker less must not do
         return Room(slope, max(slope * workers - low, too_few, 0.0))
 
 

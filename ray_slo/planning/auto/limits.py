@@ -23,11 +23,11 @@ class Room:
         return max(self.slope * workers - self.reserve, 0.0)
 
     def workers(self, busy: float) -> int:
-        """The fewest that may be busy so much."""
+        """The fewest workers that may be busy for `busy` seconds a second, all together."""
         return max(math.ceil((busy + self.reserve) / self.slope - 1e-6), 1)
 
     def part(self, share: float) -> Room:
-        """Where only a share of what should be kept free is."""
+        """Room of which only `share` is kept free."""
         return Room(1 - share * (1 - self.slope), share * self.reserve)
 
 

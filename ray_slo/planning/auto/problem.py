@@ -162,7 +162,7 @@ class Problem:
         current: what the workers have loaded now.
         swap_cost: points of accuracy that loading a variant on a worker that has others must gain.
         max_swaps: at most this number of them; None for no limit.
-        waiting_factor: a request is in a task for so many executions of a batch, waiting included.
+        waiting_factor: time of a request in a task, waiting included, in executions of a batch.
         communication_s: delay per task on a path, seconds.
         batch_sizes: requests per batch that may be planned; a variant's largest is its profile's.
         target_bad: share of the requests that may be late or refused for want of room for bursts.

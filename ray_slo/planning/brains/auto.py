@@ -71,8 +71,9 @@ class AutoSetting:
             among what a worker has loaded.
         choosing: kinds where it does so all the same: their group has a policy of its own.
         interval_s: between plans, seconds.
-        up_s, down_s: more, or fewer, workers of a kind must have been wanted for so long.
-        idle_s: an application without a request for so long needs no worker; None: it always does.
+        up_s, down_s: seconds for which more, or fewer, workers of a kind must have been wanted.
+        idle_s: seconds without a request after which an application needs no worker; None: it
+            always needs some.
         demand: how the demand is anticipated (`ray_slo.core.demand`).
         make_before_break: a worker loads its next variant before it lets go of the last one.
         profiles: of variants by kind, as files say.

@@ -106,15 +106,6 @@ class Counts(NamedTuple):
             _more(self.bad, before.bad),
         )
 
-    @property
-    def by_root(self) -> dict[str, int]:
-        """Requests by clients, by what they asked for, all classes of it together."""
-        found: dict[str, int] = {}
-        for stream, n in self.requests.items():
-            root = stream.partition("@")[0]
-            found[root] = found.get(root, 0) + n
-        return found
-
 
 def _more(now: Mapping[Any, int], before: Mapping[Any, int]) -> dict[Any, int]:
     return {k: n - before.get(k, 0) for k, n in now.items() if n > before.get(k, 0)}

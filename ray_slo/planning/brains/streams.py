@@ -14,7 +14,7 @@ from ray_slo.planning.result import Infeasible
 
 # Requests of an average: as the most of a while is the target, noise would add workers.
 _ENOUGH = 300
-_BITS = 5  # a report is taken to have come in so many parts
+_BITS = 5  # parts of equal length in which the requests of a report are taken to have come
 _WINDOW_S, _WINDOWS = 2.0, 64  # of the dispersion
 _FEW_WINDOWS = 8
 _KEPT = 0.623  # of a χ² distribution's mean, below its 90 % quantile
@@ -41,7 +41,7 @@ class Burstiness:
         self._count, self._over_s = 0, 0.0
 
     def counted(self, over_s: float, requests: int) -> None:
-        """So many requests came in this time, the next after what was counted before."""
+        """Count the requests of the next `over_s` seconds."""
         self._count, self._over_s = self._count + requests, self._over_s + over_s
         if self._over_s < _WINDOW_S:
             return
@@ -79,7 +79,7 @@ class Stream:
         self.factor, self.factor_at = 1.0, -math.inf
 
     def counted(self, now: float, over_s: float, requests: int, bad: int) -> None:
-        """So many requests came in the `over_s` seconds before now, and so many went wrong."""
+        """Count requests of the `over_s` seconds before now, and those that went wrong."""
         self._rate.counted(now, over_s, requests)
         for i in range(_BITS):
             part = requests * (i + 1) // _BITS - requests * i // _BITS
@@ -146,7 +146,8 @@ class Streams:
 
     Args:
         expected: requests per second until there were some, by stream.
-        idle_s: a stream without a request for so long has no demand; None: it has a little, always.
+        idle_s: seconds without a request after which a stream has no demand; None: it always has
+            some.
     """
 
     def __init__(

@@ -22,7 +22,7 @@ class Target:
 
     Args:
         first: workers at first.
-        up_s, down_s: how long more, or fewer, must have been wanted.
+        up_s, down_s: seconds for which more, or fewer, must have been wanted.
     """
 
     def __init__(self, first: int, up_s: float, down_s: float) -> None:
@@ -31,7 +31,7 @@ class Target:
         self._wanted: deque[tuple[float, int]] = deque()  # since when, how many
 
     def wants(self, now: float, workers: int, *, at_once: bool = False) -> None:
-        """A plan wants so many from now on. `at_once`: nobody needs the others."""
+        """Hear what a plan wants from now on. `at_once`: nobody needs the others."""
         if at_once:
             self._wanted.clear()
             self._now = workers

@@ -51,7 +51,7 @@ class Problem:
         workers: S, of one kind.
         slo_s: L, end to end, seconds.
         batch_sizes: B, those that may be configured; a variant's largest is its profile's.
-        waiting_factor: a request is in a task for so many executions of a batch, waiting included
+        waiting_factor: time that a request is in a task, waiting included, in executions of a batch
             (2 is the paper's "SLO/2").
         communication_s: delay per server on the path, seconds (§4.2).
         any_route: whatever hosted configurations a request comes by, the path is fast enough, and

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
@@ -185,10 +185,6 @@ class PolicySet:
 
     def covers(self, rate: float) -> bool:
         return rate <= self._rates[-1] * (1 + 1e-9)
-
-    def with_tables(self, more: Iterable[Table]) -> PolicySet:
-        """A set that also has these; one of a rate that is there replaces it."""
-        return PolicySet(tuple({t.rate: t for t in (*self.tables, *more)}.values()))
 
     def __iter__(self) -> Iterator[Table]:
         return iter(self.tables)

@@ -42,10 +42,10 @@ class AutoscalingConfig(StrictConfig):
     Attributes:
         min_replicas, max_replicas: as those of `WorkerConfig`.
         initial_replicas: number of workers at first.
-        upscale_delay_s: more workers are started when the plan has wanted them for so long.
-        downscale_delay_s: workers go when the plan has wanted fewer for so long. Default: the
-            planner's interval.
-        downscale_to_zero_delay_s: the last worker goes when there was no request for so long.
+        upscale_delay_s: seconds for which the plan must have wanted more workers before they start.
+        downscale_delay_s: seconds for which the plan must have wanted fewer before they go.
+            Default: the planner's interval.
+        downscale_to_zero_delay_s: seconds without a request after which the last worker goes.
             Default: `downscale_delay_s`, at least 60 s.
     """
 

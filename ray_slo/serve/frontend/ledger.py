@@ -345,7 +345,7 @@ class Ledger:
         if then.costs_retry:
             self._count_retry(share, grant.worker)
         if isinstance(said, PieceResult):
-            self._take_down(grant, share, said)
+            self._take_down(share, said)
         elif outcome is Outcome.FAILED:
             for entry in share:
                 _fail(entry, said)
@@ -389,7 +389,7 @@ class Ledger:
             self._metrics.predicted(variant, (took_s - grant.finish_in_s) * 1e3)
         return Outcome.DONE, result
 
-    def _take_down(self, grant: Grant, share: list[Entry], result: PieceResult) -> None:
+    def _take_down(self, share: list[Entry], result: PieceResult) -> None:
         """Hand the results of a share out, if there are any."""
         self._scheduler.report(result.report)
         for entry in share:

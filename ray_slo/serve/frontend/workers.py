@@ -29,8 +29,8 @@ _MEET_S = 5.0  # for workers to introduce themselves again
 _FIRST_S = 2.0  # the same at the start; without an answer no worker is up
 _LOOK_S = 0.3  # between looks at what workers can serve, until they can serve everything
 _LEAST_LOOK_S = 0.05  # the same, when a request waits for the next one
-_FRESH_S = 1.0  # a request waits at most this long for a look; the first ones,
-_PATIENT_S = 5.0  # for which a starved machine has little time, so long if their SLO allows it
+_FRESH_S = 1.0  # a request waits at most this long for a look
+_PATIENT_S = 5.0  # the same of the first requests, if their SLO allows it: a machine may be starved
 # What a call to a worker raises when the worker is gone, or its node with the result.
 _GONE = (
     ray.exceptions.RayActorError,

@@ -177,7 +177,7 @@ class Learned:
 
     def take_news(self, now: float) -> bool:
         """Whether the policy should be told of what was learned since the last look."""
-        self._forget_unused(now)
+        self._forget_unused()
         if not self._changed:
             return False
         self._changed = False
@@ -223,7 +223,7 @@ class Learned:
             for model, of_model in rates.items()
         }
 
-    def _forget_unused(self, now: float) -> None:
+    def _forget_unused(self) -> None:
         """Believe again the first profile of a variant that the policy avoids.
 
         It may have looked slow in a disturbance that is over; nobody would ever find out.

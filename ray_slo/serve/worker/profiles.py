@@ -12,7 +12,7 @@ from ray_slo.serve.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
-_CUT_S = 600.0  # for so long a batch size that ran out of memory is not tried again
+_CUT_S = 600.0  # until a batch size that ran out of memory is tried again
 
 
 class Profiles:
