@@ -48,7 +48,7 @@ class _Group(TyperGroup):
             typer.secho(f"Error: {_describe(error)}", fg="red", err=True)
             raise typer.Exit(2) from None
         except RuntimeError as error:
-            from ray_slo.simulation.engine import PolicyError
+            from ray_slo.simulation.books import PolicyError
 
             if os.environ.get("RAY_SLO_TRACEBACK") or not isinstance(error, PolicyError):
                 raise

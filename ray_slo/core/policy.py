@@ -20,12 +20,19 @@ The contract, checked by `tests/policies/test_contract.py` for every registered 
   - `serves_tasks` (True): False, where it takes the deadline of a whole pipeline for a task's own;
     what a policy cannot do of these two, `policies.composed` does for it;
   - `for_pipelines` (False): it serves the tasks of a pipeline, and nothing else;
+  - `composes` (False): it is told of the application (arguments `trees`, `planned` and those of
+    `policies.composed.Composed`), and composes what it is made of by itself;
 * a policy's class may have a method `live_arguments(shortest_slo_ms)`: arguments that a live host,
   whose clock and batches are not exact, gives it where its user did not;
 * a policy that has an attribute `explain` fills in, when a host sets it, what only a reader of the
   decision log needs; no decision depends on it;
 * a policy may have a method `expected()`: what is to be expected at the present load, by model
   (`Expected`); models that it says nothing of are left out. It changes nothing;
+* a policy may want things *solved aside*, such as tables or rehearsals: `wanted()` says which
+  problems (it changes nothing), and the event `solved(now, answers)` brings their answers;
+* a policy may have a method `adopt(now, flights, batch_id, former)`, called before its first event:
+  it takes over from `former`, a policy of any kind, with the batches in flight. Its own batches are
+  numbered from `batch_id` + 1 on. Requests that wait arrive after the first `cluster_changed`;
 * when `decide` has returned, calling it again at the same `now` returns no actions;
 * the same events give the same decisions.
 """
@@ -37,10 +44,10 @@ from functools import partial
 from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
 from ray_slo.core.cluster import Cluster
-from ray_slo.core.decisions import Decision
+from ray_slo.core.decisions import Decision, Dispatch
 from ray_slo.core.requests import BatchOutcome, Request, WorkerId
 
-OPTIONAL_EVENTS = ("preempt_failed", "tables_solved")
+OPTIONAL_EVENTS = ("preempt_failed", "solved")
 """Methods that not all policies have."""
 
 
@@ -56,6 +63,26 @@ class Expected(NamedTuple):
     bad_rate: float
 
 
+class InFlight(NamedTuple):
+    """A batch that was sent and is not yet reported, for a policy that takes over.
+
+    Attributes:
+        here_at: when its payload is at the worker, seconds.
+        end_at: predicted, as things are now.
+        stops: it is being preempted.
+    """
+
+    dispatch: Dispatch
+    here_at: float
+    end_at: float
+    stops: bool = False
+
+    @property
+    def latency_s(self) -> float:
+        """Predicted execution time."""
+        return self.dispatch.finish_at - self.dispatch.start_at
+
+
 class Abilities:
     """What a policy can do, unless its class says otherwise; see the module's docstring."""
 
@@ -64,6 +91,7 @@ class Abilities:
     chooses_variants: bool = True
     serves_tasks: bool = True
     for_pipelines: bool = False
+    composes: bool = False
 
 
 @runtime_checkable

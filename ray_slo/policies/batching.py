@@ -21,7 +21,7 @@ from typing import ClassVar
 from ray_slo.core.arguments import Count, NonNegative, checked
 from ray_slo.core.cluster import Cluster, DispatchDelay, Kind, Model
 from ray_slo.core.decisions import Action, Decision, Dispatch, Drop, DropReason
-from ray_slo.core.policy import Abilities
+from ray_slo.core.policy import Abilities, InFlight, Policy
 from ray_slo.core.requests import BatchOutcome, Request, WorkerId
 from ray_slo.policies.shared.lanes import Flight, Lane, ModelState, Pool, Worker
 from ray_slo.policies.shared.refusals import TOLERANCE_S, drops
@@ -157,6 +157,17 @@ class BatchingPolicy(Abilities, ABC):
         for heap in self._heaps:
             heap.clear()
 
+    def adopt(
+        self, now: float, flights: Sequence[InFlight], batch_id: int, former: Policy | None
+    ) -> None:
+        """Take over from another policy, before the first event."""
+        self._batch_id = batch_id
+        for flight in flights:
+            worker = flight.dispatch.worker
+            self._workers.setdefault(worker, Worker(worker)).take_over(flight)
+        if isinstance(former, BatchingPolicy):  # what it has learned of waits
+            self._pools = former._pools
+
     def _model(self, name: str) -> ModelState:
         if (model := self._models.get(name)) is None:
             model = self._models[name] = ModelState(self._next_serial())
@@ -231,7 +242,7 @@ class BatchingPolicy(Abilities, ABC):
             if queue:
                 # While a second worker idles, a head that is dropped wins nothing.
                 first, size = lane.gather(now, now, lane.target if idle < 2 else 1)
-                if first and lane is lanes[0] and self._may_give_up(lane):
+                if first and lane is lanes[0] and lane.may_give_up():
                     self._refuse(model, queue.take(first), now)
                     first = 0
             if not size:
@@ -240,7 +251,7 @@ class BatchingPolicy(Abilities, ABC):
             self._file(lane, first, size, model.items(first, size), now)
         drop_at = math.inf
         if queue:
-            alone_s = self._alone_s(model, queue[0]) if model.sized else model.reach_1
+            alone_s = model.alone_s(queue[0].size) if model.sized else model.reach_1
             drop_at = queue[0].deadline - alone_s + 2 * TOLERANCE_S
             if model.sized and drop_at < now + TOLERANCE_S:  # it became the head just now
                 self._dirty[model] = None
@@ -316,7 +327,7 @@ class BatchingPolicy(Abilities, ABC):
         model, pool = lane.model, lane.pool
         size = model.items(first, count)
         # A slower lane leaves them to a quicker one.
-        if first and lane is model.lanes[0] and self._may_give_up(lane):
+        if first and lane is model.lanes[0] and lane.may_give_up():
             self._refuse(model, model.queue.take(first), now)
             first = 0
         self._waited(pool, now - lane.due_since)
@@ -342,23 +353,11 @@ class BatchingPolicy(Abilities, ABC):
 
     # Requests with sizes ---------------------------------------------------------------------
 
-    @staticmethod
-    def _may_give_up(lane: Lane) -> bool:
-        """Whether what the quickest lane passes over is lost: another may take larger requests."""
-        return not lane.model.sized or len(lane.model.lanes) == 1
-
-    @staticmethod
-    def _alone_s(model: ModelState, request: Request) -> float:
-        """Shortest time in which a request can be served."""
-        size, lanes = request.size, model.lanes
-        times = (lane.need[size - 1] + lane.delay(1) for lane in lanes if size <= len(lane.need))
-        return min(times, default=math.inf if lanes else 0.0)
-
     def _refuse_hopeless(self, model: ModelState, now: float) -> None:
         """Heads that no worker could serve in time, as large as they are."""
         queue = model.queue
         while queue and model.lanes:
-            alone_s = self._alone_s(model, queue[0])
+            alone_s = model.alone_s(queue[0].size)
             if queue[0].deadline + TOLERANCE_S >= now + alone_s:
                 break
             finish_at = now + alone_s if alone_s < math.inf else math.nan

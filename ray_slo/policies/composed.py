@@ -23,7 +23,7 @@ from dataclasses import replace
 
 from ray_slo.core.cluster import Cluster, Model
 from ray_slo.core.decisions import Action, Decision, Dispatch, Drop, DropReason
-from ray_slo.core.policy import Policy, PolicyWrapper
+from ray_slo.core.policy import InFlight, Policy, PolicyWrapper
 from ray_slo.core.profiles import LatencyProfile
 from ray_slo.core.requests import BatchOutcome, Request, RequestId, WorkerId
 from ray_slo.core.trees import Tree, tree_of_task
@@ -184,6 +184,25 @@ class Composed(PolicyWrapper):
                 again.append(self._copy(copy.original, now))
             self.policy.requests_arrived(now, again)
 
+    def adopt(
+        self, now: float, flights: Sequence[InFlight], batch_id: int, former: Policy | None
+    ) -> None:
+        """Take over from another policy, before the first event."""
+        taken = []
+        for flight in flights:
+            d = flight.dispatch
+            copies = []
+            for r in d.requests:
+                model = r.model if self._choice is None else d.variant
+                copy = _Copy(r.id, model, r.arrival, r.deadline, r.size, r.task, r.upstream)
+                copy.original, copy.latest, copy.tried, copy.lane = r, r.deadline, 0, None
+                copies.append(copy)
+            self._flights.setdefault(d.worker, {})[d.batch_id] = copies
+            taken.append(flight._replace(dispatch=replace(d, requests=copies)))
+        if isinstance(former, Composed):
+            former = former.policy
+        self.policy.adopt(now, taken, batch_id, former)  # type: ignore[attr-defined]
+
     # -- plans ---------------------------------------------------------------------------------
 
     def _slo_s(self, model: Model) -> float:
@@ -297,7 +316,8 @@ class Composed(PolicyWrapper):
         flights[d.batch_id] = copies
         originals = [copy.original for copy in copies]
         return Dispatch(
-            d.batch_id, d.worker, d.variant, originals, d.start_at, d.finish_at, d.price
+            *(d.batch_id, d.worker, d.variant, originals, d.start_at, d.finish_at),
+            *(d.price, d.note),
         )
 
     def _dropped(self, drop: Drop, now: float) -> list[Action]:

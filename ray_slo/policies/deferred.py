@@ -40,12 +40,15 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, bisect_right
 from collections import deque
+from collections.abc import Sequence
+from copy import copy
 from itertools import accumulate
 from typing import Any, Literal
 
 from ray_slo.core.arguments import Count, NonNegative, Positive, Share, checked
 from ray_slo.core.cluster import Cluster
 from ray_slo.core.load import Ticks
+from ray_slo.core.policy import InFlight, Policy
 from ray_slo.policies.batching import LIVE_JITTER, BatchingPolicy
 from ray_slo.policies.shared.lanes import Lane, ModelState, Pool
 
@@ -129,6 +132,21 @@ class Deferred(BatchingPolicy):
             for model in self._models.values()
         }
         self._set_targets()
+
+    def adopt(
+        self, now: float, flights: Sequence[InFlight], batch_id: int, former: Policy | None
+    ) -> None:
+        """Take over, with the measured load of a policy of this kind."""
+        super().adopt(now, flights, batch_id, former)
+        if isinstance(former, Deferred):
+            self._ticks = copy(former._ticks)
+            for name, known in former._models.items():
+                model = self._model(name)
+                # What waits arrives again.
+                model.arrived = known.arrived - sum(r.size for r in known.queue)
+                model.rate = known.rate
+                counts = former._counts.get(known, ())
+                self._counts[model] = deque(counts, maxlen=_BUCKETS)
 
     def _send_at(self, lane: Lane, first: int, size: int, now: float) -> float:
         queue, pool = lane.model.queue, lane.pool

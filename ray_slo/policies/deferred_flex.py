@@ -140,7 +140,8 @@ class DeferredFlex(Deferred):
         workers = self._workers_of(lane.pool)
         victims = []
         for worker in workers:
-            if len(worker.flights) == 1 and worker.id not in self._preempting:
+            known = worker.id in self._sent  # else another policy sent it
+            if len(worker.flights) == 1 and known and worker.id not in self._preempting:
                 victim, requests, sent_at = self._sent[worker.id]
                 left_s = worker.free_at - now
                 if left_s > 0 and sent_at < now and victim.model is not lane.model:

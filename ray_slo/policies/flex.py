@@ -44,7 +44,7 @@ from pydantic import Field
 from ray_slo.core.arguments import Count, NonNegative, checked
 from ray_slo.core.cluster import Cluster, Kind, Model
 from ray_slo.core.decisions import Action, Decision, Dispatch, Drop, DropReason, Preempt
-from ray_slo.core.policy import Abilities
+from ray_slo.core.policy import Abilities, InFlight, Policy
 from ray_slo.core.profiles import LatencyProfile
 from ray_slo.core.queues import DeadlineQueue
 from ray_slo.core.requests import BatchOutcome, Request, WorkerId
@@ -229,6 +229,20 @@ class Flex(Abilities):
         self._dirty = dict.fromkeys(self._models.values())
         self._active = {}
         self._drops = Timers()
+
+    def adopt(
+        self, now: float, flights: Sequence[InFlight], batch_id: int, former: Policy | None
+    ) -> None:
+        """Take over from another policy, before the first event."""
+        self._batch_id = batch_id
+        for flight in flights:
+            d = flight.dispatch
+            ahead = d.worker in self._workers  # of another one, which cannot be stopped
+            worker = self._workers.setdefault(d.worker, _Worker(d.worker, 0, _Pool()))
+            worker.batch_id, worker.end_at = d.batch_id, flight.end_at
+            worker.model = self._model(d.requests[0].model)
+            worker.requests = sorted(d.requests, key=_deadline)
+            worker.is_deaf = ahead or flight.stops
 
     def _add_lane(self, model: _Model, spec: Model, kind: Kind, pool: _Pool) -> None:
         """Through the first variant that the pool runs, if there is one."""

@@ -42,11 +42,11 @@ from scipy.optimize import linear_sum_assignment
 from ray_slo.core.arguments import Share, checked
 from ray_slo.core.cluster import Cluster, Kind
 from ray_slo.core.decisions import Action, Decision, Dispatch
-from ray_slo.core.policy import Abilities
+from ray_slo.core.policy import Abilities, InFlight, Policy
 from ray_slo.core.requests import BatchOutcome, BatchStatus, Request, WorkerId
 from ray_slo.policies.kairos_latencies import Floats, Latencies, Waiting
 from ray_slo.policies.shared.refusals import TOLERANCE_S, by_reason, reason
-from ray_slo.policies.shared.workers import Sent, take
+from ray_slo.policies.shared.workers import Sent, sent_before, take
 
 _OVERRUN = 0.05
 """A batch past its predicted end is expected to last this share of its length longer, or as long
@@ -166,6 +166,16 @@ class Kairos(Abilities):
         requests, self._waiting = self._waiting.requests, Waiting()
         self._drop_at = math.inf
         self.requests_arrived(now, requests)
+
+    def adopt(
+        self, now: float, flights: Sequence[InFlight], batch_id: int, former: Policy | None
+    ) -> None:
+        """Take over from another policy, before the first event."""
+        self._batch_id = batch_id
+        for flight in flights:
+            worker = flight.dispatch.worker
+            state = self._workers.setdefault(worker, _Worker(worker))
+            state.flights.append(sent_before(flight))
 
     def decide(self, now: float) -> Decision:
         actions: list[Action] = []

@@ -61,7 +61,7 @@ from ray_slo.core.arguments import NonNegative, Positive, checked
 from ray_slo.core.cluster import Cluster
 from ray_slo.core.decisions import Action, Decision, Dispatch, Drop, DropReason
 from ray_slo.core.demand import Factors
-from ray_slo.core.policy import Abilities
+from ray_slo.core.policy import Abilities, InFlight, Policy
 from ray_slo.core.requests import (
     BatchOutcome,
     BatchStatus,
@@ -75,7 +75,7 @@ from ray_slo.policies.pipeline_groups import Group, Key, Member, Rest, Tree, reg
 from ray_slo.policies.pipeline_routes import Routes
 from ray_slo.policies.shared.refusals import TOLERANCE_S
 from ray_slo.policies.shared.timers import Timers
-from ray_slo.policies.shared.workers import Sent, take
+from ray_slo.policies.shared.workers import Sent, sent_before, take
 
 DropRule = Literal["slack", "opportunistic", "per_task", "last_task", "none"]
 Queues = Literal["variant", "worker"]
@@ -183,17 +183,15 @@ class Pipeline(Abilities):
         state = self._workers.get(worker)
         if state is None or (done := take(state.flights, outcome.batch_id, now)) is None:
             return
-        self._expect(done, -1)
+        self._expect(done, 0)
         if outcome.status is BatchStatus.FINISHED:
             self._routes.finished(done.variant, len(outcome.requests))
         self._place(now, state)
 
     def cluster_changed(self, now: float, cluster: Cluster) -> None:
-        if unknown := sorted(set(cluster.models) - set(self._tree.parents)):
-            raise ValueError(
-                f"parents names the tasks {', '.join(self._tree.parents)}; the cluster also has "
-                f"{', '.join(unknown)}"
-            )
+        if unknown := ", ".join(sorted(set(cluster.models) - set(self._tree.parents))):
+            tasks = ", ".join(self._tree.parents)
+            raise ValueError(f"parents names the tasks {tasks}; the cluster also has {unknown}")
         self._delay, self._delay_s = cluster.delay, cluster.delay(1)
         self._routes.learn_anew(cluster)
         known, self._workers = self._workers, {}
@@ -203,7 +201,7 @@ class Pipeline(Abilities):
             worker.groups = []
         for id in known.keys() - cluster.workers.keys():
             for flight in known[id].flights:
-                self._expect(flight, -1)
+                self._expect(flight, 0)
             known[id].flights.clear()
             self._timers.set(known[id], math.inf)
         self._services = list(
@@ -231,6 +229,15 @@ class Pipeline(Abilities):
                 for r in group.queue.take(len(group.queue)):
                     del self._home[r.id]
                     self._route(now, r)
+
+    def adopt(
+        self, now: float, flights: Sequence[InFlight], batch_id: int, former: Policy | None
+    ) -> None:
+        """Take over from another policy, before the first event."""
+        self._batch_id = batch_id
+        for d, sent in ((flight.dispatch, sent_before(flight)) for flight in flights):
+            self._workers.setdefault(d.worker, Member(d.worker)).flights.append(sent)
+            self._expect(sent, len(d.requests))
 
     def _rebalance(self, now: float) -> None:
         self._rebalance_at = now + self._rebalance_s
@@ -344,11 +351,15 @@ class Pipeline(Abilities):
         """The group that would be done first."""
         return min(self._of_task[task], key=lambda g: g.finish_at(now, self._delay_s))
 
-    def _expect(self, flight: Sent, sign: int) -> None:
-        for child, number in self._makes[flight.batch_id].items():
-            self._coming[child] += sign * number
-        if sign < 0:
-            del self._makes[flight.batch_id]
+    def _expect(self, flight: Sent, size: int) -> None:
+        """A batch of `size` runs and will make requests; 0: it is over."""
+        if size:
+            factors = self._routes.factors_of.get(flight.variant, {})
+            made = self._makes[flight.batch_id] = {c: size * f for c, f in factors.items()}
+        else:
+            made = {child: -number for child, number in self._makes.pop(flight.batch_id).items()}
+        for child, number in made.items():
+            self._coming[child] += number
 
     # -- batches -------------------------------------------------------------------------------
 
@@ -387,7 +398,7 @@ class Pipeline(Abilities):
         while queue:
             size = min(len(queue), group.batch_size)
             if size == group.profile.measured_to < len(queue):
-                size = self._try_larger(now, group, worker, size)
+                size = group.try_larger(worker, now, self._delay, self._rest.planned[task])
             start_at = max(worker.free_at, now + self._delay(size))
             end_at = start_at + group.profile.latency(size)
             if not drops:
@@ -413,22 +424,10 @@ class Pipeline(Abilities):
             del self._home[r.id]
         self._batch_id += 1
         actions.append(Dispatch(self._batch_id, worker.id, group.variant, batch, start_at, end_at))
-        factors = self._routes.factors_of[group.variant]
-        self._makes[self._batch_id] = {c: size * factor for c, factor in factors.items()}
         flight = Sent(self._batch_id, group.variant, start_at, end_at)
-        self._expect(flight, 1)
+        self._expect(flight, size)
         worker.flights.append(flight)
         self._place(now, worker)
-
-    def _try_larger(self, now: float, group: Group, worker: Member, measured: int) -> int:
-        """A batch of up to twice the largest size that was measured, where even its assumed latency
-        leaves the rest of the path its planned time: nobody would ever know it otherwise, as plans
-        are for measured sizes."""
-        queue, profile = group.queue, group.profile
-        size = min(2 * measured, len(queue), profile.max_batch_size)
-        start_at = max(worker.free_at, now + self._delay(size))
-        due = queue.head.deadline - self._rest.planned[group.task]
-        return size if start_at + profile.latency(size) <= due else measured
 
     def _refuse(self, now: float, r: Request, reason: DropReason) -> None:
         if r.deadline <= now and reason is not DropReason.NO_WORKER:

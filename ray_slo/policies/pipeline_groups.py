@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import NamedTuple
 
-from ray_slo.core.cluster import Cluster, Model, Worker
+from ray_slo.core.cluster import Cluster, DispatchDelay, Model, Worker
 from ray_slo.core.profiles import LatencyProfile
 from ray_slo.core.queues import DeadlineQueue
 from ray_slo.core.requests import WorkerId
@@ -105,6 +105,16 @@ class Group:
             heappop(idle)
             self._listed.discard(worker)
         return None
+
+    def try_larger(self, worker: Member, now: float, delay: DispatchDelay, planned_s: float) -> int:
+        """A batch of up to twice the largest size that was measured, where even its assumed latency
+        leaves the rest of the path its planned time: nobody would ever know it otherwise, as plans
+        are for measured sizes."""
+        queue, profile = self.queue, self.profile
+        size = min(2 * profile.measured_to, len(queue), profile.max_batch_size)
+        start_at = max(worker.free_at, now + delay(size))
+        in_time = start_at + profile.latency(size) <= queue.head.deadline - planned_s
+        return size if in_time else profile.measured_to
 
     def finish_at(self, now: float, delay_s: float) -> float:
         """When one more request would be done, as far as can be told."""

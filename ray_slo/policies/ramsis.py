@@ -11,7 +11,7 @@ that fills makes the next batch a quick one, before requests are late.
 
 Where tables come from. Given ones (`tables`) are used where they cover the load. Else a table is
 solved for the anticipated load, rounded up to a grid (`load_step`): at once, by the `solver`; or,
-with `solver=None`, by the host: `wanted()` says which problems, `tables_solved` brings the answers,
+with `solver=None`, by the host: `wanted()` says which problems, `solved` brings the answers,
 and until then the nearest safe table serves: the lowest load above, else the highest there is.
 Without any table the fastest variant serves. When workers come or go, or a latency drifts by more
 than `drift`, the tables of before serve (by the load per worker) until new ones are there.
@@ -72,7 +72,7 @@ class Ramsis(Expecting, Abilities):
             file of either, or a list of these. Each serves the model, SLO and variants that it
             was solved for.
         solver: solves a problem that no given table covers, inside `decide`: a function or
-            "module:attr". None: the host asks `wanted` and answers by `tables_solved`.
+            "module:attr". None: the host asks `wanted` and answers by `solved`.
         load_rps: requests/s, where known: one number for every model, or one per model (with
             several SLOs, of each). Measured otherwise.
         arrivals: what tables are solved for: "measured", "poisson", or as in `ray-slo solve`
@@ -163,7 +163,7 @@ class Ramsis(Expecting, Abilities):
         """Problems whose tables are missing; without a `solver` they are the host's to solve."""
         return self._tables.wanted()
 
-    def tables_solved(self, now: float, tables: Iterable[Table]) -> None:
+    def solved(self, now: float, tables: Iterable[Table]) -> None:
         """Answers to `wanted`. Those that are not wanted any more are ignored."""
         self._tables.solved(tables)
 

@@ -13,6 +13,7 @@ from ray_slo.core.trees import Tree
 from ray_slo.policies.composed import Composed
 
 POLICIES: dict[str, str] = {
+    "auto": "ray_slo.policies.auto:Auto",
     "deferred": "ray_slo.policies.deferred:Deferred",
     "deferred_flex": "ray_slo.policies.deferred_flex:DeferredFlex",
     "eager": "ray_slo.policies.timeout:Eager",
@@ -136,9 +137,15 @@ def recipe_for(
         ValueError: as of `make_policy`.
     """
     kwargs = dict(kwargs or {})
-    made = make_policy(policy, kwargs)
+    made: Any = make_policy(policy, kwargs)
     if getattr(made, "for_pipelines", False):
         return policy, kwargs
+    if getattr(made, "composes", False):
+        if not (isinstance(policy, str) or callable(policy)):
+            made.told_of(trees, planned=planned, **composing)
+            return made, {}
+        shapes = [tree.to_json() for tree in trees]
+        return policy, {**kwargs, "trees": shapes, "planned": planned, **composing}
     lacks_tasks = not getattr(made, "serves_tasks", True)
     lacks_variants = not getattr(made, "chooses_variants", True)
     if (

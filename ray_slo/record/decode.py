@@ -14,6 +14,7 @@ from typing import Any
 from ray_slo.core.cluster import Assigned, Cluster, DispatchDelay, Model, Variant, Worker
 from ray_slo.core.decisions import Action, Decision, Dispatch, Drop, DropReason, Preempt
 from ray_slo.core.profiles import LatencyProfile
+from ray_slo.core.rehearsal import Rehearsed
 from ray_slo.core.requests import BatchOutcome, BatchStatus, Request, Upstream
 from ray_slo.record.rows import (
     AGAIN,
@@ -203,10 +204,9 @@ class Decoder:
                     events.append(("cluster_changed", (at, self._cluster)))
             elif what == "preempt_failed":
                 events.append(("preempt_failed", (at, row[i["worker"]], row[i["batch"]])))
-            elif what == "tables":
-                texts = json.loads(row[i["detail"]])
-                tables = [None if t is None else self._table(t) for t in texts]
-                events.append(("tables_solved", (at, tables)))
+            elif what in ("solved", "tables"):
+                answers = [self._answer(a) for a in json.loads(row[i["detail"]])]
+                events.append(("solved", (at, answers)))
             elif what == "decide":
                 deciding = Round(at, events, Decision([], row[i["wake_at"]]))
             elif what == "error":
@@ -216,6 +216,14 @@ class Decoder:
                 deciding.decision.actions.append(self._action(what, row))
         if deciding is not None:
             yield deciding
+
+    def _answer(self, said: Any) -> Any:
+        """What was solved aside; in older logs, whose rows are "tables", it is a table's text."""
+        if isinstance(said, dict):
+            if "rehearsed" in said:
+                return Rehearsed.from_json(said["rehearsed"])
+            said = said["table"]
+        return None if said is None else self._table(said)
 
     def _table(self, text: str) -> Any:
         if self._load_table is None:

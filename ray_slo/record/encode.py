@@ -11,6 +11,7 @@ from typing import Any
 
 from ray_slo.core.cluster import Assigned, Cluster
 from ray_slo.core.decisions import Action, Dispatch, Drop
+from ray_slo.core.rehearsal import Rehearsed
 from ray_slo.core.requests import WorkerId
 from ray_slo.record.rows import (
     AFTER_REQUEST,
@@ -127,8 +128,8 @@ class Encoder:
             self._encode_cluster(i, now, self._cluster, None)
         elif name == "preempt_failed":
             self._row(i, now, "preempt_failed", worker=args[0], batch=args[1])
-        elif name == "tables_solved":
-            self._row(i, now, "tables", detail=json.dumps([_table_text(t) for t in args[0]]))
+        elif name == "solved":
+            self._row(i, now, "solved", detail=json.dumps([_answer(a) for a in args[0]]))
         else:
             raise ValueError(f"{name!r} is no event of a policy")
 
@@ -213,10 +214,15 @@ def _assigned(assigned: Assigned) -> list[Any]:
     return [assigned.variant, assigned.batch_size, assigned.load]
 
 
-def _table_text(table: Any) -> str | None:
-    """A policy table (`planning.ramsis.Table`) as text; None for one that has no file format."""
-    if not hasattr(table, "save"):
-        return None
+def _answer(answer: Any) -> dict[str, Any] | None:
+    """What was solved aside; None for what has no file format."""
+    if isinstance(answer, Rehearsed):
+        return {"rehearsed": answer.to_json()}
+    return {"table": _table_text(answer)} if hasattr(answer, "save") else None
+
+
+def _table_text(table: Any) -> str:
+    """A policy table (`planning.ramsis.Table`) as text."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "table.npz"
         table.save(path)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ray_slo.simulation.arrivals import Population as Population
     from ray_slo.simulation.arrivals import Times as Times
     from ray_slo.simulation.arrivals import Trace as Trace
-    from ray_slo.simulation.engine import PolicyError as PolicyError
+    from ray_slo.simulation.books import PolicyError as PolicyError
     from ray_slo.simulation.engine import WorkerEvent as WorkerEvent
     from ray_slo.simulation.pipeline_report import PipelineReport as PipelineReport
     from ray_slo.simulation.pipelines import simulate_pipeline as simulate_pipeline

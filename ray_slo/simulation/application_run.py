@@ -17,7 +17,8 @@ from ray_slo.core.requests import BatchStatus, Request, Upstream
 from ray_slo.core.trees import Tree, root_and_class
 from ray_slo.planning.brains.brain import Key, Seen, Verdict
 from ray_slo.record.rows import Recording
-from ray_slo.simulation.engine import Batch, Event, PolicyError, Run, Slot
+from ray_slo.simulation.books import PolicyError
+from ray_slo.simulation.engine import Batch, Event, Run, Slot
 from ray_slo.simulation.fleet import Fleet, Timing
 from ray_slo.simulation.planner_host import PlannerHost, Question
 from ray_slo.simulation.samplers import Sampler
@@ -33,9 +34,10 @@ class Shape:
 
     Attributes:
         trees: what clients ask for.
-        told: models as the policy is told of them, without workers.
+        told: models as the policy is told of them; without workers, unless these are there all the
+            time as they are, and no planner is.
         real: models as they are.
-        kinds: the largest number of workers, by kind.
+        kinds: the largest number of workers, by kind; empty with workers in `told`.
         communication_s: on the way to every task.
         samplers: by task and variant: child tasks, and what draws the number of their requests.
         noise: factors on the execution time; None for exactly 1.
@@ -118,7 +120,10 @@ class ApplicationRun(Run):
         self.leaf_frame, self.leaf_path = array("q"), array("q")
 
         self.fleet = Fleet(shape.kinds, timing)
-        workers = self._first_plan() if host is not None else self.fleet.all_on(shape.fits)
+        if host is not None:
+            workers = self._first_plan()
+        else:
+            workers = [*shape.told.workers.values()] or self.fleet.all_on(shape.fits)
         super().__init__(
             policy,
             replace(shape.told, workers={w.id: w for w in workers}),
@@ -159,7 +164,7 @@ class ApplicationRun(Run):
         super().end(slot, status)
         if status is BatchStatus.FINISHED:
             self._make(slot.worker.id, batch)
-        if slot.current is None:
+        if slot.current is None and self.host is not None:
             self.fleet.emptied(slot.worker.id)
 
     def returned(self, requests: Sequence[Request]) -> Sequence[Request]:

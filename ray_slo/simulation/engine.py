@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from array import array
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
@@ -18,18 +17,20 @@ from heapq import heappop, heappush
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ray_slo.core.cluster import Cluster, Worker
-from ray_slo.core.decisions import Dispatch, Drop, DropReason, Preempt
+from ray_slo.core.decisions import Dispatch, Drop, Preempt
 from ray_slo.core.policy import Policy
 from ray_slo.core.requests import BatchOutcome, BatchStatus, Request, WorkerId
+from ray_slo.simulation.books import REASON, STATUS, Books, PolicyError
 from ray_slo.simulation.report import Report
 from ray_slo.simulation.workloads import Requests
 
-_STATUS = {status: i for i, status in enumerate(BatchStatus)}
-_REASON = {reason: i for i, reason in enumerate(DropReason)}
 _CHUNK = 8192
+ASK_EVERY_S = 0.1
+"""How often a policy is asked what it wants solved aside, as live ones are."""
+ANSWER_AFTER_S = 0.3
+"""From the question until the policy has the answer: what a small problem takes live."""
 
 
 class Event(IntEnum):
@@ -45,11 +46,8 @@ class Event(IntEnum):
     LOOK = 7  # at demand, by the planner
     APPLY = 8  # a plan
     CLUSTER = 9  # the policy is told of the cluster
-    WITHDRAW = 10  # a recorded client
-
-
-class PolicyError(RuntimeError):
-    """The policy broke the contract of `ray_slo.core.policy`."""
+    SOLVED = 10  # what the policy wanted, aside
+    WITHDRAW = 11  # a recorded client
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +119,7 @@ def noise_factors(sigma: float, rng: np.random.Generator) -> Iterator[float] | N
     return draw()
 
 
-class Run:
+class Run(Books):
     """One policy, its workers and requests, from the first event until nothing is left.
 
     Kinds of runs put further events on the heap (`at`), and override what becomes of batches:
@@ -174,14 +172,13 @@ class Run:
             if w.id not in absent
         }
         self.variant_of = {v: i for i, v in enumerate(truth.variants)}
+        Books.__init__(self)
         self.become(self.present())
-        # Columns of batches, and the requests of all batches one after the other.
-        self.b_worker, self.b_variant, self.b_size, self.b_status = (array("q") for _ in range(4))
-        self.b_dispatched, self.b_pred_start, self.b_pred_finish = (array("d") for _ in range(3))
-        self.b_start, self.b_finish = array("d"), array("d")
-        self.b_requests = array("q")
-        # Columns of drops, likewise.
-        self.d_request, self.d_reason, self.d_time = array("q"), array("q"), array("d")
+        # Where the loop stands.
+        self._stream: Iterator[Request] | None = None
+        self._upcoming: Request | None = None
+        self._wake_at = 0.0  # a first look at the cluster
+        self._ask_at = 0.0 if hasattr(policy, "wanted") else math.inf
 
     # -- events ------------------------------------------------------------------------------
 
@@ -190,19 +187,25 @@ class Run:
         self.sequence += 1
         heappush(self.heap, (time, event, self.sequence, call, args))
 
-    def loop(self) -> None:
-        """Feed events in order, ask the policy after each instant, until nothing is left."""
+    def loop(self, until: float = math.inf) -> None:
+        """Feed events in order, ask the policy after each instant, until nothing is left.
+
+        Args:
+            until: stop before what is later than that; a further call goes on.
+        """
         heap, policy = self.heap, self.policy
         arrived, decide = policy.requests_arrived, policy.decide
-        stream = self._requests()
-        upcoming = next(stream, None)
+        if self._stream is None:
+            self._stream = self._requests()
+            self._upcoming = next(self._stream, None)
+        stream, upcoming, wake = self._stream, self._upcoming, self._wake_at
         arrival = upcoming.arrival if upcoming else math.inf
         stalls = 0
-        wake = 0.0  # a first look at the cluster
         while True:
             top = heap[0][0] if heap else math.inf
             now = min(arrival, top, wake)
-            if now == math.inf:
+            if now > until or now == math.inf:
+                self._upcoming, self._wake_at = upcoming, wake
                 return
             if now < self.now:  # asked to be woken in the past
                 now = self.now
@@ -233,6 +236,21 @@ class Run:
                 else:
                     raise PolicyError(f"{action!r} is no action")
             wake = decision.wake_at
+            if now >= self._ask_at:
+                self._solve_aside()
+
+    def _solve_aside(self) -> None:
+        """Begin with what the policy wants first; one problem at a time."""
+        self._ask_at = self.now + ASK_EVERY_S
+        if problem := next(iter(self.policy.wanted()), None):  # type: ignore[attr-defined]
+            from ray_slo.simulation.rehearsal import solve  # which runs an engine itself
+
+            self._ask_at = math.inf
+            self.at(self.now + ANSWER_AFTER_S, Event.SOLVED, self._solved, solve(problem))
+
+    def _solved(self, answer: Any) -> None:
+        self._ask_at = self.now + ASK_EVERY_S
+        self.policy.solved(self.now, [answer])  # type: ignore[attr-defined]
 
     def _requests(self) -> Iterator[Request]:
         requests, names = self.requests, self.requests.models
@@ -267,7 +285,7 @@ class Run:
         if status is BatchStatus.PREEMPTED:
             self.b_finish[batch.index] = batch.finish = self.now
             self.b_start[batch.index] = batch.start = min(batch.start, self.now)
-        self.b_status[batch.index] = _STATUS[status]
+        self.b_status[batch.index] = STATUS[status]
         slot.current, slot.ahead = slot.ahead, None
         if slot.current is not None:
             self.start(slot, slot.current)
@@ -301,7 +319,7 @@ class Run:
         for slot in slots:
             for batch in (slot.current, slot.ahead):
                 if batch is not None:
-                    self.b_status[batch.index] = _STATUS[BatchStatus.LOST]
+                    self.b_status[batch.index] = STATUS[BatchStatus.LOST]
                     self.b_finish[batch.index] = self.now
                     self.b_start[batch.index] = min(batch.start, self.now)
                     lost.extend(batch.dispatch.requests)
@@ -392,7 +410,7 @@ class Run:
         """The policy gives requests up."""
         count = len(drop.requests)
         self.d_request.extend([r.id for r in drop.requests])
-        self.d_reason.extend([_REASON[drop.reason]] * count)
+        self.d_reason.extend([REASON[drop.reason]] * count)
         self.d_time.extend([self.now] * count)
 
     def _preempt(self, preempt: Preempt) -> None:
@@ -432,42 +450,4 @@ class Run:
             "variants": list(self.variant_of),
             "accuracy": {v.name: v.accuracy for v in self.truth.variants.values()},
             "workers": list(self.workers),
-        }
-
-    def answers(self, n: int) -> dict[str, NDArray[Any]]:
-        """Columns of `n` requests: their batch, or why and when they were dropped.
-
-        Raises:
-            PolicyError: a request was answered twice.
-        """
-        sizes = np.array(self.b_size, dtype=np.int64)
-        ids = np.array(self.b_requests, dtype=np.int64)
-        batch = np.repeat(np.arange(len(sizes)), sizes)
-        finished = np.array(self.b_status, dtype=np.int64) == _STATUS[BatchStatus.FINISHED]
-        served = finished[batch]
-        dropped = np.array(self.d_request, dtype=np.int64)
-        answers = np.bincount(np.concatenate([ids[served], dropped]), minlength=n)
-        if answers.max(initial=0) > 1:
-            raise PolicyError(f"request {int(answers.argmax())} was answered twice")
-        last_batch = np.full(n, -1)
-        last_batch[ids] = batch  # the last of several tries stands
-        reason = np.full(n, -1)
-        reason[dropped] = np.array(self.d_reason, dtype=np.int64)
-        dropped_at = np.full(n, np.nan)
-        dropped_at[dropped] = np.array(self.d_time)
-        last_batch[reason >= 0] = -1
-        return {"batch": last_batch, "drop_reason": reason, "dropped_s": dropped_at}
-
-    def batches(self) -> dict[str, NDArray[Any]]:
-        """Columns of batches, as `Report` has them."""
-        return {
-            "worker": np.array(self.b_worker, dtype=np.int64),
-            "variant": np.array(self.b_variant, dtype=np.int64),
-            "size": np.array(self.b_size, dtype=np.int64),
-            "status": np.array(self.b_status, dtype=np.int64),
-            "dispatched_s": np.array(self.b_dispatched),
-            "predicted_start_s": np.array(self.b_pred_start),
-            "predicted_finish_s": np.array(self.b_pred_finish),
-            "started_s": np.array(self.b_start),
-            "finished_s": np.array(self.b_finish),
         }

@@ -31,6 +31,7 @@ RULE = "tests.policies.tables:solve"
 
 
 KWARGS: dict[str, list[dict[str, Any]]] = {
+    "auto": [{}, {"preempt": True}, {"candidates": ["eager", "price"], "fairness": 0.5}],
     "deferred": [
         {"rate_window_s": 0.2},
         {"objective": "consolidate", "target_batch_size": 4},
@@ -88,7 +89,7 @@ SHARED = (
 COMPOSED: list[tuple[str, dict[str, Any]]] = [
     (f"composed {name}", {**kwargs, "trees": trees})
     for name, of in KWARGS.items()
-    if name != "pipeline"
+    if name not in ("auto", "pipeline")  # which are told of the application
     for kwargs, trees in zip(of[:2] * 3, (CHAIN, SHARED, ALONE), strict=False)
 ]
 CASES += COMPOSED

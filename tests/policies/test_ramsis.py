@@ -130,7 +130,7 @@ def test_without_solver_the_host_is_asked_and_the_nearest_safe_table_serves():
     host.arrive(requests(0.0))
     (wanted,) = host.policy.wanted()
     assert (wanted.rate, wanted.num_workers, wanted.slo_s) == (30.0, 1, 0.1)
-    host.policy.tables_solved(0.05, [Fixed(wanted, ("fast", 1))])
+    host.policy.solved(0.05, [Fixed(wanted, ("fast", 1))])
     assert host.policy.wanted() == []
     host.run(requests(0.1, start=1))
     assert [v for v, _ in dispatched(host)] == ["slow", "fast"]
@@ -195,7 +195,7 @@ def test_a_table_that_arrives_after_profiles_moved_a_little_is_used():
     host.change(cluster(1, model(fast=FAST.scaled(1.01), slow=SLOW.scaled(1.01))))
     host.run(requests(host.now, start=1))
     assert host.policy.wanted() == [wanted]
-    host.policy.tables_solved(host.now, [solve(wanted)])
+    host.policy.solved(host.now, [solve(wanted)])
     assert host.policy.wanted() == []
     host.run(requests(host.now, start=2))
     assert [v for v, _ in dispatched(host)] == ["fast", "fast", "slow"]

@@ -209,10 +209,10 @@ class Fails:
 def test_a_recording_is_its_policy():
     class Solves(Fails):
         preempts = True
-        solved = ()
+        tables = ()
 
-        def tables_solved(self, now, tables):
-            self.solved = tables
+        def solved(self, now, tables):
+            self.tables = tables
 
         def decide(self, now):
             return Decision()
@@ -221,10 +221,10 @@ def test_a_recording_is_its_policy():
     recording = Recording(Solves(), seen.append)
     assert (recording.preempts, recording.serves_late) == (True, True)
     assert not hasattr(recording, "preempt_failed")
-    recording.tables_solved(1.0, ["t"])
+    recording.solved(1.0, ["t"])
     recording.decide(2.0)
-    assert recording.policy.solved == ["t"]
-    assert seen == [Round(2.0, [("tables_solved", (1.0, ["t"]))], Decision())]
+    assert recording.policy.tables == ["t"]
+    assert seen == [Round(2.0, [("solved", (1.0, ["t"]))], Decision())]
     failing = Recording(Fails(), seen.append)
     with pytest.raises(RuntimeError):
         failing.decide(3.0)

@@ -322,19 +322,19 @@ def with_tables(folder, solve):
                 outcome = BatchOutcome(action.batch_id, action.requests, now, now)
                 policy.batch_finished(now, action.worker, outcome)
         for problem in policy.wanted()[:1]:
-            policy.tables_solved(now, [solve(problem)])
+            policy.solved(now, [solve(problem)])
     policy.decide(2.0)
     (life,) = read(lines.close())
     return life
 
 
-def test_tables_solved_aside_are_recorded(tmp_path):
+def test_solved_aside_are_recorded(tmp_path):
     life = with_tables(tmp_path / "real", ramsis.solve)
     assert replay(life).identical
     found = replay(life, lambda: Deaf(make_policy("ramsis", {"solver": None}))).difference
     assert found is not None  # the tables made a difference
     own = with_tables(tmp_path / "own", tables.solve)
-    with pytest.raises(ValueError, match="tables of its own kind"):
+    with pytest.raises(ValueError, match="answers of its own kind"):
         replay(own)
 
 
@@ -347,7 +347,7 @@ class Deaf:
     def __getattr__(self, name):
         return getattr(self.policy, name)
 
-    def tables_solved(self, now, tables): ...
+    def solved(self, now, tables): ...
 
 
 @pytest.mark.parametrize(("name", "arguments"), CASES, ids=id_of)

@@ -19,6 +19,7 @@ from heapq import heappop, heappush
 from typing import NamedTuple
 
 from ray_slo.core.cluster import DispatchDelay, Kind
+from ray_slo.core.policy import InFlight
 from ray_slo.core.profiles import LatencyProfile
 from ray_slo.core.queues import DeadlineQueue
 from ray_slo.core.requests import WorkerId
@@ -44,6 +45,12 @@ class Worker:
     flights: list[Flight] = field(default_factory=list)  # the running batch, then one sent ahead
     free_at: float = -math.inf
     overdue: bool = False
+
+    def take_over(self, batch: InFlight) -> None:
+        """Another policy sent it."""
+        number = batch.dispatch.batch_id
+        self.flights.append(Flight(number, batch.here_at, batch.latency_s, batch.end_at))
+        self.free_at = batch.end_at
 
 
 @dataclass(eq=False, repr=False, slots=True)
@@ -197,6 +204,10 @@ class Lane:
 
     # Requests with sizes ---------------------------------------------------------------------
 
+    def may_give_up(self) -> bool:
+        """Whether what the quickest lane passes over is lost: another may take larger requests."""
+        return not self.model.sized or len(self.model.lanes) == 1
+
     def _gather_items(self, now: float, free_at: float, target: int) -> tuple[int, int]:
         for first in range(len(self.model.queue)):
             count, items = self.fit_items(first, now, free_at)
@@ -256,6 +267,12 @@ class ModelState:
     rate: float = 0.0
     reach_1: float = 0.0  # shortest time in which one request can be served
     timer_at: float = math.inf
+
+    def alone_s(self, size: int) -> float:
+        """Shortest time in which a request of this size can be served."""
+        lanes = self.lanes
+        times = (lane.need[size - 1] + lane.delay(1) for lane in lanes if size <= len(lane.need))
+        return min(times, default=math.inf if lanes else 0.0)
 
     def items(self, first: int, count: int) -> int:
         """In `queue[first : first + count]`."""

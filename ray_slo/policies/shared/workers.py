@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from ray_slo.core.policy import InFlight
+
 
 class Sent(NamedTuple):
     """A batch that was sent and is not yet reported; times as predicted, seconds."""
@@ -12,6 +14,12 @@ class Sent(NamedTuple):
     variant: str
     start_at: float
     end_at: float
+
+
+def sent_before(batch: InFlight) -> Sent:
+    """What another policy sent."""
+    d = batch.dispatch
+    return Sent(d.batch_id, d.variant, batch.end_at - batch.latency_s, batch.end_at)
 
 
 def take(flights: list[Sent], batch_id: int, now: float) -> Sent | None:

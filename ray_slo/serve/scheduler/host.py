@@ -113,9 +113,9 @@ class PolicyHost:
         self._cluster = cluster
         self._poke()
 
-    def tables_solved(self, tables: Iterable[Any]) -> None:
+    def solved(self, answers: Iterable[Any]) -> None:
         """What the policy `wanted`, solved aside."""
-        self._solved.extend(tables)
+        self._solved.extend(answers)
         self._poke()
 
     def expected(self) -> Mapping[str, Expected]:
@@ -200,7 +200,7 @@ class PolicyHost:
             self._workers = frozenset(cluster.workers)
             policy.cluster_changed(now, cluster)
         if solved:
-            cast(Any, policy).tables_solved(now, solved)
+            cast(Any, policy).solved(now, solved)
         if arrived:
             policy.requests_arrived(now, arrived)
         if cancelled:

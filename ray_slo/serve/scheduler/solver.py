@@ -1,5 +1,5 @@
-"""Some policies want tables that take a second or so to solve: one is solved after the other, off
-the scheduler's event loop."""
+"""Some policies want tables or rehearsals, which take a second or so: one is solved after the
+other, off the scheduler's event loop."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ray_slo.serve.scheduler.host import PolicyHost
 
 logger = logging.getLogger(__name__)
 
-_SOLVER = "ray_slo.planning.ramsis:solve"
+_SOLVER = "ray_slo.simulation.rehearsal:solve"
 
 Aside = Callable[[Callable[[Any], Any], Any], Awaitable[Any]]
 
@@ -49,7 +49,7 @@ class Solver:
             self._unsolvable.add(problem)
             return
         logger.info("solved in %.2f s: %r", time.monotonic() - start, problem)
-        host.tables_solved([table])
+        host.solved([table])
 
     def status(self, host: PolicyHost) -> dict[str, Any]:
         """For people: tables that decide now, and how many are missing; nothing for a policy that

@@ -80,8 +80,10 @@ def replay(life: Life, make: Callable[[], Policy] | None = None) -> Replayed:
         error, decided = "", Decision()
         try:
             for name, args in r.events:
-                if name == "tables_solved" and None in args[1]:
-                    raise _NotHeld(f"{life.scheduler}: the policy was given tables of its own kind")
+                if name == "solved" and None in args[1]:
+                    raise _NotHeld(
+                        f"{life.scheduler}: the policy was given answers of its own kind"
+                    )
                 getattr(policy, name)(*args)
             decided = policy.decide(r.now)
         except _NotHeld:

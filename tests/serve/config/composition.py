@@ -54,6 +54,7 @@ FEATURES = {
 
 PLANNERS = (None, "auto", "loki", "kairos", "kairos_plus", "herd", "partition")
 POLICIES = (
+    "auto",
     "deferred",
     "deferred_flex",
     "flex",

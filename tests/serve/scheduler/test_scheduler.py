@@ -478,7 +478,7 @@ class Wants(Fifo):
     def wanted(self):
         return self.missing
 
-    def tables_solved(self, now, tables):
+    def solved(self, now, tables):
         self.tables += tables
         self.missing = [m for m in self.missing if m not in tables]
 
@@ -504,7 +504,7 @@ async def test_tables_that_a_policy_wants_are_solved_aside_once_each():
     "arrivals", ["measured", "poisson", {"kind": "gamma", "shape": 0.5}], ids=str
 )
 @in_loop
-async def test_ramsis_has_its_tables_solved_in_the_background(arrivals):
+async def test_ramsis_has_its_solved_in_the_background(arrivals):
     policy = {"name": "ramsis", "kwargs": {"arrivals": arrivals}}
     async with running(policy, VARIANTS) as (scheduler, box):
         both = beat(variants=("quick", "deep"))

@@ -1,0 +1,383 @@
+"""One policy for every application: it rehearses the others, and runs the best.
+
+`Auto` holds one *inner* policy at a time, made from a *setting*: a policy's name and arguments.
+Which setting is best depends on profiles, SLOs, popularity, burstiness and load, and nobody can say
+so beforehand for every application. So the last seconds of real traffic are played through the
+simulator with each of a few settings (`wanted`, `solved`; `simulation.rehearsal`), and the best one
+is put in force if it gains more than chance explains (`auto_choice`). Rehearsals follow each other
+quickly at first and when the load changes, and rarely when nothing does.
+
+The first guess, before the first rehearsal, is what suits most: `deferred`, or `price` for one
+model with variants.
+
+A swap loses and reorders nothing: the new policy adopts the batches in flight, and gets what waits
+in order of arrival. Batches are numbered on.
+
+A request costs a reference in a list and one in a dict beyond what the inner policy costs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, ClassVar
+
+import numpy as np
+from pydantic import Field
+
+from ray_slo.core.arguments import NonNegative, Positive, checked
+from ray_slo.core.cluster import Cluster
+from ray_slo.core.decisions import Decision, Dispatch, Drop, Preempt
+from ray_slo.core.policy import Abilities, Expected, InFlight, Policy
+from ray_slo.core.rehearsal import Rehearsal, Rehearsed, Setting, Traffic
+from ray_slo.core.requests import BatchOutcome, BatchStatus, Request, RequestId, WorkerId
+from ray_slo.core.trees import Tree
+from ray_slo.policies import registry
+from ray_slo.policies.auto_choice import Choice, Evidence
+from ray_slo.policies.auto_settings import Shape, candidates
+from ray_slo.policies.auto_traffic import Pace, Recent, Story
+
+Fairness = Annotated[float, Field(ge=0, le=1)]
+
+
+class Auto(Abilities):
+    """Runs the setting that did best on the last seconds of traffic.
+
+    Args:
+        candidates: what it may choose from, the first to begin with: names of policies, or
+            {"policy": name, "kwargs": arguments}. Default: what fits the application.
+        fairness: of the mean share of requests in time, what the worst model must keep, 0 to 1.
+            Settings that keep less are not chosen where another keeps it.
+        preempt: running batches may be stopped.
+        trees: of the application, as JSON; models without a tree are trees of one task.
+        planned: a planner assigns variants to workers.
+        waiting_factor, communication_s: of `policies.composed.Composed`.
+        live_slo_ms: given by a live host, whose clock and batches are not exact: the shortest SLO.
+
+    Raises:
+        ValueError: an argument out of its range, or a candidate that cannot take over.
+    """
+
+    serves_late: ClassVar[bool] = False
+    composes = True
+
+    @staticmethod
+    def live_arguments(shortest_slo_ms: float) -> dict[str, Any]:
+        """What settings are given live depends on the policy."""
+        return {"live_slo_ms": shortest_slo_ms}
+
+    @checked
+    def __init__(
+        self,
+        *,
+        candidates: Sequence[str | Mapping[str, Any]] | None = None,
+        fairness: Fairness = 0.0,
+        preempt: bool = False,
+        trees: Sequence[Mapping[str, Any]] = (),
+        planned: bool = False,
+        waiting_factor: Positive = 2.0,
+        communication_s: NonNegative = 0.0,
+        live_slo_ms: Positive | None = None,
+    ) -> None:
+        self.preempts = preempt
+        self._own = None if candidates is None else _settings(candidates, preempt)
+        self._live_slo_ms = live_slo_ms
+        self.told_of(
+            [Tree.from_json(tree) for tree in trees],
+            planned=planned,
+            waiting_factor=waiting_factor,
+            communication_s=communication_s,
+        )
+        self._explain = False
+        self._cluster = Cluster({}, {})
+        self._shape = Shape()
+        self._sizes = False
+        self._settings: dict[str, Setting] = {}
+        self._label = ""
+        self._inner: Policy | None = None
+        self._batch_id = 0
+        self._now = -math.inf
+        self._held: dict[RequestId, Request] = {}
+        self._flights: dict[WorkerId, list[InFlight]] = {}
+        self._recent, self._pace = Recent(), Pace()
+        self._evidence, self._story = Evidence(fairness), Story()
+        self._rehearsed: Rehearsed | None = None
+        self._number = 0
+
+    def told_of(
+        self,
+        trees: Sequence[Tree],
+        *,
+        planned: bool = False,
+        waiting_factor: float = 2.0,
+        communication_s: float = 0.0,
+    ) -> None:
+        """What the application is, before the first event; arguments as of the class."""
+        self._trees, self._planned = list(trees), planned
+        self._composing = {"waiting_factor": waiting_factor, "communication_s": communication_s}
+        self._tree_of = {tree.root: tree.name for tree in trees}
+
+    # -- events --------------------------------------------------------------------------------
+
+    def requests_arrived(self, now: float, requests: Sequence[Request]) -> None:
+        self._recent.add(now, requests)
+        held, sized = self._held, False
+        for r in requests:
+            held[r.id] = r
+            if r.size != 1:
+                sized = True
+        if sized and not self._sizes:
+            self._sizes = True
+            for r in requests:
+                del held[r.id]
+            self._reshape(now)
+            held.update((r.id, r) for r in requests)
+        self._policy.requests_arrived(now, requests)
+
+    def requests_cancelled(self, now: float, requests: Sequence[Request]) -> None:
+        held = self._held
+        for r in requests:
+            if held.get(r.id) is r:
+                del held[r.id]
+        self._policy.requests_cancelled(now, requests)
+
+    def batch_finished(self, now: float, worker: WorkerId, outcome: BatchOutcome) -> None:
+        flights = self._flights.get(worker, ())
+        for i, flight in enumerate(flights):
+            if flight.dispatch.batch_id == outcome.batch_id:
+                del self._flights[worker][i]
+                if i == 0 and flights:  # the batch sent ahead starts now
+                    rest = flights[0]
+                    start_at = max(outcome.finished_at, rest.here_at)
+                    self._flights[worker][0] = rest._replace(end_at=start_at + rest.latency_s)
+                if outcome.status is BatchStatus.FINISHED:
+                    self._measure(worker, flight.dispatch, outcome)
+                break
+        self._policy.batch_finished(now, worker, outcome)
+
+    def preempt_failed(self, now: float, worker: WorkerId, batch_id: int) -> None:
+        """A batch that was preempted runs on."""
+        flights = self._flights.get(worker, [])
+        for i, flight in enumerate(flights):
+            if flight.dispatch.batch_id == batch_id:
+                flights[i] = flight._replace(stops=False)
+        if hasattr(self._policy, "preempt_failed"):
+            self._policy.preempt_failed(now, worker, batch_id)
+
+    def cluster_changed(self, now: float, cluster: Cluster) -> None:
+        self._now = now
+        self._cluster = cluster
+        self._flights = {w: self._flights.get(w, []) for w in cluster.workers}
+        if self._inner is None or Shape.of(cluster, self._sizes) != self._shape:
+            self._reshape(now)
+        else:
+            self._inner.cluster_changed(now, cluster)
+
+    def solved(self, now: float, answers: Sequence[Any]) -> None:
+        """A rehearsal was held: put the best setting in force."""
+        for found in answers:
+            if not isinstance(found, Rehearsed) or found.number <= self._number:
+                continue
+            self._number = found.number
+            moved = self._evidence.add(found)
+            choice = self._evidence.choose(self._label)
+            self._recent.rehearsed(now, found, moved or choice.label != self._label)
+            self._story.add(now, found, self._label, choice)
+            self._rehearsed = found
+            if choice.label != self._label and choice.label in self._settings:
+                self._swap(now, choice)
+
+    def decide(self, now: float) -> Decision:
+        self._now = now
+        decision = self._policy.decide(now)
+        held = self._held
+        for action in decision.actions:
+            if type(action) is Dispatch:
+                for r in action.requests:
+                    del held[r.id]
+                here_at = now + self._cluster.delay(len(action.requests))
+                flights = self._flights[action.worker]
+                flights.append(InFlight(action, here_at, action.finish_at))
+                self._batch_id = action.batch_id
+            elif type(action) is Drop:
+                for r in action.requests:
+                    del held[r.id]
+                self._story.bad += len(action.requests)
+            elif type(action) is Preempt:
+                flights = self._flights[action.worker]
+                if flights:
+                    flights[0] = flights[0]._replace(stops=True)
+        return decision
+
+    @property
+    def _policy(self) -> Policy:
+        if self._inner is None:
+            raise RuntimeError("cluster_changed is the first event of a policy's life")
+        return self._inner
+
+    # -- settings ------------------------------------------------------------------------------
+
+    def _reshape(self, now: float) -> None:
+        """The application has another shape: begin with the best guess for it."""
+        self._shape = Shape.of(self._cluster, self._sizes)
+        fit = self._own or candidates(self._shape, self._trees, self.preempts)
+        if self._live_slo_ms is not None:
+            fit = [
+                Setting(
+                    s.policy, {**registry.live_arguments(s.policy, self._live_slo_ms), **s.kwargs}
+                )
+                for s in fit
+            ]
+        if self._sizes:
+            fit = [s for s in fit if not getattr(self._make(s), "counts_requests", False)]
+            if not fit:
+                raise ValueError("candidates: none of them can serve requests with sizes")
+        self._settings = {setting.label: setting for setting in fit}
+        self._evidence.clear()
+        self._recent.begin(now)
+        label = self._label if self._label in self._settings else fit[0].label
+        self._swap(now, Choice(label, "first guess for this application"))
+
+    def _make(self, setting: Setting) -> Policy:
+        return registry.policy_for(
+            setting.policy,
+            setting.kwargs,
+            self._trees,
+            {m.name: len(m.variants) for m in self._cluster.models.values()},
+            planned=self._planned,
+            **self._composing,
+        )
+
+    def _swap(self, now: float, choice: Choice) -> None:
+        """Another policy takes over."""
+        former, self._inner = self._inner, self._make(self._settings[choice.label])
+        self._label = choice.label
+        self._story.in_force(now, choice)
+        self.explain = self._explain
+        flights = [flight for of_worker in self._flights.values() for flight in of_worker]
+        self._inner.adopt(now, flights, self._batch_id, former)  # type: ignore[attr-defined]
+        self._inner.cluster_changed(now, self._cluster)
+        if self._held:
+            waiting = sorted(self._held.values(), key=_arrival)
+            self._inner.requests_arrived(now, waiting)
+
+    @property
+    def explain(self) -> bool:
+        """Set by a host: dispatches are to say why."""
+        return self._explain
+
+    @explain.setter
+    def explain(self, value: bool) -> None:
+        self._explain = value
+        if hasattr(self._inner, "explain"):
+            self._inner.explain = value  # type: ignore[union-attr]
+
+    # -- rehearsals ----------------------------------------------------------------------------
+
+    def wanted(self) -> list[Rehearsal]:
+        """A rehearsal, if it is time for one."""
+        if len(self._settings) < 2 or not self._cluster.workers:
+            return []
+        recent = self._recent.due(self._now, self._longest_slo_s, self._story.surprise())
+        if not recent:
+            return []
+        in_order = sorted(self._settings.values(), key=lambda s: s.label != self._label)
+        return [
+            Rehearsal(
+                self._number + 1,
+                self._cluster,
+                _traffic(recent),
+                in_order,
+                [tree.to_json() for tree in self._trees],
+                self._composing,
+                self._planned,
+                *self._pace.measured(),
+                seed=self._number + 1,
+            )
+        ]
+
+    @property
+    def _longest_slo_s(self) -> float:
+        return max((m.latency_slo_s for m in self._cluster.models.values()), default=0.0)
+
+    def _measure(self, worker: WorkerId, d: Dispatch, outcome: BatchOutcome) -> None:
+        late = 0
+        for r in outcome.requests:
+            if r.deadline < outcome.finished_at:
+                late += 1
+        self._story.bad += late
+        self._story.good += len(outcome.requests) - late
+        predicted_s = d.finish_at - d.start_at
+        took_s = outcome.finished_at - outcome.started_at
+        if predicted_s > 0 and took_s > 0:
+            hardware = self._cluster.workers[worker].hardware
+            self._pace.add((d.variant, hardware), took_s / predicted_s)
+
+    # -- what it knows of itself ---------------------------------------------------------------
+
+    def expected(self) -> Mapping[str, Expected]:
+        """By the last rehearsal of the setting in force: by model, or by pipeline."""
+        found = self._rehearsed
+        score = None if found is None else found.scores.get(self._label)
+        if found is None or score is None or not score.good:
+            return {}
+        rows = zip(found.roots, found.arrived, score.good, score.accuracy, strict=True)
+        return {
+            self._tree_of.get(root, root): Expected(accuracy, 1 - good / arrived)
+            for root, arrived, good, accuracy in rows
+            if arrived
+        }
+
+    def story(self) -> list[dict[str, Any]]:
+        """Plain data: settings in force, and the last rehearsals, with what was tried, predicted
+        and measured."""
+        return self._story.told()
+
+
+def _settings(given: Sequence[str | Mapping[str, Any]], preempt: bool) -> list[Setting]:
+    """Candidates as a user names them. Raises ValueError for those that cannot be."""
+    if not given:
+        raise ValueError("candidates must name at least one policy, got none")
+    found = []
+    for i, one in enumerate(given):
+        if isinstance(one, str):
+            one = {"policy": one}
+        if unknown := sorted(set(one) - {"policy", "kwargs"}):
+            raise ValueError(
+                f"candidates[{i}] has no field {unknown[0]!r}; it has policy and kwargs"
+            )
+        if not isinstance(name := one.get("policy"), str):
+            raise ValueError(f"candidates[{i}].policy must be a policy's name, got {name!r}")
+        setting = Setting(name, dict(one.get("kwargs") or {}))
+        try:
+            made = registry.make_policy(*setting)
+        except ValueError as error:
+            raise ValueError(f"candidates[{i}]: {error}") from error
+        if not hasattr(made, "adopt") or isinstance(made, Auto):
+            raise ValueError(
+                f"candidates[{i}]: policy {name!r} cannot take over from another one: it has no "
+                "method adopt"
+            )
+        if made.serves_late:
+            raise ValueError(f"candidates[{i}]: policy {name!r} serves late requests")
+        if getattr(made, "preempts", False) and not preempt:
+            raise ValueError(f"candidates[{i}]: policy {name!r} preempts; set preempt to true")
+        found.append(setting)
+    return found
+
+
+def _traffic(requests: Sequence[Request]) -> Traffic:
+    roots = list(dict.fromkeys([(r.model, r.task) for r in requests]))
+    index = {root: i for i, root in enumerate(roots)}
+    sizes = np.array([r.size for r in requests], dtype=np.int64)
+    return Traffic(
+        tuple(roots),
+        np.array([index[r.model, r.task] for r in requests], dtype=np.int64),
+        np.array([r.arrival for r in requests]),
+        np.array([r.deadline for r in requests]),
+        sizes if (sizes != 1).any() else None,
+    )
+
+
+def _arrival(r: Request) -> tuple[float, RequestId]:
+    return r.arrival, r.id

@@ -1,0 +1,192 @@
+"""Which setting `auto` takes, from what its rehearsals showed."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from ray_slo.core.rehearsal import Rehearsed, Score
+
+_REMEMBERED = 6  # rehearsals under the same load
+_SAME_RATE = 1.3  # times; rates that differ by less are the same load
+_SAME_MIX = 0.3  # of the requests may be for other models
+_EQUAL = 0.0015  # of the value: settings that differ by less are equal
+_UNSURE = 0.004  # … or by less, if that is within the standard error
+_CLEAN = 0.01  # bad share of the worst model that is asked for
+_FOR_CLEAN = 0.007  # of the value is given for that
+_QUICKER = 0.01  # of p50: less is no reason to change
+_SURE = 1.0  # standard errors that a gain must have
+
+
+class Choice(NamedTuple):
+    """A setting's label, and why it."""
+
+    label: str
+    why: str
+
+
+class _Standing(NamedTuple):
+    """What is known of a setting.
+
+    Attributes:
+        value: per request.
+        excess: of the worst model's bad share over what is asked for.
+        fair: the worst model's share in time over the mean share.
+    """
+
+    value: float
+    excess: float
+    fair: float
+    p50_s: float
+
+
+class Evidence:
+    """Rehearsals under one load.
+
+    Args:
+        fairness: share of the mean share of requests in time that the worst model must keep.
+    """
+
+    def __init__(self, fairness: float) -> None:
+        self._fairness = fairness
+        self._seen: deque[Rehearsed] = deque(maxlen=_REMEMBERED)
+
+    def add(self, found: Rehearsed) -> bool:
+        """Whether the load is another than before: what was known is forgotten then."""
+        other = bool(self._seen) and not _alike(self._seen[-1], found)
+        if other:
+            self._seen.clear()
+        self._seen.append(found)
+        return other
+
+    def clear(self) -> None:
+        """Forget: the system has changed."""
+        self._seen.clear()
+
+    def choose(self, current: str) -> Choice:
+        """The best setting, by what is known; `current` unless another gains more than noise."""
+        able = [
+            label
+            for label, score in self._seen[-1].scores.items()
+            if not score.error and len(score.value) == len(self._seen[-1].stretches)
+        ]
+        if not able:
+            return Choice(current, "no setting could be rehearsed")
+        base = current if current in able else able[0]
+        known = {label: self._standing(label, base) for label in able}
+        fair = {s for s in able if known[s].fair >= self._fairness}
+        if not fair:
+            most = max(standing.fair for standing in known.values())
+            fair = {s for s in able if known[s].fair >= most - 1e-9}
+        in_order = [s for s in able if s in fair]
+        best = max(in_order, key=lambda s: known[s].value)
+        value = max(known[best].value, 1e-9)
+        equal = [s for s in in_order if self._equals(s, best, value)]
+        why = "most value in time"
+        clean = [s for s in equal if known[s].excess <= 0]
+        if not clean:
+            near = [s for s in in_order if known[s].value >= (1 - _FOR_CLEAN) * value]
+            clean = [s for s in near if known[s].excess <= 0]
+            if clean:
+                most = max(known[s].value for s in clean)
+                clean = [s for s in clean if known[s].value >= most - _EQUAL * value]
+                why = "every model under 1 % bad"
+        equal = clean or equal
+        pick = min(equal, key=lambda s: known[s].p50_s)
+        if current in equal and known[current].p50_s <= (1 + _QUICKER) * known[pick].p50_s:
+            return Choice(current, f"{why}, no other is quicker")
+        if len(equal) > 1:
+            why += ", and the least p50 of its equals"
+        if current in fair and current not in equal and pick != current:
+            gain, error = self._gain(pick, current)
+            cleaner = known[pick].excess <= 0 < known[current].excess
+            if gain < _SURE * error and not cleaner:
+                return Choice(current, f"{pick} gains no more than chance may")
+        return Choice(pick, why)
+
+    def _equals(self, label: str, best: str, value: float) -> bool:
+        behind, error = self._gain(best, label)
+        return behind <= _EQUAL * value or behind <= min(error, _UNSURE * value)
+
+    def _gain(self, label: str, other: str) -> tuple[float, float]:
+        """Value per request of one setting over another's on the same requests; standard error."""
+        differences, counts = [], []
+        for found in self._seen:
+            a, b = found.scores.get(label), found.scores.get(other)
+            if a is None or b is None:
+                continue
+            for x, y, n in zip(a.value, b.value, found.stretches, strict=False):
+                differences.append((x - y) / n)
+                counts.append(n)
+        if not counts:
+            return 0.0, math.inf
+        mean = float(np.average(differences, weights=counts))
+        return mean, float(np.std(differences)) / math.sqrt(len(counts))
+
+    def _standing(self, label: str, base: str) -> _Standing:
+        """By rehearsals that it went through to the end; its value beside that of `base`."""
+        scores = [
+            (found, score)
+            for found in self._seen
+            if (score := found.scores.get(label)) is not None
+            and not score.error
+            and len(score.value) == len(found.stretches)
+        ]
+        arrived = _by_root([(f.roots, f.arrived) for f, _ in scores])
+        good = _by_root([(f.roots, s.good) for f, s in scores])
+        shares = [good[root] / n for root, n in arrived.items() if n]
+        mean = sum(good.values()) / max(sum(arrived.values()), 1)
+        # A model with few requests need not have 99 of 100 in time.
+        excess = max(
+            (
+                (n - good[root] - _CLEAN * n - math.sqrt(_CLEAN * n)) / n
+                for root, n in arrived.items()
+                if n
+            ),
+            default=0.0,
+        )
+        values = [
+            (sum(f.scores[base].value), sum(f.stretches)) for f in self._seen if base in f.scores
+        ]
+        of_base = sum(v for v, _ in values) / max(sum(n for _, n in values), 1)
+        return _Standing(
+            of_base + self._gain(label, base)[0],
+            max(excess, 0.0),
+            min(shares, default=1.0) / mean if mean > 0 else 1.0,
+            _p50(scores),
+        )
+
+
+def _p50(scores: Sequence[tuple[Rehearsed, Score]]) -> float:
+    """Mean of the medians, weighted by requests."""
+    known = [(s.p50_s, sum(f.stretches)) for f, s in scores if s.p50_s is not None]
+    if not known:
+        return math.inf
+    return sum(p50_s * n for p50_s, n in known) / sum(n for _, n in known)
+
+
+def _by_root(
+    counted: Sequence[tuple[Sequence[str], Sequence[int]]],
+) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for roots, counts in counted:
+        for root, count in zip(roots, counts, strict=True):
+            found[root] = found.get(root, 0) + count
+    return found
+
+
+def _alike(one: Rehearsed, other: Rehearsed) -> bool:
+    """Whether both saw the same load."""
+    low, high = sorted((one.rate, other.rate))
+    if high > _SAME_RATE * low:
+        return False
+    a, b = (
+        {r: n / sum(f.arrived) for r, n in zip(f.roots, f.arrived, strict=True)}
+        for f in (one, other)
+    )
+    moved = sum(abs(a.get(root, 0.0) - b.get(root, 0.0)) for root in a.keys() | b.keys()) / 2
+    return moved <= _SAME_MIX

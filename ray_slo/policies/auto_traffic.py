@@ -1,0 +1,194 @@
+"""What `auto` remembers: traffic, how exact batch times are, and what came of its choices."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+from ray_slo.core.rehearsal import Rehearsed
+from ray_slo.core.requests import Request
+from ray_slo.policies.auto_choice import Choice
+
+_LEAST = 200  # requests of a rehearsal
+_MOST, _LIMIT = 4_000, 20_000  # remembered; and where that is not yet `_SLOS`
+_SLOS = 15.0
+_WINDOW_S = 20.0
+_FIRST_S, _LONGEST_S = 1.0, 30.0  # between rehearsals
+_NEWS_S, _NEWS_SLOS = 0.5, 10.0  # the time over which a change of the load is seen
+_RISE, _FALL = 1.4, 0.6  # times the rate that was rehearsed
+_STORIES = 20
+
+
+class Recent:
+    """Requests of clients since the last rehearsal, the newest of them, and when the next is due.
+
+    Bunches of requests are kept as they came: one reference per bunch.
+    """
+
+    def __init__(self) -> None:
+        self._bunches: deque[tuple[float, Sequence[Request]]] = deque()
+        self._count = 0
+        self._whole_from = math.inf  # all that came since then is here
+        self._look_at = -math.inf
+        self._every_s = _FIRST_S
+        self._rate = 0.0  # that was rehearsed
+
+    def begin(self, now: float) -> None:
+        """The system is new."""
+        self._every_s, self._rate, self._look_at = _FIRST_S, 0.0, now
+
+    def add(self, now: float, requests: Sequence[Request]) -> None:
+        """They arrived."""
+        bunches = self._bunches
+        if not bunches:
+            self._whole_from = now
+        bunches.append((now, requests))
+        self._count += len(requests)
+        if self._count > _MOST:
+            self._forget(now)
+
+    def _forget(self, now: float) -> None:
+        bunches = self._bunches
+        slo_s = 0.0
+        for r in bunches[-1][1]:
+            slo_s = max(slo_s, r.deadline - r.arrival)
+        while self._count > _MOST:
+            at, oldest = bunches[0]
+            if self._count <= _LIMIT and at > now - _SLOS * slo_s:
+                return
+            bunches.popleft()
+            self._count -= len(oldest)
+            self._whole_from = at
+
+    def rehearsed(self, now: float, found: Rehearsed, news: bool) -> None:
+        """Another rehearsal is due in a while: sooner where this one brought news."""
+        self._every_s = _FIRST_S if news else min(2 * self._every_s, _LONGEST_S)
+        self._look_at = now + self._every_s
+        self._rate = found.rate
+        bunches = self._bunches
+        while bunches and bunches[0][0] <= found.at:
+            self._whole_from, gone = bunches.popleft()
+            self._count -= len(gone)
+
+    def due(self, now: float, slo_s: float, surprise: bool) -> list[Request]:
+        """The requests to rehearse with; none if it is not time. It changes nothing."""
+        if self._count < _LEAST:
+            return []
+        since = now - max(_NEWS_S, _NEWS_SLOS * slo_s)
+        latest: list[Request] = []
+        if self._rate > 0 and since >= self._whole_from:
+            latest = self._since(since)
+            if len(latest) < _LEAST or not self._moved(len(latest) / (now - since)):
+                latest = []
+        if now < self._look_at and not latest and not surprise:
+            return []
+        chosen = latest or self._since(now - _WINDOW_S)
+        return chosen if len(chosen) >= _LEAST and chosen[-1].arrival > chosen[0].arrival else []
+
+    def _moved(self, rate: float) -> bool:
+        return rate > _RISE * self._rate or rate < _FALL * self._rate
+
+    def _since(self, at: float) -> list[Request]:
+        """Requests of clients, each once, in order of arrival."""
+        found: list[Sequence[Request]] = []
+        for then, bunch in reversed(self._bunches):
+            if then < at:
+                break
+            found.append(bunch)
+        # What was preempted or lost arrives again; what a request made is no client's.
+        once = {r.id: r for bunch in reversed(found) for r in bunch if r.upstream is None}
+        return sorted(once.values(), key=lambda r: (r.arrival, r.id))
+
+
+class Pace:
+    """Measured over predicted times of batches, by variant and hardware."""
+
+    def __init__(self) -> None:
+        self._sums: dict[tuple[str, str], tuple[float, float, float]] = {}
+
+    def add(self, key: tuple[str, str], ratio: float) -> None:
+        """A batch took `ratio` times as long as predicted."""
+        x = math.log(ratio)
+        n, s, ss = self._sums.get(key, (0.0, 0.0, 0.0))
+        if n > 200:  # forget slowly
+            n, s, ss = 0.99 * n, 0.99 * s, 0.99 * ss
+        self._sums[key] = n + 1, s + x, ss + x * x
+
+    def measured(self) -> tuple[dict[tuple[str, str], float], float]:
+        """(median factor by variant and hardware, standard deviation of the logarithm around)."""
+        pace, total, squares = {}, 0.0, 0.0
+        for key, (n, s, ss) in self._sums.items():
+            mean = s / n
+            if n >= 5 and abs(mean) > 1e-9:
+                pace[key] = math.exp(mean)
+            total += n
+            squares += max(ss - n * mean * mean, 0.0)
+        sigma = math.sqrt(squares / total) if total else 0.0
+        return pace, sigma if sigma > 1e-6 else 0.0
+
+
+class Story:
+    """What was tried, predicted, and what came of it.
+
+    Attributes:
+        good, bad: requests since the last rehearsal: in time, and late or given up.
+    """
+
+    def __init__(self) -> None:
+        self.good = self.bad = 0
+        self._label, self._why, self._at = "", "", 0.0
+        self._told: deque[dict[str, Any]] = deque(maxlen=_STORIES)
+        self._predicted: float | None = None
+
+    def in_force(self, now: float, choice: Choice) -> None:
+        """A setting is put in force."""
+        self._label, self._why, self._at = choice.label, choice.why, now
+
+    def surprise(self) -> bool:
+        """Whether more is bad than was predicted, by more than chance explains."""
+        n = self.good + self.bad
+        if self._predicted is None or n < _LEAST:
+            return False
+        bad = self._predicted
+        return self.bad / n > bad + 0.01 + 3 * math.sqrt((bad * (1 - bad) + 0.01) / n)
+
+    def add(self, now: float, found: Rehearsed, label: str, choice: Choice) -> None:
+        """A rehearsal was held while `label` was in force."""
+        if self._told and self.good + self.bad:
+            self._told[-1]["measured_bad"] = self.bad / (self.good + self.bad)
+        self.good = self.bad = 0
+        total = sum(found.stretches)
+        tried: dict[str, dict[str, Any]] = {
+            name: {
+                "value": sum(s.value) / max(sum(found.stretches[: len(s.value)]), 1),
+                "bad": 1 - sum(s.good) / max(sum(found.stretches[: len(s.value)]), 1),
+                "p50_ms": None if s.p50_s is None else 1e3 * s.p50_s,
+                "whole": len(s.value) == len(found.stretches),
+            }
+            if not s.error
+            else {"error": s.error}
+            for name, s in found.scores.items()
+        }
+        predicted = tried.get(choice.label, {}).get("bad")
+        self._predicted = predicted
+        self._told.append(
+            {
+                "at": now,
+                "requests": total,
+                "rate": found.rate,
+                "before": label,
+                "setting": choice.label,
+                "why": choice.why,
+                "tried": tried,
+                "predicted_bad": predicted,
+                "measured_bad": None,
+            }
+        )
+
+    def told(self) -> list[dict[str, Any]]:
+        """The last rehearsals, the newest last; the setting in force and why, if there was none."""
+        if self._told:
+            return list(self._told)
+        return [{"at": self._at, "setting": self._label, "why": self._why}]

@@ -1,0 +1,345 @@
+"""`auto`: what it chooses, when it rehearses, and that a swap loses and reorders nothing."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ray_slo.core import (
+    BatchOutcome,
+    Cluster,
+    Dispatch,
+    DispatchDelay,
+    LatencyProfile,
+    Model,
+    Preempt,
+    Request,
+    Variant,
+)
+from ray_slo.core.rehearsal import Rehearsed, Score
+from ray_slo.policies import make_policy
+from ray_slo.policies.auto import Auto
+from ray_slo.policies.auto_choice import Evidence
+from ray_slo.policies.registry import policy_for
+from tests.policies.contract import CHAIN, SHARED, Script, make_cluster, operation, worker_kind
+from tests.policies.harness import Host, one_model
+
+LINE = LatencyProfile.linear(0.002, 0.01, 16)
+
+
+def rehearsed(number: int, scores: dict[str, Score], at: float = 0.0, rate: float = 100.0) -> Any:
+    """An answer with 12 stretches of 100 requests for model "m"."""
+    return Rehearsed(number, at, rate, ("m",), (1200,), (100,) * 12, scores)
+
+
+def score(values: list[float] | float, p50_s: float = 0.05) -> Score:
+    """Values per request, by stretch."""
+    values = values if isinstance(values, list) else [values] * 12
+    return Score(tuple(100 * v for v in values), (round(100 * sum(values)),), (100.0,), p50_s)
+
+
+class Swaps(Script):
+    """Also has a rehearsal come out in favour of one setting."""
+
+    def __init__(self, host: Host, sized: bool) -> None:
+        super().__init__(host, sized)
+        self.number = 0
+
+    def swap(self, which: int) -> None:
+        self.number += 1
+        labels = list(self.host.policy._settings)
+        best = labels[which % len(labels)]
+        scores = {label: score(1.0 if label == best else 0.5) for label in labels}
+        # Another rate each time: what was known is forgotten.
+        answer = rehearsed(self.number, scores, rate=10.0 ** (self.number % 2))
+        self.host._feed("solved", [answer])
+        assert self.host.policy._label == best
+        self.host.decide()
+
+
+either = st.one_of(operation, operation, st.tuples(st.just("swap"), st.integers(0, 20)))
+
+APPLICATIONS: list[dict[str, Any]] = [
+    {"preempt": True},
+    {"trees": [tree.to_json() for tree in CHAIN]},
+    {"trees": [tree.to_json() for tree in SHARED], "preempt": True},
+    {"candidates": ["kairos", "flex", "price", "deferred_flex", "deferred"], "preempt": True},
+    {"planned": True},
+]
+
+
+@pytest.mark.parametrize("kwargs", APPLICATIONS, ids=["models", "chain", "shared", "own", "plan"])
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(
+    kinds=st.lists(worker_kind, max_size=3),
+    control_s=st.sampled_from([0.0, 0.004, 0.015]),
+    operations=st.lists(either, min_size=10, max_size=60),
+    hung=st.booleans(),
+    sized=st.booleans(),
+)
+def test_swaps_lose_nothing(
+    kwargs: dict[str, Any],
+    kinds: list[tuple[str, int]],
+    control_s: float,
+    operations: list[tuple[Any, ...]],
+    hung: bool,
+    sized: bool,
+) -> None:
+    cluster = make_cluster(kinds, control_s=control_s)
+    host = Host(lambda: Auto(**kwargs), cluster, now=1000.0, strict=False)
+    script = Swaps(host, sized)
+    for op in operations:
+        script.do(*op)
+        assert host.policy._held == host.waiting
+    last = max((r.deadline for r in script.requests), default=0.0)
+    host.advance(max(host.now, last + 1e-5), ends=not hung)
+    assert not host.waiting
+    host.check_replay()
+
+
+def test_what_waits_goes_over_in_order_of_arrival() -> None:
+    """And the new policy knows when workers that it did not send to fall free."""
+    host = Host(Auto, one_model(LatencyProfile.linear(0.001, 0.01, 4), 0.1, 1), strict=False)
+    host.arrive([Request(i, "m", 0.0, 0.2) for i in range(4)])
+    assert [s.ids for s in host.sent] == [[0, 1, 2, 3]]
+    host.now = 0.001
+    # 5 is due before 4, 6 and 7 are due together.
+    host.arrive([Request(i, "m", 0.001, d) for i, d in ((4, 0.3), (5, 0.29), (6, 0.31), (7, 0.31))])
+    answer = rehearsed(1, {"eager": score(1.0), "deferred": score(0.5)})
+    host._feed("solved", [answer])
+    assert host.policy.story()[-1]["setting"] == "eager"
+    assert host.decide().actions == []  # the worker is busy until 0.014
+    host.advance(1.0)
+    assert [(s.at, s.ids) for s in host.sent[1:]] == [(pytest.approx(0.014), [5, 4, 6, 7])]
+
+
+def test_learned_load_goes_over() -> None:
+    """A policy of the same kind need not measure the load anew."""
+    auto = Auto()
+    auto.cluster_changed(0.0, one_model(LINE, 0.1, 2))
+    for i in range(400):
+        now = i / 200
+        auto.requests_arrived(now, [Request(i, "m", now, now + 0.1)])
+        auto.decide(now)
+    former: Any = auto._inner
+    answer = rehearsed(1, {"deferred gathering=prefix": score(1.0), "deferred": score(0.5)})
+    auto.solved(2.0, [answer])
+    inner: Any = auto._inner
+    assert inner is not former
+    assert inner._models["m"].rate == former._models["m"].rate == pytest.approx(200, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("scores", "current", "expected"),
+    [
+        # More value in time.
+        ({"a": score(0.9), "b": score(0.95)}, "a", "b"),
+        # Not by more than chance may.
+        (
+            {"a": score([0.5, 0.9] * 6), "b": score([0.9, 0.52] * 6)},
+            "a",
+            "a",
+        ),
+        # Equal value: the quicker one; not for less than 1 %.
+        ({"a": score(0.9, 0.05), "b": score(0.9, 0.04)}, "a", "b"),
+        ({"a": score(0.9, 0.05), "b": score(0.9, 0.0498)}, "a", "a"),
+        # The quicker one gives up too much.
+        ({"a": score(1.0, 0.05), "b": score(0.99, 0.04)}, "a", "a"),
+        # What failed, or was given up, is not chosen.
+        ({"a": score(0.5), "b": Score(error="ValueError: no")}, "a", "a"),
+        ({"a": score(0.5), "b": Score((100.0,) * 4, (400,), (100.0,))}, "a", "a"),
+    ],
+)
+def test_choice(scores: dict[str, Score], current: str, expected: str) -> None:
+    evidence = Evidence(0.0)
+    evidence.add(rehearsed(1, scores))
+    assert evidence.choose(current).label == expected
+
+
+def by_model(good: tuple[int, int], value: float) -> Score:
+    return Score((value * 100,) * 10, good, (100.0, 100.0), 0.05)
+
+
+def test_fairness_and_models_that_starve() -> None:
+    """The floor excludes what starves a model; without it, 0.7 % of value is given to keep every
+    model under 1 % bad."""
+    roots, arrived, stretches = ("x", "y"), (500, 500), (100,) * 10
+    starves, keeps = by_model((500, 200), 0.7), by_model((300, 300), 0.6)
+    for fairness, label in ((0.0, "starves"), (0.9, "keeps")):
+        evidence = Evidence(fairness)
+        scores = {"starves": starves, "keeps": keeps}
+        evidence.add(Rehearsed(1, 0.0, 100.0, roots, arrived, stretches, scores))
+        assert evidence.choose("starves").label == label
+    evidence = Evidence(0.0)
+    scores = {"more": by_model((500, 470), 0.98), "clean": by_model((500, 500), 0.975)}
+    evidence.add(Rehearsed(1, 0.0, 100.0, roots, arrived, stretches, scores))
+    choice = evidence.choose("more")
+    assert choice.label == "clean"
+    assert "under 1 % bad" in choice.why
+
+
+def test_evidence_adds_up_under_one_load() -> None:
+    """A gain that one rehearsal cannot show, several do; another load begins anew."""
+    a, b = score([0.9, 0.8] * 6), score([0.88, 0.86] * 6)
+    wide = {"a": a, "b": b}
+    evidence = Evidence(0.0)
+    evidence.add(rehearsed(1, wide))
+    assert evidence.choose("a").label in ("a", "b")
+    assert not evidence.add(rehearsed(2, wide, rate=110.0))
+    assert evidence.add(rehearsed(3, {"a": score(0.9), "b": score(0.5)}, rate=400.0))
+    assert evidence.choose("a").label == "a"
+
+
+def feed(auto: Auto, begin_s: float, end_s: float, rate: float, first: int = 0) -> int:
+    """Requests at even gaps, on workers that take no time; the number of the next one."""
+    count = round((end_s - begin_s) * rate)
+    for i in range(count):
+        now = begin_s + i / rate
+        auto.requests_arrived(now, [Request(first + i, "m", now, now + 0.1)])
+        for action in auto.decide(now).actions:
+            if isinstance(action, Dispatch):
+                outcome = BatchOutcome(action.batch_id, action.requests, now, now)
+                auto.batch_finished(now, action.worker, outcome)
+    return first + count
+
+
+def test_rehearsals_come_soon_then_rarely_and_at_once_when_the_load_steps() -> None:
+    auto = Auto()
+    auto.cluster_changed(0.0, one_model(LINE, 0.1, 4))
+    feed(auto, 0.0, 0.9, 200)
+    assert auto.wanted() == []  # 180 requests are too few
+    n = feed(auto, 0.9, 1.5, 200, 180)
+    (first,) = auto.wanted()
+    assert len(first.traffic) == n == 300
+    assert first.settings[0].label == "deferred"
+    same = {"deferred": score(1.0)}
+    auto.solved(1.5, [rehearsed(1, same, at=1.495, rate=200.0)])
+    assert auto.wanted() == []
+    n = feed(auto, 1.5, 3.6, 200, n)
+    (second,) = auto.wanted()  # only what came since
+    assert second.traffic.arrival[0] == pytest.approx(1.5)
+    auto.solved(3.6, [rehearsed(2, same, at=3.595, rate=200.0)])
+    n = feed(auto, 3.6, 5.6, 200, n)
+    assert auto.wanted() == []
+    feed(auto, 5.6, 7.0, 500, n)
+    (third,) = auto.wanted()  # a step: with what came since
+    rate = len(third.traffic) / (third.traffic.arrival[-1] - third.traffic.arrival[0])
+    assert rate == pytest.approx(500, rel=0.02)
+
+
+def test_wanted_changes_nothing() -> None:
+    auto, other = Auto(), Auto()
+    for one in (auto, other):
+        one.cluster_changed(0.0, one_model(LINE, 0.1, 1))
+    feed(auto, 0.0, 2.0, 300)
+    for i in range(600):
+        now = i / 300
+        other.requests_arrived(now, [Request(i, "m", now, now + 0.1)])
+        other.wanted()
+        other.decide(now)
+    a, b = auto.wanted()[0], other.wanted()[0]
+    assert a.traffic.arrival.tolist() == b.traffic.arrival.tolist()
+
+
+def test_it_says_what_it_expects_and_why() -> None:
+    auto = Auto()
+    auto.cluster_changed(0.0, one_model(LINE, 0.1, 1))
+    assert auto.expected() == {}
+    (told,) = auto.story()
+    assert (told["setting"], told["why"]) == ("deferred", "first guess for this application")
+    auto.solved(1.0, [rehearsed(1, {"deferred": score(0.6), "eager": score(0.9)})])
+    assert auto.expected()["m"].bad_rate == pytest.approx(0.1)
+    (told,) = auto.story()
+    assert told["setting"] == "eager"
+    assert told["tried"]["deferred"]["bad"] == pytest.approx(0.4)
+    assert told["predicted_bad"] == pytest.approx(0.1)
+    n = feed(auto, 1.0, 2.0, 100)
+    auto.decide(3.0)
+    auto.solved(3.0, [rehearsed(2, {"deferred": score(0.6), "eager": score(0.9)})])
+    assert n == 100
+    assert 0 <= auto.story()[0]["measured_bad"] <= 1
+
+
+def test_sizes_exclude_what_counts_requests() -> None:
+    models = [
+        Model(
+            "m", 0.1, tuple(Variant(v, {"default": LINE}, a) for v, a in (("q", 60.0), ("s", 80.0)))
+        )
+    ]
+    auto = Auto()
+    auto.cluster_changed(0.0, Cluster.uniform(models, 2))
+    assert auto._label == "price"
+    auto.requests_arrived(0.0, [Request(1, "m", 0.0, 0.1, 3)])
+    assert auto._label == "deferred"
+    actions = auto.decide(0.0).actions + auto.decide(0.05).actions + auto.decide(0.09).actions
+    assert [r.id for a in actions if isinstance(a, Dispatch) for r in a.requests] == [1]
+
+
+def test_it_preempts_only_where_it_may() -> None:
+    assert not Auto().preempts
+    assert Auto(preempt=True).preempts
+    auto = Auto()
+    auto.cluster_changed(0.0, one_model(LINE, 0.1, 1))
+    assert not any(auto._make(s).preempts for s in auto._settings.values())  # type: ignore[attr-defined]
+
+
+def test_a_batch_that_is_being_stopped_is_not_stopped_again() -> None:
+    """By the policy that takes over."""
+    small, large = LatencyProfile.linear(0.0, 0.079, 1), LatencyProfile.linear(0.0005, 0.02, 128)
+    models = [
+        Model("slow", 0.09, (Variant("slow", {"default": small}),)),
+        Model("m", 0.09, (Variant("quick", {"default": large}),)),
+    ]
+    auto = Auto(candidates=["flex", {"policy": "flex", "kwargs": {"lambda_": 2.0}}], preempt=True)
+    auto.cluster_changed(0.0, Cluster.uniform(models, 1, delay=DispatchDelay()))
+    auto.requests_arrived(0.0, [Request(0, "slow", 0.0, 0.09)])
+    (sent,) = auto.decide(0.0).actions
+    assert isinstance(sent, Dispatch)
+    auto.requests_arrived(0.005, [Request(i, "m", 0.005, 0.095) for i in range(1, 100)])
+    (stop,) = auto.decide(0.005).actions
+    assert isinstance(stop, Preempt)
+    auto.solved(0.006, [rehearsed(1, {"flex lambda_=2.0": score(1.0), "flex": score(0.5)})])
+    auto.requests_arrived(0.006, [Request(i, "m", 0.006, 0.096) for i in range(100, 200)])
+    assert auto._label == "flex lambda_=2.0"
+    assert not any(isinstance(a, Preempt) for a in auto.decide(0.006).actions)
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "message"),
+    [
+        ({"fairness": 2.0}, "fairness must be at least 0 and at most 1, got 2.0"),
+        ({"candidates": []}, "candidates must name at least one policy"),
+        ({"candidates": ["nope"]}, r"candidates\[0\]: policy 'nope' is unknown; choose one of"),
+        ({"candidates": ["auto"]}, r"candidates\[0\]: policy 'auto' cannot take over"),
+        ({"candidates": ["deferred", "ramsis"]}, r"candidates\[1\]: policy 'ramsis' cannot take"),
+        ({"candidates": ["flex"]}, r"candidates\[0\]: policy 'flex' preempts; set preempt"),
+        (
+            {"candidates": [{"policy": "kairos", "kwargs": {"late": "serve"}}]},
+            r"candidates\[0\]: policy 'kairos' serves late requests",
+        ),
+        (
+            {"candidates": [{"policy": "deferred", "kwargs": {"objektive": 1}}]},
+            r"candidates\[0\]: policy 'deferred' has no argument objektive; it takes objective",
+        ),
+        ({"candidates": [{"name": "deferred"}]}, r"candidates\[0\] has no field 'name'; it has"),
+        ({"preempt": 1}, "preempt must be true or false, got 1"),
+    ],
+)
+def test_bad_arguments(kwargs: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make_policy("auto", kwargs)
+
+
+def test_it_is_told_of_the_application() -> None:
+    made: Any = policy_for("auto", {}, CHAIN, {"a": 2}, planned=True, communication_s=0.001)
+    assert made._planned
+    assert made._composing["communication_s"] == 0.001
+    assert [tree.name for tree in made._trees] == ["a"]
+    given = Auto()
+    assert policy_for(given, {}, CHAIN) is given
+    assert math.isclose(given._composing["waiting_factor"], 2.0)
+    assert [tree.name for tree in given._trees] == ["a"]
