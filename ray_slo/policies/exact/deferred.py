@@ -88,7 +88,7 @@ class ExactDeferred(BatchingPolicy):
             self._refuse(model, queue.take(late), now)
         for lane in model.lanes:
             first, count = lane.gather(now, now, self._target) if queue else (0, 0)
-            if first and lane is model.lanes[0] and self._may_give_up(lane):
+            if first and lane is model.lanes[0] and lane.may_give_up():
                 self._refuse(model, queue.take(first), now)
                 first = 0
             if count:
