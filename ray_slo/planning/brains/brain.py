@@ -81,7 +81,7 @@ class Counts(NamedTuple):
         requests: by clients, by stream (`root`, or `root@class`); refused ones included.
         finished: requests answered, by variant.
         made: requests made of them, by variant and child task.
-        sizes: requests by clients, by model and size.
+        sizes: requests by model and size; of a pipeline, those for each of its tasks.
         bad: requests by clients that were refused, expired or late, by stream.
     """
 

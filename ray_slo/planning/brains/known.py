@@ -52,9 +52,9 @@ class Known:
             if variant in counts.finished:
                 made = counts.made.get(variant, {})
                 self._factors.observe(variant, counts.finished[variant], made)
-        for tree in self.problem.trees:
-            if sizes := counts.sizes.get(tree.name):
-                self._sized(tree[tree.root].model, sizes)
+        for model in self.problem.models:
+            if sizes := counts.sizes.get(model.name):
+                self._sized(model.name, sizes)
 
     def _sized(self, model: str, sizes: Mapping[int, int]) -> None:
         count, items = sum(sizes.values()), sum(size * n for size, n in sizes.items())

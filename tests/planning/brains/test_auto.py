@@ -298,7 +298,7 @@ def test_factors_and_sizes_are_learned():
     host = Host(tree(), seen_of(says("a", *SECONDS), profiles=TREE))
     for i in range(1, 40):
         made = {"det": {"name": 40}}
-        counts = Counts({"photo": 10}, {"det": 10}, made, {"photo": {4: 10}})
+        counts = Counts({"photo": 10}, {"det": 10}, made, {"detect": {4: 10}})
         host.brain.counted(0.5 * i, 0.5, counts)
     host.now = 20.0
     problem = host.brain.problem(20.0, host.seen).whole
