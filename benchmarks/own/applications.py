@@ -227,3 +227,20 @@ def _workloads(
 def _usual(kind: auto.Kind, has: frozenset[str]) -> float:
     """Workers of a kind that the load is made for."""
     return kind.max_workers / 2 if has & {BUDGET, AUTOSCALING} else kind.max_workers
+
+
+def one_variant(problem: auto.Problem, variant: int) -> auto.Problem:
+    """The problem with the variant of this index alone of each model, or its last one."""
+    models = tuple(
+        replace(m, variants=m.variants[variant : variant + 1] or m.variants[-1:])
+        for m in problem.models
+    )
+    left = {v.name for m in models for v in m.variants}
+    trees = []
+    for tree in problem.trees:
+        tasks = []
+        for task in tree.tasks:
+            factors = {v: f for v, f in task.factors.items() if v in left}
+            tasks.append(replace(task, factors=factors))
+        trees.append(replace(tree, tasks=tuple(tasks)))
+    return replace(problem, models=models, trees=tuple(trees))

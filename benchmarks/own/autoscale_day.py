@@ -22,9 +22,15 @@ import numpy as np
 
 from benchmarks.harness.rows import Row
 from benchmarks.loki.data import trace
-from benchmarks.own.applications import AUTOSCALING, PIPELINE, VARIANTS, application, capacity
+from benchmarks.own.applications import (
+    AUTOSCALING,
+    PIPELINE,
+    VARIANTS,
+    application,
+    capacity,
+    one_variant,
+)
 from benchmarks.own.serve_rule import Ongoing, Rule, ServeRule
-from ray_slo.core.trees import Tree
 from ray_slo.planning import auto
 from ray_slo.policies import make_policy
 from ray_slo.simulation import ApplicationReport, Poisson, Trace, Workload, simulate_application
@@ -68,10 +74,9 @@ class Day:
 
     def serve(self, rule: Rule) -> ApplicationReport:
         """Under Serve's rule; it begins with the fewest workers."""
-        models = tuple(replace(m, variants=m.variants[:1]) for m in self.problem.models)
-        problem = replace(self.problem, models=models, trees=_kept(self.problem, models))
+        problem = one_variant(self.problem, 0)
         policy = Ongoing(make_policy(POLICY))
-        first = dict.fromkeys([m.name for m in models], max(PEAK_WORKERS // 4 // len(models), 1))
+        first = dict.fromkeys(problem.model, max(PEAK_WORKERS // 4 // len(problem.models), 1))
         return self._run(problem, policy, ServeRule(problem, rule, first, policy))
 
     def _run(self, problem: auto.Problem, policy, planner) -> ApplicationReport:  # type: ignore[no-untyped-def]
@@ -88,8 +93,7 @@ class Day:
 
     def fewest(self) -> list[int]:
         """Workers of each step."""
-        models = tuple(replace(m, variants=m.variants[:1]) for m in self.problem.models)
-        least = replace(self.problem, models=models, trees=_kept(self.problem, models))
+        least = one_variant(self.problem, 0)
         found: dict[float, int] = {}
         n = 1
         for rate in sorted(set(self.rates)):
@@ -99,7 +103,7 @@ class Day:
         return [found[rate] for rate in self.rates]
 
     def _bad(self, problem: auto.Problem, rate: float, workers: int) -> float:
-        """With so many workers, that know the rate."""
+        """Share that is bad with this number of workers, which know the rate."""
         kind = replace(problem.kinds[0], min_workers=workers, max_workers=workers)
         fixed = replace(problem, kinds=(kind,), demand={self.stream: auto.Demand(rate)})
         return simulate_application(
@@ -122,19 +126,6 @@ class Day:
                 counted &= ~((arrival >= begin) & (arrival < begin + INTERVAL_S))
         bad = (report.requests.outcome != "ok").to_numpy()
         return float(bad[counted].mean())
-
-
-def _kept(problem: auto.Problem, models: Sequence[auto.Model]) -> tuple[Tree, ...]:
-    """The trees with the factors of variants that are left."""
-    left = {v.name for m in models for v in m.variants}
-    trees = []
-    for tree in problem.trees:
-        tasks = []
-        for task in tree.tasks:
-            factors = {v: f for v, f in task.factors.items() if v in left}
-            tasks.append(replace(task, factors=factors))
-        trees.append(replace(tree, tasks=tuple(tasks)))
-    return tuple(trees)
 
 
 def days(quick: bool, seed: int) -> list[Day]:

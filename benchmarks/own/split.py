@@ -34,6 +34,7 @@ from benchmarks.own.applications import (
     VARIANTS,
     WORKERS,
     Application,
+    one_variant,
 )
 from ray_slo.core.profiles import LatencyProfile
 from ray_slo.planning import auto, loki
@@ -194,7 +195,7 @@ class Hand:
         case = self.case.part(part, dict(workers))
         problem = case.problem
         if setup.variant is not None:
-            problem = _only(problem, setup.variant)
+            problem = one_variant(problem, setup.variant)
         truth = problem.models
         if SIZES in case.features and not setup.sized:
             problem = replace(problem, models=tuple(_unsaid(m) for m in problem.models))
@@ -254,23 +255,6 @@ def pools(case: Application, used: Mapping[str, float] | None) -> list[dict[str,
             return [dict(zip(kinds, (n, WORKERS - n), strict=True)) for n in range(1, WORKERS)]
         return [{kinds[0]: WORKERS}]
     return [{kind.name: kind.max_workers for kind in case.problem.kinds}]
-
-
-def _only(problem: auto.Problem, variant: int) -> auto.Problem:
-    """With one variant of each model."""
-    models = tuple(
-        replace(m, variants=m.variants[variant : variant + 1] or m.variants[-1:])
-        for m in problem.models
-    )
-    left = {v.name for m in models for v in m.variants}
-    trees = []
-    for tree in problem.trees:
-        tasks = []
-        for task in tree.tasks:
-            factors = {v: f for v, f in task.factors.items() if v in left}
-            tasks.append(replace(task, factors=factors))
-        trees.append(replace(tree, tasks=tuple(tasks)))
-    return replace(problem, models=models, trees=tuple(trees))
 
 
 def _unsaid(model: auto.Model) -> auto.Model:
