@@ -180,6 +180,7 @@ def assigned(name, variant, load, size=4):
 def test_requests_are_shared_out_as_the_plan_says():
     # Nobody idles: each lane gets what is planned for it, and 50 a second more go in proportion.
     workers = [assigned("a", "good", 50.0, 1), assigned("b", "quick", 100.0, 1)]
+    workers = [replace(w, loaded=frozenset({w.assigned[0].variant})) for w in workers]
     h = host(workers, "deferred", objective="consolidate")
     for i in range(300):
         h.arrive(requests(1, i / 150, first=i))
@@ -189,6 +190,43 @@ def test_requests_are_shared_out_as_the_plan_says():
     assert served["good"] + served["quick"] == 300
     assert 90 <= served["good"] <= 140  # planned: 100; it has room for some more
     assert {(s.worker, s.variant) for s in h.sent} == {("a", "good"), ("b", "quick")}
+
+
+def burst_of(count, loaded, planned=(50.0, 100.0)):
+    """Requests that come at once after a second of the planned rate; how many were refused, and
+    who ran what."""
+    good, quick = planned
+    workers = [assigned("a", "good", good, 8), assigned("b", "good", good, 8)]
+    workers += [assigned("c", "quick", quick, 8)] if quick else []
+    workers = [replace(w, loaded=frozenset({w.assigned[0].variant}) | loaded) for w in workers]
+    h = host(workers, "deferred")
+    rate = round(2 * good + quick)
+    for i in range(rate):
+        h.arrive(requests(1, i / rate, first=i))
+        h.advance((i + 1) / rate)
+    h.arrive(requests(count, 1.0, first=rate))
+    h.advance(3.0)
+    served = {v: sum(n for w, n in variants(h) if w == v) for v in BOTH}
+    return rate + count - sum(served.values()), {(s.worker, s.variant) for s in h.sent}
+
+
+def test_in_a_burst_workers_turn_to_the_quick_variants_that_they_have_in_reserve():
+    refused, _ = burst_of(100, frozenset(), (200.0, 0.0))
+    fewer, who = burst_of(100, frozenset({"quick"}), (200.0, 0.0))
+    assert refused > 30
+    assert fewer == 0
+    assert ("a", "quick") in who
+
+
+def test_a_burst_leaves_no_planned_quick_variant_unused():
+    refused, who = burst_of(60, frozenset())
+    assert refused == 0
+    assert who == {("a", "good"), ("b", "good"), ("c", "quick")}
+
+
+def test_without_a_burst_the_reserve_is_not_used():
+    _, who = burst_of(0, frozenset({"quick"}), (200.0, 0.0))
+    assert who == {("a", "good"), ("b", "good")}
 
 
 def test_idle_workers_of_the_accurate_variant_are_filled_before_others():

@@ -3,7 +3,9 @@
 Where the workers host several variants, a request may have to wait for a batch of another variant
 to end, however urgent it is (batches are not stopped). So variants are together on a worker only if
 each may wait (`Use.wait_s`) as long as the others' batches take; the others get workers of their
-own. Where there are too few workers for that, `Blocked` asks for a plan with shorter batches.
+own. Where there are too few workers for that, they may share some of them, if they have enough of
+their own to be in time without those (`may_wait`). Else `Blocked` asks for a plan with shorter
+batches.
 
 What is loaded now stays, if it can carry the new shares.
 """
@@ -70,6 +72,9 @@ def shared(program: Program, kind: Kind, uses: Sequence[Use], most: int) -> list
     fewest = _fewest(program, kind, uses)
     for workers in range(min(fewest, most), most + 1):
         made = _packed(program, kind, classes, workers)
+        if made is None and len(classes) > 1:
+            made = _packed(program, kind, [list(uses)], workers)
+            made = made if made is not None and may_wait(uses, made) else None
         if made is not None:
             return [_slot(kind, by_name, shares) for shares in made if shares]
     if len(classes) > 1:
@@ -129,6 +134,26 @@ def waiting_classes(uses: Sequence[Use]) -> list[list[Use]]:
     return classes
 
 
+def may_wait(uses: Sequence[Use], made: Sequence[Shares]) -> bool:
+    """Whether nothing is late behind others' batches. A variant does without the workers on which
+    they take longer than it may wait; while they do, what waits for it grows by the work that the
+    others of its workers have no time for, and these must get through it while it may wait."""
+    latency_s = {use.config.variant: use.config.latency_s for use in uses}
+    for use in uses:
+        name, free, longest_s = use.config.variant, 0.0, 0.0
+        for shares in made:
+            if name not in shares:
+                continue
+            behind_s = max((latency_s[v] for v in shares if v != name), default=0.0)
+            if behind_s <= use.wait_s * (1 + EPS):
+                free += 1 - sum(share for v, share in shares.items() if v != name)
+            else:
+                longest_s = max(longest_s, behind_s)
+        if longest_s and (use.busy - free) * longest_s > use.wait_s * free * (1 + EPS):
+            return False
+    return True
+
+
 def _divided(
     program: Program, kind: Kind, classes: Sequence[Sequence[Use]], workers: int
 ) -> list[int] | None:
@@ -163,9 +188,7 @@ def _as_it_is(program: Program, kind: Kind, uses: Sequence[Use], most: int) -> l
     spread = spread_over(uses, [hosted.variants for hosted in current], level)
     if spread is None or kind.name in program.limits.mixed:
         return spread
-    by_name = {use.config.variant: use for use in uses}
-    apart = all(len(waiting_classes([by_name[v] for v in shares])) <= 1 for shares in spread)
-    return spread if apart else None
+    return spread if may_wait(uses, spread) else None
 
 
 def spread_over(

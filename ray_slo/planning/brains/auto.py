@@ -47,6 +47,7 @@ from ray_slo.planning.brains.homes import Homes
 from ray_slo.planning.brains.known import Known
 from ray_slo.planning.brains.leaving import Leaving, staying
 from ray_slo.planning.brains.measure import Measuring, in_turn, loadable
+from ray_slo.planning.brains.reserve import with_reserve
 from ray_slo.planning.brains.steps import Steps
 from ray_slo.planning.brains.streams import Streams
 from ray_slo.planning.brains.targets import Target
@@ -237,7 +238,7 @@ class AutoBrain(Brain):
     # -- problem and plan ------------------------------------------------------------------
 
     def problem(self, now: float, seen: Seen) -> Job:
-        known = self._known
+        known, has = self._known, self._steps.has
         running = any(says.assigned for says in seen.workers.values())
         if self._solved is None and not running:
             kinds = {says.kind for says in seen.workers.values()}
@@ -251,7 +252,7 @@ class AutoBrain(Brain):
         ahead_s = min(min(known.starts_s.values(), default=0.0), _AHEAD_S)
         workers = sum(self._present(seen).values())
         demand, factors = self._streams.demand(now, ahead_s, workers, since)
-        asked = replace(known.asked(seen, self._limits), demand=demand, **self._tuned)
+        asked = replace(known.asked(seen, self._limits, has), demand=demand, **self._tuned)
         last = best(self._solved.whole) if self._solved is not None else None
         idle = frozenset(name for name in self._streams if self._streams.is_idle(name, now))
         usable = frozenset(known.measured(seen))
@@ -396,7 +397,10 @@ class AutoBrain(Brain):
             told[worker] = told[worker]._replace(assigned=())
         for kind in self._kinds:
             self._also_measure(seen, kind, told)
-        return told
+        if self._tuned.get("accuracy_floor", self._setting.problem.accuracy_floor):
+            return told  # that says who may answer
+        known, has = self._known, self._steps.has
+        return {w: with_reserve(known, seen, seen.workers[w], told[w], has) for w in told}
 
     def _planned(self, now: float) -> dict[str, int]:
         """Workers that there are to be, by kind that Serve scales."""

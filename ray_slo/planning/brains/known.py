@@ -5,14 +5,14 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import replace
 
 from ray_slo.core import LatencyProfile
 from ray_slo.core.demand import Factors
 from ray_slo.core.trees import Tree
 from ray_slo.planning.auto import Hosted, Kind, Model, Problem, Variant
-from ray_slo.planning.brains.brain import Counts, Key, Seen
+from ray_slo.planning.brains.brain import Counts, Key, Seen, WorkerSays
 
 _LEAST_FACTOR = 0.05  # a task that gets nothing for hours is still there
 _SIZES = 2000  # requests whose mean size is planned with
@@ -121,11 +121,17 @@ class Known:
 
     # -- what a problem becomes ------------------------------------------------------------
 
-    def asked(self, seen: Seen, limits: Mapping[str, int]) -> Problem:
+    def asked(
+        self,
+        seen: Seen,
+        limits: Mapping[str, int],
+        has: Callable[[WorkerSays], frozenset[str]],
+    ) -> Problem:
         """The problem with what was measured, but for the demand.
 
         Args:
             limits: workers by kind, at most.
+            has: what plans had a worker load; what it has besides goes where it is in the way.
 
         Raises:
             ValueError: a model has no variant that can be used.
@@ -141,7 +147,7 @@ class Known:
             trees=tuple(self._learned(tree, known) for tree in self.problem.trees),
             kinds=tuple(self._bounded(kind, limits, seen) for kind in self.problem.kinds),
             current=tuple(
-                Hosted(worker, says.kind, frozenset(says.loaded & self.model_of.keys()))
+                Hosted(worker, says.kind, has(says) & says.loaded & self.model_of.keys())
                 for worker, says in seen.workers.items()
                 if says.kind in self.problem.kind
             ),

@@ -77,6 +77,10 @@ class Steps:
         breaks: bool,
     ) -> Wanted:
         goal = frozenset(slot.variants)
+        used = goal | {part.variant for part in says.assigned}
+        if not fits(says.loaded | goal, says.kind) and not says.loaded <= used:
+            # What it has in reserve goes first.
+            return Wanted(says.assigned, tuple(sorted(says.loaded & used)))
         if not fits(says.loaded | goal, says.kind) and not says.loaded <= goal:
             parts = tuple(part for part in says.assigned if part.variant in goal)
             return Wanted(parts, tuple(v for v in slot.variants if v in says.loaded))

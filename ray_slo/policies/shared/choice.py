@@ -5,7 +5,10 @@ request takes a token of the most accurate lane that has one and can still be in
 has, it takes the lane whose next token comes first. So lanes are loaded as planned, evenly (a
 sequence of low discrepancy, no dice), and at less than the planned load the accurate ones take all.
 
-The plan is what a planner assigns to workers (`Assigned.load`). Without one it is the fluid limit
+The plan is what a planner assigns to workers (`Assigned.load`). A lane is *full* when what waits
+takes its workers half of the time that a request may wait. In a burst, requests go to other lanes
+then, and when all are full to the *reserve*: the quickest variant that workers have loaded besides
+what is assigned to them. Without a planner the plan is the fluid limit
 (`planning.fluid`) of the measured rates, with batches as large as come within the SLO, and a share
 of the workers that falls when requests miss and rises when none do.
 """
@@ -25,6 +28,9 @@ _UTILISATION = 0.9  # of the workers, to begin with
 _MOST, _LEAST = 1.2, 0.4  # above 1, as batches may be larger than the plan takes them to be
 _UP, _DOWN = 0.01, 0.9  # added without misses, times with them
 _MISSES = 0.01  # share of the requests that a lane could not serve
+_FULL = (
+    0.5  # of the time that requests of a lane may wait is planned with; the rest is for what comes
+)
 _SPARE = 20.0  # times the measured rate, at most, that a lane is given where workers are idle
 
 
@@ -46,22 +52,22 @@ class ModelLanes:
 
     def choose(self, now: float, slack_s: float, cost: int) -> Lane:
         """The lane of a request that has so much time."""
-        lanes = self.lanes
         self.arrived += cost
-        best, best_s = None, math.inf
-        for lane in lanes:
-            if lane.alone_s > slack_s:
-                continue
-            if lane.earned(now) >= cost or lane.waiting < lane.room * lane.idle:
-                best = lane
-                break
-            wait_s = (cost - lane.tokens) / lane.rate if lane.rate > 0 else math.inf
-            if best is None or wait_s < best_s:
-                best, best_s = lane, wait_s
-        if best is None:
-            best = min(lanes, key=_alone_s)
+        best = self._best(now, slack_s, cost)
         best.tokens -= cost
         return best
+
+    def _best(self, now: float, slack_s: float, cost: int) -> Lane:
+        able = [lane for lane in self.lanes if lane.alone_s <= slack_s]
+        open_ = [lane for lane in able if not lane.is_full(slack_s)]
+        for lane in open_:
+            if lane.earned(now) >= cost or lane.waiting < lane.room * lane.idle:
+                return lane
+        if not open_ and any(lane.reserve for lane in able):
+            return min((lane for lane in able if lane.reserve), key=_alone_s)
+        if not able:
+            return min(self.lanes, key=_alone_s)
+        return min(open_ or able, key=lambda lane: lane.next_s(now, cost))
 
 
 @dataclass(eq=False, repr=False, slots=True)
@@ -71,6 +77,10 @@ class Lane:
     Attributes:
         alone_s: one request takes there, on the quickest worker; inf without a worker.
         rate: planned, requests per second; inf before there is a plan.
+        speed: requests per second at which its workers get through what waits; inf where no
+            planner says so.
+        batch_s: of the batches that are planned.
+        reserve: workers have it loaded besides what is assigned to them.
         depth: tokens that it may have.
         room: requests that an idle worker of its own takes in a batch; 0 where workers are shared.
         idle: idle workers; waiting: requests that were handed to the inner policy.
@@ -84,9 +94,20 @@ class Lane:
     depth: float = math.inf
     tokens: float = math.inf
     at: float = -math.inf
+    speed: float = math.inf
+    batch_s: float = 0.0
+    reserve: bool = False
     room: int = 0
     idle: int = 0
     waiting: int = 0
+
+    def is_full(self, slack_s: float) -> bool:
+        """Whether a request more would wait so long behind the others that its batch is late."""
+        return self.speed <= 0 or self.waiting > _FULL * self.speed * (slack_s - self.batch_s)
+
+    def next_s(self, now: float, cost: int) -> float:
+        """Until it has this number of tokens."""
+        return (cost - self.earned(now)) / self.rate if self.rate > 0 else math.inf
 
     def earned(self, now: float) -> float:
         """Tokens that it has now."""
@@ -109,7 +130,8 @@ def _alone_s(lane: Lane) -> float:
 
 def serving(cluster: Cluster) -> dict[str, Worker]:
     """Workers with what they are to serve in `loaded`: what is assigned to them, where a planner
-    assigns; a model that nobody is assigned to is served by whoever has it loaded."""
+    assigns, and in reserve the quickest variants that they have of the same models. A model that
+    nobody is assigned to is served by whoever has it loaded."""
     assigned: dict[str, frozenset[str]] = {}
     for worker in cluster.workers.values():
         parts = frozenset(a.variant for a in worker.assigned) & worker.loaded
@@ -127,9 +149,22 @@ def serving(cluster: Cluster) -> dict[str, Worker]:
     shown = {}
     for name, worker in cluster.workers.items():
         loaded = assigned.get(name)
-        loaded = worker.loaded if loaded is None else loaded | (worker.loaded & others)
+        if loaded is None:
+            loaded = worker.loaded
+        else:
+            loaded |= (worker.loaded & others) | _reserve(cluster, worker, loaded)
         shown[name] = worker if loaded == worker.loaded else replace(worker, loaded=loaded)
     return shown
+
+
+def _reserve(cluster: Cluster, worker: Worker, serves: frozenset[str]) -> frozenset[str]:
+    """The quickest variants that a worker has loaded of the models that it serves."""
+    found = set()
+    for model in cluster.models.values():
+        runs = {v.name: p for v, p in model.runnable(worker.hardware, worker.loaded)}
+        if serves & runs.keys():
+            found.add(min(runs, key=lambda name: runs[name].latency(1)))
+    return frozenset(found)
 
 
 class Choice:
@@ -168,6 +203,7 @@ class Choice:
                 lane = old.get(variant.name) or Lane(variant.name, 1 << i, accuracy)
                 lane.bit, lane.accuracy, lane.alone_s = 1 << i, accuracy, math.inf
                 lane.room = lane.idle = 0
+                lane.speed, lane.batch_s, lane.reserve = math.inf, 0.0, False
                 self.lanes[variant.name] = lane
                 mine.lanes.append(lane)
             mine.lanes.sort(key=lambda lane: -lane.accuracy)
@@ -188,8 +224,13 @@ class Choice:
         """What the planner assigns."""
         self._of_worker = {}
         rates: dict[str, float] = {}
+        speeds: dict[str, float] = {}
         for worker in cluster.workers.values():
             mine = self._of_worker[worker.id] = []
+            parts = []
+            for name in worker.loaded - {part.variant for part in worker.assigned}:
+                if worker.assigned and name in self.lanes:
+                    self.lanes[name].reserve = True
             for part in worker.assigned:
                 lane = self.lanes.get(part.variant)
                 if lane is None or part.variant not in worker.loaded:
@@ -199,19 +240,24 @@ class Choice:
                     continue
                 size = max(min(part.batch_size, profile.max_batch_size), 1)
                 most = profile.throughput(size) / len(worker.assigned)
-                rates[lane.name] = rates.get(lane.name, 0.0) + (
-                    most if part.load is None else part.load
-                )
+                load = most if part.load is None else part.load
+                rates[lane.name] = rates.get(lane.name, 0.0) + load
+                parts.append((lane, load, load / profile.throughput(size)))
+                lane.batch_s = max(lane.batch_s, profile.latency(size))
                 if len(worker.assigned) == 1:
                     lane.idle += 1
                     lane.room = max(lane.room, size)
                     mine.append(lane)
+            busy = min(sum(share for _, _, share in parts), 1.0)
+            for lane, load, _ in parts:
+                speeds[lane.name] = speeds.get(lane.name, 0.0) + load / max(busy, 1e-9)
         for model in self.models.values():
             model.planned = any(lane.name in rates for lane in model.lanes)
             if model.planned:
                 for lane in model.lanes:
                     rate = rates.get(lane.name, 0.0)
-                    lane.give(now, rate, max(1.0, rate * model.slo_s / 2))
+                    lane.give(now, rate, max(1.0, rate * model.slo_s / 2) if rate else 0.0)
+                    lane.speed = speeds.get(lane.name, 0.0)
 
     def busy(self, worker: str, by: int) -> None:
         """A worker was given its first batch (1), or has ended its last one (-1)."""

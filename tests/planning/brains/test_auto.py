@@ -1,5 +1,7 @@
 """What the brain of `auto` makes of what an application measured: targets, assignments, reasons."""
 
+from dataclasses import replace
+
 import pytest
 
 from ray_slo.core import LatencyProfile
@@ -409,3 +411,29 @@ def test_a_slot_is_not_for_one_that_starts_and_is_not_needed():
     told = host.step()
     assert not told["d"].assigned
     assert sorted(variants_of({w: told[w] for w in "ab"}).values()) == [("det",), ("large",)]
+
+
+@pytest.mark.parametrize(
+    ("room_mb", "floor", "keeps"),
+    [(1800.0, 0.0, {"large", "small"}), (1100.0, 0.0, {"large"}), (1800.0, 75.0, {"large"})],
+)
+def test_quick_variants_are_kept_in_reserve_where_there_is_memory(room_mb, floor, keeps):
+    host = Host(
+        tree(rate=10.0, most=2),
+        seen_of(
+            says("a", *SECONDS),
+            says("b", *SECONDS),
+            profiles=TREE,
+            memory_mb={(v, "cpu"): 600.0 for v in SECONDS},
+            room_mb={"cpu": room_mb},
+        ),
+    )
+    host.brain.tune({"accuracy_floor": floor})
+    host.plan()
+    for _ in range(3):  # what is not wanted goes before the reserve comes
+        told = host.step()
+        workers = [says(w, *one.keep, assigned=one.assigned) for w, one in told.items()]
+        host.seen = replace(host.seen, workers={w.worker: w for w in workers})
+    large = next(one for one in told.values() if one.assigned[0].variant == "large")
+    assert set(large.keep) == keeps
+    assert {part.variant for part in large.assigned} == {"large"}
