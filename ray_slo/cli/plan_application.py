@@ -80,7 +80,11 @@ def _print(console: Console, made: ApplicationPlan) -> None:
     }
     if worth:
         told = ", ".join(f"{task} {number(value)}" for task, value in worth.items())
-        console.print(f"one more request is worth, in points of accuracy: {told}")
+        console.print(
+            f"one more request is worth, in points of accuracy: {told}",
+            markup=False,
+            highlight=False,
+        )
     if made.shortfall is not None:
         console.print(f"best effort, as {made.shortfall}", markup=False, highlight=False)
     console.print(plan.explanation, markup=False, highlight=False)

@@ -22,7 +22,7 @@ workloads:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -72,7 +72,8 @@ class ServedSpec(Frozen):
     Attributes:
         variants: by name.
         profile, profiles, accuracy, memory_mb: instead, of the only variant.
-        factors: requests made per request, by child task, of variants that do not say their own.
+        factors: requests made per request, by child task, of variants that do not say their own;
+            of a task that another's networks serve, of all of them.
         items: mean number of items in a request.
     """
 
@@ -88,12 +89,16 @@ class ServedSpec(Frozen):
         """Variants by name.
 
         Raises:
-            ValueError: neither variants nor a profile are given, or both.
+            ValueError: neither variants nor a profile are given, or both; or what is said beside
+                variants is for each of them to say.
         """
         own = self.profile is not None or self.profiles is not None
         if own == bool(self.variants):
-            raise ValueError(f"{name}: give either variants or a profile")
+            given = "both are" if own else "neither is"
+            raise ValueError(f"{name}: give either variants or a profile; {given} given")
         if self.variants:
+            if lost := sorted({"accuracy", "memory_mb"} & self.model_fields_set):
+                raise ValueError(f"{name}.{lost[0]}: every variant has its own; say it there")
             return self.variants
         only = NetworkSpec(
             profile=self.profile,
@@ -108,12 +113,26 @@ class ServedSpec(Frozen):
         networks = self.networks(name).items()
         return auto.Model(name, tuple(n.network(v, kinds, base) for v, n in networks), self.items)
 
-    def made(self, name: str, children: list[str]) -> dict[str, dict[str, float]]:
-        """Requests made per request, by variant and child task."""
+    def made(
+        self, name: str, children: list[str], of_task: Mapping[str, float]
+    ) -> dict[str, dict[str, float]]:
+        """Requests made per request, by variant and child task; `of_task` says otherwise."""
         return {
-            variant: {c: network.factors.get(c, self.factors.get(c, 1.0)) for c in children}
+            variant: dict.fromkeys(children, 1.0)
+            | {
+                child: factor
+                for said in (self.factors, network.factors, of_task)
+                for child, factor in said.items()
+                if child in children
+            }
             for variant, network in self.networks(name).items()
         }
+
+    @property
+    def named(self) -> set[str]:
+        """Child tasks that its factors name."""
+        networks = (self.variants or {}).values()
+        return {*self.factors, *(child for network in networks for child in network.factors)}
 
 
 class RootSpec(Frozen):
@@ -146,6 +165,13 @@ class TaskSpec(ServedSpec):
 
     model_of: str | None = Field(None, alias="model")
     parent: str | None = None
+
+    @model_validator(mode="after")
+    def _of_another(self) -> TaskSpec:
+        own = self.model_fields_set - {"model_of", "parent", "factors"}
+        if self.model_of is not None and own:
+            raise ValueError(f"{min(own)}: the task is served by {self.model_of!r}; say it there")
+        return self
 
 
 class PipelineSpec(RootSpec):
@@ -246,6 +272,7 @@ class ApplicationSpec(Frozen):
         trees = [Tree.of_model(m, spec.slos_s) for m, spec in self.models.items()]
         for name, pipeline in self.pipelines.items():
             trees.append(Tree(name, _tasks(name, pipeline, served), pipeline.slos_s))
+        _check_factors(trees, served)
         if unknown := sorted(self.groups.keys() - {tree.name for tree in trees}):
             raise ValueError(f"groups.{unknown[0]}: no such model or pipeline")
         group_of = {
@@ -295,6 +322,26 @@ def _tasks(
                 f"got {model!r}"
             )
         children = [c for c, child in pipeline.tasks.items() if child.parent == task]
-        factors = served[model].made(model, children)
+        of_task = spec.factors if spec.model_of is not None else {}
+        factors = served[model].made(model, children, of_task)
+        if unknown := sorted(of_task.keys() - set(children)):
+            raise ValueError(
+                f"pipelines.{name}.tasks.{task}.factors.{unknown[0]}: no child; its children are "
+                f"{', '.join(children) or 'none'}"
+            )
         nodes.append(TreeTask(task, model, spec.parent, factors))
     return tuple(nodes)
+
+
+def _check_factors(trees: Iterable[Tree], served: Mapping[str, ServedSpec]) -> None:
+    """Refuse factors for tasks that are the child of none that the model serves."""
+    children: dict[str, set[str]] = {name: set() for name in served}
+    for tree in trees:
+        for task in tree.tasks:
+            children[task.model].update(tree.children(task.name))
+    for name, spec in served.items():
+        if unknown := sorted(spec.named - children[name]):
+            raise ValueError(
+                f"{name}.factors.{unknown[0]}: no child of a task that {name!r} serves; these are "
+                f"{', '.join(sorted(children[name])) or 'none'}"
+            )

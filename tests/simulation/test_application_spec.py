@@ -69,9 +69,40 @@ def test_the_policy_is_the_live_default():
     assert spec(policy={"name": "eager"}).policy_name == "eager"
 
 
+PROFILE = {"alpha_ms": 5}
+
+
+def one(**fields):
+    """A model alone with these fields."""
+    return {"pipelines": {}, "groups": {}, "models": {"m": {"latency_slo_ms": 100, **fields}}}
+
+
+def two(**fields):
+    """A pipeline whose second task is another model's, with these fields."""
+    tasks = {"a": {"profile": PROFILE}, "b": {"parent": "a", "model": "m", **fields}}
+    pipelines = {"p": {"latency_slo_ms": 900, "tasks": tasks}}
+    return one(profile=PROFILE) | {"pipelines": pipelines}
+
+
+def test_a_task_that_another_serves_has_factors_of_its_own():
+    changes = two(factors={"c": 3})
+    changes["pipelines"]["p"]["tasks"]["c"] = {"parent": "b", "profile": PROFILE}
+    tree = spec(**changes).problem(Path()).tree_of("p")
+    assert tree["b"].factor("m", "c") == 3
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
+        (one(), "m: give either variants or a profile; neither is given"),
+        (
+            one(variants={"v": {"profile": PROFILE}}, profile=PROFILE),
+            "m: give either variants or a profile; both are given",
+        ),
+        (one(variants={"v": {"profile": PROFILE}}, accuracy=90), "m.accuracy: every variant has"),
+        (one(profile=PROFILE, factors={"x": 2}), "m.factors.x: no child .* these are none"),
+        (two(factors={"a": 2}), "pipelines.p.tasks.b.factors.a: no child; its children are none"),
+        (two(accuracy=90), "accuracy: the task is served by 'm'; say it there"),
         ({"models": {}, "pipelines": {}}, "must name what clients ask for"),
         ({"groups": {"who": "left"}}, "groups.who: no such model or pipeline"),
         (

@@ -82,7 +82,7 @@ def solve_job(job: Job) -> Solved:
         except Exception:
             logger.exception("the goodput of %s could not be simulated", stream)
             found = guess
-        # A policy that is in time with nothing is none that a plan could mend.
+        # Where nothing was in time, no plan helps: the profile alone is planned with.
         shares[stream] = Share(found / guess if found > 0 else 1.0, profiles)
         throughput[stream] *= shares[stream].share
     problem = job.problem
@@ -96,8 +96,8 @@ def solve_job(job: Job) -> Solved:
 def profiles_of(
     variants: Collection[str], seen: Seen, files: Profiles
 ) -> dict[str, LatencyProfile]:
-    """The slowest where kinds of workers differ: by what workers have
-    learned, else by profile files."""
+    """Profiles by variant: what workers have learned, else what profile files say. Where kinds of
+    workers differ, the slowest."""
     found: dict[str, LatencyProfile] = {}
     for variant in variants:
         learned = [p for (v, _), p in seen.profiles.items() if v == variant]
