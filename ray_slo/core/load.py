@@ -21,9 +21,7 @@ from ray_slo.core.arguments import Count, Positive, checked
 
 Kind = Literal["mean", "ewma", "peak"]
 
-_IN_WINDOW = (
-    8  # arrivals: with fewer, the index of dispersion of a window is near 1 for any process
-)
+_IN_WINDOW = 8  # arrivals; with fewer, the index of dispersion is near 1 for any process
 
 
 class LoadMonitor:

@@ -27,7 +27,7 @@ from ray_slo.serve.config.spec import AppSpec
 from ray_slo.serve.errors import ConfigError, UnknownModel
 from ray_slo.serve.planner import told
 from ray_slo.serve.planner.heard import Heard
-from ray_slo.serve.planner.plugin import make_brain, planner_of
+from ray_slo.serve.planner.plugin import make_brain, planner_of, planners_of_workers
 from ray_slo.serve.watch.logs import open_plan_log
 
 logger = logging.getLogger(__name__)
@@ -231,7 +231,7 @@ class Planning:
         if not self._spec.planned:
             raise ConfigError(
                 "the application has no planner of its workers: its args have no `planner` named "
-                "loki, kairos or kairos_plus"
+                f"{planners_of_workers()}"
             )
         self.heard.learn()
         now, seen = time.monotonic(), self.heard.seen()

@@ -127,6 +127,12 @@ def planner_class(name: str) -> type[PlannerPlugin]:
     return found
 
 
+def planners_of_workers() -> str:
+    """Names of the planners that say what workers load, as opposed to those that make groups."""
+    names = [name for name in PLANNERS if not planner_class(name).makes_groups]
+    return f"{', '.join(names[:-1])} or {names[-1]}"
+
+
 def planner_of(spec: AppSpec) -> type[PlannerPlugin]:
     """The planner of an application, or of groups that nobody plans."""
     return planner_class(_CONFIGURED if spec.planner is None else spec.planner.name)

@@ -14,6 +14,7 @@ from ray import serve
 from ray_slo.serve.errors import ConfigError
 from ray_slo.serve.frontend.startup import in_a_line
 from ray_slo.serve.planner.links import find_planner
+from ray_slo.serve.planner.plugin import planners_of_workers
 from ray_slo.serve.ray_private.deploy import frontends
 
 _CONNECT_S = 5.0
@@ -68,7 +69,7 @@ def read_dry_run(address: str, application: str, timeout_s: float = 60.0) -> dic
     except ValueError:
         raise ValueError(
             f"application {application!r} has no planner of its workers: its args have no "
-            "`planner` named loki, kairos or kairos_plus"
+            f"`planner` named {planners_of_workers()}"
         ) from None
     try:
         answer: dict[str, Any] = ray.get(actor.dry_run.remote(), timeout=timeout_s)

@@ -5,7 +5,13 @@ from pydantic import BaseModel, ConfigDict
 
 from ray_slo.serve.config.resolve import parse_spec
 from ray_slo.serve.planner.loki import Loki
-from ray_slo.serve.planner.plugin import PLANNERS, PlannerPlugin, make_brain, planner_class
+from ray_slo.serve.planner.plugin import (
+    PLANNERS,
+    PlannerPlugin,
+    make_brain,
+    planner_class,
+    planners_of_workers,
+)
 
 
 class Model:
@@ -91,3 +97,7 @@ def test_those_of_ours_can_be_imported(name):
 def test_a_name_stands_for_a_class():
     assert planner_class("loki") is Loki
     assert Loki.default_policy == "pipeline"
+
+
+def test_planners_of_workers_are_those_that_make_no_groups():
+    assert planners_of_workers() == "loki, kairos, kairos_plus or auto"
