@@ -28,6 +28,7 @@ from ray_slo.core.cluster import Cluster, Model, Variant
 from ray_slo.core.demand import LEAST_RATE
 from ray_slo.core.policy import Policy, unwrapped
 from ray_slo.planning import auto
+from ray_slo.planning.auto.groups import in_groups
 from ray_slo.planning.brains.auto import AutoBrain, AutoSetting
 from ray_slo.planning.brains.brain import Brain
 from ray_slo.planning.result import Infeasible
@@ -108,6 +109,8 @@ def simulate_application(
     clients, duration_s = _clients(problem, workloads, duration_s, arrivals_rng)
     first_s = min(interval_s, max(duration_s, check_s))
     problem = replace(problem, demand=_first_demand(problem, clients, first_s))
+    if planner != "auto":
+        problem = in_groups(problem)
     written = None if log is None else RunLog(log, problem.trees[0].name, list(problem.model))
     chosen = _policy(problem, policy, policy_kwargs or {}, written)
     if clients.size is not None and tells_sizes:
@@ -289,13 +292,9 @@ def _policy(
     groups = {kind.name: kind.group for kind in problem.kinds if kind.group is not None}
     if not groups:
         return make()
-    if alone := [kind.name for kind in problem.kinds if kind.group is None]:
-        raise ValueError(f"kinds: {alone[0]!r} has no group, and others have one")
-    if lost := [model for model in problem.model if model not in problem.group_of]:
-        raise ValueError(f"group_of must have a group for {lost[0]!r}, as workers are in groups")
     if not (isinstance(policy, str) or callable(policy)):
         raise ValueError("policy must be a name or a class, as each group has its own")
-    return Grouped(make, groups, problem.group_of)
+    return Grouped(make, groups, in_groups(problem).group_of)
 
 
 def _assigns(policy: Policy, problem: auto.Problem) -> bool:

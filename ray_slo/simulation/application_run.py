@@ -15,11 +15,12 @@ from ray_slo.core.decisions import Dispatch, Drop
 from ray_slo.core.policy import Policy
 from ray_slo.core.requests import BatchStatus, Request, Upstream
 from ray_slo.core.trees import Tree, root_and_class
-from ray_slo.planning.brains.brain import Key, Seen, Verdict
+from ray_slo.planning.brains.brain import Counts, FrontendSays, Key, Seen, Verdict
 from ray_slo.record.rows import Recording
 from ray_slo.simulation.books import PolicyError
 from ray_slo.simulation.engine import Batch, Event, Run, Slot
 from ray_slo.simulation.fleet import Fleet, Timing
+from ray_slo.simulation.grouped import Grouped
 from ray_slo.simulation.planner_host import PlannerHost, Question
 from ray_slo.simulation.samplers import Sampler
 from ray_slo.simulation.tally import Tally
@@ -90,6 +91,7 @@ class ApplicationRun(Run):
         self.shape, self.host, self.clients, self.timing = shape, host, clients, timing
         self._learns, self._listener, self._row_of = learns, listener, row_of
         self._profiles = profiles or {}
+        self._grouped = policy if isinstance(policy, Grouped) else None
         nodes = [task for tree in shape.trees for task in tree.order]
         self.tasks = [task.name for task in nodes]
         self.model_of_task = [task.model for task in nodes]
@@ -269,16 +271,24 @@ class ApplicationRun(Run):
     def _first_plan(self) -> list[Worker]:
         """Ask those of `first` for a plan that is in place at time 0; what workers are."""
         assert self.host is not None
-        seen = self._with_profiles(self.fleet.at_first(self.shape.first))
+        seen = self._told(self.fleet.at_first(self.shape.first))
         asked = self._ask(0.0, self.host.due(0.0, seen), seen)
         verdict = self.host.adopt(asked)
         assert verdict is not None
         workers = self.fleet.begin(self.host.brain.wanted(0.0, seen, hopeless=False))
+        self._route()
         self._note(0.0, asked, verdict, self.rows[-1])
         return workers
 
-    def _with_profiles(self, seen: Seen) -> Seen:
-        return replace(seen, profiles=self._profiles) if self._profiles else seen
+    def _told(self, seen: Seen) -> Seen:
+        """The same, with profiles, and with what frontends say of groups."""
+        if self._profiles:
+            seen = replace(seen, profiles=self._profiles)
+        if self._grouped is None:
+            return seen
+        applied, queued = ("", self._grouped.number), self._grouped.queued
+        says = FrontendSays("clients", Counts(), "", applied=applied, queued=queued)
+        return replace(seen, frontends={says.client: says})
 
     def _next_look(self) -> None:
         """Due plans, and looks at demand in between; none after the last deadline."""
@@ -295,11 +305,13 @@ class ApplicationRun(Run):
         self.host.hear(self.now, over_s, counts)
         if self._listener is not None:
             self._listener(self.now, over_s, arrived)
-        seen = self._with_profiles(self.fleet.seen(to_plan=True))
+        seen = self._told(self.fleet.seen(to_plan=True))
         if trigger := self.host.due(self.now, seen):
             asked = self._ask(self.now, trigger, seen)
             applied_at = self.now + self.timing.solve_s
             self.at(applied_at, Event.APPLY, self._apply, asked, self.rows[-1])
+        elif self._grouped is not None:  # a group may have no requests left of what it gives away
+            self._follow()
         self._next_look()
 
     def _ask(self, now: float, trigger: str, seen: Seen) -> Question:
@@ -339,12 +351,20 @@ class ApplicationRun(Run):
             target = brain.target(kind)
             self.fleet.grow(kind, most if target is None else target)
         for _ in self.tasks:  # what one does lets another go on
-            seen = self._with_profiles(self.fleet.seen())
-            if not self.fleet.follow(brain.wanted(self.now, seen, hopeless=False)):
+            seen = self._told(self.fleet.seen())
+            news = self.fleet.follow(brain.wanted(self.now, seen, hopeless=False))
+            self._route()
+            if not news:
                 break
         for kind, most in self.shape.kinds.items():  # whose workers may have let others go
             target = brain.target(kind)
             self.fleet.shrink(kind, most if target is None else target)
+
+    def _route(self) -> None:
+        assert self.host is not None
+        routing = self.host.brain.routing
+        if self._grouped is not None and routing is not None:
+            self._grouped.route(routing.number, routing.routes)
 
     # -- results -----------------------------------------------------------------------------
 

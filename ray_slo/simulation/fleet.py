@@ -136,7 +136,12 @@ class Fleet:
         return Seen(
             {
                 m.id: WorkerSays(
-                    m.id, m.kind, m.loaded, m.assigned, ready=ready or m.id in self._run.slots
+                    m.id,
+                    m.kind,
+                    m.loaded,
+                    m.assigned,
+                    ready=ready or m.id in self._run.slots,
+                    group=m.wanted.group,
                 )
                 for m in self._members.values()
                 if m.on or (to_plan and self._at_once)

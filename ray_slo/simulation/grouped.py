@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import ClassVar
 
 from ray_slo.core.cluster import Cluster
-from ray_slo.core.decisions import Action, Decision
+from ray_slo.core.decisions import Action, Decision, Drop
 from ray_slo.core.policy import Abilities, Policy
-from ray_slo.core.requests import BatchOutcome, Request, WorkerId
+from ray_slo.core.requests import BatchOutcome, Request, RequestId, WorkerId
 
 
 class Grouped(Abilities):
@@ -19,7 +20,7 @@ class Grouped(Abilities):
     Args:
         make: a new policy for a group.
         group_of_kind: whose workers those of a kind are.
-        group_of_model: where requests for a model go.
+        group_of_model: where requests for a model go, until `route` says otherwise.
     """
 
     serves_late: ClassVar[bool] = False  # shadowed by the policies'
@@ -34,14 +35,27 @@ class Grouped(Abilities):
         self.policies = {group: make(group) for group in groups}
         late = any(policy.serves_late for policy in self.policies.values())
         self.serves_late = late  # type: ignore[misc]
-        self._of_kind, self._of_model = group_of_kind, group_of_model
+        self._of_kind, self._of_model = group_of_kind, dict(group_of_model)
+        self._at: dict[RequestId, tuple[str, str]] = {}  # model and group of what is not answered
+        self.number = 0
         self._of_worker: dict[WorkerId, str] = {}
         self._clusters: dict[str, Cluster] = {}
+
+    def route(self, number: int, routes: Mapping[str, str]) -> None:
+        """Send requests there from now on; `number` names the answer."""
+        self.number = number
+        self._of_model |= routes
+
+    @property
+    def queued(self) -> Counter[tuple[str, str]]:
+        """Requests that are not answered yet, by (model, group)."""
+        return Counter(self._at.values())
 
     def _split(self, requests: Sequence[Request]) -> dict[str, list[Request]]:
         found: dict[str, list[Request]] = {}
         for r in requests:
-            found.setdefault(self._of_model[r.model], []).append(r)
+            _, group = self._at.setdefault(r.id, (r.model, self._of_model[r.model]))
+            found.setdefault(group, []).append(r)
         return found
 
     def requests_arrived(self, now: float, requests: Sequence[Request]) -> None:
@@ -51,9 +65,15 @@ class Grouped(Abilities):
     def requests_cancelled(self, now: float, requests: Sequence[Request]) -> None:
         for group, its in self._split(requests).items():
             self.policies[group].requests_cancelled(now, its)
+        self._forget(requests)
 
     def batch_finished(self, now: float, worker: WorkerId, outcome: BatchOutcome) -> None:
         self.policies[self._of_worker[worker]].batch_finished(now, worker, outcome)
+        self._forget(outcome.requests)  # one that is tried again arrives again
+
+    def _forget(self, requests: Sequence[Request]) -> None:
+        for r in requests:
+            self._at.pop(r.id, None)
 
     def cluster_changed(self, now: float, cluster: Cluster) -> None:
         self._of_worker |= {w.id: self._of_kind[w.hardware] for w in cluster.workers.values()}
@@ -70,5 +90,8 @@ class Grouped(Abilities):
         for policy in self.policies.values():
             decision = policy.decide(now)
             actions += decision.actions
+            for action in decision.actions:
+                if isinstance(action, Drop):
+                    self._forget(action.requests)
             wake_at = min(wake_at, decision.wake_at)
         return Decision(actions, wake_at)

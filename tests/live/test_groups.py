@@ -69,6 +69,20 @@ PARTITION = {
     "name": "parts",
 }
 
+CHOSEN = {
+    "models": MODELS,
+    "groups": {name: {"workers": {"default": TINY}} for name in ("a", "b")},
+    "planner": {
+        "name": "auto",
+        "interval_s": 3600,
+        "kwargs": {"move_cost": 0.0},
+        "rates": {"square": 5, "cube": 0.5, "fourth": 0.5},
+    },
+    "num_frontends": 2,
+    "profile_seconds": 0.2,
+    "name": "chosen",
+}
+
 
 def status(handle):
     return handle.slo_status.remote().result(timeout_s=60)
@@ -280,3 +294,35 @@ def test_partition_moves_the_model_that_is_cheap_to_move(ray_cluster):
         assert all(set(after[g]) & set(before[g]) - {"cube"} for g in after)
         assert (plan["moves"], plan["error"]) == (1, None)
         assert "1 models move, at a cost of 2" in plan["why"]
+
+
+def test_auto_chooses_groups_and_moves_a_model_and_nothing_is_lost(ray_cluster, tmp_path):
+    app = build_app({**CHOSEN, "decision_log": {"dir": str(tmp_path), "flush_s": 0.2}})
+
+    def serves(*groups):
+        return (
+            sorted(served_by(handle).values())
+            == sorted(groups)
+            == sorted(sorted(models) for models in loaded(handle).values())
+        )
+
+    with ray_cluster.running(app, "chosen", "/chosen") as handle:
+        assert eventually(lambda: serves(["cube", "fourth"], ["square"])), status(handle)
+        assert status(handle)["plan"]["moves"] == 0
+        with Load(handle, 0.15) as load:
+            # Most of the demand is for "fourth": "cube" leaves it.
+            [r.result(timeout_s=60) for r in [handle.remote(1, model="fourth") for _ in range(300)]]
+            assert eventually(lambda: serves(["cube", "square"], ["fourth"])), status(handle)
+            # A planner that is new finds what there is.
+            layout, epoch = served_by(handle), status(handle)["plan"]["epoch"]
+            ray.kill(find_planner("chosen#chosen"), no_restart=True)
+            assert eventually(lambda: status(handle)["plan"].get("epoch", epoch) != epoch)
+            assert eventually(lambda: load.sent > 100)
+        assert load.wrong == []
+        assert served_by(handle) == layout
+        plan = status(handle)["plan"]
+        assert plan["error"] is None, repr(plan)
+        with pytest.raises(ConfigError, match="'auto' leaves models in the groups that list them"):
+            handle.slo_move.remote("cube", "a").result(timeout_s=60)
+    moved = [line for p in planned(tmp_path, "demand changed") for line in p.changes]
+    assert any(line.startswith("cube: ") for line in moved), moved

@@ -87,6 +87,7 @@ def build(program: Program, step: Step, solution: Solution) -> Built:
         explanation=_explain(problem, step, workers, shares, accuracy),
         swaps=round(float(solution[program.swaps][0])) if solution.found else 0,
         gap=gap if math.isfinite(gap) else math.inf,
+        group_of=dict(problem.group_of),
     )
     return Built(plan, program, solution, *built)
 

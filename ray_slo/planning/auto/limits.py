@@ -84,4 +84,6 @@ class Found:
 
 def _settings(problem: Problem) -> tuple[object, ...]:
     present = None if problem.present is None else tuple(sorted(problem.present.items()))
-    return problem.objective, problem.sharing, problem.headroom, problem.target_bad, present
+    groups = tuple(sorted(problem.group_of.items()))
+    rest = problem.objective, problem.sharing, problem.headroom, problem.target_bad
+    return *rest, present, groups

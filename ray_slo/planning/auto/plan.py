@@ -74,6 +74,7 @@ class Plan:
         swaps: workers on which a variant is loaded in the place of others.
         gap: no other plan can improve the objective of `step` by more than this share of it.
         found: what the next plan may begin with; see `limits.py`.
+        group_of: group of every model, where workers are in groups.
     """
 
     workers: Mapping[str, int]
@@ -89,3 +90,4 @@ class Plan:
     swaps: int = 0
     gap: float = 0.0
     found: Found | None = field(default=None, repr=False, compare=False)
+    group_of: Mapping[str, str] = field(default_factory=dict)

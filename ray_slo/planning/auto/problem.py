@@ -156,7 +156,12 @@ class Problem:
         accuracy_floor: percent, of every root's mean accuracy over the requests that are served;
             requests are shed rather than served below it.
         sharing: a worker may host several variants; otherwise each has one variant, as in Loki.
-        group_of: by model, the only group of workers that may serve it; others may use all kinds.
+        group_of: by model, the only group of workers that may serve it. Where kinds have groups, a
+            group is chosen for the others (`groups.py`); all models of a tree are in one.
+        group_now: by model, the group that serves it now, of those that one is chosen for.
+        allowed_groups: by model, the groups to choose from; all of them where not given.
+        move_cost: points of accuracy that moving one model to another group must gain; a tenth of
+            the cost, or of a group's workers beyond what they should do, counts as one.
         present: workers that are there now, by kind: plan for these as they are. None: choose
             their number, within the bounds and the budget.
         current: what the workers have loaded now.
@@ -183,6 +188,9 @@ class Problem:
     accuracy_floor: Percent = 0.0
     sharing: bool = True
     group_of: Mapping[str, str] = field(default_factory=dict)
+    group_now: Mapping[str, str] = field(default_factory=dict)
+    allowed_groups: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    move_cost: NonNegative = 1.0
     present: Mapping[str, int] | None = None
     current: tuple[Hosted, ...] = ()
     swap_cost: NonNegative = 0.0
@@ -231,10 +239,8 @@ class Problem:
 
     def _check_references(self) -> None:
         kinds = [kind.name for kind in self.kinds]
-        groups = list(dict.fromkeys(kind.group for kind in self.kinds if kind.group is not None))
+        self._check_groups()
         _known(self.demand, self.streams, "demand", "streams")
-        _known(self.group_of, self.model, "group_of", "models")
-        _known(self.group_of.values(), groups, "group_of", "groups")
         _known([hosted.kind for hosted in self.current], kinds, "current", "kinds")
         workers = [hosted.worker for hosted in self.current]
         if len(set(workers)) < len(workers):
@@ -243,6 +249,24 @@ class Problem:
             _known(self.present, kinds, "present", "kinds")
             if min(self.present.values(), default=0) < 0:
                 raise ValueError(f"present must count at least 0 workers, got {self.present}")
+
+    def _check_groups(self) -> None:
+        alone = [kind.name for kind in self.kinds if kind.group is None]
+        if alone and self.groups:
+            raise ValueError(f"kinds: {alone[0]!r} has no group, and others have one")
+        for name in ("group_of", "group_now", "allowed_groups"):
+            given: Mapping[str, Any] = getattr(self, name)
+            _known(given, self.model, name, "models")
+            for groups in given.values():
+                named = (groups,) if isinstance(groups, str) else groups
+                _known(named, self.groups, name, "groups")
+        if none := [model for model, groups in self.allowed_groups.items() if not groups]:
+            raise ValueError(f"allowed_groups.{none[0]} must name at least one group")
+
+    @cached_property
+    def groups(self) -> tuple[str, ...]:
+        """Of workers, where they are in groups."""
+        return tuple(dict.fromkeys(k.group for k in self.kinds if k.group is not None))
 
     @cached_property
     def model(self) -> Mapping[str, Model]:

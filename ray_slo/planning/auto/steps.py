@@ -18,6 +18,7 @@ from dataclasses import replace
 import numpy as np
 
 from ray_slo.planning.auto.build import Built, build
+from ray_slo.planning.auto.groups import in_groups
 from ray_slo.planning.auto.hosts import Blocked, Unpacked
 from ray_slo.planning.auto.limits import Limits, Pair, Room
 from ray_slo.planning.auto.plan import Plan, Step
@@ -51,6 +52,7 @@ def plan(problem: Problem, last: Plan | None = None) -> Plan | Infeasible[Plan]:
         A plan that serves all demand, or `Infeasible` with the reason and the plan that serves the
         largest share of it.
     """
+    problem = in_groups(problem)
     begin = last.found if last is not None else None
     if begin is not None and begin.holds_for(problem):
         built, proven = _all_served(problem, begin.limits)

@@ -13,7 +13,8 @@ that are there now, which gives what they do meanwhile.
 * **What they serve.** Where the policy chooses variants itself, or has none to choose from, and
   all fit in a worker's memory, every worker has all of them and serves whatever comes. Else each
   has what the plan says, with the fewest swaps, made before something breaks.
-* **Groups** have workers and models of their own (`homes`); one plan sizes all of them.
+* **Groups** have workers of their own; one plan sizes all of them, and says which has which of the
+  models that nobody has given to one. `homes` moves these.
 * **Without a plan.** A variant whose latency nobody knows is measured first (`measure`); meanwhile
   workers serve whatever comes with those that they have.
 """
@@ -24,13 +25,15 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from ray_slo.core import LatencyProfile
 from ray_slo.core.policy import Expected
 from ray_slo.planning import auto
-from ray_slo.planning.auto import Plan, Problem, Slot
+from ray_slo.planning.auto import Problem, Slot
 from ray_slo.planning.auto.expected import expected
+from ray_slo.planning.auto.groups import units
+from ray_slo.planning.brains.auto_jobs import Job, Plans, best, solve
 from ray_slo.planning.brains.brain import (
     FIRST,
     Brain,
@@ -51,12 +54,9 @@ from ray_slo.planning.brains.reserve import with_reserve
 from ray_slo.planning.brains.steps import Steps
 from ray_slo.planning.brains.streams import Streams
 from ray_slo.planning.brains.targets import Target
-from ray_slo.planning.result import Infeasible
 
 _AHEAD_S = 60.0  # a trend is not followed further than that
 _SETTLED_S = 1.0  # what went wrong sooner after workers came is not their doing
-
-Made = Plan | Infeasible[Plan]
 
 
 @dataclass(frozen=True)
@@ -94,66 +94,6 @@ class AutoSetting:
     choosing: frozenset[str] = frozenset()
 
 
-class Job(NamedTuple):
-    """What is to be solved.
-
-    Attributes:
-        whole: for all workers that there may be.
-        present: workers that serve, by kind.
-        last: where the search starts.
-        usable: variants whose latency is known, by kind.
-        now: when it was made.
-        factors: planned demand over the measured one, by stream.
-        idle: streams without demand.
-    """
-
-    whole: Problem
-    present: Mapping[str, int]
-    last: Plan | None
-    usable: frozenset[Key]
-    now: float
-    factors: Mapping[str, float]
-    idle: frozenset[str]
-
-    @property
-    def meanwhile(self) -> Problem:
-        """For those that are there, as they are."""
-        there = {kind.name for kind in self.whole.kinds if self.present.get(kind.name)}
-        current = tuple(hosted for hosted in self.whole.current if hosted.kind in there)
-        return replace(self.whole, present=dict(self.present), current=current)
-
-
-class Plans(NamedTuple):
-    """Both plans.
-
-    Attributes:
-        whole: for all workers that there may be.
-        now: for those that are there, where that differs; else `whole` itself.
-    """
-
-    whole: Made
-    now: Made
-
-    @property
-    def shortfall(self) -> str | None:
-        """What is out of reach with all workers; None where nothing is."""
-        return self.whole.reason if isinstance(self.whole, Infeasible) else None
-
-
-def best(answer: Made) -> Plan:
-    """The plan to carry out."""
-    return answer.best_effort if isinstance(answer, Infeasible) else answer
-
-
-def solve(job: Job) -> Plans:
-    """Both plans; run as a Ray task."""
-    whole = auto.plan(job.whole, job.last)
-    wanted, present = best(whole).workers, job.present
-    if not any(present.values()) or all(n <= present.get(k, 0) for k, n in wanted.items()):
-        return Plans(whole, whole)
-    return Plans(whole, auto.plan(job.meanwhile, job.last))
-
-
 class AutoBrain(Brain):
     """Plans an application of any shape (see the module)."""
 
@@ -163,8 +103,8 @@ class AutoBrain(Brain):
         self._targets: dict[str, Target] = {}
         self._measuring: dict[str, Measuring] = {}
         self._known = Known(setting.problem, setting.profiles)
-        groups = {kind.name: kind.group for kind in setting.problem.kinds if kind.group}
-        self._homes = Homes(groups, setting.problem.group_of, self._known.model_of)
+        self._homes = _homes(setting.problem, self._known.model_of)
+        self._known.group_of = self._homes.layout  # as it changes
         self.configure(setting)
         problem = setting.problem
         expected = {stream: problem.rate(stream) for stream in problem.streams}
@@ -177,6 +117,7 @@ class AutoBrain(Brain):
         self._now = -math.inf
         self._settled_since = math.inf  # workers serve as planned
         self._workers = 0  # that were there at the last look
+        self._ready: Mapping[str, int] = {}  # of those, by kind
 
     @property
     def solve(self) -> Callable[[Job], Plans]:
@@ -216,7 +157,8 @@ class AutoBrain(Brain):
         """Note which workers have become ready, and whether they serve as planned."""
         self._now, self._workers = max(self._now, now), len(seen.workers)
         self._known.look(seen)
-        self._homes.look(seen)
+        self._ready = self._present(seen)
+        self._homes.look(now, seen)
         if self._solved is None or self._job is None:
             return
         wanted = best(self._solved.whole).workers
@@ -246,6 +188,8 @@ class AutoBrain(Brain):
                 raise NotYet("no worker is there yet")
             if unknown := sorted({v for kind in kinds for v in known.unknown(seen, kind)}):
                 raise NotYet(f"{', '.join(unknown)} not measured yet")
+            first = self._setting.first_workers.items()
+            self._homes.wait(now, [kind for kind, n in first if n and kind not in kinds])
         since = self._settled_since + _SETTLED_S
         if self._job is not None and self._demand_changed(self._job, now) == "demand changed":
             since = math.inf  # what goes wrong at another demand is not the plan's doing
@@ -253,6 +197,7 @@ class AutoBrain(Brain):
         workers = sum(self._present(seen).values())
         demand, factors = self._streams.demand(now, ahead_s, workers, since)
         asked = replace(known.asked(seen, self._limits, has), demand=demand, **self._tuned)
+        asked = self._homes.asked(now, asked)
         last = best(self._solved.whole) if self._solved is not None else None
         idle = frozenset(name for name in self._streams if self._streams.is_idle(name, now))
         usable = frozenset(known.measured(seen))
@@ -300,6 +245,7 @@ class AutoBrain(Brain):
     def adopt(self, problem: Job, answer: Plans) -> Verdict:
         self._job, self._solved = problem, answer
         self._now = max(self._now, problem.now)
+        self._homes.place(self._now, best(answer.whole).group_of)
         for name, factor in problem.factors.items():
             stream = self._streams[name]
             if factor > stream.factor or stream.factor > 1:
@@ -327,7 +273,10 @@ class AutoBrain(Brain):
         if kind not in self._kinds or kind not in self._setting.scales:
             return None
         if kind in self._targets:
-            return max(self._targets[kind].at(self._now), self._leaving.least.get(kind, 0))
+            at = max(self._targets[kind].at(self._now), self._leaving.least.get(kind, 0))
+            # Who still serves what is leaving the group stays.
+            leaving = self._homes.leaving(self._setting.problem.kind[kind].group)
+            return max(at, self._ready.get(kind, 0)) if leaving else at
         # Nothing is known without a worker: where there is none, somebody has to measure.
         waiting = any(self._streams[stream].seen for stream in self._streams)
         began_with = any(self._setting.first_workers.get(k, 1) for k in self._kinds)
@@ -335,12 +284,12 @@ class AutoBrain(Brain):
 
     def wanted(self, now: float, seen: Seen, hopeless: bool) -> dict[str, Wanted]:
         told = self._orders(now, seen, hopeless)
+        fits = partial(self._known.fit, seen)
         if self._solved is not None:
             slots = best(self._solved.whole).slots
-            fits = partial(self._known.fit, seen)
             self._leaving.look(self._planned(now), seen.serving, slots, fits)
             told = self._leaving.also(told)
-        return self._homes.send_home(told, seen)
+        return self._homes.send_home(told, seen, now, fits)
 
     @property
     def routing(self) -> Routing | None:
@@ -350,16 +299,20 @@ class AutoBrain(Brain):
         if self.routing is None:
             return super().move(model, group)
         raise ValueError(
-            "the planner 'auto' leaves models in their groups; deploy again with other "
-            "groups.NAME.models, or choose the planner 'partition'"
+            "the planner 'auto' leaves models in the groups that list them, and chooses one for "
+            "the others; deploy again with other groups.NAME.models, or choose 'partition'"
         )
 
     def _orders(self, now: float, seen: Seen, hopeless: bool) -> dict[str, Wanted]:
         self._look(now, seen)
+        if hopeless and self._solved is None:
+            self._homes.give_up(now)
         if choosing := self._choosing:
             fits = {kind: self._known.all_fit(seen, kind) for kind in choosing}
             free = {w: says for w, says in seen.workers.items() if fits.get(says.kind)}
             told = {w: Wanted((), self._all(seen, says.kind)) for w, says in free.items()}
+            for kind in choosing:
+                self._also_measure(seen, kind, told)
             rest = {w: says for w, says in seen.workers.items() if w not in free}
             return told | (self._placed(now, seen, hopeless, rest) if rest else {})
         return self._placed(now, seen, hopeless, seen.workers)
@@ -466,6 +419,7 @@ class AutoBrain(Brain):
             "bad_rate": plan.bad_rate,
             "served": dict(plan.served),
             "cost_per_hour": best(self._solved.whole).cost_per_hour,
+            **self._homes.outcome(),
             "assignments": assignments(plan.slots, self._known.model_of),
         }
 
@@ -476,7 +430,19 @@ class AutoBrain(Brain):
         asked = replace(self._setting.problem, **self._tuned)
         if asked.budget_per_hour is not None:
             answer["budget_per_hour"] = asked.budget_per_hour
-        return answer | ({"planned_over_measured": boosts} if boosts else {})
+        answer |= {"planned_over_measured": boosts} if boosts else {}
+        return answer | self._homes.status()
+
+
+def _homes(problem: Problem, model_of: Mapping[str, str]) -> Homes:
+    kinds = {kind.name: kind.group for kind in problem.kinds if kind.group}
+    listed, free = dict(problem.group_of), []
+    for unit in units(problem) if kinds else ():
+        if named := [problem.group_of[model] for model in unit if model in problem.group_of]:
+            listed = dict.fromkeys(unit, named[0]) | listed
+        else:
+            free.append(unit)
+    return Homes(kinds, listed, model_of, free, problem.allowed_groups)
 
 
 def assignments(slots: tuple[Slot, ...], model_of: Mapping[str, str]) -> list[dict[str, Any]]:

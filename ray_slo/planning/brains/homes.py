@@ -1,23 +1,48 @@
-"""Groups that a planner finds and keeps: each has workers of its own kinds, and models of its own.
-The planner sizes them together; nothing moves between them.
+"""Groups whose workers are of kinds of their own: which models each has, and how a model moves.
 
-    >>> homes = Homes({"cpu": "a", "gpu": "b"}, {"l": "a", "m": "b"}, {"l": "l", "m-1": "m"})
-    >>> homes.routing.complete  # nobody has loaded anything yet
-    False
+Models that the configuration lists stay where they are; the planner says where the others are
+(`place`), all of a unit together. A unit moves as `layouts` has it, make before break: the workers
+of the new group load what the plan has them serve of it, then its requests are routed to them, and
+when the old group has none of them left, its workers let go of it. Where the new group cannot load
+it, it stays.
+
+    >>> homes = Homes({"cpu": "a", "gpu": "b"}, {"l": "a"}, {"l": "l", "m-1": "m"}, [("m",)])
+    >>> homes.place(0.0, {"l": "a", "m": "b"})
+    >>> homes.routing.routes, homes.routing.complete  # nobody has loaded anything yet
+    ({'l': 'a', 'm': 'b'}, False)
     >>> cpu = WorkerSays("w", "cpu", frozenset({"l"}), group="a")
     >>> gpu = WorkerSays("v", "gpu", frozenset({"m-1"}), group="b")
-    >>> homes.look(Seen({"w": cpu, "v": gpu}))
-    >>> homes.routing
-    Routing(number=2, routes={'l': 'a', 'm': 'b'}, groups=('a', 'b'), complete=True)
+    >>> homes.look(0.0, Seen({"w": cpu, "v": gpu}))
+    >>> homes.routing.complete
+    True
     >>> homes.send_home({"w": Wanted((), ("l",))}, Seen({"w": cpu}))["w"].group
     'a'
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
-from ray_slo.planning.brains.brain import Routing, Seen, Wanted, WorkerSays
+from ray_slo.planning.auto import Problem
+from ray_slo.planning.brains.brain import NotYet, Routing, Seen, Wanted, WorkerSays
+
+logger = logging.getLogger(__name__)
+
+_DRAIN_S = 60.0  # a group that still has requests of a model after this is drained no longer
+_PATIENCE_S = 60.0  # a move that cannot be made in this time is given up
+_GROUPS_S = 30.0  # a first plan waits for workers of all groups
+_REVIEW_S = 60.0  # between moves
+
+Fits = Callable[[frozenset[str], str], bool]  # variants on a worker of a kind
+
+
+@dataclass
+class _Drain:
+    number: int  # frontends that have applied this answer send no more
+    since: float
 
 
 class Homes:
@@ -25,39 +50,261 @@ class Homes:
 
     Args:
         kinds: group of each kind of worker.
-        models: group of each model.
+        listed: group of each model that the configuration lists.
         model_of: model of each variant.
+        units: models that are served in one group, of those that are not listed.
+        allowed: groups that may serve a model; all of them where not given.
+
+    Attributes:
+        layout: group of each model, as it should be.
+        stuck: (model, group) where the group could not load it.
+        moves: units that were moved.
     """
 
     def __init__(
-        self, kinds: Mapping[str, str], models: Mapping[str, str], model_of: Mapping[str, str]
+        self,
+        kinds: Mapping[str, str],
+        listed: Mapping[str, str],
+        model_of: Mapping[str, str],
+        units: Sequence[tuple[str, ...]] = (),
+        allowed: Mapping[str, Collection[str]] | None = None,
     ) -> None:
+        self._allowed = allowed or {}
         self._kinds = dict(kinds)
-        self._models = dict(models)
+        self._listed = dict(listed)
         self._model_of = dict(model_of)
+        self._units = [unit for unit in units if kinds]
+        self.layout: dict[str, str] = dict(listed)
+        self._routes: dict[str, str] = dict(listed)
+        self._draining: dict[tuple[str, str], _Drain] = {}
+        self._moving_since: dict[tuple[str, ...], float] = {}
+        self._moved_at: float | None = None
+        self.stuck: set[tuple[str, str]] = set()
+        self.moves = 0
+        self._waits_since: float | None = None
+        self._number = 1
         self._complete = False  # and stays so: a worker that goes is replaced
 
-    def look(self, seen: Seen) -> None:
-        """See which models are served in their groups."""
+    # -- what is wanted --------------------------------------------------------------------
+
+    @property
+    def unplaced(self) -> list[str]:
+        """Models that have no group yet."""
+        return [model for unit in self._units for model in unit if model not in self.layout]
+
+    def may_move(self, now: float) -> bool:
+        """Whether units may move: none does, and none has a moment ago."""
+        settled = not self._moving_since and not self._draining
+        lately = self._moved_at is not None and now - self._moved_at < _REVIEW_S
+        return bool(self._units) and settled and not lately
+
+    def wait(self, now: float, missing: Sequence[str]) -> None:
+        """A group is chosen among all, as soon as they have shown what they can do.
+
+        Raises:
+            NotYet: workers of the kinds `missing` may come still.
+        """
+        if not self.unplaced or not missing:
+            return
+        if self._waits_since is None:
+            self._waits_since = now
+        if now - self._waits_since < _GROUPS_S:
+            raise NotYet(f"no worker of {', '.join(missing)} is there yet")
+
+    def asked(self, now: float, problem: Problem) -> Problem:
+        """The problem, with groups of models that stay where they are, and those to choose from for
+        the others."""
+        if not self._units:
+            return replace(problem, group_of=dict(self.layout)) if self._kinds else problem
+        if not self.unplaced and not self.may_move(now):
+            return replace(problem, group_of=dict(self.layout))
+        allowed = dict(problem.allowed_groups)
+        for model in {model for model, _ in self.stuck}:
+            may = [g for g in problem.groups if (model, g) not in self.stuck]
+            its = allowed.get(model, problem.groups)
+            allowed[model] = tuple(g for g in its if g in may) or its
+        now_in = {m: g for m, g in self.layout.items() if m not in self._listed}
+        return replace(
+            problem, group_of=dict(self._listed), group_now=now_in, allowed_groups=allowed
+        )
+
+    def give_up(self, now: float) -> None:
+        """Serve what has no group in the first that may have it, as there is no plan."""
+        for unit in self._units:
+            if unit[0] not in self.layout:
+                self.place(now, dict.fromkeys(unit, self._fallback(unit)))
+
+    def _fallback(self, unit: tuple[str, ...]) -> str:
+        may = [self._allowed[model] for model in unit if model in self._allowed]
+        groups = dict.fromkeys(self._kinds.values())
+        return next((g for g in groups if all(g in its for its in may)), next(iter(groups)))
+
+    def place(self, now: float, group_of: Mapping[str, str]) -> None:
+        """Serve models in these groups from now on."""
+        for unit in self._units:
+            group = group_of.get(unit[0])
+            if group is None or self.layout.get(unit[0]) == group:
+                continue
+            new = dict.fromkeys(unit, group)
+            self.layout |= new
+            if unit[0] not in self._routes:
+                self._routes |= new
+                self._number += 1
+            elif self._routes[unit[0]] == group:  # it goes back
+                self._moving_since.pop(unit, None)
+            else:
+                self._moving_since[unit] = now
+
+    def leaving(self, group: str | None) -> bool:
+        """Whether a group serves models that it should not serve any more."""
+        return any(self._leaves(model, group) for unit in self._units for model in unit)
+
+    def _leaves(self, model: str, group: str | None) -> bool:
+        serves = self._routes.get(model) == group or (model, group) in self._draining
+        return serves and self.layout.get(model, group) != group
+
+    # -- what is seen ----------------------------------------------------------------------
+
+    def look(self, now: float, seen: Seen) -> None:
+        """See which models are served in their groups, and which groups have no requests left."""
+        if self.unplaced:
+            self._take_over(now, seen)
         served = {
             (self._model_of.get(variant), says.group)
             for says in seen.workers.values()
             for variant in says.loaded
         }
-        self._complete |= served >= set(self._models.items())
+        if not self._complete and not self.unplaced and served >= set(self._routes.items()):
+            self._complete = True
+            self._number += 1
+        self._drain(now, seen)
 
-    def send_home(self, wanted: Mapping[str, Wanted], seen: Seen) -> dict[str, Wanted]:
-        """The same, with the group of each worker."""
-        homes = {worker: self._home(says) for worker, says in seen.workers.items()}
-        return {w: order._replace(group=homes.get(w)) for w, order in wanted.items()}
+    def _take_over(self, now: float, seen: Seen) -> None:
+        """Go on where a planner that is no more has sent requests."""
+        known: dict[str, str] = {}
+        for says in seen.frontends.values():
+            known |= {m: g for m, g in says.routes.items() if g in self._kinds.values()}
+        for unit in self._units:
+            if unit[0] in self.layout or not known.keys() >= {*unit}:
+                continue
+            routes = dict.fromkeys(unit, known[unit[0]])
+            self.layout |= routes
+            self._routes |= routes
+            self._number += 1
+            for worker in seen.workers.values():
+                for model in {self._model_of.get(v) for v in worker.loaded} & {*unit}:
+                    if model and worker.group is not None and worker.group != routes[model]:
+                        self._draining[model, worker.group] = _Drain(self._number, now)
 
-    def _home(self, says: WorkerSays) -> str | None:
-        return self._kinds.get(says.kind)
+    def _drain(self, now: float, seen: Seen) -> None:
+        frontends = seen.frontends.values()
+        for (model, group), drain in list(self._draining.items()):
+            if now - drain.since > _DRAIN_S:
+                logger.warning("%s still has requests of %s; draining no longer", group, model)
+            elif any(
+                says.applied[1] < drain.number or says.queued.get((model, group))
+                for says in frontends
+            ):
+                continue
+            del self._draining[model, group]
+
+    # -- what is told ----------------------------------------------------------------------
+
+    def send_home(
+        self,
+        wanted: Mapping[str, Wanted],
+        seen: Seen,
+        now: float = 0.0,
+        fits: Fits = lambda variants, kind: True,
+    ) -> dict[str, Wanted]:
+        """The same, with the group of each worker, and with what it has to keep of models that are
+        about to leave. Routes are switched where the new group is ready."""
+        self._switch(now, wanted, seen)
+        told = {}
+        for worker, order in wanted.items():
+            says = seen.workers.get(worker)
+            if says is None:
+                told[worker] = order
+                continue
+            kept = self._kept(order, says, fits)
+            told[worker] = kept._replace(group=self._kinds.get(says.kind))
+        return told
+
+    def _kept(self, order: Wanted, says: WorkerSays, fits: Fits) -> Wanted:
+        group = self._kinds.get(says.kind)
+        held = [v for v in sorted(says.loaded) if self._leaves(self._model_of.get(v, ""), group)]
+        if not held:
+            return order
+        keep = tuple(dict.fromkeys((*order.keep, *held)))
+        parts = order.assigned
+        if not fits(frozenset(keep), says.kind):  # what is to come waits
+            keep = tuple(v for v in keep if v in says.loaded)
+            parts = tuple(part for part in parts if part.variant in says.loaded)
+        old = tuple(part for part in says.assigned if part.variant in held)
+        if not says.assigned:  # it serves whatever comes, and goes on so
+            return order._replace(keep=keep, assigned=())
+        return order._replace(keep=keep, assigned=(*parts, *old) if order.assigned else old)
+
+    def _switch(self, now: float, wanted: Mapping[str, Wanted], seen: Seen) -> None:
+        for unit, since in list(self._moving_since.items()):
+            old, new = self._routes[unit[0]], self.layout[unit[0]]
+            ready = [self._is_ready(model, new, wanted, seen) for model in unit]
+            late = now - since > _PATIENCE_S
+            if all(some and (every or late) for some, every in ready):
+                self._number += 1
+                self._routes |= dict.fromkeys(unit, new)
+                self._moved_at, self.moves = now, self.moves + 1
+                del self._moving_since[unit]
+                for model in unit:
+                    self._draining[model, old] = _Drain(self._number, now)
+                    self._draining.pop((model, new), None)
+                logger.info("%s: served by %s now, no more by %s", ", ".join(unit), new, old)
+            elif late:
+                logger.warning("%s could not be moved to %s; it stays", ", ".join(unit), new)
+                self.stuck |= {(model, new) for model in unit}
+                self.layout |= dict.fromkeys(unit, old)
+                self._moved_at = now
+                del self._moving_since[unit]
+
+    def _is_ready(
+        self, model: str, group: str, wanted: Mapping[str, Wanted], seen: Seen
+    ) -> tuple[bool, bool]:
+        """Whether some worker of a group has what the plan wants of a model; whether all have."""
+        found = []
+        for worker, order in wanted.items():
+            says = seen.workers.get(worker)
+            if says is None or says.group != group or not says.ready:
+                continue
+            if wants := {v for v in order.keep if self._model_of.get(v) == model}:
+                found.append(wants <= says.loaded)
+        return any(found), bool(found) and all(found)
 
     @property
     def routing(self) -> Routing | None:
         """Where requests go; None where there are no groups."""
-        if not self._models:
+        if not self._kinds:
             return None
-        groups = tuple(sorted({*self._models.values(), *self._kinds.values()}))
-        return Routing(1 + self._complete, dict(self._models), groups, self._complete)
+        groups = tuple(sorted({*self._routes.values(), *self._kinds.values()}))
+        return Routing(self._number, dict(self._routes), groups, self._complete)
+
+    def outcome(self) -> dict[str, Any]:
+        """Group of every model, for people and logs; nothing where none was chosen."""
+        return {"groups": dict(self.layout)} if self._units else {}
+
+    def status(self) -> dict[str, Any]:
+        """Of groups whose models the planner chooses, for people."""
+        if not self._units:
+            return {}
+        names = sorted({*self._kinds.values()})
+        settled = not self._moving_since and not self._draining and not self.unplaced
+        return {
+            **({} if settled else {"state": "moving" if self.layout else "starting"}),
+            "moves": self.moves,
+            "groups": {
+                group: {
+                    "wanted_models": sorted(m for m, g in self.layout.items() if g == group),
+                    "draining": sorted(m for m, g in self._draining if g == group),
+                }
+                for group in names
+            },
+        }

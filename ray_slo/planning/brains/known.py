@@ -29,10 +29,12 @@ class Known:
     Attributes:
         problem, profiles: the same; they may be exchanged for others of the same shape.
         model_of: model by variant.
+        group_of: by model, where workers are in groups; models that have none yet may be in any.
     """
 
     def __init__(self, problem: Problem, profiles: Mapping[Key, LatencyProfile]) -> None:
         self.problem, self.profiles = problem, profiles
+        self.group_of: Mapping[str, str] = problem.group_of
         self.model_of = {v.name: model.name for model in problem.models for v in model.variants}
         self._learnt = _learnt(problem)  # child tasks by variant and task
         prior: dict[Hashable, Mapping[str, float]] = {}
@@ -86,20 +88,35 @@ class Known:
     # -- what is known ---------------------------------------------------------------------
 
     def model_on(self, kind: str) -> dict[str, str]:
-        """Model by variant, of variants that workers of a kind may serve: those of their group."""
-        group, group_of = self.problem.kind[kind].group, self.problem.group_of
-        return {v: m for v, m in self.model_of.items() if group_of.get(m, group) == group}
+        """Model by variant, of variants that workers of a kind serve: those of their group, and of
+        models that have none yet."""
+        group, may_be_on = self.problem.kind[kind].group, self.may_be_on(kind)
+        return {v: m for v, m in may_be_on.items() if self.group_of.get(m, group) == group}
+
+    def may_be_on(self, kind: str) -> dict[str, str]:
+        """The same, of variants that workers of a kind may have to serve one day."""
+        group, problem = self.problem.kind[kind].group, self.problem
+        allowed = problem.allowed_groups
+        return {
+            variant: model
+            for variant, model in self.model_of.items()
+            if group is None
+            or (
+                problem.group_of.get(model, group) == group
+                and group in allowed.get(model, (group,))
+            )
+        }
 
     def measured(self, seen: Seen) -> dict[Key, LatencyProfile]:
         """Of variants that can be used, without sizes that nobody has tried."""
         known = {**self.profiles, **seen.profiles}
-        keys = [(v, kind.name) for kind in self.problem.kinds for v in self.model_on(kind.name)]
+        keys = [(v, kind.name) for kind in self.problem.kinds for v in self.may_be_on(kind.name)]
         return {key: known[key].measured for key in keys if key in known.keys() - seen.avoided}
 
     def unknown(self, seen: Seen, kind: str) -> list[str]:
         """Variants that somebody has to measure on a kind."""
         known = {*self.profiles, *seen.profiles, *seen.avoided}
-        return [v for v in self.model_on(kind) if (v, kind) not in known]
+        return [v for v in self.may_be_on(kind) if (v, kind) not in known]
 
     def room_mb(self, seen: Seen, kind: str) -> float:
         """For variants, on a worker of a kind."""

@@ -136,13 +136,8 @@ def _check_code(spec: AppSpec) -> None:
             except (OSError, ValueError) as error:
                 said = "no such file" if isinstance(error, FileNotFoundError) else str(error)
                 raise ValueError(f"{field}: {file}: {said.removeprefix(f'{file}: ')}") from None
-        if hasattr(cls, "size"):
-            for policy in spec.policies_for(name):
-                try:
-                    refuse_sizes(policy.name, policy.kwargs)
-                except ValueError as error:
-                    said = f"{where}.callable: {cls.__name__}.size: {error}"
-                    raise ValueError(said) from None
+        if hasattr(cls, "size") and (why := _refused_sizes(spec, name)):
+            raise ValueError(f"{where}.callable: {cls.__name__}.size: {why}")
         try:
             check_arguments(cls, cls.__name__, model.args, model.kwargs)
         except ValueError as error:
@@ -157,6 +152,19 @@ def _check_code(spec: AppSpec) -> None:
             except ValueError as error:
                 raise ValueError(f"{where}.variants.{key}: {error}") from None
     spec.joins()
+
+
+def _refused_sizes(spec: AppSpec, model: str) -> str:
+    """Why requests of a model may not have sizes; "" where they may."""
+    policies, refused = spec.policies_for(model), list[str]()
+    for policy in policies:
+        try:
+            refuse_sizes(policy.name, policy.kwargs)
+        except ValueError as error:
+            refused.append(str(error))
+    # A planner that chooses the group leaves those out that cannot serve it.
+    enough = model in spec.unlisted and len(refused) < len(policies)
+    return refused[0] if refused and not enough else ""
 
 
 def _sized(spec: AppSpec) -> frozenset[str]:

@@ -21,11 +21,12 @@ class PlannerConfig(StrictConfig):
 
     Attributes:
         name: "auto" for any shape of application, the default where `max_replicas` of a kind is
-            given; "loki" for one pipeline on workers of one kind, the default there; "kairos" for
-            requests of unlike sizes and instance types under a budget, or "kairos_plus", which
-            simulates what it chooses from; "herd" (largest burst tolerance, sizes the groups
-            itself) or "partition" (even loads on a fixed number of groups). Or one's own, as
-            "module:Class" (`ray_slo.serve.planner.plugin.PlannerPlugin`).
+            given, or where there are groups and models that none lists; "loki" for one pipeline on
+            workers of one kind, the default there; "kairos" for requests of unlike sizes and
+            instance types under a budget, or "kairos_plus", which simulates what it chooses from;
+            "herd" (largest burst tolerance, sizes the groups itself) or "partition" (even loads on
+            a fixed number of groups). Or one's own, as "module:Class"
+            (`ray_slo.serve.planner.plugin.PlannerPlugin`).
         interval_s: it plans at deployment, and again after every interval, for the demand that was
             measured in it. Default: 60 for groups, and 10 for the others, which also plan when the
             demand has changed by more than chance.
@@ -232,7 +233,9 @@ class AppConfig(Settings):
         if lone is not None and simple and not lone.slo_classes and not lone.is_sized:
             return PlannerConfig(name="loki")
         scales = any(worker.most_replicas is not None for worker in workers)
-        return PlannerConfig(name="auto") if scales or self.all_pipelines else None
+        listed = {model for group in self.groups.values() for model in group.models}
+        places = bool(self.groups) and not listed >= self.served.keys()
+        return PlannerConfig(name="auto") if scales or places or self.all_pipelines else None
 
     @property
     def all_pipelines(self) -> dict[str, PipelineConfig]:

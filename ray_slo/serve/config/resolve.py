@@ -11,6 +11,7 @@ from ray_slo.serve.config.app import AppConfig, PlannerConfig, Settings
 from ray_slo.serve.config.policy import PolicyConfig, PolicySpec
 from ray_slo.serve.config.spec import AppSpec, PlannerSpec, WorkerSpec
 from ray_slo.serve.config.trees import trees_of
+from ray_slo.serve.config.workers import homes_of
 from ray_slo.serve.planner.plugin import PLANNERS, PlannerPlugin, planner_class
 
 _PIPELINE = DEFAULTS["pipeline"]  # its arguments follow from the pipeline
@@ -113,8 +114,19 @@ def _planner(planner: PlannerConfig | None) -> PlannerSpec | None:
 
 def _may_have(config: AppConfig, planner: PlannerConfig | None, group: str) -> set[str]:
     """Models that a group has at first, or that a planner may give it."""
-    moves = planner is not None and planner_class(planner.name).makes_groups
-    return set(config.served if moves else config.groups[group].models)
+    if planner is None:
+        return set(config.groups[group].models)
+    if planner_class(planner.name).makes_groups:
+        return set(config.served)
+    listed = {m: name for name, its in config.groups.items() for m in its.models}
+    homes = homes_of(listed, _together(config))
+    return {model for model in config.served if homes.get(model, group) == group}
+
+
+def _together(config: AppConfig) -> list[list[str]]:
+    """Models of the tasks of each pipeline."""
+    pipelines = config.all_pipelines.values()
+    return [[p.shares.get(task, task) for task in p.tasks] for p in pipelines]
 
 
 def _on_default(config: AppConfig, planner: PlannerConfig | None) -> set[str]:
@@ -281,14 +293,16 @@ def _check_groups(config: AppConfig, planner: PlannerConfig | None) -> None:
                     "a model has one group"
                 )
             listed[model] = name
-    if not makes_groups and (missing := sorted(set(config.served) - set(listed))):
+    places = planner is not None and planner_class(planner.name).chooses_groups
+    if not makes_groups and not places and (missing := sorted(set(config.served) - set(listed))):
         raise ValueError(
             f"groups: no group lists {missing[0]!r}, and there is no planner to place it; "
-            f"add it to the models of one of {', '.join(config.groups)}"
+            f"add it to the models of one of {', '.join(config.groups)}, or choose the planner "
+            "'auto'"
         )
-    for name, pipeline in config.all_pipelines.items():
-        models = {pipeline.shares.get(task, task) for task in pipeline.tasks}
-        if split := sorted({listed[model] for model in models if model in listed}):
+    homes = homes_of(listed, _together(config)) if places else listed
+    for (name, _), models in zip(config.all_pipelines.items(), _together(config), strict=True):
+        if split := sorted({homes[model] for model in models if model in homes}):
             _check_whole(config.pipeline_field(name), split)
     if config.policy.name is not None and all(group.policy for group in config.groups.values()):
         raise ValueError("policy: every group names one of its own; leave this out")

@@ -19,7 +19,7 @@ from ray_slo.serve.config.app import Settings
 from ray_slo.serve.config.models import ModelConfig, VariantConfig
 from ray_slo.serve.config.pipeline import PipelineConfig
 from ray_slo.serve.config.policy import PolicySpec
-from ray_slo.serve.config.workers import AutoscalingConfig, GroupConfig
+from ray_slo.serve.config.workers import AutoscalingConfig, GroupConfig, homes_of
 
 
 @dataclass(frozen=True)
@@ -153,10 +153,22 @@ class AppSpec(Settings):
     def policies_for(self, model: str) -> list[PolicySpec]:
         """Policies that may have to serve a model: of the groups that it may be in without anybody
         moving it by hand."""
-        listed = [n for n, group in self.groups.items() if model in group.models]
         moves = self.planner is not None and self.planner.makes_groups
-        groups = list(self.groups) if moves else listed
+        home = None if moves else self.homes.get(model)
+        groups = list(self.groups) if home is None else [home]
         return [self.policy_of(group) for group in groups] or [self.policy]
+
+    @property
+    def homes(self) -> dict[str, str]:
+        """Group of every model that a group lists, and of those that share a pipeline with one."""
+        listed = {model: name for name, group in self.groups.items() for model in group.models}
+        return homes_of(listed, [tree.models for tree in self.trees.values()])
+
+    @property
+    def unlisted(self) -> frozenset[str]:
+        """Models whose group the planner chooses among those that there are."""
+        chooses = bool(self.groups) and self.planned
+        return frozenset(self.models.keys() - self.homes.keys() if chooses else ())
 
     def in_group(self, group: str) -> AppSpec:
         """The application as the scheduler of a group knows it: with the group's policy."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
@@ -226,10 +226,28 @@ class GroupConfig(StrictConfig):
 
     Attributes:
         workers: by hardware kind.
-        models: what it serves at first.
+        models: what it serves, with "partition" at first. The planner "auto" chooses the group of
+            a model that none lists.
         policy: of its scheduler; default: the application's.
     """
 
     workers: dict[str, WorkerConfig] = Field(default_factory=lambda: {"default": WorkerConfig()})
     models: list[str] = Field(default_factory=list)
     policy: PolicyConfig | None = None
+
+
+def homes_of(listed: Mapping[str, str], together: Iterable[Collection[str]]) -> dict[str, str]:
+    """Group of every model that a group lists, and of those that are used together with one.
+
+    Args:
+        listed: group by model.
+        together: models of each tree.
+    """
+    found, before = dict(listed), -1
+    trees = list(together)
+    while len(found) > before:
+        before = len(found)
+        for models in trees:
+            if named := [found[model] for model in models if model in found]:
+                found = dict.fromkeys(models, named[0]) | found
+    return found

@@ -20,14 +20,15 @@ if TYPE_CHECKING:
     from ray_slo.serve.config.spec import AppSpec
     from ray_slo.serve.config.workers import WorkerConfig
 
-_MEASURED = {"models", "trees", "demand", "kinds", "group_of", "present", "current"}
+_MEASURED = {"models", "trees", "demand", "kinds", "present", "current"}
+_MEASURED |= {"group_of", "group_now", "allowed_groups"}
 _LIVE = {"swap_cost": 0.1}  # a live plan does not reload networks for nothing
 _IDLE_S = 60.0  # at least, before the last worker goes
 
 
 class Auto(PlannerPlugin):
     Arguments = arguments_of(auto.Problem, without=_MEASURED)
-    tunable = scales = True
+    tunable = scales = chooses_groups = True
     assigns = False  # but where the policy does not choose variants, and is composed anyway
     unused = frozenset({"memory_mb", "min_gain"})
     waits = True
@@ -130,9 +131,25 @@ def _problem(spec: AppSpec) -> Problem:
         trees,
         {stream: Demand(planner.rates.get(stream, usual[stream])) for stream in streams},
         tuple(kinds),
-        group_of={model: name for name, group in spec.groups.items() for model in group.models},
+        group_of=spec.homes if spec.groups else {},
+        allowed_groups=_allowed(spec),
         **{**_LIVE, **planner.kwargs},
     )
+
+
+def _allowed(spec: AppSpec) -> dict[str, tuple[str, ...]]:
+    """Groups whose policy can serve a model, of models that no group lists."""
+    found = {}
+    for model in sorted(spec.unlisted):
+        may = []
+        for group in spec.groups:
+            try:
+                spec.policy_of(group).refuse(model in spec.sized)
+            except ValueError:
+                continue
+            may.append(group)
+        found[model] = tuple(may) or tuple(spec.groups)  # the config was checked
+    return found
 
 
 def _in_time(tree: Tree, margin_s: float) -> Tree:
@@ -148,7 +165,9 @@ def _assigned(spec: AppSpec) -> set[str]:
     for kind, worker in spec.workers.items():
         given = spec.policy_of(worker.group)
         policy: Any = make_policy(given.name, given.kwargs)
-        its = spec.models if worker.group is None else spec.groups[worker.group].models
+        its = set(spec.models)
+        if worker.group is not None:
+            its = {m for m in spec.models if spec.homes.get(m, worker.group) == worker.group}
         several = any(len(spec.models[model].variants) > 1 for model in its)
         if several and not getattr(policy, "chooses_variants", True):
             found.add(kind)

@@ -235,7 +235,7 @@ class Follower:
             served = {self._refs[key].model for key in self._worker.offered}
             for key, error in self._raised.items():
                 task = self._refs[key].model
-                if task in served:
+                if task in served or task in self._spec.unlisted:
                     continue
                 if {v for v, ref in self._refs.items() if ref.model == task} <= {*wanted.keep}:
                     raise error  # none of its variants can be loaded
@@ -257,8 +257,11 @@ class Follower:
         for variant in missing:
             complete &= await self._load(variant, wanted)
         if wanted.group != self._group:
-            if self._group is None and self._raised:  # in a group, it has to serve all of it
-                raise next(iter(self._raised.values()))
+            # In a group, it has to serve all of it; others may take what no group lists.
+            unlisted = self._spec.unlisted
+            own = [e for v, e in self._raised.items() if self._refs[v].model not in unlisted]
+            if self._group is None and own:
+                raise own[0]
             self._group = wanted.group
             await worker.join(WorkerLink(self._spec, f"{self._app_key}#{wanted.group}"))
         assigned = wanted.assigned

@@ -35,6 +35,7 @@ class PlannerPlugin:
     Attributes:
         Arguments: what `planner.kwargs` may hold.
         makes_groups: it plans serving groups, and does not say what workers load.
+        chooses_groups: it chooses the group of models that no group lists, and may move them.
         default_policy: of an application with this planner; None: as without a planner.
         assigns: it says which variants a worker serves, and how much of the load.
         tunable: its arguments can be changed while it runs.
@@ -49,6 +50,7 @@ class PlannerPlugin:
     Arguments: ClassVar[type[BaseModel]]
     makes_groups: ClassVar[bool] = False
     assigns: ClassVar[bool] = True
+    chooses_groups: ClassVar[bool] = False
     default_policy: ClassVar[str | None] = None
     tunable: ClassVar[bool] = False
     interval_s: ClassVar[float] = 10.0

@@ -383,7 +383,10 @@ def test_groups_name_their_workers():
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"groups": {"a": {"models": ["m"]}}}, "no group lists 'n'.* add it to the models of one"),
+        (
+            {"groups": {"a": {"models": ["m"]}}, "planner": None},
+            "no group lists 'n'.* add it to the models of one",
+        ),
         ({"groups": {"a": {"models": ["m", "x"]}}}, r"groups\.a\.models: no model 'x'.* m, n"),
         (
             {"groups": {"a": {"models": ["m"]}, "b": {"models": ["m", "n"]}}},

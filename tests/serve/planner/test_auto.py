@@ -8,6 +8,7 @@ import ray_slo
 from ray_slo.core import LatencyProfile
 from ray_slo.core.profiles import save_profiles
 from ray_slo.planning.auto import Demand, Kind
+from ray_slo.serve.app.build import build_app
 from ray_slo.serve.config.resolve import parse_spec
 from ray_slo.serve.planner.auto import Auto
 from ray_slo.serve.planner.autoscaling import autoscaling
@@ -174,3 +175,64 @@ def test_its_brain_is_made():
 def test_mistakes_are_named(fields, says):
     with pytest.raises(ValueError, match=says):
         spec_of(**fields)
+
+
+# -- groups ------------------------------------------------------------------------------------
+
+
+class Sized(Plain):
+    @staticmethod
+    def size(item):
+        return len(item)
+
+
+GROUPS = {"one": {"workers": {"cpu": {"max_replicas": 2}}}, "two": {"workers": {"gpu": {}}}}
+
+
+def test_models_that_no_group_lists_are_placed():
+    models = {"m": MODEL, "n": MODEL, "o": MODEL}
+    groups = {**GROUPS, "one": {**GROUPS["one"], "models": ["m"]}}
+    spec = parse_spec({"models": models, "groups": groups})
+    assert (spec.planner.name, spec.homes, spec.unlisted) == ("auto", {"m": "one"}, {"n", "o"})
+    problem = Auto.setting(spec).problem
+    assert problem.group_of == {"m": "one"}
+    assert problem.allowed_groups == {"n": ("one", "two"), "o": ("one", "two")}
+    assert {kind.name: kind.group for kind in problem.kinds} == {"one-cpu": "one", "two-gpu": "two"}
+    brain = make_brain(spec)
+    assert brain.routing.routes == {"m": "one"} and not brain.routing.complete
+    fixed = {name: {"workers": {"cpu": {}}} for name in ("one", "two")}
+    assert parse_spec({"models": models, "groups": fixed}).planner.name == "auto"
+    fixed["one"]["models"] = list(models)
+    assert parse_spec({"models": models, "groups": fixed}).planner is None
+
+
+def test_a_pipeline_goes_where_one_of_its_tasks_is_listed():
+    groups = {**GROUPS, "one": {**GROUPS["one"], "models": ["find"]}}
+    fields = {"models": {"m": MODEL}, "pipelines": {"p": PIPELINE}, "groups": groups}
+    spec = parse_spec(fields)
+    assert (spec.homes, spec.unlisted) == ({"find": "one", "read": "one"}, {"m"})
+    shared = {**PIPELINE, "tasks": {**PIPELINE["tasks"], "m": {"model": "m", "parent": "find"}}}
+    shared["tasks"] = {k if k != "m" else "who": v for k, v in shared["tasks"].items()}
+    spec = parse_spec({**fields, "pipelines": {"p": shared}})
+    assert spec.homes == {"find": "one", "read": "one", "m": "one"}
+    two = {**groups, "two": {**GROUPS["two"], "models": ["m"]}}
+    with pytest.raises(ValueError, match=r"pipelines.p: its tasks are in the groups one, two"):
+        parse_spec({**fields, "pipelines": {"p": shared}, "groups": two})
+
+
+def test_a_group_whose_policy_cannot_serve_a_model_does_not_get_it():
+    groups = {**GROUPS, "two": {**GROUPS["two"], "policy": "price"}}
+    args = {"models": {"m": {**MODEL, "callable": Sized}, "n": MODEL}, "groups": groups}
+    assert build_app(args)
+    spec = parse_spec(args).model_copy(update={"sized": frozenset({"m"})})
+    allowed = Auto.setting(spec).problem.allowed_groups
+    assert allowed == {"m": ("one",), "n": ("one", "two")}
+    both = {name: {**group, "policy": "price"} for name, group in GROUPS.items()}
+    with pytest.raises(ValueError, match=r"models.m.callable: Sized.size: policy 'price' counts"):
+        build_app({**args, "groups": both})
+
+
+def test_without_a_planner_every_model_is_listed():
+    args = {"models": {"m": MODEL}, "groups": {"one": {}}, "planner": None}
+    with pytest.raises(ValueError, match=r"no group lists 'm'.* or choose the planner 'auto'"):
+        parse_spec(args)

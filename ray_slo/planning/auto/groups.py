@@ -1,0 +1,302 @@
+"""Which group of workers serves which models, where nobody says.
+
+Models that trees have in common, or that one tree needs, are a *unit*: all of it goes to one group,
+as a group's scheduler knows how long its own workers take. For a unit u and a group j,
+
+    full(u, j) = Σ rate / Σ_k n(k)·q(k)    over the unit's tasks; k: the group's kinds
+
+is the share of the group's time that serving u with the most accurate variant that is in time
+takes: n(k) workers, at most, each with the throughput q(k) of its largest batch in time. 1/full is
+the burst tolerance of HERD (SHEPHERD §4), for a group of which the size is given; Σ_u full is what
+partition evens out (Symphony Appendix A), where groups are not alike. A small program chooses:
+
+    minimise   Σ_j [10·(full(j) − 0.7)⁺ + 20·(full(j) − 1)⁺] + 0.2·max_j full(j)
+               + accuracy that is lost + 10·cost, as a share of the highest
+               + move_cost per model that moves + 100 per unit that is not in time
+               + 100·(memory beyond the group's)⁺, as a share of it
+
+in points of accuracy. So loads are even where a group would be full; where none is, the cheapest
+group that loses no accuracy is taken, and nothing moves for less than it costs.
+
+Worked example: three models, each of half a worker, on groups of two workers and of one.
+
+    >>> from ray_slo.core.profiles import LatencyProfile
+    >>> from ray_slo.core.trees import Tree
+    >>> from ray_slo.planning.auto.problem import Demand, Kind, Model, Problem, Variant
+    >>> profiles = dict.fromkeys(("a", "b"), LatencyProfile([0.01]))
+    >>> problem = Problem(
+    ...     tuple(Model(m, (Variant(m, 90.0, profiles),)) for m in "lmn"),
+    ...     tuple(Tree.of_model(m, {"": 0.1}) for m in "lmn"),
+    ...     dict.fromkeys("lmn", Demand(50.0)),
+    ...     (Kind("a", 1, 2, group="large"), Kind("b", 1, 1, group="small")),
+    ... )
+    >>> sorted(choose(problem).values())
+    ['large', 'large', 'small']
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from ray_slo.core.trees import Tree, TreeTask
+from ray_slo.planning.auto.problem import Kind, Problem, Variant
+from ray_slo.planning.milp import Floats, Milp
+
+COMFORTABLE = 0.7
+"""Share of a group's time that may be taken before evenness counts; bursts have the rest."""
+
+OVER, FULL, EVEN, COST, LOST = 10.0, 20.0, 0.2, 10.0, 100.0
+"""Weights of the objective (see the module), in points of accuracy."""
+
+_TIME_LIMIT_S = 5.0
+_GAP = 1e-3
+
+Unit = tuple[str, ...]
+
+
+def in_groups(problem: Problem) -> Problem:
+    """The problem with a group for every model, where workers are in groups.
+
+    Raises:
+        ValueError: a model is in no group that it may be in together with its tree.
+    """
+    if not problem.groups or problem.group_of.keys() == problem.model.keys():
+        return problem
+    return replace(problem, group_of=choose(problem))
+
+
+def units(problem: Problem) -> tuple[Unit, ...]:
+    """Models that are served in one group, in the order of the problem's models."""
+    unit_of = {model: {model} for model in problem.model}
+    for tree in problem.trees:
+        together = set[str]().union(*(unit_of[model] for model in tree.models))
+        unit_of |= dict.fromkeys(together, together)
+    found = dict.fromkeys(tuple(m for m in problem.model if m in unit_of[n]) for n in problem.model)
+    return tuple(found)
+
+
+def choose(problem: Problem) -> dict[str, str]:
+    """Group of every model.
+
+    Raises:
+        ValueError: see `in_groups`.
+    """
+    free: list[Unit] = []
+    fixed: list[Unit] = []
+    chosen = dict(problem.group_of)
+    for unit in units(problem):
+        named = {problem.group_of[m] for m in unit if m in problem.group_of}
+        if missing := [m for m in unit if m not in problem.group_of]:
+            if len(named) > 1:
+                raise ValueError(
+                    f"group_of: {missing[0]!r} is used together with models of the groups "
+                    f"{', '.join(sorted(named))}; name its group, too"
+                )
+            if not named:
+                free.append(unit)
+                continue
+            chosen |= dict.fromkeys(unit, named.pop())
+        fixed.append(unit)
+    allowed = {unit: _allowed(problem, unit) for unit in free}
+    if free:
+        found = _solved(problem, free, fixed, chosen, allowed)
+        for unit, group in found.items():
+            chosen |= dict.fromkeys(unit, group)
+    return {model: chosen[model] for model in problem.model}
+
+
+def _allowed(problem: Problem, unit: Unit) -> list[str]:
+    may = [problem.allowed_groups.get(model, problem.groups) for model in unit]
+    both = [group for group in problem.groups if all(group in groups for groups in may)]
+    if not both:
+        raise ValueError(f"allowed_groups: no group may have all of {', '.join(unit)}")
+    return both
+
+
+def _solved(
+    problem: Problem,
+    free: list[Unit],
+    fixed: list[Unit],
+    chosen: Mapping[str, str],
+    allowed: Mapping[Unit, list[str]],
+) -> dict[Unit, str]:
+    groups = problem.groups
+    demands = [Takes(problem, group) for group in groups]
+    told = np.zeros((2, len(groups)))  # of what is in its group already: time, memory
+    for unit in fixed:
+        for model in unit:
+            j = groups.index(chosen[model])
+            time, memory, *_ = demands[j].of_unit((model,))
+            told[:, j] += time if math.isfinite(time) else 0.0, memory
+    made = np.array([[takes.of_unit(unit) for takes in demands] for unit in free])
+    full, needs, lost, cost = np.moveaxis(made, 2, 0)
+    late = ~np.isfinite(full)
+    full, lost, cost = (np.where(late, 0.0, part) for part in (full, lost, cost))
+    dearest = cost.max(axis=1).sum()
+    penalty = LOST * late + lost - lost.min(axis=1, keepdims=True, initial=math.inf)
+    penalty = penalty + COST * cost / dearest if dearest else penalty
+    for u, unit in enumerate(free):
+        now = [problem.group_now.get(model) for model in unit]
+        moved = [sum(n is not None and n != group for n in now) for group in groups]
+        penalty[u] += problem.move_cost * np.array(moved)
+    may = np.array([[group in allowed[unit] for group in groups] for unit in free], float)
+    values = _program(problem, full, needs, penalty, may, told)
+    if values is None:  # the limit came before any plan
+        now = penalty + LOST * (1 - may) + OVER * full
+        return {unit: groups[j] for unit, j in zip(free, now.argmin(axis=1), strict=True)}
+    return {unit: groups[j] for unit, j in zip(free, values.argmax(axis=1), strict=True)}
+
+
+def _program(
+    problem: Problem, full: Floats, memory: Floats, penalty: Floats, may: Floats, told: Floats
+) -> Floats | None:
+    """Shares of units in groups, each 0 or 1, (units, groups)."""
+    m = Milp("min")
+    count = full.shape[1]
+    y = m.variables("y: unit in group", full.shape, upper=may, integer=True)
+    over = m.variables("beyond what is comfortable", count)
+    beyond = m.variables("beyond all of its time", count)
+    short = m.variables("memory that is missing", count)
+    top = m.variables("the fullest", 1)
+    m.block("one group", (1, y), lower=1, upper=1)
+    time, space = told
+    m.block("comfortable", (full.T, y.T), (-1, over[:, None]), upper=COMFORTABLE - time)
+    m.block("all of its time", (full.T, y.T), (-1, beyond[:, None]), upper=1 - time)
+    m.block("memory", (memory.T, y.T), (-1, short[:, None]), upper=1 - space)
+    m.block("the fullest", (full.T, y.T), (-1, np.broadcast_to(top, (count, 1))), upper=-time)
+    m.objective((OVER, over), (FULL, beyond), (LOST, short), (EVEN, top), (penalty, y))
+    limit_s = min(problem.time_limit_s, _TIME_LIMIT_S)
+    solution = m.solve(problem.backend, limit_s, _GAP, problem.seed)
+    return solution[y] if solution.found else None
+
+
+class Takes:
+    """What serving takes of a group."""
+
+    def __init__(self, problem: Problem, group: str) -> None:
+        self._problem = problem
+        self._kinds = [kind for kind in problem.kinds if kind.group == group]
+        self._part = _affordable(problem)
+        room = [problem.most(kind) * kind.memory_mb for kind in self._kinds]
+        self._room_mb = sum(room) if room and all(room) else 0.0
+
+    def of_unit(self, unit: Unit) -> tuple[float, float, float, float]:
+        """Shares of the group's time and memory, points of accuracy that are lost against perfect
+        answers (or the floor, where cost comes first), weighted by the demand, and the cost per
+        hour. A time of `inf`: not in time, or it
+        fits on no worker."""
+        time = lost = cost = 0.0
+        memory_mb: dict[str, float] = {}
+        problem = self._problem
+        total = sum(problem.rate(s) for s in problem.streams) or 1.0
+        for stream in problem.streams:
+            tree, rate = problem.tree_of(stream), problem.rate(stream)
+            if not any(model in unit for model in tree.models):
+                continue
+            budgets = self._budgets_s(tree, problem.slo_s(stream))
+            if budgets is None:
+                return math.inf, 0.0, 0.0, 0.0
+            arriving: dict[str, float] = {}
+            accuracy = 1.0
+            for task in tree.order:
+                found = self._served(task, budgets[task.name])
+                if found is None:
+                    return math.inf, 0.0, 0.0, 0.0
+                variant, capacity, price = found
+                arriving.setdefault(task.name, rate)
+                for child in tree.children(task.name):
+                    made = tree[task.name].factor(variant.name, child)
+                    arriving[child] = arriving[task.name] * made
+                accuracy *= variant.accuracy / 100
+                if task.model in unit:
+                    time += arriving[task.name] / capacity
+                    cost += arriving[task.name] * price
+                    need = max(memory_mb.get(task.model, 0.0), self._needs_mb(variant))
+                    memory_mb[task.model] = need
+            enough = problem.accuracy_floor / 100 if problem.objective == "cost" else 1.0
+            lost += 100 * max(enough - accuracy, 0.0) * rate / total
+        room_mb, needed_mb = self._room_mb, sum(memory_mb.values())
+        share = needed_mb / room_mb if room_mb else float(needed_mb > 0)
+        return time, share, lost, cost
+
+    def _needs_mb(self, variant: Variant) -> float:
+        return min(
+            variant.memory_mb.get(k.name, 0.0) for k in self._kinds if self._runs(variant, k)
+        )
+
+    def _runs(self, variant: Variant, kind: Kind) -> bool:
+        fits = variant.memory_mb.get(kind.name, 0.0) <= kind.memory_mb
+        return kind.name in variant.profiles and fits and self._problem.most(kind) > 0
+
+    def _time_s(self, latency_s: float) -> float:
+        problem = self._problem
+        return problem.waiting_factor * latency_s + problem.communication_s
+
+    def _budgets_s(self, tree: Tree, slo_s: float) -> dict[str, float] | None:
+        """The SLO, shared among the tasks of each path as the fastest variants take; None where it
+        is too short for these."""
+        least: dict[str, float] = {}
+        for task in tree.order:
+            one = math.ceil(self._problem.model[task.model].items - 1e-9)
+            profiles = [
+                variant.profiles[kind.name]
+                for variant in self._problem.variants_of(task)
+                for kind in self._kinds
+                if self._runs(variant, kind)
+            ]
+            times = [self._time_s(p.latency(min(one, p.max_batch_size))) for p in profiles]
+            if not times:
+                return None
+            least[task.name] = min(times)
+        longest: dict[str, float] = dict.fromkeys(least, 0.0)
+        for task in tree.order:
+            if not tree.children(task.name):
+                path = tree.path(task.name)
+                takes = sum(least[name] for name in path)
+                longest |= {name: max(longest[name], takes) for name in path}
+        if max(longest.values()) > slo_s * (1 + 1e-9):
+            return None
+        return {name: slo_s * least_s / longest[name] for name, least_s in least.items()}
+
+    def _served(self, task: TreeTask, budget_s: float) -> tuple[Variant, float, float] | None:
+        """A task's variant, the group's requests per second with it, and the price of one, per
+        hour and request per second."""
+        problem = self._problem
+        found = []
+        for variant in problem.variants_of(task):
+            speeds = {
+                kind: self._throughput(variant, kind, task.model, budget_s)
+                for kind in self._kinds
+                if self._runs(variant, kind)
+            }
+            capacity = self._part * sum(problem.most(k) * speed for k, speed in speeds.items())
+            if capacity > 0:
+                prices = [k.price_per_hour / speed for k, speed in speeds.items() if speed]
+                found.append((variant, capacity, min(prices)))
+        enough = [one for one in found if one[0].accuracy >= problem.accuracy_floor] or found
+        if problem.objective == "cost":
+            return min(enough, key=lambda one: (one[2], -one[1]), default=None)
+        return max(enough, key=lambda one: (one[0].accuracy, one[1]), default=None)
+
+    def _throughput(self, variant: Variant, kind: Kind, model: str, budget_s: float) -> float:
+        """Requests per second of one worker; 0 where no batch is in time."""
+        profile, items = variant.profiles[kind.name], self._problem.model[model].items
+        most = max(int(profile.max_batch_size / items + 1e-12), 1)
+        best = 0.0
+        for b in sorted({min(b, most) for b in self._problem.batch_sizes}):
+            latency_s = profile.latency(min(math.ceil(b * items - 1e-9), profile.max_batch_size))
+            if self._time_s(latency_s) <= budget_s * (1 + 1e-9):
+                best = max(best, b / latency_s)
+        return best
+
+
+def _affordable(problem: Problem) -> float:
+    """Share of all workers that the budget pays for."""
+    if problem.budget_per_hour is None or problem.present is not None:
+        return 1.0
+    all_of_them = sum(problem.most(kind) * kind.price_per_hour for kind in problem.kinds)
+    return min(1.0, max(problem.budget_per_hour, 1e-9) / all_of_them) if all_of_them else 1.0
