@@ -307,12 +307,16 @@ def test_auto_chooses_groups_and_moves_a_model_and_nothing_is_lost(ray_cluster, 
         )
 
     with ray_cluster.running(app, "chosen", "/chosen") as handle:
-        assert eventually(lambda: serves(["cube", "fourth"], ["square"])), status(handle)
+        assert eventually(lambda: serves(["cube", "fourth"], ["square"])), str(
+            status(handle)["plan"]
+        )
         assert status(handle)["plan"]["moves"] == 0
         with Load(handle, 0.15) as load:
             # Most of the demand is for "fourth": "cube" leaves it.
             [r.result(timeout_s=60) for r in [handle.remote(1, model="fourth") for _ in range(300)]]
-            assert eventually(lambda: serves(["cube", "square"], ["fourth"])), status(handle)
+            assert eventually(lambda: serves(["cube", "square"], ["fourth"])), str(
+                status(handle)["plan"]
+            )
             # A planner that is new finds what there is.
             layout, epoch = served_by(handle), status(handle)["plan"]["epoch"]
             ray.kill(find_planner("chosen#chosen"), no_restart=True)

@@ -10,7 +10,7 @@ takes: n(k) workers, at most, each with the throughput q(k) of its largest batch
 the burst tolerance of HERD (SHEPHERD §4), for a group of which the size is given; Σ_u full is what
 partition evens out (Symphony Appendix A), where groups are not alike. A small program chooses:
 
-    minimise   Σ_j [10·(full(j) − 0.7)⁺ + 20·(full(j) − 1)⁺] + 0.2·max_j full(j)
+    minimise   Σ_j [10·(full(j) − 0.7)⁺ + 20·(full(j) − 1)⁺] + 0.2·max_j full(j), over the average
                + accuracy that is lost + 10·cost, as a share of the highest
                + move_cost per model that moves + 100 per unit that is not in time
                + 100·(memory beyond the group's)⁺, as a share of it
@@ -161,13 +161,16 @@ def _program(
     over = m.variables("beyond what is comfortable", count)
     beyond = m.variables("beyond all of its time", count)
     short = m.variables("memory that is missing", count)
-    top = m.variables("the fullest", 1)
+    top = m.variables("the fullest, over the average", 1)
     m.block("one group", (1, y), lower=1, upper=1)
     time, space = told
     m.block("comfortable", (full.T, y.T), (-1, over[:, None]), upper=COMFORTABLE - time)
     m.block("all of its time", (full.T, y.T), (-1, beyond[:, None]), upper=1 - time)
     m.block("memory", (memory.T, y.T), (-1, short[:, None]), upper=1 - space)
-    m.block("the fullest", (full.T, y.T), (-1, np.broadcast_to(top, (count, 1))), upper=-time)
+    average = (float(time.sum()) + float(full.mean(axis=1).sum())) / count
+    if average > 0:
+        each = np.broadcast_to(top, (count, 1))
+        m.block("the fullest", (full.T / average, y.T), (-1, each), upper=-time / average)
     m.objective((OVER, over), (FULL, beyond), (LOST, short), (EVEN, top), (penalty, y))
     limit_s = min(problem.time_limit_s, _TIME_LIMIT_S)
     solution = m.solve(problem.backend, limit_s, _GAP, problem.seed)

@@ -191,6 +191,7 @@ class Homes:
             self.layout |= routes
             self._routes |= routes
             self._number += 1
+            self._moved_at = now  # the demand must be seen before anything moves
             for worker in seen.workers.values():
                 for model in {self._model_of.get(v) for v in worker.loaded} & {*unit}:
                     if model and worker.group is not None and worker.group != routes[model]:

@@ -253,6 +253,7 @@ def test_a_planner_that_is_new_goes_on_where_requests_go():
     assert homes.layout == {"l": "a", "x": "b", "y": "a", "z": "a"}
     assert homes.routing.routes == homes.layout and not homes.unplaced
     assert homes.leaving("a")  # a1 may have requests of x
+    assert not homes.may_move(1.0)  # nobody knows the demand yet
     wanted = {"a1": Wanted((), ("l", "y", "z")), "b1": Wanted((), ("x",))}
     assert set(homes.send_home(wanted, there, 0.0)["a1"].keep) == {"l", "x", "y", "z"}
 
