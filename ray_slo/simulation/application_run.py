@@ -15,7 +15,7 @@ from ray_slo.core.decisions import Dispatch, Drop
 from ray_slo.core.policy import Policy
 from ray_slo.core.requests import BatchStatus, Request, Upstream
 from ray_slo.core.trees import Tree, root_and_class
-from ray_slo.planning.brains.brain import Counts, FrontendSays, Key, Seen, Verdict
+from ray_slo.planning.brains.brain import Key, Seen, Verdict
 from ray_slo.record.rows import Recording
 from ray_slo.simulation.books import PolicyError
 from ray_slo.simulation.engine import Batch, Event, Run, Slot
@@ -286,9 +286,7 @@ class ApplicationRun(Run):
             seen = replace(seen, profiles=self._profiles)
         if self._grouped is None:
             return seen
-        applied, queued = ("", self._grouped.number), self._grouped.queued
-        says = FrontendSays("clients", Counts(), "", applied=applied, queued=queued)
-        return replace(seen, frontends={says.client: says})
+        return replace(seen, frontends={"clients": self._grouped.says})
 
     def _next_look(self) -> None:
         """Due plans, and looks at demand in between; none after the last deadline."""

@@ -12,6 +12,7 @@ from ray_slo.core.cluster import Cluster
 from ray_slo.core.decisions import Action, Decision, Drop
 from ray_slo.core.policy import Abilities, Policy
 from ray_slo.core.requests import BatchOutcome, Request, RequestId, WorkerId
+from ray_slo.planning.brains.brain import Counts, FrontendSays
 
 
 class Grouped(Abilities):
@@ -37,19 +38,21 @@ class Grouped(Abilities):
         self.serves_late = late  # type: ignore[misc]
         self._of_kind, self._of_model = group_of_kind, dict(group_of_model)
         self._at: dict[RequestId, tuple[str, str]] = {}  # model and group of what is not answered
-        self.number = 0
+        self._number = 0
         self._of_worker: dict[WorkerId, str] = {}
         self._clusters: dict[str, Cluster] = {}
 
     def route(self, number: int, routes: Mapping[str, str]) -> None:
         """Send requests there from now on; `number` names the answer."""
-        self.number = number
+        self._number = number
         self._of_model |= routes
 
     @property
-    def queued(self) -> Counter[tuple[str, str]]:
-        """Requests that are not answered yet, by (model, group)."""
-        return Counter(self._at.values())
+    def says(self) -> FrontendSays:
+        """What a frontend says to a planner: by which answer it goes, and what is not answered yet,
+        by (model, group)."""
+        queued = Counter(self._at.values())
+        return FrontendSays("clients", Counts(), "", applied=("", self._number), queued=queued)
 
     def _split(self, requests: Sequence[Request]) -> dict[str, list[Request]]:
         found: dict[str, list[Request]] = {}
