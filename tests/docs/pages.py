@@ -361,9 +361,16 @@ class Reader:
     def question(rest: list[str]) -> None:
         """A plan's spec and its changes."""
         from ray_slo.core.documents import read_yaml as document
+        from ray_slo.simulation.application_plan import plan_application
+        from ray_slo.simulation.application_spec import ApplicationSpec
         from ray_slo.simulation.sizing import PlanSpec, what_if
 
-        question = PlanSpec.model_validate(document(ROOT / rest[0])).build(ROOT / "configs")
+        said = document(ROOT / rest[0])
+        if "workloads" in said:
+            plan = plan_application(ApplicationSpec.model_validate(said), ROOT / "configs").plan
+            assert plan.slots, rest
+            return
+        question = PlanSpec.model_validate(said).build(ROOT / "configs")
         for option, change in itertools.pairwise(rest):
             if option == "--what-if":
                 assert what_if(question, change) != question
