@@ -3,32 +3,43 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 from ray_slo.core.policy import Expected
 from ray_slo.core.trees import Tree, root_and_class
+from ray_slo.planning.auto.overflow import late_by_stream
 from ray_slo.planning.auto.plan import Plan
-from ray_slo.planning.auto.problem import Problem
+from ray_slo.planning.auto.problem import Demand, Problem
 
 
-def expected(problem: Problem, plan: Plan) -> dict[str, Expected]:
-    """By root, of those that are asked for. Where several roots share the plan, what bursts make
-    late is shared out evenly; the accuracy of a tree is then the mean over its last tasks of the
-    product of the tasks' accuracies on the way, and not known where paths have one of their own."""
-    demand: dict[str, float] = {}
-    served: dict[str, float] = {}
-    for stream, of in problem.demand.items():
+def expected(
+    problem: Problem, plan: Plan, factors: Mapping[str, float] | None = None
+) -> dict[str, Expected]:
+    """By root, of those that are asked for. Where several roots share the plan, the accuracy of a
+    tree is the mean over its last tasks of the product of the tasks' accuracies on the way, and not
+    known where paths have one of their own.
+
+    Args:
+        factors: planned demand over the one that there is, by stream; 1 where not given.
+    """
+    demand = {
+        stream: Demand(of.rate / (factors or {}).get(stream, 1.0), of.dispersion)
+        for stream, of in problem.demand.items()
+    }
+    late = late_by_stream(problem, plan, demand)
+    rates: dict[str, float] = {}
+    bad: dict[str, float] = {}
+    for stream, share in late.items():
         root = root_and_class(stream)[0]
-        demand[root] = demand.get(root, 0.0) + of.rate
-        served[root] = served.get(root, 0.0) + of.rate * plan.served.get(stream, 0.0)
-    total, answered = sum(demand.values()), sum(served.values())
-    late = max(plan.bad_rate - (1 - answered / total), 0.0) * total / answered if answered else 0.0
-    asked = [tree for tree in problem.trees if demand.get(tree.name, 0.0) > 0]
+        rates[root] = rates.get(root, 0.0) + demand[stream].rate
+        bad[root] = bad.get(root, 0.0) + demand[stream].rate * share
+    asked = [tree for tree in problem.trees if tree.name in rates]
     by_model = _by_model(problem, plan)
     found = {}
     for tree in asked:
-        share = served[tree.name] / demand[tree.name]
+        share = bad[tree.name] / rates[tree.name]
         accuracy = plan.accuracy if len(asked) == 1 else _of_tree(tree, by_model)
-        found[tree.name] = Expected(accuracy if share > 0 else None, 1 - share * (1 - late))
+        found[tree.name] = Expected(accuracy if share < 1 else None, share)
     return found
 
 

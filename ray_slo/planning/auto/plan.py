@@ -63,8 +63,9 @@ class Plan:
             `present` asks for are counted in `workers`, and take part in `slots` where they help.
         accuracy: percent, over the requests that are served, mean of the last tasks; 0 if none are.
         served: share of the demand that is planned for, by stream.
-        bad_rate: expected share of the demand that is late or refused: what is not planned for,
-            and what bursts make late.
+        bad_rate: share of the demand that would be late or refused with the planned batches of the
+            planned variants alone: what is not planned for, and what bursts make late. What is
+            expected, as workers do more than planned in bursts, says `expected.py`.
         cost_per_hour: of `workers`.
         prices: see `Prices`.
         rest_s: by task and SLO class, the time that the rest of a request's path needs after the

@@ -406,7 +406,7 @@ class AutoBrain(Brain):
     def expected(self) -> dict[str, Expected]:
         if self._job is None or self._solved is None:
             return {}
-        return expected(self._job.whole, best(self._solved.now))
+        return expected(self._job.whole, best(self._solved.now), self._job.factors)
 
     def outcome(self) -> dict[str, Any]:
         if self._job is None or self._solved is None:
