@@ -98,6 +98,9 @@ def _print(console: Any, name: str, state: dict[str, Any]) -> None:
     _print_memory(console, state.get("workers", {}))
     if "groups" in state:
         _print_groups(console, state)
+    for group, of in {"": state, **state.get("groups", {})}.items():
+        if "auto" in of:
+            _print_auto(console, group, of["auto"])
     if "plan" in state:
         _print_plan(console, state["plan"])
     console.print(", ".join(f"{k} {v}" for k, v in counts.items()))
@@ -171,6 +174,48 @@ def _print_groups(console: Any, state: dict[str, Any]) -> None:
             f"{sum(state['goodput'].get(m, 0.0) for m in models):.1f}",
         )
     console.print(groups)
+
+
+def _print_auto(console: Any, group: str, auto: dict[str, Any]) -> None:
+    """The setting in force, why, and what the last rehearsal said of all of them."""
+    from rich.table import Table
+
+    where = f"group {group}: " * bool(group)
+    console.print(
+        f"{where}auto runs {auto['setting']!r}, for {auto['for_s']:.0f} s: {auto['why']}. "
+        f"{auto['held']} rehearsals held, {auto['failed']} failed",
+        markup=False,
+    )
+    if auto["error"]:
+        console.print(f"the last rehearsal failed: {auto['error']}", markup=False, style="yellow")
+    if not auto["rehearsals"]:
+        return
+    last = auto["rehearsals"][-1]
+    tried = Table(
+        "setting",
+        title=f"{where}rehearsed {last['ago_s']:.0f} s ago with {last['requests']} requests",
+        title_justify="left",
+    )
+    for column in ("value", "not in time %", "p50 ms"):
+        tried.add_column(column, justify="right")
+    for setting, found in last["tried"].items():
+        if "error" in found:
+            tried.add_row(setting, f"could not be tried: {found['error']}", "", "")
+            continue
+        given_up = "" if found["whole"] else " (given up)"
+        p50 = "" if found["p50_ms"] is None else f"{found['p50_ms']:.1f}"
+        said = f"{found['value']:.4f}{given_up}"
+        tried.add_row(setting, said, f"{100 * found['bad']:.2f}", p50)
+    console.print(tried)
+    for one in auto["rehearsals"]:
+        if one["measured_bad"] is None or one["predicted_bad"] is None:
+            continue
+        console.print(
+            f"  {one['ago_s']:.0f} s ago: {one['setting']}: not in time "
+            f"{100 * one['predicted_bad']:.2f} % predicted, {100 * one['measured_bad']:.2f} % "
+            "measured until the next",
+            markup=False,
+        )
 
 
 def _print_plan(console: Any, plan: dict[str, Any]) -> None:

@@ -328,6 +328,10 @@ class Auto(Abilities):
             if arrived
         }
 
+    def in_force(self) -> dict[str, Any]:
+        """Plain data: the setting in force, why, and since when, seconds in the host's clock."""
+        return self._story.now()
+
     def story(self) -> list[dict[str, Any]]:
         """Plain data: settings in force, and the last rehearsals, with what was tried, predicted
         and measured."""

@@ -187,6 +187,10 @@ class Story:
             }
         )
 
+    def now(self) -> dict[str, Any]:
+        """The setting in force, why, and since when."""
+        return {"setting": self._label, "why": self._why, "since": self._at}
+
     def told(self) -> list[dict[str, Any]]:
         """The last rehearsals, the newest last; the setting in force and why, if there was none."""
         if self._told:

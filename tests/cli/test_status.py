@@ -111,3 +111,33 @@ def test_an_address_where_nothing_listens_is_an_error_at_once(command, capsys):
         err = capsys.readouterr().err
         assert says in err
         assert f"{command[-1]}" in err
+
+
+def test_auto_says_what_it_runs_why_and_what_it_tried():
+    tried = {
+        "eager": {"value": 0.991, "bad": 0.009, "p50_ms": 12.34, "whole": True},
+        "deferred": {"value": 0.5, "bad": 0.5, "p50_ms": None, "whole": False},
+        "flex": {"error": "ValueError: no"},
+    }
+    rehearsal = {
+        **{"ago_s": 4.2, "requests": 300, "rate": 60.0, "before": "deferred", "setting": "eager"},
+        **{"why": "most value in time", "tried": tried},
+    }
+    before = {**rehearsal, "ago_s": 9.0, "predicted_bad": 0.01, "measured_bad": 0.012}
+    last = {**rehearsal, "predicted_bad": 0.009, "measured_bad": None}
+    auto = {
+        **{"setting": "eager", "why": "most value in time", "for_s": 4.0, "held": 2, "failed": 1},
+        **{"took_s": 0.3, "error": "ValueError: no core", "rehearsals": [before, last]},
+    }
+    rows, lines = printed(groups={"a": {"models": ["find"], "auto": auto}})
+    text = " ".join(lines)
+    assert "group a: auto runs 'eager', for 4 s: most value in time. 2 rehearsals held" in text
+    assert "the last rehearsal failed: ValueError: no core" in lines
+    assert "group a: rehearsed 4 s ago with 300 requests" in lines
+    assert rows["eager"].split()[2:] == ["│", "0.9910", "│", "0.90", "│", "12.3", "│"]
+    assert "0.5000 (given up)" in rows["deferred"]
+    assert "could not be tried: ValueError: no" in rows["flex"]
+    assert "9 s ago: eager: not in time 1.00 % predicted, 1.20 % measured until the next" in text
+    rows, lines = printed(auto={**auto, "rehearsals": [], "error": None, "failed": 0})
+    assert not {"eager", "deferred"} & rows.keys()
+    assert lines[-2].startswith("auto runs 'eager'") or "auto runs 'eager'" in " ".join(lines)

@@ -42,9 +42,9 @@ ARGS = {
     "workers": {"small": {"ray_actor_options": {"num_cpus": 0.1}}},
     "profile_seconds": 0.3,
 }
-# What this application has nothing of: it has no preemption, planner or groups, memory for all, and
-# loses nothing.
-WITHOUT = "preemption|plan|replicas|group_|out_of_memory|expected|unclaimed"
+# What this application has nothing of: it has no preemption, planner, groups or rehearsals, memory
+# for all, and loses nothing.
+WITHOUT = "preemption|plan|replicas|group_|out_of_memory|expected|unclaimed|rehearsal|auto_"
 
 
 class Prometheus:

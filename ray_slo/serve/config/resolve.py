@@ -171,6 +171,8 @@ def _policy(
         # The policy of variants counts requests, not the items in them.
         chooses = any(m.variants for m in served) and not any(m.is_sized for m in served)
         name = DEFAULTS["tasks" if config.all_pipelines else "variants" if chooses else "models"]
+    if name == "auto" and any(config.served[model].exit_points for model in models):
+        kwargs = {"preempt": True, **kwargs}  # networks that are given places to stop at may stop
     try:
         made = make_policy(name, kwargs)
         spec = PolicySpec(name=name, kwargs=kwargs, preempts=getattr(made, "preempts", False))

@@ -87,8 +87,13 @@ async def in_time(response: Awaitable[Any], timeout_s: float) -> Any:
 
 
 async def in_task(function: Callable[[Any], Any], argument: Any) -> Any:
-    """Run `function(argument)` in a Ray task, anywhere in the cluster."""
-    return await _as_task(function).remote(argument)
+    """Run `function(argument)` in a Ray task, anywhere in the cluster. Cancelled, it ends that."""
+    running = _as_task(function).remote(argument)
+    try:
+        return await running
+    except asyncio.CancelledError:
+        ray.cancel(running, force=True)
+        raise
 
 
 @functools.cache

@@ -79,7 +79,7 @@ class SchedulerActor(AppActor):
                 self._spec,
                 self._deliver,
                 aside=in_task,
-                on_unclaimed=self._metrics.unclaimed,
+                watch=self._metrics,
             )
         return self._scheduler
 

@@ -111,7 +111,7 @@ class EmbeddedChannel(Channel):
             spec,
             lambda _client, messages: on_messages(messages),
             aside=in_task,
-            on_unclaimed=SchedulerMetrics().unclaimed,
+            watch=SchedulerMetrics(),
         )
         self._scheduler.client_is_on("", this_node())
 

@@ -119,6 +119,8 @@ class GroupedChannel(Channel):
         policies: set[str] = set()
         for status in found.values():
             for key, value in status.items():
+                if key == "auto":  # each group has a setting of its own
+                    continue
                 if key in ("queued", "counts"):
                     sums = total.setdefault(key, {})
                     for name, count in value.items():

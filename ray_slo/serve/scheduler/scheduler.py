@@ -48,6 +48,7 @@ from ray_slo.serve.scheduler.learned import Learned
 from ray_slo.serve.scheduler.roster import Quarantine, Roster, WorkerState
 from ray_slo.serve.scheduler.seats import NearPayloads
 from ray_slo.serve.scheduler.solver import Aside, Solver
+from ray_slo.serve.scheduler.watch import Watch
 from ray_slo.serve.watch.logs import open_log
 
 logger = logging.getLogger(__name__)
@@ -66,7 +67,7 @@ class Scheduler:
         deliver: called with (client, messages) at most once per client and event-loop turn.
         aside: runs a function that takes a second or so off this event loop; default: a thread.
         heartbeat_timeout_s: a silent worker is taken for dead after this.
-        on_unclaimed: told of every worker that the watchdog frees.
+        watch: told what to keep metrics of.
     """
 
     def __init__(
@@ -76,7 +77,7 @@ class Scheduler:
         *,
         aside: Aside | None = None,
         heartbeat_timeout_s: float = 10.0,
-        on_unclaimed: Callable[[], None] = lambda: None,
+        watch: Watch | None = None,
     ) -> None:
         self.epoch = uuid.uuid4().hex[:8]
         self._spec = spec
@@ -84,14 +85,14 @@ class Scheduler:
         self._tasks = frozenset(tree_of_task(spec.trees))
         self._deliver = deliver
         self._heartbeat_timeout_s = heartbeat_timeout_s
-        self._on_unclaimed = on_unclaimed
+        self._watch = watch or Watch()
         self._loop = asyncio.get_running_loop()
         self._clock = time.monotonic  # uvloop's loop.time() has milliseconds only
         self._workers = Roster()
         self._client_nodes: dict[str, str] = {}
         self._quarantine = Quarantine()
         self._learned = Learned(spec, self._workers)
-        self._solver = Solver(aside)
+        self._solver = Solver(aside, self._watch)
         self._queued: dict[tuple[str, int], OwnedRequest] = {}
         self._in_flight: dict[str, Flight] = {}
         self._outbox: dict[str, list[Message]] = {}
@@ -230,7 +231,7 @@ class Scheduler:
             "preemptions": [dict(record) for record in self._preemptions],
             "decision_log": self._log and self._log.status(),
             "workers": self._workers.status(self._clock(), busy),
-            **self._solver.status(self._host),
+            **self._solver.status(self._host, self._clock()),
             **self._learned.status(),
         }
 
@@ -305,7 +306,7 @@ class Scheduler:
             lost = flight.lost(self._clock())
             logger.warning("worker %s is free again: %s", flight.worker, lost)
             self._counts["unclaimed"] += 1
-            self._on_unclaimed()
+            self._watch.unclaimed()
             self._end_batch(flight.batch_id, BatchStatus.LOST)
 
     def _forget_worker(self, worker: str) -> None:

@@ -10,11 +10,15 @@ from collections.abc import Awaitable, Callable
 from typing import Any, cast
 
 from ray_slo.core.names import import_attr
+from ray_slo.core.rehearsal import Rehearsal, Rehearsed
 from ray_slo.serve.scheduler.host import PolicyHost
+from ray_slo.serve.scheduler.watch import Watch
 
 logger = logging.getLogger(__name__)
 
 _SOLVER = "ray_slo.simulation.rehearsal:solve"
+_PATIENCE_S = 60.0  # with a rehearsal; the traffic that it plays is bounded
+_PAUSE_S, _LONGEST_PAUSE_S = 2.0, 300.0  # after rehearsals that failed, each twice as long
 
 Aside = Callable[[Callable[[Any], Any], Any], Awaitable[Any]]
 
@@ -22,23 +26,44 @@ Aside = Callable[[Callable[[Any], Any], Any], Awaitable[Any]]
 class Solver:
     """Has what a policy wants solved.
 
+    A table that cannot be solved is not tried again. A rehearsal that fails or takes too long
+    changes nothing; another one is held after a while.
+
     Args:
-        aside: runs a function of one argument off this event loop; default: in a thread.
+        aside: runs a function of one argument off this event loop, and stops it, if it can, when
+            nobody waits for the answer any more; default: in a thread.
+        watch: told of rehearsals, and of the setting in force.
     """
 
-    def __init__(self, aside: Aside | None) -> None:
+    def __init__(self, aside: Aside | None, watch: Watch) -> None:
         self._aside = aside or asyncio.to_thread
+        self._watch = watch
+        self._setting = ""
         self._solving: asyncio.Task[None] | None = None
         self._unsolvable: set[Any] = set()
+        self._not_before = -1.0
+        self._failed_in_a_row = 0
+        self._held = self._failed = 0  # rehearsals
+        self._took_s: float | None = None
+        self._error: str | None = None
 
     def look(self, host: PolicyHost) -> None:
         """Begin with what the policy wants first, if nothing is being solved."""
+        if (in_force := getattr(host.policy, "in_force", None)) is not None:
+            setting = in_force()["setting"]
+            if setting != self._setting:
+                before, self._setting = self._setting, setting
+                self._watch.setting(before, setting)
         wanted = getattr(host.policy, "wanted", None)
         if wanted is None or (self._solving is not None and not self._solving.done()):
             return
+        if time.monotonic() < self._not_before:
+            return
         problem = next((p for p in wanted() if p not in self._unsolvable), None)
-        if problem is not None:
-            self._solving = asyncio.create_task(self._solve(host, problem))
+        if problem is None:
+            return
+        solve = self._rehearse if isinstance(problem, Rehearsal) else self._solve
+        self._solving = asyncio.create_task(solve(host, problem))
 
     async def _solve(self, host: PolicyHost, problem: Any) -> None:
         start = time.monotonic()
@@ -51,9 +76,49 @@ class Solver:
         logger.info("solved in %.2f s: %r", time.monotonic() - start, problem)
         host.solved([table])
 
-    def status(self, host: PolicyHost) -> dict[str, Any]:
-        """For people: tables that decide now, and how many are missing; nothing for a policy that
-        has none."""
+    async def _rehearse(self, host: PolicyHost, problem: Rehearsal) -> None:
+        start = time.monotonic()
+        answer: Rehearsed | None = None
+        error = ""
+        try:
+            answer = await asyncio.wait_for(self._aside(import_attr(_SOLVER), problem), _PATIENCE_S)
+        except TimeoutError:
+            error = f"it was not over after {_PATIENCE_S:g} s"
+        except Exception as raised:  # of policies that may be anybody's, or of the cluster
+            said = str(raised).strip().splitlines() or [""]  # Ray's say whose error it is last
+            error = said[-1] if len(said) > 1 else f"{type(raised).__name__}: {said[0]}"
+        took_s = time.monotonic() - start
+        self._watch.rehearsed(answer is not None, took_s)
+        if answer is None:
+            self._failed += 1
+            self._error = error
+            pause_s = min(_PAUSE_S * 2**self._failed_in_a_row, _LONGEST_PAUSE_S)
+            self._failed_in_a_row += 1
+            self._not_before = time.monotonic() + pause_s
+            logger.warning(
+                "%r failed, and changes nothing: %s. The next one is held in %.0f s or later",
+                *(problem, error, pause_s),
+            )
+            return
+        self._held += 1
+        self._failed_in_a_row = 0
+        self._took_s, self._error = took_s, None
+        for label, score in answer.scores.items():
+            if score.error:
+                logger.warning("%r: %s could not be tried: %s", problem, label, score.error)
+        logger.info("held in %.2f s: %r", took_s, problem)
+        host.solved([answer])
+
+    def status(self, host: PolicyHost, now: float) -> dict[str, Any]:
+        """For people: tables that decide now, and how many are missing; the setting in force and
+        the last rehearsals. Nothing for a policy that has none.
+
+        Args:
+            now: seconds in the policy's clock.
+        """
+        return {**self._tables(host), **self._rehearsals(host, now)}
+
+    def _tables(self, host: PolicyHost) -> dict[str, Any]:
         in_force = getattr(host.policy, "tables_in_force", None)
         if in_force is None:
             return {}
@@ -61,6 +126,28 @@ class Solver:
         missing = sum(problem not in self._unsolvable for problem in wanted)
         failed = len(wanted) - missing
         return {"tables": in_force(), "tables_wanted": missing, "tables_failed": failed}
+
+    def _rehearsals(self, host: PolicyHost, now: float) -> dict[str, Any]:
+        in_force = getattr(host.policy, "in_force", None)
+        if in_force is None:
+            return {}
+        now_in_force = in_force()
+        return {
+            "auto": {
+                "setting": now_in_force["setting"],
+                "why": now_in_force["why"],
+                "for_s": now - now_in_force["since"],
+                "held": self._held,
+                "failed": self._failed,
+                "took_s": self._took_s,
+                "error": self._error,
+                "rehearsals": [
+                    {"ago_s": now - one["at"], **{k: v for k, v in one.items() if k != "at"}}
+                    for one in cast(Any, host.policy).story()
+                    if "tried" in one
+                ],
+            }
+        }
 
     def close(self) -> None:
         if self._solving is not None:

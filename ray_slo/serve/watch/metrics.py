@@ -18,6 +18,7 @@ from ray_slo.core.policy import Expected
 from ray_slo.core.trees import root_and_class
 from ray_slo.planning.brains.brain import Plans
 from ray_slo.serve.errors import FAULTS
+from ray_slo.serve.scheduler.watch import Watch
 
 if TYPE_CHECKING:
     from ray_slo.serve.config.spec import VariantRef
@@ -268,8 +269,8 @@ class GroupMetrics:
             self._serves.set(1, {"group": group, "model": model})
 
 
-class SchedulerMetrics:
-    """What a scheduler had to mend.
+class SchedulerMetrics(Watch):
+    """What a scheduler had to mend, and what its policy rehearsed.
 
     Args:
         app_key: of a scheduler that is an actor of its own; Serve tags what lives in a replica.
@@ -278,6 +279,20 @@ class SchedulerMetrics:
     def __init__(self, app_key: str | None = None) -> None:
         names = () if app_key is None else app_key.split("#")
         self._tags = dict(zip(("application", "deployment"), names, strict=False))
+        self._group = {"group": names[2] if len(names) > 2 else ""}
+        self._rehearsals = _counter(
+            "rehearsals_total",
+            "Rehearsals of the policy `auto`: held, or failed (they change nothing).",
+            *(*self._tags, "group", "outcome"),
+        )
+        self._took = _gauge(
+            "rehearsal_s", "Seconds that the last rehearsal took.", *self._tags, "group"
+        )
+        self._setting = _gauge(
+            "auto_setting",
+            "1 for the setting that the policy `auto` runs.",
+            *(*self._tags, "group", "setting"),
+        )
         self._unclaimed = _counter(
             "unclaimed_batches_total",
             "Granted batches that nobody had any more; their workers were freed.",
@@ -287,6 +302,17 @@ class SchedulerMetrics:
     def unclaimed(self) -> None:
         """A worker was freed of such a batch."""
         self._unclaimed.inc(1, self._tags)
+
+    def rehearsed(self, held: bool, took_s: float) -> None:
+        tags = {**self._tags, **self._group}
+        self._rehearsals.inc(1, {**tags, "outcome": "held" if held else "failed"})
+        self._took.set(took_s, tags)
+
+    def setting(self, before: str, now: str) -> None:
+        tags = {**self._tags, **self._group}
+        if before:
+            self._setting.set(0, {**tags, "setting": before})
+        self._setting.set(1, {**tags, "setting": now})
 
 
 class WorkerMetrics:

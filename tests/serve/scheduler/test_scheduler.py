@@ -26,6 +26,7 @@ from ray_slo.serve.messages import (
 )
 from ray_slo.serve.scheduler import scheduler as scheduler_module
 from ray_slo.serve.scheduler.scheduler import Scheduler
+from ray_slo.serve.scheduler.watch import Watch
 from tests.serve.fakes import Box, Fifo, beat
 from tests.serve.loops import in_loop, settle, until
 
@@ -210,7 +211,12 @@ async def granted(scheduler, box, *ids):
 @in_loop
 async def test_a_batch_that_its_worker_does_not_know_is_over(caplog):
     freed = []
-    async with running(on_unclaimed=lambda: freed.append(1)) as (scheduler, box):
+
+    class Kept(Watch):
+        def unclaimed(self):
+            freed.append(1)
+
+    async with running(watch=Kept()) as (scheduler, box):
         scheduler.heartbeat(beat())
         await granted(scheduler, box, 1)
         assert not await granted(scheduler, box, 2)

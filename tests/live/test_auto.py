@@ -1,0 +1,103 @@
+"""`auto` live: rehearsed in a Ray task, swapped under load, nothing lost, and it says why."""
+
+import threading
+import time
+
+import pytest
+from waiting import eventually
+
+from ray_slo.record.decode import read
+from ray_slo.serve import build_app
+from ray_slo.simulation.replay import replay, tape, what_if
+
+pytestmark = pytest.mark.live
+
+TINY = {"ray_actor_options": {"num_cpus": 0.1}}
+# The first one waits until requests are refused: 30 s are more than their SLO.
+AUTO = {
+    "name": "auto",
+    "kwargs": {"candidates": [{"policy": "timeout", "kwargs": {"timeout_ms": 30_000}}, "eager"]},
+}
+MODEL = {"callable": "apps:Tasks", "latency_slo_ms": 4000, "max_batch_size": 512}
+SHAPES = {
+    "embedded": {"scheduler": "embedded", "workers": {"small": {"num_replicas": 2, **TINY}}},
+    "actor": {"scheduler": "actor", "workers": {"small": {"num_replicas": 2, **TINY}}},
+    "groups": {"groups": {"g": {"models": ["square"], "workers": {"small": TINY}}}},
+}
+
+
+def status(handle):
+    return handle.slo_status.remote().result(timeout_s=60)
+
+
+def of_auto(handle, shape):
+    found = status(handle)
+    return (found["groups"]["g"] if shape == "groups" else found).get("auto")
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_it_answers_through_a_swap_and_says_why(ray_cluster, tmp_path, shape):
+    app = build_app(
+        {
+            **{"models": {"square": MODEL}, "policy": AUTO, "profile_seconds": 0.3},
+            **SHAPES[shape],
+            "decision_log": {"dir": str(tmp_path), "flush_s": 0.2},
+        }
+    )
+    answers, stop = [], threading.Event()
+    with ray_cluster.running(app, "auto", "/auto") as handle:
+        assert eventually(lambda: of_auto(handle, shape))
+        first = of_auto(handle, shape)
+        assert first["setting"].startswith("timeout")
+        assert first["why"] == "first guess for this application"
+
+        def load():
+            while not stop.is_set():
+                answers.append(handle.remote(len(answers)))
+                time.sleep(0.02)
+
+        thread = threading.Thread(target=load)
+        thread.start()
+        try:
+            assert eventually(lambda: of_auto(handle, shape)["setting"].startswith("eager"))
+            before = len(answers)
+            assert eventually(lambda: len(answers) > before + 50)
+        finally:
+            stop.set()
+            thread.join()
+        outcomes = [outcome(i, answer) for i, answer in enumerate(answers)]
+        after = of_auto(handle, shape)
+        seen = status(handle)
+    # Every request hears something; once it has changed, that is an answer.
+    assert set(outcomes) <= {"ok", "RefusedEarly", "Expired"}
+    assert "ok" in outcomes[-25:]
+    assert outcomes[-25:].count("ok") >= 20
+    assert after["held"] >= 1
+    assert "value in time" in after["why"] or "1 % bad" in after["why"]
+    change = next(r for r in after["rehearsals"] if r["before"].startswith("timeout"))
+    assert change["setting"] == after["setting"]
+    assert change["tried"][after["setting"]]["bad"] < 0.05
+    assert seen["policy"] == "auto"
+    (life,) = whole_lives(tmp_path, len(answers))
+    replayed = replay(life)
+    assert replayed.identical, replayed.difference
+    assert what_if(tape(life), "auto").count() == len(answers)
+
+
+def outcome(i, answer):
+    """What came of a request: "ok", or the name of the error."""
+    try:
+        assert answer.result(timeout_s=60) == {"value": float(i * i)}
+    except Exception as error:
+        return type(getattr(error, "cause", None) or error).__name__
+    return "ok"
+
+
+def whole_lives(folder, count):
+    """The lives in the log once the scheduler wrote its last line."""
+
+    def lives():
+        found = read(folder) if list(folder.glob("*.parquet")) else []
+        return found and found[0].whole and len(tape(found[0]).requests) == count and found
+
+    return eventually(lives)
