@@ -157,9 +157,11 @@ class AppConfig(Settings):
         workers: by hardware kind.
         groups: serving groups by name, each with workers and models of its own, instead of
             `workers`.
-        planner: decides which models are served by which group; without `groups`, it makes groups
-            of the `workers`, too. Of one pipeline: "loki", which is the default there; with None
-            every worker loads all variants, and another policy must choose.
+        planner: decides how many workers there are, what each of them serves, and in which group.
+            The default is "auto" where numbers of workers may change, groups leave models out, or
+            there are pipelines, and "loki" for one pipeline alone on one kind of workers. "herd"
+            and "partition" move models between groups, or make groups of `workers`. null: all
+            stays as it is written, and every worker has all variants.
         policy: who decides; see `PolicyConfig`. Each group has a policy object of its own, made of
             this where the group names no other.
     """
