@@ -26,12 +26,12 @@ stop "a", nobody would detect; so first "c" loads the detector, too.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 
 from ray_slo.planning.auto import Slot
 from ray_slo.planning.brains.brain import Wanted, WorkerSays
+from ray_slo.planning.brains.steps import Fits
 
-Fits = Callable[[frozenset[str], str], bool]  # variants on a worker of a kind
 Workers = Mapping[str, WorkerSays]
 
 
