@@ -1,7 +1,6 @@
 """The scheduler without Ray: requests in, grants and refusals out."""
 
 import asyncio
-import contextlib
 import dataclasses
 import math
 import time
@@ -14,9 +13,7 @@ from ray_slo.core import (
     LatencyProfile,
 )
 from ray_slo.core.requests import Upstream
-from ray_slo.serve.config.resolve import parse_spec
 from ray_slo.serve.messages import (
-    BatchReport,
     Cancel,
     Grant,
     Refusal,
@@ -25,37 +22,15 @@ from ray_slo.serve.messages import (
     Withdrawn,
 )
 from ray_slo.serve.scheduler import scheduler as scheduler_module
-from ray_slo.serve.scheduler.scheduler import Scheduler
 from ray_slo.serve.scheduler.watch import Watch
-from tests.serve.fakes import Box, Fifo, beat
+from tests.serve.fakes import Fifo, beat
 from tests.serve.loops import in_loop, settle, until
+from tests.serve.scheduler.hosted import report, running, submits
 
 VARIANTS = {
     "quick": {"load": "builtins:dict", "accuracy": 70},
     "deep": {"load": "builtins:dict", "accuracy": 90},
 }
-
-
-@contextlib.asynccontextmanager
-async def running(policy=Fifo, variants=None, **options):
-    model = {"callable": Fifo, "latency_slo_ms": 1000, "max_batch_size": 8}
-    models = {"m": {**model, "variants": variants or {}}}
-    spec = parse_spec({"models": models, "policy": policy})
-    box = Box()
-    scheduler = Scheduler(spec, box, **options)
-    try:
-        yield scheduler, box
-    finally:
-        scheduler.close()
-
-
-def report(grant, status=BatchStatus.FINISHED, measured=(), worker="w0"):
-    size, variant = grant.batch_size, grant.variant
-    return BatchReport(grant.batch_id, worker, variant, status, size, 0.02, 0.02, list(measured))
-
-
-def submits(*ids, size=1):
-    return [Submit(i, "m", 1.0, size) for i in ids]
 
 
 @in_loop

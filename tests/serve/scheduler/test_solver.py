@@ -13,7 +13,7 @@ from ray_slo.serve.scheduler.watch import Watch
 from ray_slo.simulation.rehearsal import solve
 from tests.serve.fakes import beat
 from tests.serve.loops import in_loop, settle, until
-from tests.serve.scheduler.test_scheduler import report, running, submits
+from tests.serve.scheduler.hosted import report, running, submits
 
 # The first guess refuses what is not served at once.
 CANDIDATES = [{"policy": "deferred", "kwargs": {"margin_ms": 988.0}}, "eager"]
