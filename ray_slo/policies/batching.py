@@ -144,14 +144,15 @@ class BatchingPolicy(Abilities, ABC):
         for name, model in list(self._models.items()):
             if (spec := cluster.models.get(name)) is not None:
                 model.slo_s = spec.latency_slo_s
-                lanes = [self._lane(model, spec, pool) for pool in self._pools]
-                model.lanes = sorted(filter(None, lanes), key=lambda lane: lane.reach[0])
+                lanes = [lane for pool in self._pools for lane in self._lanes(model, spec, pool)]
+                model.lanes = sorted(lanes, key=lambda lane: lane.reach[0])
             elif model.queue:  # its requests wait until their deadline: the model may come back
                 model.lanes = []
             else:
                 del self._models[name]
             model.reach_1 = model.lanes[0].reach[0] if model.lanes else 0.0
             model.timer_at = math.inf
+            model.pools = list({lane.pool: None for lane in model.lanes})
         self._dirty = dict.fromkeys(self._models.values())
         self._active = {}
         for heap in self._heaps:
@@ -173,14 +174,14 @@ class BatchingPolicy(Abilities, ABC):
             model = self._models[name] = ModelState(self._next_serial())
         return model
 
-    def _lane(self, model: ModelState, spec: Model, pool: Pool) -> Lane | None:
-        """Through the first variant that the pool runs; None without one."""
+    def _lanes(self, model: ModelState, spec: Model, pool: Pool) -> Sequence[Lane]:
+        """One through the first variant that the pool runs; none without one."""
         for variant, profile in spec.runnable(*pool.kind):
             lane = Lane(self._next_serial(), model, pool, variant.name, profile)
             lane.set_times(self._delay, self._margin_s, self._max_batch_size)
             pool.lanes.append(lane)
-            return lane
-        return None
+            return [lane]
+        return ()
 
     def _next_serial(self) -> int:
         self._serial += 1
@@ -235,8 +236,8 @@ class BatchingPolicy(Abilities, ABC):
             if queue[0].deadline + TOLERANCE_S < soonest:
                 self._refuse(model, queue.take(queue.position(soonest - TOLERANCE_S)), now)
         idle = 0
-        for lane in lanes:
-            idle += len(lane.pool.idle)
+        for pool in model.pools:
+            idle += len(pool.idle)
         for lane in lanes:
             size = 0
             if queue:
@@ -265,7 +266,7 @@ class BatchingPolicy(Abilities, ABC):
             full = lane.is_full(first + count, size)
         send_at = now if full else self._send_at(lane, first, size, now)
         lane.size = size
-        latest = lane.model.queue[first].deadline - lane.reach[size - 1]
+        latest = lane.model.queue[first].deadline - lane.rush[size - 1]
         if send_at > now:
             if send_at != lane.timer_at:
                 self._due.set(lane, send_at, lane.order)
@@ -384,3 +385,9 @@ class BatchingPolicy(Abilities, ABC):
     def _refuse(self, model: ModelState, requests: Sequence[Request], now: float) -> None:
         soonest = self._soonest(model, now) if model.lanes else None
         self._actions += drops(requests, now, soonest, self._margin_s)
+
+
+def succeed(policy: BatchingPolicy, before: BatchingPolicy) -> None:
+    """Hand on what another has queued and running. A `cluster_changed` must follow."""
+    policy._models, policy._workers = before._models, before._workers
+    policy._serial, policy._batch_id = before._serial, before._batch_id

@@ -40,7 +40,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from copy import copy
 from itertools import accumulate
 from typing import Any, Literal
@@ -126,12 +126,17 @@ class Deferred(BatchingPolicy):
         if math.isinf(self._ticks.next_at):
             self._ticks = Ticks(now, self._window_s / _BUCKETS)
         self._ticks.every_s = self._window_s / _BUCKETS
-        self._efficiency = {lane: _Efficiency(lane) for pool in self._pools for lane in pool.lanes}
+        self._set_efficiency()
         self._counts = {
             model: self._counts.get(model) or deque(maxlen=_BUCKETS)
             for model in self._models.values()
         }
         self._set_targets()
+
+    def _set_efficiency(self) -> None:
+        for pool in self._pools:
+            pool.models = len({lane.model for lane in pool.lanes})
+        self._efficiency = {lane: _Efficiency(lane) for pool in self._pools for lane in pool.lanes}
 
     def adopt(
         self, now: float, flights: Sequence[InFlight], batch_id: int, former: Policy | None
@@ -160,7 +165,7 @@ class Deferred(BatchingPolicy):
         # Frontrun; `size` is below the maximum, so reach[size] is that of one request more.
         frontrun = queue[first].deadline - lane.reach[size] - self._jitter_s
         # A model alone falls into a pattern in which a worker is free when it must be.
-        if waiting >= lane.target or (pool.load < 1 and len(pool.lanes) > 1):
+        if waiting >= lane.target or (pool.load < 1 and pool.models > 1):
             frontrun -= pool.wait_s
         if not self._responsive or not lane.model.rate:
             return frontrun
@@ -194,7 +199,7 @@ class Deferred(BatchingPolicy):
         """Batch sizes that the load asks for, on every lane."""
         work = self._work()
         for pool in self._pools:
-            pool.load = sum(work[lane] for lane in pool.lanes) / pool.size
+            pool.load = sum(work.get(lane, 0.0) for lane in pool.lanes) / pool.size
             for lane in pool.lanes:
                 efficiency = self._efficiency[lane]
                 if self._responsive:
@@ -204,23 +209,25 @@ class Deferred(BatchingPolicy):
                 if self._fixed_target is not None:
                     lane.target = self._fixed_target
                 elif self._drop_head:
-                    needed = min(max(math.ceil(work[lane]), 1), pool.size)
+                    needed = min(max(math.ceil(work.get(lane, 0.0)), 1), pool.size)
                     lane.target = min(
                         efficiency.smallest(pool.load),
                         efficiency.staggered(needed),
                         efficiency.gathered,
                     )
-            if self._responsive and len(pool.lanes) > 1 and self._goes_round(pool):
+            if self._responsive and pool.models > 1 and self._goes_round(pool, work):
                 for lane in pool.lanes:
                     lane.go_size = 1
 
-    def _goes_round(self, pool: Pool) -> bool:
+    def _goes_round(self, pool: Pool, work: Mapping[Lane, float]) -> bool:
         """Whether workers that take what is there serve every model often enough for its SLO.
 
         In a round of T seconds a model of rate λ is served once, in a batch of λT, or with the
         chance λT, alone. The workers go round in T if Σ min(1, λT)·ℓ(max(1, λT)) ≤ T · workers.
         """
-        lanes = [(lane, lane.model.rate) for lane in pool.lanes if lane.model.rate]
+        lanes = [(lane, lane.model.rate) for lane in pool.lanes if work.get(lane)]
+        if len({lane.model for lane, _ in lanes}) < len(lanes):
+            return False  # a model has batches of several kinds: which one comes next is not known
 
         def batch_s(lane: Lane, expected: float) -> float:
             return lane.profile.latency(max(1, math.ceil(expected)))
@@ -240,15 +247,18 @@ class Deferred(BatchingPolicy):
             >= 0
         )
 
+    def _carrying(self, model: ModelState) -> Sequence[Lane]:
+        """The lanes that could take all of a model's load; at most one on every pool."""
+        return model.lanes
+
     def _work(self) -> dict[Lane, float]:
         """Workers that each lane's part of the measured rate keeps busy."""
         work = {}
         for model in self._models.values():
             # A model with several lanes uses them in proportion to what they can serve.
-            served = [
-                lane.pool.size * self._efficiency[lane].at_rate(model.rate) for lane in model.lanes
-            ]
-            for lane, part in zip(model.lanes, served, strict=True):
+            lanes = self._carrying(model)
+            served = [lane.pool.size * self._efficiency[lane].at_rate(model.rate) for lane in lanes]
+            for lane, part in zip(lanes, served, strict=True):
                 work[lane] = model.rate * part / sum(served) / self._efficiency[lane].best
         return work
 

@@ -1,4 +1,4 @@
-"""What a worker may run for a model, and what to do by the queue and the slack: `Price`'s lanes."""
+"""What a worker may run for a model, and what to do by the queue and the slack: `price`'s lanes."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import NamedTuple, cast
 
 import numpy as np
 
+from ray_slo.core.cluster import Variant
 from ray_slo.core.profiles import LatencyProfile
 from ray_slo.planning.queue_value import Columns, QueueValue
 from ray_slo.policies.shared.lanes import Lane, ModelState, Pool
@@ -17,6 +18,11 @@ WAIT, SHED = -1, -2
 
 _IDLE_MAX = 32  # idle workers; more make no difference
 _MAX_SIZES = 24  # batch sizes per variant; of more, some in between are left out
+
+
+def accuracy_of(variant: Variant) -> float:
+    """Where it is not known, variants count alike: the quickest will do."""
+    return 100.0 if variant.accuracy is None else variant.accuracy
 
 
 class Offer(NamedTuple):
@@ -49,7 +55,6 @@ class PriceLane(Lane):
         "quickest",
         "rows",
         "runs",
-        "share",
         "throughput",
         "top",
         "value",
@@ -83,7 +88,6 @@ class PriceLane(Lane):
         self.value: QueueValue | None = None
         self.largest_run = max(b for _, _, b in self.runs)
         self.top = 2**31
-        self.share = 1.0
         self.rows: dict[tuple[int, int], Row] = {}
         self.wanted: dict[int, int] = {}
 
@@ -171,18 +175,16 @@ class Choice(NamedTuple):
     size: int
     wake_at: float = math.inf
 
-    @property
-    def latency_s(self) -> float:
-        return self.profile.latency(self.size)
-
-    def bid(self) -> float:
-        """Points per second of a worker's time that it is worth."""
+    def worth(self) -> float:
+        """Points per second of a worker's time."""
         lane = self.lane
         assert lane.value is not None
         queue = len(lane.model.queue) - self.first
         after, before = lane.value.at(np.array([queue - self.size, queue]))
         gained = float(after - before)
-        return (self.size * lane.accuracy_of[self.variant] + gained) / self.latency_s
+        return (self.size * lane.accuracy_of[self.variant] + gained) / self.profile.latency(
+            self.size
+        )
 
 
 def lanes_of(of: ModelState | Pool) -> list[PriceLane]:

@@ -9,6 +9,9 @@ from itertools import islice
 
 import numpy as np
 
+from ray_slo.core.requests import BatchOutcome, BatchStatus
+from ray_slo.policies.shared.lanes import Worker
+
 _TICKS = 128  # that the load is measured over
 _RECENT = (1, 2, 4, 8)  # of them must not contradict the others,
 _SURPRISE = 4.0  # standard deviations
@@ -16,6 +19,9 @@ _PER_OCTAVE = 16  # loads are rounded to this grid, and so are speeds
 _MARGIN_QUANTILE = 0.99
 _MARGIN_SAMPLES = 512
 _MARGIN_MAX = 2.0
+
+SHORT = 0.1
+"""Of the SLO: of shorter batches it does not matter how inexact they are."""
 
 
 def level(value: float) -> int:
@@ -91,6 +97,15 @@ class Precision:
         self.levels = (0, 0)
         self._samples: deque[tuple[float, float, float]] = deque(maxlen=_MARGIN_SAMPLES)
         self._fresh = 0
+
+    def learn(self, worker: Worker | None, outcome: BatchOutcome, short_s: float) -> bool:
+        """From a batch that is over; whether the margin has changed."""
+        if worker is not None and outcome.status is BatchStatus.FINISHED:
+            for flight in worker.flights:
+                if flight.batch_id == outcome.batch_id:
+                    took_s = outcome.finished_at - outcome.started_at
+                    return self.add(took_s, flight.latency_s, short_s)
+        return False
 
     def add(self, took_s: float, predicted_s: float, short_s: float) -> bool:
         """Whether the margin has changed.

@@ -98,12 +98,12 @@ MISTAKES = [
         },
     ),
     (
-        "models.rank.callable: Recommender.size: policy 'price' counts requests, not",
+        "models.rank.callable: Recommender.size: policy 'ramsis' counts requests, not",
         {
             "models": {
                 "rank": {"callable": "deployments.recommender:Recommender", "latency_slo_ms": 200}
             },
-            "policy": "price",
+            "policy": {"name": "ramsis", "kwargs": {"load_rps": 10}},
         },
     ),
     ("planner.name: 'loki' plans a pipeline, and there is none", {"planner": "loki"}),

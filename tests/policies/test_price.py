@@ -97,7 +97,95 @@ def test_several_models_share_workers():
     assert report.bad_rate() < 0.005
     rates = {"a": 200.0, "b": 200.0}
     best = fluid.solve(fluid.Problem(models, rates, {"default": 10})).accuracy
-    assert report.accuracy > best - 1.5
+    assert report.accuracy > best - 2
+
+
+def crowd(models=10, accuracies=(70.0, 80.0)):
+    """Models with a quick variant (6 + b ms) and a good one (15 + 3·b ms), SLO 100 ms."""
+    times = ((0.001, 0.006), (0.003, 0.015))
+    return [
+        Model(
+            f"m{i}",
+            0.1,
+            tuple(
+                Variant(f"m{i}-{j}", {"default": LatencyProfile.linear(*t, 64)}, accuracy)
+                for j, (t, accuracy) in enumerate(zip(times, accuracies, strict=True))
+                if accuracy is not None
+            ),
+        )
+        for i in range(models)
+    ]
+
+
+@pytest.mark.parametrize(("load", "least"), [(0.2, 79.9), (0.5, 72.9), (0.8, 70.4), (1.2, 70.0)])
+def test_ten_models_are_no_worse_off_with_two_variants_than_with_the_quick_one(load, least):
+    workload = Workload.poisson(load * 16 * 64 / 0.07)
+    both, quick = (
+        simulate(
+            policy,
+            Cluster.uniform(crowd(10, accuracies), 16),
+            workload,
+            duration_s=1.6,
+            warmup_s=0.8,
+            seed=11,
+        )
+        for policy, accuracies in (("price", (70.0, 80.0)), ("deferred", (70.0, None)))
+    )
+    assert both.bad_rate() <= quick.bad_rate() + 0.002
+    assert both.accuracy >= least
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.1])
+def test_requests_with_sizes_get_the_variants_that_the_load_allows(noise):
+    sizes = {"kind": "log_normal", "median": 3, "sigma": 0.8, "max_size": 20}
+    accuracy = []
+    for rate in (200, 1500):
+        report = simulate(
+            "price",
+            Cluster.uniform(crowd(1), 8),
+            Workload.poisson(rate, sizes=sizes),
+            duration_s=4,
+            warmup_s=1,
+            latency_noise=noise,
+        )
+        assert report.bad_rate() < 0.01
+        accuracy.append(report.accuracy)
+    assert accuracy[0] > 79
+    assert 70 < accuracy[1] < accuracy[0] - 3
+
+
+def test_the_first_request_with_a_size_changes_the_way_and_loses_nothing():
+    host = Host(lambda: make_policy("price"), cluster(1))
+    host.arrive([Request(0, "m", 0.0, 0.15), Request(1, "m", 0.0, 0.15)])
+    host.arrive([Request(2, "m", 0.0, 0.4, 5), Request(3, "m", 0.0, 0.4)])
+    host.advance(1.0)
+    assert sorted(i for sent in host.sent for i in sent.ids) == [0, 1, 2, 3]
+
+
+def test_a_second_model_changes_the_way_and_loses_nothing():
+    one = Model("m", 0.15, variants())
+    both = Cluster.uniform([one, Model("n", 0.15, variants("n"))], 1)
+    host = Host(lambda: make_policy("price"), Cluster.uniform([one], 1))
+    host.arrive([Request(i, "m", 0.0, 0.6) for i in range(4)])
+    host.change(both)
+    host.arrive([Request(9, "n", 0.0, 0.6)])
+    host.advance(0.3)
+    host.change(Cluster.uniform([one], 1))
+    host.advance(1.0)
+    assert sorted(i for sent in host.sent for i in sent.ids) + sorted(host.dropped) == [
+        *range(4),
+        9,
+    ]
+
+
+def test_a_worker_that_another_model_needs_takes_no_slow_batch():
+    models = [Model(name, 0.3, variants(name)) for name in "ab"]
+    host = Host(lambda: make_policy("price"), Cluster.uniform(models, 1))
+    # The best variant would be in time for the one (70 ms), and leave the other 2 ms.
+    host.arrive([Request(0, "a", 0.0, 0.072), Request(1, "b", 0.0, 0.06)])
+    host.advance(1.0)
+    assert not host.dropped
+    assert [sent.ids for sent in host.sent] == [[1], [0]]
 
 
 def test_many_rare_models_keep_their_deadlines():

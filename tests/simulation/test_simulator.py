@@ -287,7 +287,7 @@ def test_a_request_that_no_worker_can_take_is_refused(greedy, make_cluster):
         simulate(greedy(max_batch=1), make_cluster(slo_s=1e4), workload, duration_s=10)
 
 
-@pytest.mark.parametrize("policy", ["price", "ramsis"])
+@pytest.mark.parametrize("policy", ["ramsis"])
 def test_policies_that_count_requests_are_refused_sizes(policy, make_cluster):
     workload = Workload.poisson(1, sizes={"kind": "gaussian", "mean": 3, "std": 1})
     says = f"policy '{policy}' counts requests, not the items in them"
@@ -297,6 +297,6 @@ def test_policies_that_count_requests_are_refused_sizes(policy, make_cluster):
 
 def test_policies_that_batch_serve_requests_with_sizes(make_cluster):
     workload = Workload.poisson(1, sizes={"kind": "gaussian", "mean": 3, "std": 1})
-    for policy in ("deferred", "deferred_flex", "eager", "flex"):
+    for policy in ("deferred", "deferred_flex", "eager", "flex", "price"):
         for kwargs in ({}, {"max_batch_size": 1}):  # first come, first served
             simulate(policy, make_cluster(), workload, policy_kwargs=kwargs, duration_s=1)

@@ -60,7 +60,7 @@ class Pool:
     Attributes:
         kind: their hardware and loaded variants.
         size: how many workers.
-        lanes: the models that it serves.
+        lanes: of the models that it serves; models: how many these are.
         load: share of the workers that the measured rates keep busy (`Deferred` measures it).
         wait_s: how long a due batch may have to wait for a worker (`Deferred` learns it).
     """
@@ -71,6 +71,7 @@ class Pool:
     size: int = 0
     load: float = 0.0
     lanes: list[Lane] = field(default_factory=list)
+    models: int = 0
     idle: list[tuple[int, Worker]] = field(default_factory=list)  # heap by rank
     # Busy workers by predicted end: one batch in flight, and one running + one sent ahead.
     _single: list[tuple[float, int, Worker]] = field(default_factory=list)
@@ -130,6 +131,7 @@ class Lane:
         max_batch_size: of the profile and the policy; one request may exceed the policy's.
         need: need[b − 1] = ℓ(b) + margin, seconds.
         reach: reach[b − 1] = delay(b) + ℓ(b) + margin, seconds.
+        rush: what `latest` is reckoned by: `reach`, or that of a quicker lane that stands by.
         target: heads are dropped for batches up to this size; 1 for "take the deadline prefix".
         go_size: queue length at which the candidate is due at once (`Deferred` sets it).
         latest, size: of the candidate: to be sent until (seconds), items in it.
@@ -147,6 +149,7 @@ class Lane:
     delay: DispatchDelay = field(init=False)
     need: list[float] = field(init=False)
     reach: list[float] = field(init=False)
+    rush: list[float] = field(init=False)
     target: int = 1
     go_size: float = math.inf
     due_since: float = math.inf
@@ -156,12 +159,19 @@ class Lane:
     count: int = 0
     ready: bool = False
 
-    def set_times(self, delay: DispatchDelay, margin_s: float, max_batch_size: int | None) -> None:
+    def set_times(
+        self,
+        delay: DispatchDelay,
+        margin_s: float,
+        max_batch_size: int | None,
+        factor: float = 1.0,
+    ) -> None:
+        """Set what follows from the profile, whose latencies count `factor` times."""
         table = self.profile.table
         self.max_batch_size = min(len(table), max_batch_size or len(table))
         self.delay = delay
-        self.need = [t + margin_s for t in table]
-        self.reach = [t + delay(b) for b, t in enumerate(self.need, start=1)]
+        self.need = [factor * t + margin_s for t in table]
+        self.reach = self.rush = [t + delay(b) for b, t in enumerate(self.need, start=1)]
 
     def clear(self) -> None:
         """No candidate."""
@@ -249,7 +259,7 @@ class Lane:
 
 @dataclass(eq=False, repr=False, slots=True)
 class ModelState:
-    """A model's queue and lanes (the quickest lane first).
+    """A model's queue and lanes (the quickest lane first), and the pools that these are on.
 
     Attributes:
         sized: a request of another size than 1 has come.
@@ -261,6 +271,7 @@ class ModelState:
     order: int
     queue: DeadlineQueue = field(default_factory=DeadlineQueue)
     lanes: list[Lane] = field(default_factory=list)
+    pools: list[Pool] = field(default_factory=list)
     slo_s: float = math.inf
     sized: bool = False
     arrived: int = 0

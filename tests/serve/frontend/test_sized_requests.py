@@ -160,7 +160,7 @@ def test_a_size_that_is_no_static_method_is_refused():
         spec.models["m"].load()
 
 
-@pytest.mark.parametrize("policy", ["price", "ramsis"])
+@pytest.mark.parametrize("policy", ["ramsis"])
 def test_a_policy_that_counts_requests_is_refused_where_they_have_sizes(policy):
     model = {"callable": Rank, "latency_slo_ms": 100}
     spec = parse_spec({"models": {"m": model}, "policy": policy})

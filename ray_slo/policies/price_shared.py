@@ -1,0 +1,382 @@
+"""Model selection where several models share the workers, or requests have sizes: `Price`'s other
+half.
+
+A value per queue (`planning/queue_value.py`) knows nothing of the other queues that a worker must
+go round. So the choice is made in two steps:
+
+* *what for whom*: the fluid limit of the measured rates (`planning/fluid.py`), with batches no
+  larger than come within the SLO, says how many requests per second of each model every variant is
+  to serve;
+* *when*: batches are deferred, gathered and dropped as by `Deferred`. A model's requests stay in
+  one queue until a batch leaves. Whose *turn* it is, is decided then: the most accurate variant
+  that has served less than was planned for it, else the *base* variant, the one with the most
+  requests per second. If no worker comes free in time for that, a quicker one has the batch.
+
+The plan is for a part of the workers, the *utilisation*: a little more with every plan that nobody
+missed a deadline under, less where more than one in a thousand did. Where not all can be served,
+all models are left to their base variants, and it is `Deferred` that decides.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import cast
+
+from ray_slo.core.cluster import Cluster, Model, Variant
+from ray_slo.core.decisions import Decision, Drop
+from ray_slo.core.profiles import LatencyProfile
+from ray_slo.core.requests import BatchOutcome, WorkerId
+from ray_slo.planning import fluid
+from ray_slo.policies.deferred import Deferred
+from ray_slo.policies.price_lanes import accuracy_of
+from ray_slo.policies.price_load import SHORT, Precision
+from ray_slo.policies.shared.lanes import Lane, ModelState, Pool, Worker
+
+_PLAN_S, _PLAN_SLOS = 0.5, 5.0  # from one plan to the next, at least
+_MOVED = 0.1  # of the work: a change of the load after which the plan is made anew at once
+_IDLE = 0.4  # times ρ/√n of n workers, of which the base variants need ρ: not planned with
+_LEAST, _MOST = -0.5, 0.1  # added to that, as learned
+_UP = 0.01  # added with every plan without misses
+_MISS_COST = 10.0  # what a share of misses takes away
+_FALLEN_COST = 0.1  # what a share of requests takes away that a less accurate variant had to serve
+_DOWN = 0.05  # at most
+_PAYS = 0.92  # of the throughput that a batch should have: an accurate one goes with so much
+_SPARE = 20.0  # times the measured rate, at most, that a variant is given where workers are idle
+_JITTER = 0.01  # of the shortest SLO, that a batch is due before it must be
+
+
+class VariantLane(Lane):
+    """A model on a pool through one of its variants.
+
+    Attributes:
+        accuracy: percent.
+        base: the lane of the same model and pool with the largest throughput.
+        siblings: all of them, the most accurate first.
+        rate: planned, items per second; tokens: planned less served, items, at most `depth`.
+        busy: workers that the plan keeps busy with it.
+    """
+
+    __slots__ = ("accuracy", "at", "base", "busy", "depth", "rate", "siblings", "tokens")
+
+    base: VariantLane
+    siblings: list[VariantLane]
+
+    def __init__(
+        self,
+        order: int,
+        model: ModelState,
+        pool: Pool,
+        variant: str,
+        profile: LatencyProfile,
+        accuracy: float,
+    ) -> None:
+        super().__init__(order, model, pool, variant, profile)
+        self.accuracy = accuracy
+        self.rate = self.busy = self.depth = self.tokens = self.at = 0.0
+
+    def earned(self, now: float) -> float:
+        """Tokens that it has now."""
+        if now > self.at:
+            self.tokens = min(self.tokens + (now - self.at) * self.rate, self.depth)
+            self.at = now
+        return self.tokens
+
+    def give(self, now: float, rate: float, busy: float, depth: float) -> None:
+        """A new plan."""
+        self.earned(now)
+        self.rate, self.busy, self.depth = rate, busy, depth
+        self.tokens = min(max(self.tokens, -depth), depth)
+
+    def turn(self, now: float) -> VariantLane:
+        """The lane whose turn it is on this pool."""
+        best, best_s = self.base, math.inf
+        for lane in self.siblings:
+            if lane.earned(now) > 0:
+                return lane
+            if lane.rate > 0:
+                wait_s = -lane.tokens / lane.rate
+                if wait_s < best_s:
+                    best, best_s = lane, wait_s
+        return best
+
+    def gather(self, now: float, free_at: float, target: int) -> tuple[int, int]:
+        """A more accurate lane than the base takes the head, in a batch that pays, or nothing."""
+        if self is self.base:
+            return super().gather(now, free_at, target)
+        first, size = super().gather(now, free_at, self.target)
+        return (len(self.model.queue), 0) if first else (first, size)
+
+
+class Shared(Deferred):
+    """Deferred batches, each of the variant whose turn it is.
+
+    Args:
+        violation_cost, max_batch_size, margin_ms: as of `Price`.
+    """
+
+    chooses_variants = True
+
+    def __init__(
+        self, *, violation_cost: float, max_batch_size: int | None, margin_ms: float
+    ) -> None:
+        super().__init__(max_batch_size=max_batch_size, margin_ms=margin_ms)
+        self._violation_cost = violation_cost
+        self._precision = Precision()
+        self._short_s = 0.0
+        self._cluster = Cluster({}, {})
+        self._now = 0.0
+        self._learned = 0.0  # of the workers, that more is planned with
+        self._planned_at = -math.inf
+        self._planned: dict[ModelState, float] = {}  # rates
+        self._all: dict[ModelState, list[VariantLane]] = {}  # the quickest first
+        self._feasible = True
+        self._binding = False
+        self._worth: dict[str, float] = {}  # of a request less, in points, by its model's order
+        self.explain = False  # points per second of a worker's time, in every dispatch
+        self._missed = self._served = self._fallen = 0
+
+    # Events ----------------------------------------------------------------------------------
+
+    def cluster_changed(self, now: float, cluster: Cluster) -> None:
+        self._now, self._cluster, self._planned_at = now, cluster, -math.inf
+        slos_s = [model.latency_slo_s for model in cluster.models.values()]
+        self._short_s = SHORT * min(slos_s, default=0.0)
+        self._jitter_s = _JITTER * min(slos_s, default=0.0)
+        self._all = {}
+        super().cluster_changed(now, cluster)
+
+    def _lanes(self, model: ModelState, spec: Model, pool: Pool) -> Sequence[Lane]:
+        """One through every variant that the pool runs."""
+        offers = sorted(spec.runnable(*pool.kind), key=lambda offer: -accuracy_of(offer[0]))
+        lanes = [
+            VariantLane(self._next_serial(), model, pool, v.name, profile, accuracy_of(v))
+            for v, profile in offers
+        ]
+        if lanes:
+            base = min(lanes, key=lambda lane: _least_work_s(lane.profile, spec.latency_slo_s))
+            for lane in lanes:
+                lane.base, lane.siblings = base, lanes
+            self._set_times(lanes)
+        pool.lanes += lanes
+        together = [*self._all.get(model, ()), *lanes]
+        self._all[model] = sorted(together, key=lambda lane: lane.reach[0])
+        return lanes
+
+    def _set_times(self, lanes: Iterable[VariantLane]) -> None:
+        for lane in lanes:
+            lane.set_times(
+                self._delay, self._margin_s, self._max_batch_size, self._precision.margin
+            )
+        for lane in lanes:
+            reach = lane.base.reach
+            lane.rush = [reach[min(b, len(reach) - 1)] for b in range(len(lane.reach))]
+
+    def batch_finished(self, now: float, worker: WorkerId, outcome: BatchOutcome) -> None:
+        if self._precision.learn(self._workers.get(worker), outcome, self._short_s):
+            for model, lanes in self._all.items():
+                self._set_times(lanes)
+                model.reach_1 = model.lanes[0].reach[0]
+                self._dirty[model] = None
+            self._set_efficiency()
+            self._set_targets()
+        super().batch_finished(now, worker, outcome)
+
+    # The plan --------------------------------------------------------------------------------
+
+    def _measure(self, now: float) -> None:
+        self._now = now
+        super()._measure(now)
+
+    def _set_targets(self) -> None:
+        if self._due_for_a_plan():
+            self._plan(self._now)
+        super()._set_targets()
+        for pool in self._pools:
+            for lane in cast("list[VariantLane]", pool.lanes):
+                if lane is not lane.base:
+                    pays = self._efficiency[lane].smallest(_PAYS * pool.load)
+                    lane.target = min(lane.target, pays)
+                    lane.go_size = min(lane.go_size, pays)
+
+    def _due_for_a_plan(self) -> bool:
+        """It is old, or no longer that of the load."""
+        longest_s = max((model.slo_s for model in self._models.values() if model.lanes), default=0)
+        if self._now >= self._planned_at + max(_PLAN_S, _PLAN_SLOS * longest_s):
+            return True
+        total = moved = most = 0.0
+        for model in self._models.values():
+            if model.lanes:
+                work_s = 1 / self._efficiency[cast(VariantLane, model.lanes[0]).base].best
+                change = (model.rate - self._planned.get(model, 0.0)) * work_s
+                total, moved = total + model.rate * work_s, moved + change
+                most = max(most, abs(change))
+        return max(abs(moved), most) > _MOVED * total
+
+    def _plan(self, now: float) -> None:
+        """Give every lane its part of the fluid limit of the measured rates."""
+        self._adapt()
+        self._planned_at = now
+        models = {str(m.order): m for m in self._models.values() if m.lanes}
+        self._planned = {m: m.rate for m in models.values()}
+        pools = {str(pool.order): pool for pool in self._pools}
+        problem = [self._bounded(name, model) for name, model in models.items()]
+        size = sum(pool.size for pool in self._pools)
+        needed = sum(super()._work().values()) if size else 0.0
+        used = (
+            1 - _IDLE * min(needed / size, 1.0) / math.sqrt(size) + self._learned if size else 0.0
+        )
+        found = fluid.solve(
+            fluid.Problem(
+                problem,
+                {name: model.rate for name, model in models.items()},
+                {name: pool.size * used for name, pool in pools.items()},
+                violation_cost=self._violation_cost,
+            )
+        )
+        self._use(found.feasible, models.values())
+        self._binding = max(found.worker_price.values(), default=0.0) > 0
+        self._worth = dict(found.request_price)
+        parts = {(p.model, p.variant, p.workers): p for p in found.mix}
+        busy = sum(part.busy for part in found.mix)
+        spare = min(max(size * used / max(busy, 1e-9), 1.0), _SPARE)
+        for name, model in models.items():
+            if not model.rate and found.feasible:
+                self._grant_one(now, model, found)
+                continue
+            for lane in self._all[model]:
+                part = parts.get((name, lane.variant, str(lane.pool.order)))
+                if part is None or not found.feasible:
+                    lane.give(now, 0.0, 0.0, 0.0)
+                else:
+                    rate = part.rate * spare
+                    lane.give(now, rate, part.busy, max(rate * model.slo_s, 1.0))
+
+    def _grant_one(self, now: float, model: ModelState, found: fluid.Fluid) -> None:
+        """Of a model that nobody asked for lately, the next batch is of what is worth its time."""
+
+        def worth(lane: VariantLane) -> float:
+            price = found.worker_price[str(lane.pool.order)]
+            return lane.accuracy - price * lane.profile.latency(1)
+
+        best = max(self._all[model], key=worth)
+        for lane in self._all[model]:
+            lane.give(now, 0.0, 0.0, 1.0 if lane is best else 0.0)
+        best.tokens = 1.0
+
+    def _use(self, feasible: bool, models: Iterable[ModelState]) -> None:
+        """All lanes, or the base lanes alone where not all can be served."""
+        self._feasible = feasible
+        for model in models:
+            lanes = self._all[model]
+            if not feasible:
+                lanes = [lane for lane in lanes if lane is lane.base]
+            if len(lanes) != len(model.lanes):
+                for lane in self._all[model]:
+                    lane.clear()
+                model.lanes = list(lanes)
+                model.reach_1 = lanes[0].reach[0]
+                self._dirty[model] = None
+
+    def _bounded(self, name: str, model: ModelState) -> Model:
+        """With batches as large as come while the first request can wait."""
+        profiles: dict[str, dict[str, LatencyProfile]] = {}
+        accuracy: dict[str, float] = {}
+        for lane in self._all[model]:
+            self._efficiency[lane].at_rate(model.rate)
+            most = self._efficiency[lane].gathered
+            profiles.setdefault(lane.variant, {})[str(lane.pool.order)] = lane.profile.truncated(
+                most
+            )
+            accuracy[lane.variant] = lane.accuracy
+        variants = tuple(Variant(v, profiles[v], accuracy[v]) for v in profiles)
+        return Model(name, model.slo_s, variants)
+
+    def _adapt(self) -> None:
+        """What the last plan says of the part of the workers to plan with."""
+        total = self._missed + self._served
+        if total and self._binding:
+            change = _UP - (_MISS_COST * self._missed + _FALLEN_COST * self._fallen) / total
+            # Where the base variants serve all, misses are not for want of a better plan.
+            self._learned += max(change, -_DOWN if self._feasible else 0.0)
+            self._learned = min(max(self._learned, _LEAST), _MOST)
+        self._missed = self._served = self._fallen = 0
+
+    def _carrying(self, model: ModelState) -> Sequence[Lane]:
+        return [lane for lane in self._all.get(model, ()) if lane is lane.base]
+
+    def _work(self) -> dict[Lane, float]:
+        """Workers that the plan keeps busy; where it cannot serve all, those that are needed."""
+        if not self._feasible:
+            return super()._work()
+        return {
+            lane: lane.busy * model.rate / self._planned[model]
+            for model in self._models.values()
+            if model.lanes and self._planned.get(model)
+            for lane in self._all[model]
+        }
+
+    # Decisions -------------------------------------------------------------------------------
+
+    def decide(self, now: float) -> Decision:
+        decision = super().decide(now)
+        for action in decision.actions:
+            if isinstance(action, Drop):
+                self._missed += len(action.requests)
+        return decision
+
+    def _file(self, lane: Lane, first: int, count: int, size: int, now: float) -> None:
+        lane = cast(VariantLane, lane)
+        if lane is not lane.base and lane.turn(now).accuracy < lane.accuracy:
+            lane.clear()
+        else:
+            super()._file(lane, first, count, size, now)
+
+    def _send_at(self, lane: Lane, first: int, size: int, now: float) -> float:
+        lane = cast(VariantLane, lane)
+        turn = lane.turn(now)
+        if turn is lane:
+            return super()._send_at(lane, first, size, now)
+        # Standing by: not before it must, nor while the lane whose turn it is can do it.
+        deadline = lane.model.queue[first].deadline
+        frontrun = deadline - lane.reach[size] - self._jitter_s - lane.pool.wait_s
+        return max(frontrun, deadline - turn.reach[min(size, turn.target) - 1])
+
+    def _dispatch(
+        self, lane: Lane, worker: Worker, first: int, count: int, free_at: float, now: float
+    ) -> None:
+        items = lane.model.items(first, count)
+        lane = cast(VariantLane, lane)
+        if lane is not lane.base and self._is_needed(lane, now + lane.need[items - 1], now):
+            lane.clear()
+            return
+        lane.tokens -= items
+        if self.explain:
+            gained = lane.accuracy - self._worth.get(str(lane.model.order), lane.accuracy)
+            self._paid = items * gained / lane.profile.latency(items)
+        self._served += count
+        if lane.turn(now).accuracy > lane.accuracy:
+            self._fallen += count
+        super()._dispatch(lane, worker, first, count, free_at, now)
+
+    def _is_needed(self, lane: VariantLane, back_at: float, now: float) -> bool:
+        """Whether another model's head would miss, if a worker takes a batch until `back_at`."""
+        pool = lane.pool
+        if len(pool.idle) > 1:
+            return False
+        busy = pool.next_free(now)
+        if busy is not None and busy.free_at < back_at:
+            back_at = busy.free_at
+        for other in cast("list[VariantLane]", pool.lanes):
+            queue = other.model.queue
+            if other is other.base and queue and other.model is not lane.model:
+                size = min(len(queue), other.target, other.max_batch_size)
+                if queue[0].deadline - other.reach[size - 1] < back_at:
+                    return True
+        return False
+
+
+def _least_work_s(profile: LatencyProfile, slo_s: float) -> float:
+    """Of a worker's time per request, in batches within the SLO."""
+    most = max(1, profile.max_batch_within(slo_s))
+    return min(profile.latency(b) / b for b in range(1, most + 1))
