@@ -137,6 +137,7 @@ def recipe_for(
         ValueError: as of `make_policy`.
     """
     kwargs = dict(kwargs or {})
+    refuse_told(policy, kwargs)
     made: Any = make_policy(policy, kwargs)
     if getattr(made, "for_pipelines", False):
         return policy, kwargs
@@ -207,6 +208,19 @@ def live_arguments(policy: str | Policy, shortest_slo_ms: float) -> dict[str, An
     given: dict[str, Any] = arguments(shortest_slo_ms)
     valid, takes_any = _parameters(target)
     return {name: value for name, value in given.items() if takes_any or name in valid}
+
+
+def refuse_told(policy: str | Policy, kwargs: Mapping[str, Any]) -> None:
+    """Refuse arguments that follow from the application.
+
+    Raises:
+        ValueError: names them.
+    """
+    given = [name for name in ("trees", "planned") if name in kwargs]
+    if given and getattr(_target(policy), "composes", False):
+        raise ValueError(
+            f"policy {policy!r}: {' and '.join(given)} follow from the application; leave them out"
+        )
 
 
 def refuse_sizes(policy: str | Policy, kwargs: Mapping[str, Any] | None = None) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from ray_slo.core.explain import validated
-from ray_slo.policies.registry import DEFAULTS, make_policy
+from ray_slo.policies.registry import DEFAULTS, make_policy, refuse_told
 from ray_slo.serve.config.app import AppConfig, PlannerConfig, Settings
 from ray_slo.serve.config.policy import PolicyConfig, PolicySpec
 from ray_slo.serve.config.spec import AppSpec, PlannerSpec, WorkerSpec
@@ -174,6 +174,7 @@ def _policy(
     if name == "auto" and any(config.served[model].exit_points for model in models):
         kwargs = {"preempt": True, **kwargs}  # networks that are given places to stop at may stop
     try:
+        refuse_told(name, kwargs)
         made = make_policy(name, kwargs)
         spec = PolicySpec(name=name, kwargs=kwargs, preempts=getattr(made, "preempts", False))
     except ValueError as error:

@@ -250,11 +250,32 @@ def test_whatever_comes_nothing_but_a_value_error(data):
         ({"name": "flex", "kwargs": {"preemption": False}}, False),
         ("deferred_flex", True),
         ("deferred", False),
+        ("auto", True),  # as the model has exit points
+        ({"name": "auto", "kwargs": {"preempt": False}}, False),
     ],
 )
 def test_policies_that_preempt_are_known(policy, preempts):
     model = {"callable": "builtins:dict", "latency_slo_ms": 9, "exit_points": 4}
     assert parse_spec({"models": {"m": model}, "policy": policy}).policy.preempts is preempts
+
+
+def test_auto_stops_nothing_without_exit_points():
+    model = {"callable": "builtins:dict", "latency_slo_ms": 9}
+    assert not parse_spec({"models": {"m": model}, "policy": "auto"}).policy.preempts
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "says"),
+    [
+        ({"trees": [{"x": 1}]}, "policy 'auto': trees follow from the application"),
+        ({"planned": True}, "policy 'auto': planned follow from the application"),
+        ({"candidates": ["ramsis"]}, r"candidates\[0\]: policy 'ramsis' cannot take over"),
+    ],
+)
+def test_arguments_of_auto_that_are_not_the_users_are_refused(kwargs, says):
+    model = {"callable": "builtins:dict", "latency_slo_ms": 9}
+    with pytest.raises(ValueError, match=says):
+        parse_spec({"models": {"m": model}, "policy": {"name": "auto", "kwargs": kwargs}})
 
 
 def test_variants_by_list_or_by_name_are_the_same():
