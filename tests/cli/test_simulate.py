@@ -62,7 +62,7 @@ def test_goodput_search(run):
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (["--policy", "eagre"], "policy 'eagre' is unknown; choose one of deferred, deferred_flex"),
+        (["--policy", "eagre"], "policy 'eagre' is unknown; choose one of auto, deferred"),
         (["--policy-arg", "objective"], "wants KEY=VALUE"),
         (["--policy", "eager", "--policy-arg", "nap=3"], "no argument nap"),
         (["--slo-ms", "-1"], "latency_slo_ms: Input should be greater than 0, got -1.0"),

@@ -267,7 +267,7 @@ def test_what_if_says_what_it_wants(change, message):
         ({"cluster": None}, "give either cluster or pipeline"),
         ({"duration_s": None}, "duration_s is needed"),
         ({"policy": {"name": "eager"}, "policies": ["eager"]}, "either policy or policies"),
-        ({"policies": ["eagre"]}, "policy 'eagre' is unknown; choose one of deferred"),
+        ({"policies": ["eagre"]}, "policy 'eagre' is unknown; choose one of auto, deferred"),
         ({"bad_rate": 1}, "bad_rate"),
         ({"pool": {"types": ["m5"]}}, "pool.types: 'm5' must be one of g4dn.xlarge"),
         ({"pool": {"types": ["t3.xlarge"] * 2}}, "pool.types must be different"),

@@ -61,7 +61,7 @@ def test_the_true_delay_is_not_the_policys():
 @pytest.mark.parametrize(
     ("change", "field"),
     [
-        ({"policy": {"name": "flexx"}}, "policy 'flexx' is unknown; choose one of deferred"),
+        ({"policy": {"name": "flexx"}}, "policy 'flexx' is unknown; choose one of auto, deferred"),
         ({"cluster": {"models": {}}}, "cluster.models"),
         ({"cluster": {"models": {"m": {"latency_slo_ms": 5}}}}, "either profile or variants"),
         (
