@@ -12,13 +12,14 @@ K = n·W is the work that may wait. The loss is that of a reflected Brownian mot
 It goes to 1 − capacity/demand in overload.
 
 Workers may serve several models. So there are two bounds: a model can have all workers that host
-it; and models that share workers, directly or by way of others, have together all of theirs. A
-request is lost where one of its tasks is, by the first bound, or with the share of the work that is
-lost by the second one, whichever is more.
+it; and models that share workers, directly or by way of others, have together all of theirs. Of a
+request that makes m at a task, one that is lost is enough; as bursts hit all of them together, √m
+count. A request is lost where one of its tasks is, by the first bound, or with the share of work
+that is lost by the second one, whichever is more.
 
 Batches that grow with the backlog take it off faster than at the constant speed of the formula.
-That is as if the work varied less: `_VARIANCE` was fitted to 39 simulated random problems.
-`benchmarks/own/expected_bad.py` compares with others.
+That is as if the work varied less. `_VARIANCE`, like the root of m, was chosen on simulated random
+problems; `python -m benchmarks expected-bad` compares with others.
 """
 
 from __future__ import annotations
@@ -89,21 +90,23 @@ def late_by_stream(problem: Problem, plan: Plan, demand: Mapping[str, Demand]) -
     planned_s = _planned_s(problem, plan)
     work = {model.name: _Work() for model in problem.models}
     asked = [stream for stream, of in demand.items() if of.rate > 0]
+    arrivals = {tree.name: _arrivals(problem, plan, tree) for tree in problem.trees}
     for stream in asked:
-        tree = problem.tree_of(stream)
-        for task, arrivals in _arrivals(problem, plan, tree).items():
-            model, of = tree[task].model, demand[stream]
+        tree, of = problem.tree_of(stream), demand[stream]
+        for task, made in arrivals[tree.name].items():
             time_s = problem.slo_s(stream) * _share(tree, task, planned_s)
-            work[model].asked(of.rate * arrivals, of.dispersion * max(arrivals, 1.0), time_s)
+            work[tree[task].model].asked(of.rate * made, of.dispersion * max(made, 1.0), time_s)
     for slot in plan.slots:
         _hosts(problem, slot, work)
     alone = {model: _lost([one], one.hosts) for model, one in work.items()}
     together = _together(problem, plan, work)
     late = {}
     for stream in asked:
-        models = [task.model for task in problem.tree_of(stream).tasks]
-        in_time = math.prod(1 - alone[model] for model in models)
-        late[stream] = max(1 - in_time, *(together[model] for model in models))
+        tree = problem.tree_of(stream)
+        counted = {t: math.sqrt(max(m, 1.0)) for t, m in arrivals[tree.name].items()}
+        in_time = math.prod((1 - alone[tree[t].model]) ** m for t, m in counted.items())
+        rest = 1 - max(together[task.model] for task in tree.tasks)
+        late[stream] = 1 - min(in_time, rest ** max(counted.values()))
     return late
 
 
