@@ -18,15 +18,21 @@ from ray_slo.core.cluster import Cluster
 
 
 class Setting(NamedTuple):
-    """A policy by its name, and its arguments."""
+    """A policy by its name, and its arguments.
+
+    Attributes:
+        quickest: it knows the quickest variant of each model alone.
+    """
 
     policy: str
     kwargs: Mapping[str, Any]
+    quickest: bool = False
 
     @property
     def label(self) -> str:
         """For people, and to tell settings apart: "deferred gathering=prefix"."""
-        return " ".join([self.policy, *(f"{k}={v}" for k, v in self.kwargs.items())])
+        words = [self.policy, *(f"{k}={v}" for k, v in self.kwargs.items())]
+        return " ".join(words + ["on the quickest variants"] * self.quickest)
 
 
 @dataclass(frozen=True, eq=False)

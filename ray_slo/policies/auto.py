@@ -34,7 +34,7 @@ from ray_slo.core.requests import BatchOutcome, BatchStatus, Request, RequestId,
 from ray_slo.core.trees import Tree
 from ray_slo.policies import registry
 from ray_slo.policies.auto_choice import Choice, Evidence
-from ray_slo.policies.auto_settings import Shape, candidates
+from ray_slo.policies.auto_settings import Shape, candidates, make
 from ray_slo.policies.auto_traffic import Pace, Recent, Story
 
 Fairness = Annotated[float, Field(ge=0, le=1)]
@@ -181,7 +181,8 @@ class Auto(Abilities):
             self._number = found.number
             moved = self._evidence.add(found)
             choice = self._evidence.choose(self._label)
-            self._recent.rehearsed(now, found, moved or choice.label != self._label)
+            news = moved or choice.label != self._label
+            self._recent.rehearsed(now, found, self._longest_slo_s, news)
             self._story.add(now, found, self._label, choice)
             self._rehearsed = found
             if choice.label != self._label and choice.label in self._settings:
@@ -221,10 +222,12 @@ class Auto(Abilities):
         """The application has another shape: begin with the best guess for it."""
         self._shape = Shape.of(self._cluster, self._sizes)
         fit = self._own or candidates(self._shape, self._trees, self.preempts)
+        if self._planned:
+            fit = [s for s in fit if not s.quickest]
         if self._live_slo_ms is not None:
             fit = [
-                Setting(
-                    s.policy, {**registry.live_arguments(s.policy, self._live_slo_ms), **s.kwargs}
+                s._replace(
+                    kwargs={**registry.live_arguments(s.policy, self._live_slo_ms), **s.kwargs}
                 )
                 for s in fit
             ]
@@ -239,14 +242,7 @@ class Auto(Abilities):
         self._swap(now, Choice(label, "first guess for this application"))
 
     def _make(self, setting: Setting) -> Policy:
-        return registry.policy_for(
-            setting.policy,
-            setting.kwargs,
-            self._trees,
-            {m.name: len(m.variants) for m in self._cluster.models.values()},
-            planned=self._planned,
-            **self._composing,
-        )
+        return make(setting, self._cluster, self._trees, self._planned, self._composing)
 
     def _swap(self, now: float, choice: Choice) -> None:
         """Another policy takes over."""
@@ -354,7 +350,7 @@ def _settings(given: Sequence[str | Mapping[str, Any]], preempt: bool) -> list[S
             raise ValueError(f"candidates[{i}].policy must be a policy's name, got {name!r}")
         setting = Setting(name, dict(one.get("kwargs") or {}))
         try:
-            made = registry.make_policy(*setting)
+            made = registry.make_policy(setting.policy, setting.kwargs)
         except ValueError as error:
             raise ValueError(f"candidates[{i}]: {error}") from error
         if not hasattr(made, "adopt") or isinstance(made, Auto):

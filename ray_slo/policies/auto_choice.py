@@ -14,8 +14,10 @@ from ray_slo.core.rehearsal import Rehearsed, Score
 _REMEMBERED = 6  # rehearsals under the same load
 _SAME_RATE = 1.3  # times; rates that differ by less are the same load
 _SAME_MIX = 0.3  # of the requests may be for other models
-_EQUAL = 0.0015  # of the value: settings that differ by less are equal
-_UNSURE = 0.004  # … or by less, if that is within the standard error
+_CALM = 0.05  # bad share below which latency counts, too
+_EQUAL, _UNSURE = 0.003, 0.01  # of the value: settings that differ by less are equal there,
+# or by less than the second, if that is within the standard error
+_LEVEL = 0.0005  # the same above
 _CLEAN = 0.01  # bad share of the worst model that is asked for
 _FOR_CLEAN = 0.007  # of the value is given for that
 _QUICKER = 0.01  # of p50: less is no reason to change
@@ -34,11 +36,13 @@ class _Standing(NamedTuple):
 
     Attributes:
         value: per request.
+        bad: share.
         excess: of the worst model's bad share over what is asked for.
         fair: the worst model's share in time over the mean share.
     """
 
     value: float
+    bad: float
     excess: float
     fair: float
     p50_s: float
@@ -85,7 +89,8 @@ class Evidence:
         in_order = [s for s in able if s in fair]
         best = max(in_order, key=lambda s: known[s].value)
         value = max(known[best].value, 1e-9)
-        equal = [s for s in in_order if self._equals(s, best, value)]
+        calm = known[best].bad < _CALM
+        equal = [s for s in in_order if self._equals(s, best, value, calm)]
         why = "most value in time"
         clean = [s for s in equal if known[s].excess <= 0]
         if not clean:
@@ -108,8 +113,10 @@ class Evidence:
                 return Choice(current, f"{pick} gains no more than chance may")
         return Choice(pick, why)
 
-    def _equals(self, label: str, best: str, value: float) -> bool:
+    def _equals(self, label: str, best: str, value: float, calm: bool) -> bool:
         behind, error = self._gain(best, label)
+        if not calm:
+            return behind <= _LEVEL * value
         return behind <= _EQUAL * value or behind <= min(error, _UNSURE * value)
 
     def _gain(self, label: str, other: str) -> tuple[float, float]:
@@ -155,6 +162,7 @@ class Evidence:
         of_base = sum(v for v, _ in values) / max(sum(n for _, n in values), 1)
         return _Standing(
             of_base + self._gain(label, base)[0],
+            1 - mean,
             max(excess, 0.0),
             min(shares, default=1.0) / mean if mean > 0 else 1.0,
             _p50(scores),

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
-from ray_slo.core.cluster import Cluster
+from ray_slo.core.cluster import Cluster, Variant
+from ray_slo.core.policy import InFlight, Policy, PolicyWrapper
 from ray_slo.core.rehearsal import Setting
 from ray_slo.core.trees import Tree
+from ray_slo.policies.registry import policy_for
 
 PLAIN = Setting("deferred", {})
 CONSOLIDATE = Setting("deferred", {"objective": "consolidate"})
@@ -18,6 +23,7 @@ KAIROS = Setting("kairos", {"batch": True})
 LARGEST = Setting("flex", {"preemption": False})
 FLEX = Setting("flex", {})
 DEFERRED_FLEX = Setting("deferred_flex", {})
+CONSOLIDATE_FLEX = Setting("deferred_flex", {"objective": "consolidate"})
 
 
 class Shape(NamedTuple):
@@ -49,15 +55,61 @@ class Shape(NamedTuple):
 def candidates(shape: Shape, trees: Sequence[Tree], preempt: bool) -> list[Setting]:
     """Settings that fit; the first is the best guess."""
     tree = any(len(t.tasks) > 1 for t in trees)
+    several = shape.variants > 1
     if shape.sizes:
         found = [KAIROS, PLAIN] if shape.kinds > 1 else [PLAIN, KAIROS]
-    elif shape.variants > 1:
+    elif several:
         found = [PRICE, PLAIN] if shape.models == 1 and not tree else [PLAIN, PRICE]
     else:
         found = [PLAIN]
-    found += [EAGER, LARGEST, CONSOLIDATE, PREFIX]
+    found += [EAGER, LARGEST, CONSOLIDATE]
+    if several:
+        found += [PLAIN._replace(quickest=True), LARGEST._replace(quickest=True)]
+    else:
+        found.append(PREFIX)
     if shape.kinds > 1 and not shape.sizes and not tree:
         found.append(KAIROS)
     if preempt:
-        found += [DEFERRED_FLEX, FLEX]
+        found += [DEFERRED_FLEX, CONSOLIDATE_FLEX, FLEX]
     return found
+
+
+def make(
+    setting: Setting,
+    cluster: Cluster,
+    trees: Sequence[Tree],
+    planned: bool,
+    composing: Mapping[str, float],
+) -> Policy:
+    """The policy of a setting, composed with what it lacks for an application."""
+    variants = {m.name: len(m.variants) for m in cluster.models.values()}
+    if setting.quickest:
+        variants = dict.fromkeys(variants, 1)
+    made = policy_for(setting.policy, setting.kwargs, trees, variants, planned=planned, **composing)
+    return Quickest(made) if setting.quickest else made
+
+
+class Quickest(PolicyWrapper):
+    """A policy that is told of the quickest variant of each model alone."""
+
+    def cluster_changed(self, now: float, cluster: Cluster) -> None:
+        loaded = {name for worker in cluster.workers.values() for name in worker.loaded}
+        models = {
+            m.name: replace(m, variants=(min(m.variants, key=partial(_latency_s, loaded)),))
+            for m in cluster.models.values()
+        }
+        super().cluster_changed(now, replace(cluster, models=models))
+
+    def adopt(
+        self, now: float, flights: Sequence[InFlight], batch_id: int, former: Policy | None
+    ) -> None:
+        """Take over from another policy, before the first event."""
+        former = former.policy if isinstance(former, Quickest) else former
+        self.policy.adopt(now, flights, batch_id, former)  # type: ignore[attr-defined]
+
+
+def _latency_s(loaded: Collection[str], variant: Variant) -> float:
+    """Of one request, on all kinds of workers together; infinite where nobody runs it."""
+    if variant.name not in loaded:
+        return math.inf
+    return sum(profile.latency(1) for profile in variant.profiles.values())

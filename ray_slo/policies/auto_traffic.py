@@ -13,10 +13,11 @@ from ray_slo.policies.auto_choice import Choice
 
 _LEAST = 200  # requests of a rehearsal
 _MOST, _LIMIT = 4_000, 20_000  # remembered; and where that is not yet `_SLOS`
-_SLOS = 15.0
-_WINDOW_S = 20.0
-_FIRST_S, _LONGEST_S = 1.0, 30.0  # between rehearsals
-_NEWS_S, _NEWS_SLOS = 0.5, 10.0  # the time over which a change of the load is seen
+_SLOS = 15.0  # of traffic
+_LEAST_SLOS = 4.0  # a rehearsal begins with an empty system
+_WINDOW_S, _WINDOW_SLOS = 20.0, 20.0
+_FIRST_S, _FIRST_SLOS, _LONGEST_S = 1.0, 6.0, 30.0  # between rehearsals
+_NEWS_S, _NEWS_SLOS = 0.5, 6.0  # the time over which a change of the load is seen
 _RISE, _FALL = 1.4, 0.6  # times the rate that was rehearsed
 _STORIES = 20
 
@@ -62,9 +63,10 @@ class Recent:
             self._count -= len(oldest)
             self._whole_from = at
 
-    def rehearsed(self, now: float, found: Rehearsed, news: bool) -> None:
+    def rehearsed(self, now: float, found: Rehearsed, slo_s: float, news: bool) -> None:
         """Another rehearsal is due in a while: sooner where this one brought news."""
-        self._every_s = _FIRST_S if news else min(2 * self._every_s, _LONGEST_S)
+        first_s = max(_FIRST_S, _FIRST_SLOS * slo_s)
+        self._every_s = first_s if news else max(min(2 * self._every_s, _LONGEST_S), first_s)
         self._look_at = now + self._every_s
         self._rate = found.rate
         bunches = self._bunches
@@ -84,8 +86,11 @@ class Recent:
                 latest = []
         if now < self._look_at and not latest and not surprise:
             return []
-        chosen = latest or self._since(now - _WINDOW_S)
-        return chosen if len(chosen) >= _LEAST and chosen[-1].arrival > chosen[0].arrival else []
+        chosen = latest or self._since(now - max(_WINDOW_S, _WINDOW_SLOS * slo_s))
+        if len(chosen) < _LEAST:
+            return []
+        long = chosen[-1].arrival - chosen[0].arrival >= _LEAST_SLOS * slo_s
+        return chosen if long else []
 
     def _moved(self, rate: float) -> bool:
         return rate > _RISE * self._rate or rate < _FALL * self._rate

@@ -21,7 +21,7 @@ from ray_slo.core.profiles import LatencyProfile
 from ray_slo.core.rehearsal import Rehearsal, Rehearsed, Score, Setting
 from ray_slo.core.trees import Tree, TreeTask
 from ray_slo.planning import ramsis
-from ray_slo.policies.registry import policy_for
+from ray_slo.policies.auto_settings import make
 from ray_slo.simulation.application_run import ApplicationRun, Shape
 from ray_slo.simulation.arrivals import Floats, Ints
 from ray_slo.simulation.engine import Run, noise_factors
@@ -31,8 +31,9 @@ from ray_slo.simulation.samplers import samplers
 from ray_slo.simulation.workloads import Requests
 
 _STRETCHES = 12
-_LOOKS = (4, 8)  # stretches after which hopeless settings are given up
-_HOPELESS = 0.01  # of the value: worse by more, and by 3 standard errors
+_LOOKS = {4: 0.15, 8: 0.08}
+"""Stretches after which a setting is given up that is behind by more than this part of the best
+value, and by 3 standard errors. What is behind by less may be ahead in a burst that follows."""
 _WARM_S, _WARM_SLOS = 0.3, 5.0  # played before what counts
 
 
@@ -63,7 +64,8 @@ def rehearse(problem: Rehearsal) -> Rehearsed:
             except Exception as error:
                 errors[label] = _failed(error)
                 del racing[label], runs[label]
-        _give_up(racing, np.diff(edges)[:look], problem.settings[0].label)
+        if look in _LOOKS:
+            _give_up(racing, np.diff(edges)[:look], problem.settings[0].label, _LOOKS[look])
     at = problem.traffic.arrival
     over_s = max(float(at[-1] - at[0]), 1e-9)
     roots = problem.traffic.roots
@@ -82,16 +84,17 @@ def _failed(error: Exception) -> Score:
     return Score(error=f"{type(error).__name__}: {error}")
 
 
-def _give_up(racing: dict[str, _Trial], counts: Ints, current: str) -> None:
+def _give_up(racing: dict[str, _Trial], counts: Ints, current: str, far: float) -> None:
     """Leave out the hopeless; the setting in force stays."""
     if len(racing) < 2:
         return
     best = max(racing.values(), key=lambda trial: trial.value.sum())
+    best_value = float(best.value.sum() / counts.sum())
     for label, trial in list(racing.items()):
         behind = (best.value - trial.value) / counts
         mean = float(np.average(behind, weights=counts))
         error = float(behind.std()) / math.sqrt(len(counts))
-        if label != current and mean > _HOPELESS + 3 * error:
+        if label != current and mean > 3 * error and mean > far * best_value:
             del racing[label]
 
 
@@ -132,14 +135,7 @@ class _Trial:
         self._traffic, self._edges = problem.traffic, edges
         self._requests = requests
         trees = [Tree.from_json(tree) for tree in problem.trees]
-        policy = policy_for(
-            setting.policy,
-            setting.kwargs,
-            trees,
-            {m.name: len(m.variants) for m in problem.cluster.models.values()},
-            planned=problem.planned,
-            **problem.composing,
-        )
+        policy = make(setting, problem.cluster, trees, problem.planned, problem.composing)
         self._run = _run(problem, policy, requests, trees)
         self._done = 0
         self.value: Floats = np.zeros(0)  # by stretch so far
