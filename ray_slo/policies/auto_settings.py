@@ -56,12 +56,9 @@ def candidates(shape: Shape, trees: Sequence[Tree], preempt: bool) -> list[Setti
     """Settings that fit; the first is the best guess."""
     tree = any(len(t.tasks) > 1 for t in trees)
     several = shape.variants > 1
+    found = [PRICE, PLAIN] if several else [PLAIN]
     if shape.sizes:
-        found = [KAIROS, PLAIN] if shape.kinds > 1 else [PLAIN, KAIROS]
-    elif several:
-        found = [PRICE, PLAIN] if shape.models == 1 and not tree else [PLAIN, PRICE]
-    else:
-        found = [PLAIN]
+        found.append(KAIROS)
     found += [EAGER, LARGEST, CONSOLIDATE]
     if several:
         found += [PLAIN._replace(quickest=True), LARGEST._replace(quickest=True)]

@@ -24,6 +24,7 @@ from ray_slo.core.rehearsal import Rehearsed, Score
 from ray_slo.policies import make_policy
 from ray_slo.policies.auto import Auto
 from ray_slo.policies.auto_choice import Evidence
+from ray_slo.policies.deferred import Deferred
 from ray_slo.policies.registry import policy_for
 from tests.policies.contract import CHAIN, SHARED, Script, make_cluster, operation, worker_kind
 from tests.policies.harness import Host, one_model
@@ -264,19 +265,24 @@ def test_it_says_what_it_expects_and_why() -> None:
     assert 0 <= auto.story()[0]["measured_bad"] <= 1
 
 
+class Counts(Deferred):
+    """Takes every request for one item."""
+
+    counts_requests = True
+
+
 def test_sizes_exclude_what_counts_requests() -> None:
-    models = [
-        Model(
-            "m", 0.1, tuple(Variant(v, {"default": LINE}, a) for v, a in (("q", 60.0), ("s", 80.0)))
-        )
-    ]
-    auto = Auto()
-    auto.cluster_changed(0.0, Cluster.uniform(models, 2))
-    assert auto._label == "price"
+    auto = Auto(candidates=[f"{__name__}:Counts", "deferred"])
+    auto.cluster_changed(0.0, one_model(LINE, 0.1, 2))
+    assert auto._label.endswith("Counts")
     auto.requests_arrived(0.0, [Request(1, "m", 0.0, 0.1, 3)])
     assert auto._label == "deferred"
-    actions = auto.decide(0.0).actions + auto.decide(0.05).actions + auto.decide(0.09).actions
+    actions = auto.decide(0.0).actions + auto.decide(0.05).actions + auto.decide(0.08).actions
     assert [r.id for a in actions if isinstance(a, Dispatch) for r in a.requests] == [1]
+    only = Auto(candidates=[f"{__name__}:Counts"])
+    only.cluster_changed(0.0, one_model(LINE, 0.1, 2))
+    with pytest.raises(ValueError, match="none of them can serve requests with sizes"):
+        only.requests_arrived(0.0, [Request(1, "m", 0.0, 0.1, 3)])
 
 
 def test_it_preempts_only_where_it_may() -> None:
