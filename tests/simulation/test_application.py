@@ -396,6 +396,27 @@ def test_every_group_has_a_scheduler_of_its_own():
         assert report.bad_rate(stream="see") < 0.01 < 0.5 < report.bad_rate(stream="hear")
 
 
+@pytest.mark.parametrize("policy", ["deferred", "kairos"])
+def test_workers_are_there_for_large_requests_and_not_for_the_mean(policy, monkeypatch):
+    profiles = {"cheap": linear(4, 6, 100), "fast": linear(0.8, 3, 100)}
+    models = (auto.Model("rank", (auto.Variant("rank", 90.0, profiles),)),)
+    kinds = (auto.Kind("cheap", 1, 12, 0.1), auto.Kind("fast", 0, 6, 2.0))
+    problem = auto.Problem(models, (Tree.of_model("rank", {"": 0.2}),), {}, kinds)
+    sizes = workloads.Measured(values=[2] * 19 + [80])  # 80 are in time on the fast ones alone
+    load = {"rank": Workload(arrivals=Poisson(rate=60.0), sizes=sizes)}
+
+    def run():
+        report = simulate_application(
+            problem, load, policy=policy, duration_s=60.0, interval_s=5.0, start_s=1.0, seed=11
+        )
+        return report.bad_rate(20), report.worker_hours(20, kind="fast")
+
+    assert run() == (pytest.approx(0.0, abs=0.002), pytest.approx(40 / 3600, rel=0.2))
+    monkeypatch.setattr("ray_slo.planning.brains.known.classes_of", lambda *_: ())
+    bad, fast = run()
+    assert bad > 0.04 and fast == 0  # what the mean size asks for
+
+
 def _groups_of(batches):
     """First letters of the workers that ran each variant."""
     found = {}

@@ -7,7 +7,16 @@ which worker that is (`place.py`).
 
 from ray_slo.planning.auto.place import place, swaps
 from ray_slo.planning.auto.plan import Plan, Prices, Slot, Step
-from ray_slo.planning.auto.problem import Demand, Hosted, Kind, Model, Objective, Problem, Variant
+from ray_slo.planning.auto.problem import (
+    Demand,
+    Hosted,
+    Kind,
+    Model,
+    Objective,
+    Problem,
+    Size,
+    Variant,
+)
 from ray_slo.planning.auto.steps import plan
 
 __all__ = [
@@ -19,6 +28,7 @@ __all__ = [
     "Plan",
     "Prices",
     "Problem",
+    "Size",
     "Slot",
     "Step",
     "Variant",

@@ -13,7 +13,7 @@ from ray_slo.planning.auto.plan import Plan, Prices, Slot, Step
 from ray_slo.planning.auto.prices import prices_of
 from ray_slo.planning.auto.problem import Problem
 from ray_slo.planning.auto.program import EPS, Program
-from ray_slo.planning.auto.uses import Use, rest_of, uses_of
+from ray_slo.planning.auto.uses import Use, rest_of, together, uses_of
 from ray_slo.planning.milp import Solution
 
 
@@ -60,7 +60,7 @@ def build(program: Program, step: Step, solution: Solution) -> Built:
     slots: list[Slot] = []
     workers: dict[str, int] = {}
     for i, kind in enumerate(problem.kinds):
-        of_kind = [use for use in uses if use.config.kind == kind.name]
+        of_kind = together([use for use in uses if use.config.kind == kind.name])
         most = round(float(solution[program.n][i])) if solution.found else kind.min_workers
         made = (shared if problem.sharing else apart)(program, kind, of_kind, most)
         slots += made

@@ -22,7 +22,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from ray_slo.core.trees import Tree, TreeTask
-from ray_slo.planning.auto.problem import Problem, Variant
+from ray_slo.planning.auto.problem import Problem, Size, Variant
+from ray_slo.planning.auto.sizes import size_of
 from ray_slo.planning.milp import Floats
 
 NO_TIME = 1e-12
@@ -37,6 +38,7 @@ class Config:
         latency_s: of a full batch.
         throughput: requests per second of one worker.
         time_s: that a request is in the task, waiting and communication included.
+        size: class of the requests' sizes, of a model whose demand is known by size.
     """
 
     variant: str
@@ -45,6 +47,7 @@ class Config:
     latency_s: float
     throughput: float
     time_s: float
+    size: Size | None = None
 
 
 @dataclass(frozen=True)
@@ -108,9 +111,10 @@ class Graph:
         self.of_model: dict[str, list[int]] = {}
         for model in problem.models:
             first = len(self.configs)
-            for variant in self.variants[model.name]:
-                for kind in problem.kinds:
-                    self.configs += self._options(model.name, variant, kind.name)
+            for size in (None, *model.sizes):
+                for variant in self.variants[model.name]:
+                    for kind in problem.kinds:
+                        self.configs += self._options(model.name, variant, kind.name, size)
             self.of_model[model.name] = list(range(first, len(self.configs)))
         self.paths = {tree.name: self._paths(tree) for tree in problem.trees}
         self.streams: list[str] = []
@@ -120,7 +124,9 @@ class Graph:
             if problem.rate(stream) > 0:
                 self._add_stream(stream)
 
-    def _options(self, model: str, variant: Variant, kind_name: str) -> list[Config]:
+    def _options(
+        self, model: str, variant: Variant, kind_name: str, size: Size | None
+    ) -> list[Config]:
         """Batch sizes of a variant on a kind, each faster per request than the smaller ones."""
         problem, kind = self.problem, self.problem.kind[kind_name]
         profile = variant.profiles.get(kind_name)
@@ -134,12 +140,16 @@ class Graph:
             return []
         if problem.group_of.get(model, kind.group) != kind.group:
             return []
-        items = problem.model[model].items
-        most = max(int(profile.max_batch_size / items + NO_TIME), 1)
+        items = problem.model[model].items if size is None else size.items
+        more = 0.0 if size is None else size.largest - items  # of the largest in a batch
+        most = max(int((profile.max_batch_size - more) / items + NO_TIME), 1)
         found: list[Config] = []
         for b in sorted({min(b, most) for b in problem.batch_sizes}):
-            latency_s = profile.latency(min(math.ceil(b * items - 1e-9), profile.max_batch_size))
-            throughput = b / latency_s
+            usual, largest = (math.ceil(b * items + n - 1e-9) for n in (0.0, more))
+            throughput = b / profile.latency(min(usual, profile.max_batch_size))
+            latency_s = profile.latency(min(largest, profile.max_batch_size))
+            if largest > profile.max_batch_size and size is not None:
+                break
             if latency_s > self.longest_s.get(kind_name, math.inf) * (1 + NO_TIME):
                 break
             if found and throughput <= found[-1].throughput:
@@ -147,7 +157,7 @@ class Graph:
             if found and latency_s <= found[-1].latency_s:
                 found.pop()
             time_s = problem.waiting_factor * latency_s + problem.communication_s
-            found.append(Config(variant.name, kind_name, b, latency_s, throughput, time_s))
+            found.append(Config(variant.name, kind_name, b, latency_s, throughput, time_s, size))
         return found
 
     def _paths(self, tree: Tree) -> list[Path]:
@@ -168,7 +178,7 @@ class Graph:
 
     def _add_stream(self, stream: str) -> None:
         tree, slo_s = self.problem.tree_of(stream), self.problem.slo_s(stream)
-        least = self.least_s(tree)
+        least = self.least_s(stream)
         below = {t: x - least[t] for t, x in self.rest_s(tree, least).items()}
         longest_s = least[tree.root] + below[tree.root]
         if longest_s > slo_s + NO_TIME:
@@ -185,18 +195,24 @@ class Graph:
                     name = path.variants[-1]
                     of_variant[name] = (*of_variant.get(name, ()), j)
                     arrivals.append(path.arrivals)
-            fast = [i for i in self.of_model[task.model] if self.configs[i].time_s <= room_s]
+            able = self.able(stream, task)
+            fast = [i for i in able if self.configs[i].time_s <= room_s]
             self.nodes[stream, task.name] = Node(
                 stream, task, tuple(fast), of_variant, max(arrivals)
             )
 
-    def least_s(self, tree: Tree) -> dict[str, float]:
+    def able(self, stream: str, task: TreeTask) -> list[int]:
+        """Configurations for a task of a stream: for the sizes of its requests."""
+        size = size_of(self.problem, stream) if task.parent is None else None
+        return [i for i in self.of_model[task.model] if self.configs[i].size == size]
+
+    def least_s(self, stream: str) -> dict[str, float]:
         """The least time in each task, seconds."""
         return {
             task.name: min(
-                (self.configs[i].time_s for i in self.of_model[task.model]), default=math.inf
+                (self.configs[i].time_s for i in self.able(stream, task)), default=math.inf
             )
-            for task in tree.order
+            for task in self.problem.tree_of(stream).order
         }
 
     def rest_s(self, tree: Tree, own_s: dict[str, float]) -> dict[str, float]:

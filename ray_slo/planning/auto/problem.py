@@ -67,6 +67,29 @@ class Variant:
 
 
 @dataclass(frozen=True)
+class Size:
+    """Requests of about the same size.
+
+    Attributes:
+        largest: items in the largest of them; names the class.
+        items: in one of them, on average.
+        share: of the model's requests.
+    """
+
+    largest: Annotated[int, Field(ge=1)]
+    items: Annotated[float, Field(ge=1, allow_inf_nan=False)]
+    share: Annotated[float, Field(ge=0, le=1)]
+
+    def __post_init__(self) -> None:
+        check_fields(self, " of a class of sizes")
+        if self.items > self.largest:
+            raise ValueError(
+                f"items of a class of sizes must be at most largest {self.largest}, "
+                f"got {self.items:g}"
+            )
+
+
+@dataclass(frozen=True)
 class Model:
     """What serves a task.
 
@@ -74,16 +97,25 @@ class Model:
         name: unique in the application.
         variants: to choose from.
         items: mean size of a request: a batch of b requests takes ℓ(b · items).
+        sizes: classes of the sizes that clients ask for, where these are known. Each is a demand of
+            its own, which is served where it is in time (`sizes.py`); of requests that other tasks
+            make the mean counts.
     """
 
     name: str
     variants: tuple[Variant, ...]
     items: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 1.0
+    sizes: tuple[Size, ...] = ()
 
     def __post_init__(self) -> None:
         check_fields(self, f" of model {self.name!r}")
         if not self.variants:
             raise ValueError(f"variants of model {self.name!r} must name at least one")
+        largest = [size.largest for size in self.sizes]
+        if largest != sorted(set(largest)):
+            raise ValueError(f"sizes of model {self.name!r} must come by rising largest ones")
+        if largest and abs(sum(size.share for size in self.sizes) - 1) > 1e-6:
+            raise ValueError(f"shares of the sizes of model {self.name!r} must sum to 1")
 
 
 @dataclass(frozen=True)

@@ -9,25 +9,30 @@ from typing import Any
 import numpy as np
 
 from ray_slo.planning.auto.graph import Graph
-from ray_slo.planning.auto.problem import Problem
+from ray_slo.planning.auto.problem import Problem, Size
 from ray_slo.planning.milp import Indices, Milp
 
 
 def add_batch_sizes(m: Milp, g: Graph, w: Mapping[tuple[str, str], Indices]) -> None:
-    """A variant has one batch size on a kind, whoever asks for it.
+    """A variant has one batch size on a kind, whoever asks for it; for each class of sizes.
 
     Args:
         w: workers that are busy, by node and its configurations.
     """
-    for model, of_model in g.of_model.items():
-        nodes = [node for node, of in g.nodes.items() if of.task.model == model and of.most]
+    users: dict[tuple[str, Size | None], list[tuple[str, str]]] = {}
+    for node, of in g.nodes.items():
+        if of.most and of.configs:
+            users.setdefault((of.task.model, g.configs[of.configs[0]].size), []).append(node)
+    for (model, size), nodes in users.items():
         if len(nodes) < 2:
             continue
-        hosted = m.variables(f"hosted: {model}", len(of_model), upper=1, integer=True)
+        of_model = [k for k in g.of_model[model] if g.configs[k].size == size]
+        of_size = model if size is None else f"{model} up to {size.largest}"
+        hosted = m.variables(f"hosted: {of_size}", len(of_model), upper=1, integer=True)
         pairs = [(g.configs[k].variant, g.configs[k].kind) for k in of_model]
         of_pair = np.array([[p == pair for p in pairs] for pair in dict.fromkeys(pairs)], float)
         m.block(
-            f"(4) batch size: {model}",
+            f"(4) batch size: {of_size}",
             (of_pair, np.broadcast_to(hosted, of_pair.shape)),
             upper=1,
         )

@@ -24,6 +24,7 @@ from ray_slo.planning.auto.limits import Limits, Pair, Room
 from ray_slo.planning.auto.plan import Plan, Step
 from ray_slo.planning.auto.problem import Problem
 from ray_slo.planning.auto.program import EPS, Objective, Program
+from ray_slo.planning.auto.sizes import by_size, together
 from ray_slo.planning.milp import Solution
 from ray_slo.planning.result import Infeasible
 
@@ -53,6 +54,10 @@ def plan(problem: Problem, last: Plan | None = None) -> Plan | Infeasible[Plan]:
         largest share of it.
     """
     problem = in_groups(problem)
+    return together(_planned(by_size(problem), last), problem)
+
+
+def _planned(problem: Problem, last: Plan | None) -> Plan | Infeasible[Plan]:
     begin = last.found if last is not None else None
     if begin is not None and begin.holds_for(problem):
         built, proven = _all_served(problem, begin.limits)

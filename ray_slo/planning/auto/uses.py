@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ray_slo.core.trees import root_and_class
 from ray_slo.planning.auto.graph import NO_TIME, Config
+from ray_slo.planning.auto.problem import Size
 from ray_slo.planning.auto.program import EPS, Program
 from ray_slo.planning.milp import Solution
 
@@ -40,15 +41,44 @@ class Use:
         return self.rate / self.config.throughput
 
 
+Key = tuple[str, str, Size | None]  # variant, kind, class of sizes
+
+
+def together(uses: Sequence[Use]) -> list[Use]:
+    """One for each variant and kind, whatever the sizes: a worker that has it serves all."""
+    by_pair: dict[tuple[str, str], list[Use]] = {}
+    for use in uses:
+        by_pair.setdefault(use.pair, []).append(use)
+    return [its[0] if len(its) == 1 else _one(its) for its in by_pair.values()]
+
+
+def _one(uses: Sequence[Use]) -> Use:
+    rate, busy = sum(use.rate for use in uses), sum(use.busy for use in uses)
+    configs = [use.config for use in uses]
+    config = replace(
+        configs[0],
+        batch_size=max(c.batch_size for c in configs),
+        latency_s=max(c.latency_s for c in configs),
+        throughput=rate / busy,
+        time_s=max(c.time_s for c in configs),
+        size=None,
+    )
+    dispersion = sum(use.rate * use.dispersion for use in uses) / rate
+    nodes = tuple(dict.fromkeys(node for use in uses for node in use.nodes))
+    # Requests of one variant wait for each other, whatever their sizes: they have one deadline.
+    return Use(config, rate, dispersion, nodes, max(use.wait_s for use in uses))
+
+
 def uses_of(program: Program, solution: Solution) -> list[Use]:
-    """One for each variant and kind, with the largest batch that is in time for all its users: the
-    smaller ones, which the program may choose where it has time to spare, do no more.
+    """One for each variant, kind and class of sizes, with the largest batch that is in time for all
+    its users: the smaller ones, which the program may choose where it has time to spare, do no
+    more.
 
     A request at the root makes m at a task, and they come together: counts that are m times those
     of the root have m times its dispersion.
     """
     g, problem = program.graph, program.problem
-    parts: dict[tuple[str, str], list[tuple[float, float, tuple[str, str], Config]]] = {}
+    parts: dict[Key, list[tuple[float, float, tuple[str, str], Config]]] = {}
     for node, of in g.nodes.items():
         stream = problem.demand[node[0]]
         for k, busy in zip(of.configs, solution[program.w[node]].tolist(), strict=True):
@@ -56,8 +86,8 @@ def uses_of(program: Program, solution: Solution) -> list[Use]:
             rate = busy * config.throughput
             if rate > EPS * stream.rate:  # less is the solver's rounding
                 together = stream.dispersion * max(of.most, 1.0)
-                pair = config.variant, config.kind
-                parts.setdefault(pair, []).append((rate, together, node, config))
+                key = config.variant, config.kind, config.size
+                parts.setdefault(key, []).append((rate, together, node, config))
     found = []
     for of_pair in parts.values():
         rate = sum(part[0] for part in of_pair)
@@ -112,7 +142,7 @@ def times_of(program: Program, uses: Sequence[Use], stream: str) -> dict[str, fl
     """Time in each task of a stream: the slowest batches that it uses; the fastest there are where
     it uses none."""
     tree = program.problem.tree_of(stream)
-    least = program.graph.least_s(tree)
+    least = program.graph.least_s(stream)
     return {
         task.name: max(
             (u.config.time_s for u in uses if (stream, task.name) in u.nodes),

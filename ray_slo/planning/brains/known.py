@@ -11,11 +11,14 @@ from dataclasses import replace
 from ray_slo.core import LatencyProfile
 from ray_slo.core.demand import Factors
 from ray_slo.core.trees import Tree
-from ray_slo.planning.auto import Hosted, Kind, Model, Problem, Variant
+from ray_slo.planning.auto import Hosted, Kind, Model, Problem, Size, Variant
+from ray_slo.planning.auto.sizes import classes_of, ends_of
 from ray_slo.planning.brains.brain import Counts, Key, Seen, WorkerSays
 
 _LEAST_FACTOR = 0.05  # a task that gets nothing for hours is still there
 _SIZES = 2000  # requests whose mean size is planned with
+_ENOUGH = 20  # requests, before their sizes are planned with
+_RARE = 1e-4  # share of the requests: sizes that are rarer are forgotten
 _STARTS = 5  # of workers, of which the median is told
 
 
@@ -43,6 +46,7 @@ class Known:
             prior[variant] = {child: tree[task].factor(variant, child) for child in children}
         self._factors = Factors(prior)
         self._sizes: dict[str, tuple[float, float]] = {}  # requests and items, by model
+        self._seen_sizes: dict[str, dict[int, float]] = {}  # requests by size, by model
         self._starts: dict[str, deque[float]] = {}  # seconds, by kind
         self._started: set[str] = set()
 
@@ -63,6 +67,10 @@ class Known:
         requests, before = self._sizes.get(model, (0.0, 0.0))
         keep = math.exp(-count / _SIZES)
         self._sizes[model] = (keep * requests + count, keep * before + items)
+        seen = {s: keep * n for s, n in self._seen_sizes.get(model, {}).items()}
+        for size, n in sizes.items():
+            seen[_rounded(size)] = seen.get(_rounded(size), 0.0) + n
+        self._seen_sizes[model] = {s: n for s, n in seen.items() if n > _RARE * (requests + count)}
 
     def look(self, seen: Seen) -> None:
         """Note which workers have become ready, and how long that took."""
@@ -179,7 +187,16 @@ class Known:
                 variants.append(Variant(v.name, v.accuracy, known, memory))
         requests, items = self._sizes.get(model.name, (0.0, 0.0))
         mean = max(items / requests, 1.0) if requests else model.items
-        return replace(model, variants=tuple(variants) or model.variants, items=mean)
+        found = replace(model, variants=tuple(variants) or model.variants, items=mean)
+        return replace(found, sizes=self._classes(found)) if requests >= _ENOUGH else found
+
+    def _classes(self, model: Model) -> tuple[Size, ...]:
+        """Classes of the sizes of a model's requests, where there are unlike workers for them. What
+        no worker has in time is left out: it is refused, whatever is planned."""
+        problem, seen = self.problem, self._seen_sizes.get(model.name, {})
+        ends = ends_of(problem, model) if len(problem.kinds) > 1 else set()
+        possible = {size: n for size, n in seen.items() if size <= max(ends, default=0)}
+        return classes_of(possible, ends) if len(possible) > 1 else ()
 
     def _learned(self, tree: Tree, known: set[str]) -> Tree:
         """The tree with learned factors, of variants that are known."""
@@ -197,6 +214,12 @@ class Known:
         most = min(kind.max_workers, limits.get(kind.name, kind.max_workers))
         least, room_mb = min(kind.min_workers, most), self.room_mb(seen, kind.name)
         return replace(kind, min_workers=least, max_workers=most, memory_mb=room_mb)
+
+
+def _rounded(size: int) -> int:
+    """Up, by 3 % at most: few numbers of large sizes are told apart."""
+    step = max(2 ** (size.bit_length() - 6), 1) if size > 0 else 1
+    return -(-size // step) * step
 
 
 def _learnt(problem: Problem) -> dict[tuple[str, str], tuple[str, ...]]:

@@ -437,3 +437,38 @@ def test_quick_variants_are_kept_in_reserve_where_there_is_memory(room_mb, floor
     large = next(one for one in told.values() if one.assigned[0].variant == "large")
     assert set(large.keep) == keeps
     assert {part.variant for part in large.assigned} == {"large"}
+
+
+def test_sizes_are_classes_where_workers_are_unlike():
+    profiles = {
+        ("m", "cpu"): LatencyProfile.linear(0.004, 0.006, 100),
+        ("m", "gpu"): LatencyProfile.linear(0.001, 0.003, 100),
+    }
+
+    def sizes_of(*kinds, counts, times=1):
+        problem = Problem(
+            (Model("m", (Variant("m", 100.0, {}),)),),
+            (Tree.of_model("m", {"": 0.2}),),
+            {"m": Demand(1.0)},
+            tuple(Kind(kind, 1, 2) for kind in kinds),
+        )
+        brain = AutoBrain(AutoSetting(problem, dict.fromkeys(kinds, 1), assigns=False))
+        for _ in range(times):
+            brain.counted(1.0, 1.0, Counts({"m": sum(counts.values())}, sizes={"m": counts}))
+        there = seen_of(*(says(f"w{k}", "m", kind=k) for k in kinds), profiles=profiles)
+        return brain.problem(2.0, there).whole.models[0]
+
+    both = sizes_of("cpu", "gpu", counts={1: 90, 60: 10})
+    assert [(size.largest, size.share) for size in both.sizes] == [(1, 0.9), (60, 0.1)]
+    assert both.items == pytest.approx(6.9)
+    assert sizes_of("cpu", counts={1: 90, 60: 10}).sizes == ()  # they are all alike
+    assert sizes_of("cpu", "gpu", counts={1: 9, 60: 1}).sizes == ()  # too few were seen
+    assert sizes_of("cpu", "gpu", counts={3: 100}).sizes == ()
+    # One that no worker has in time is refused, whatever is planned.
+    assert [s.largest for s in sizes_of("cpu", "gpu", counts={1: 90, 60: 10, 500: 1}).sizes] == [
+        1,
+        60,
+    ]
+    many = sizes_of("cpu", "gpu", counts=dict.fromkeys(range(1, 97), 1), times=100)
+    assert 3 <= len(many.sizes) <= 7
+    assert sum(size.share for size in many.sizes) == pytest.approx(1)
