@@ -72,7 +72,7 @@ def _matches(cell: Cell) -> bool:
 
 def _priced(cell: Cell) -> bool:
     """It is for variants; elsewhere it runs where its prices for each model cost little."""
-    return not cell.sized and (cell.variants > 1 or len(cell.models) <= 4)
+    return cell.variants > 1 or len(cell.models) <= 4
 
 
 def _loki(cell: Cell) -> bool:
