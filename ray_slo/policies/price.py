@@ -7,24 +7,39 @@ them, and `Price` takes the one that fits what there is to serve:
 
 * one model's requests of size 1 (`policies.price_alone`): a value of the queue's length, exact but
   for the workers' ends, tells what every free worker takes;
-* several models on the same workers, or requests with sizes (`policies.price_shared`): the fluid
-  limit of all measured rates tells how many requests every variant is to serve, and batches are
-  deferred, each of the variant whose turn it is.
+* several models on the same workers, requests with sizes, or arrivals that come too many at once
+  for the variants with the largest throughput (`policies.price_shared`): the fluid limit of all
+  measured rates tells how many requests every variant is to serve, and batches are deferred, each
+  of the variant whose turn it is.
+
+Arrivals are too many where ρ + 0.3·√(D/n) exceeds 1.1: ρ is what the rate needs of n workers, D the
+dispersion of the arrivals. A value of the queue's length then takes heads of the queue for lost too
+late; deferral gives them up for full batches.
 """
 
 from __future__ import annotations
 
+import math
+from collections import deque
 from collections.abc import Sequence
 from typing import Any, ClassVar
+
+import numpy as np
 
 from ray_slo.core.arguments import Count, NonNegative, checked
 from ray_slo.core.cluster import Cluster
 from ray_slo.core.decisions import Decision
+from ray_slo.core.load import Ticks
 from ray_slo.core.policy import Abilities, InFlight, Policy
 from ray_slo.core.requests import BatchOutcome, Request, WorkerId
 from ray_slo.policies.batching import succeed
 from ray_slo.policies.price_alone import Alone
-from ray_slo.policies.price_shared import Shared
+from ray_slo.policies.price_load import TICKS_PER_SLO
+from ray_slo.policies.price_shared import Shared, least_work_s
+
+_BURST = 0.3
+_CROWDED, _CALM = 1.1, 0.95  # ρ + 0.3·√(D/n), from which on, and up to which
+_TICKS, _LOOK_EVERY = 128, 16  # quarters of the SLO: that arrivals are counted over, until a look
 
 
 class Price(Abilities):
@@ -60,7 +75,11 @@ class Price(Abilities):
         }
         self._way: Alone | Shared = Alone(**self._arguments)
         self._cluster = Cluster({}, {})
-        self._sized = False
+        self._sized = self._crowded = False
+        self._capacity, self._workers = 0.0, 0
+        self._ticks = Ticks(0.0, math.inf)
+        self._counts: deque[int] = deque(maxlen=_TICKS)  # of arrivals
+        self._arrived, self._look_in = 0, _LOOK_EVERY
         self._explain = False
         self._adopted: tuple[float, Sequence[InFlight], int, Policy | None] | None = None
 
@@ -75,6 +94,7 @@ class Price(Abilities):
 
     def requests_arrived(self, now: float, requests: Sequence[Request]) -> None:
         self._way.requests_arrived(now, requests)
+        self._arrived += len(requests)
         if not self._sized and any(request.size != 1 for request in requests):
             self._sized = True
             self._follow(now)
@@ -87,6 +107,13 @@ class Price(Abilities):
 
     def cluster_changed(self, now: float, cluster: Cluster) -> None:
         self._cluster = cluster
+        slos_s = [model.latency_slo_s for model in cluster.models.values()]
+        tick_s = min(slos_s, default=math.inf) / TICKS_PER_SLO
+        if tick_s != self._ticks.every_s:
+            self._ticks, self._arrived = Ticks(now, tick_s), 0
+            self._counts.clear()
+        self._workers = len(cluster.workers)
+        self._capacity = _capacity(cluster)
         self._follow(now)
 
     def adopt(
@@ -99,7 +126,8 @@ class Price(Abilities):
 
     def _follow(self, now: float) -> None:
         """The way that fits, with what the one before has queued and running."""
-        way = Shared if self._sized or len(self._cluster.models) > 1 else Alone
+        several = self._sized or self._crowded or len(self._cluster.models) > 1
+        way = Shared if several else Alone
         if not isinstance(self._way, way):
             before, self._way = self._way, way(**self._arguments)
             succeed(self._way, before)
@@ -110,4 +138,39 @@ class Price(Abilities):
         self._way.cluster_changed(now, self._cluster)
 
     def decide(self, now: float) -> Decision:
+        if ticks := self._ticks.passed(now):
+            self._counts.extend([0] * min(ticks - 1, _TICKS))
+            self._counts.append(self._arrived)
+            self._arrived = 0
+            self._look_in -= ticks
+            if self._look_in <= 0 and self._capacity:
+                self._look_in = _LOOK_EVERY
+                self._look(now)
         return self._way.decide(now)
+
+    def _look(self, now: float) -> None:
+        """Whether there come too many at once, or no longer."""
+        counts = np.array(self._counts)
+        mean = float(counts.mean())
+        dispersion = max(float(counts.var()) / mean, 1.0) if mean else 1.0
+        needed = mean / self._ticks.every_s / self._capacity
+        needed += _BURST * math.sqrt(dispersion / self._workers)
+        crowded = needed > (_CALM if self._crowded else _CROWDED)
+        if crowded != self._crowded:
+            self._crowded = crowded
+            self._follow(now)
+
+
+def _capacity(cluster: Cluster) -> float:
+    """Requests per second of the variants with the largest throughput within the SLO; of one model.
+    Else 0."""
+    if len(cluster.models) != 1:
+        return 0.0
+    (model,) = cluster.models.values()
+    return sum(
+        max(
+            (1 / least_work_s(p, model.latency_slo_s) for _, p in model.runnable(*worker.kind)),
+            default=0.0,
+        )
+        for worker in cluster.workers.values()
+    )

@@ -58,11 +58,10 @@ from ray_slo.policies.price_lanes import (
     accuracy_of,
     lanes_of,
 )
-from ray_slo.policies.price_load import SHORT, Precision, TickedLoad, level
+from ray_slo.policies.price_load import SHORT, TICKS_PER_SLO, Precision, TickedLoad, level
 from ray_slo.policies.shared.lanes import Lane, ModelState, Pool
 from ray_slo.policies.shared.refusals import TOLERANCE_S
 
-_TICKS_PER_SLO = 4  # arrivals are counted in ticks of the shortest SLO
 _WAKE_EARLY = 0.01  # of the SLO, before a batch that waited would become impossible
 _SAME = 0.05  # profiles that differ by less have the same prices
 _REMEMBERED = 256  # loads that prices were solved for
@@ -116,7 +115,7 @@ class Alone(BatchingPolicy):
         self._cluster = cluster
         super().cluster_changed(now, cluster)
         slos = [model.latency_slo_s for model in cluster.models.values()]
-        tick_s = min(slos, default=math.inf) / _TICKS_PER_SLO
+        tick_s = min(slos, default=math.inf) / TICKS_PER_SLO
         self._short_s = SHORT * min(slos, default=0.0)
         if tick_s != self._ticks.every_s:
             self._demand, self._ticks = {}, Ticks(now, tick_s)

@@ -20,6 +20,9 @@ _MARGIN_QUANTILE = 0.99
 _MARGIN_SAMPLES = 512
 _MARGIN_MAX = 2.0
 
+TICKS_PER_SLO = 4
+"""Arrivals are counted in ticks of the shortest SLO."""
+
 SHORT = 0.1
 """Of the SLO: of shorter batches it does not matter how inexact they are."""
 

@@ -154,7 +154,7 @@ class Shared(Deferred):
             for v, profile in offers
         ]
         if lanes:
-            base = min(lanes, key=lambda lane: _least_work_s(lane.profile, spec.latency_slo_s))
+            base = min(lanes, key=lambda lane: least_work_s(lane.profile, spec.latency_slo_s))
             for lane in lanes:
                 lane.base, lane.siblings = base, lanes
             self._set_times(lanes)
@@ -376,7 +376,7 @@ class Shared(Deferred):
         return False
 
 
-def _least_work_s(profile: LatencyProfile, slo_s: float) -> float:
+def least_work_s(profile: LatencyProfile, slo_s: float) -> float:
     """Of a worker's time per request, in batches within the SLO."""
     most = max(1, profile.max_batch_within(slo_s))
     return min(profile.latency(b) / b for b in range(1, most + 1))

@@ -21,7 +21,7 @@ from ray_slo.planning import auto, fluid
 from ray_slo.policies.composed import Composed
 from ray_slo.policies.registry import POLICIES, make_policy, policy_for, recipe_for
 from ray_slo.policies.shared.paths import parts_of, planned_batches
-from ray_slo.simulation import Workload
+from ray_slo.simulation import Workload, simulate
 from ray_slo.simulation.application import simulate_application
 from tests.policies.harness import Host
 
@@ -279,6 +279,39 @@ def test_ten_models_on_one_pool_come_near_the_fluid_limit():
 
 
 # -- which policies are composed -------------------------------------------------------------------
+
+
+def test_overload_of_several_models_is_left_to_the_quick_variants():
+    """A plan that has room for some models only leaves the others their quick variants, too."""
+    times = {"quick": (0.001, 0.006, 70.0), "good": (0.003, 0.015, 80.0)}
+
+    def models(names):
+        return [
+            Model(
+                f"m{i}",
+                0.1,
+                tuple(
+                    Variant(f"{v}{i}", {"default": LatencyProfile.linear(a, b, 64)}, accuracy)
+                    for v, (a, b, accuracy) in times.items()
+                    if v in names
+                ),
+            )
+            for i in range(6)
+        ]
+
+    workload = Workload.poisson(1.4 * 8 * 64 / 0.07)
+    both, quick = (
+        simulate(
+            policy_for("deferred", variants={f"m{i}": len(names) for i in range(6)}),
+            Cluster.uniform(models(names), 8),
+            workload,
+            duration_s=2.5,
+            warmup_s=1.5,
+            seed=12,
+        )
+        for names in (("quick", "good"), ("quick",))
+    )
+    assert both.bad_rate() < quick.bad_rate() + 0.03
 
 
 @pytest.mark.parametrize(

@@ -293,3 +293,12 @@ def test_short_batches_may_be_inexact():
 def test_mistakes_are_named(field, kwargs):
     with pytest.raises(ValueError, match=field):
         Price(**kwargs)
+
+
+def test_bursts_near_capacity_leave_the_value_of_the_queue_for_turns():
+    rate, arrivals = 0.95 * 10 * 12 / 0.054, Workload(arrivals=Gamma(rate=2111, shape=0.1))
+    assert rate == pytest.approx(2111, rel=0.001)
+    report = simulate("price", cluster(), arrivals, duration_s=8, warmup_s=3)
+    quickest = Cluster.uniform([Model("m", 0.15, variants()[:1])], 10)
+    alone = simulate("deferred", quickest, arrivals, duration_s=8, warmup_s=3)
+    assert report.bad_rate() <= alone.bad_rate() + 0.01

@@ -19,7 +19,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from ray_slo.core.cluster import Cluster, Model, Worker
+from ray_slo.core.cluster import Cluster, Model, Variant, Worker
 from ray_slo.core.profiles import LatencyProfile
 from ray_slo.planning import fluid
 
@@ -318,9 +318,10 @@ class Choice:
         single = [
             m for m in self.models.values() if not m.planned and m not in models and m.rate > 0
         ]
+        bounded = [_bounded(m) for m in (*models, *single)]
         found = fluid.solve(
             fluid.Problem(
-                [_bounded(m) for m in (*models, *single)],
+                bounded,
                 {m.model.name: m.rate for m in (*models, *single)},
                 counts,
                 loaded,
@@ -330,12 +331,24 @@ class Choice:
         rates: dict[str, float] = {}
         for part in found.mix:
             rates[part.variant] = rates.get(part.variant, 0.0) + part.rate
+        # What the plan has no room for goes to the variants that serve the most.
+        for m, model in zip(models, bounded, strict=False):
+            if (unserved := found.unserved[m.model.name]) > 0:
+                served = {lane.name for lane in self._served(m.lanes)}
+                of = [v for v in model.variants if v.name in served]
+                best = max(of, key=_throughput).name
+                rates[best] = rates.get(best, 0.0) + unserved
         busy = sum(part.busy for part in found.mix)
         spare = min(max(sum(counts.values()) / max(busy, 1e-9), 1.0), _SPARE)
         for m in models:
             for lane in m.lanes:
                 rate = rates.get(lane.name, 0.0) * spare
                 lane.give(now, rate, max(1.0, rate * m.slo_s / 2))
+
+
+def _throughput(variant: Variant) -> float:
+    """Requests per second, of the largest batches on the quickest hardware."""
+    return max(p.throughput(p.max_batch_size) for p in variant.profiles.values())
 
 
 def _bounded(m: ModelLanes) -> Model:
