@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from ray_slo import checkpoint
@@ -31,4 +32,23 @@ class Sleeper:
 
     def __call__(self, items: list[Any]) -> list[Any]:
         self.run(len(items))
+        return items
+
+
+class TableSleeper:
+    """The same for a profile without a formula.
+
+    Args:
+        seconds: of a batch of 1, 2, ….
+    """
+
+    def __init__(self, seconds: Sequence[float]) -> None:
+        self._seconds = seconds
+
+    @staticmethod
+    def example_input() -> Any:
+        return 0
+
+    def __call__(self, items: list[Any]) -> list[Any]:
+        time.sleep(self._seconds[len(items) - 1])
         return items

@@ -1,0 +1,223 @@
+"""Cells of `policy-grid`, live: the same systems in the same order as simulated.
+
+Three cells of seeds that nothing was tuned on, with models and workers that a small machine can
+host, slowed down by a factor so that tens of requests per second come. Models sleep as long as the
+cell's profile says; the cell's noise is left out. The same arrivals go to every system, from within
+the frontend, and through the simulator, where a batch starts later by the dispatch delay that the
+live scheduler measured. *Goodput*: requests answered in time per second, after the warm-up.
+*Pairs in another order*: of systems whose simulated goodputs are more than 3 % of the requests
+apart, those that are the other way round live.
+
+`auto` begins anew with every run, live and simulated, and has had its first rehearsals when what
+counts begins.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+
+from benchmarks.harness.rows import Row
+from benchmarks.live.load import bunches
+from benchmarks.own.grid_cells import Cell, cell
+from ray_slo.core import Cluster, DispatchDelay, LatencyProfile, Model, Variant
+from ray_slo.core.profiles import save_profiles
+from ray_slo.load.drive import paced
+from ray_slo.policies.registry import live_arguments, policy_for
+from ray_slo.serve.errors import SLOError
+from ray_slo.serve.frontend.frontend import Frontend
+from ray_slo.simulation import Times, Workload, simulate
+
+SOURCE = "ray-slo"
+ASKED = [
+    ("*", "live off simulated", "≤", 3),
+    ("*", "pairs in another order", "≤", 0),
+]
+SAME = 3.0
+"""Percent of the requests: goodputs that are as far apart are no order."""
+CELLS = ((10, 60, 25.0), (10, 140, 20.0), (11, 74, 4.0))
+"""Seed and number of a cell, and how many times slower it is here."""
+SYSTEMS: dict[str, tuple[str, dict[str, Any]]] = {
+    "auto": ("auto", {}),
+    "deferred": ("deferred", {}),
+    "deferred, as Algorithm 1": ("deferred", {"exact": True}),
+    "eager": ("eager", {}),
+}
+
+
+class Driver(Frontend):
+    """A frontend that makes its own requests."""
+
+    async def drive(self, arrivals: Mapping[str, list[float]], since_s: float) -> int:
+        """How many of the requests from then on were answered in time, when all have ended."""
+
+        async def one(at: float, model: str) -> int:
+            try:
+                answer = await self(0, model=model, response_metadata=True)
+            except SLOError:
+                return 0
+            return int(answer.deadline_met and at >= since_s)
+
+        async def send(at: float, models: list[str]) -> int:
+            return sum(await asyncio.gather(*(one(at, model) for model in models)))
+
+        return sum(await paced(bunches(arrivals), send))
+
+
+@dataclass(frozen=True)
+class Slowed:
+    """A cell in slow motion.
+
+    Attributes:
+        tables: seconds of a batch of 1, 2, … by model.
+        slos_s: by model.
+        arrivals: times by model, seconds.
+    """
+
+    of: Cell
+    times: float
+    tables: Mapping[str, list[float]]
+    slos_s: Mapping[str, float]
+    arrivals: Mapping[str, list[float]]
+    warmup_s: float
+    duration_s: float
+
+    @classmethod
+    def made(cls, seed: int, number: int, times: float, seconds: float, warmup_s: float) -> Slowed:
+        """With `seconds` of arrivals that count, after a warm-up."""
+        of = cell(seed, number)
+        profiles = {m.name: m.variants[0].profiles["fast"] for m in of.models}
+        duration_s = warmup_s + seconds
+        requests = of.workload(duration_s / times).generate(
+            of.cluster(), duration_s / times, np.random.default_rng([seed, number])
+        )
+        arrivals: dict[str, list[float]] = {m: [] for m in requests.models}
+        for model, at in zip(requests.model.tolist(), requests.arrival.tolist(), strict=True):
+            arrivals[requests.models[model]].append(at * times)
+        return cls(
+            *(of, times),
+            {name: [times * t for t in p.table] for name, p in profiles.items()},
+            {m.name: times * m.latency_slo_s for m in of.models},
+            *(arrivals, warmup_s, duration_s),
+        )
+
+    @property
+    def workers(self) -> int:
+        return sum(kind.count for kind in self.of.kinds)
+
+    @property
+    def counted(self) -> int:
+        """Requests after the warm-up."""
+        return sum(at >= self.warmup_s for times in self.arrivals.values() for at in times)
+
+    def __str__(self) -> str:
+        return f"{self.of.says}, {self.times:g} times slower"
+
+
+def run(quick: bool, seed: int) -> list[Row]:
+    """`seed` does nothing: cells have seeds of their own."""
+    from ray_slo.demo.systems import local_serve
+
+    seconds, warmup_s = (6.0, 3.0) if quick else (40.0, 15.0)
+    systems = dict(list(SYSTEMS.items())[:2]) if quick else SYSTEMS
+    rows: list[Row] = []
+    with local_serve(), tempfile.TemporaryDirectory() as folder:
+        for of in CELLS[:1] if quick else CELLS:
+            slowed = Slowed.made(*of, seconds, warmup_s)
+            found = {
+                name: (*live(slowed, *system, Path(folder)), system)
+                for name, system in systems.items()
+            }
+            goods = {
+                name: (good, simulated(slowed, *system, delay_s))
+                for name, (good, delay_s, system) in found.items()
+            }
+            rows += compared(slowed, goods)
+    return rows
+
+
+def live(of: Slowed, policy: str, kwargs: dict[str, Any], folder: Path) -> tuple[int, float]:
+    """(requests in time, dispatch delay in seconds that the scheduler measured)."""
+    from ray import serve
+
+    from ray_slo.demo.systems import APP, running
+
+    with running(application(of, policy, kwargs, folder)):
+        handle = serve.get_app_handle(APP)
+        good = handle.drive.remote(of.arrivals, of.warmup_s).result()
+        return good, 1e-3 * handle.slo_status.remote().result()["dispatch_delay_ms"]
+
+
+def application(of: Slowed, policy: str, kwargs: dict[str, Any], folder: Path) -> Any:
+    """The cell with sleeping models."""
+    from ray_slo.serve.app import build
+
+    models = {}
+    for name, table in of.tables.items():
+        file = folder / f"{name}.json"
+        save_profiles(file, {name: LatencyProfile(table)})
+        models[name] = {
+            "callable": "benchmarks.live.sleeper:TableSleeper",
+            "args": (table,),
+            "profile": str(file),
+            "latency_slo_ms": 1e3 * of.slos_s[name],
+            "max_batch_size": len(table),
+        }
+    spec = {
+        "models": models,
+        "workers": {"cpu": {"num_replicas": of.workers, "ray_actor_options": {"num_cpus": 1}}},
+        "policy": {"name": policy, "kwargs": kwargs},
+        "scheduler": "embedded",
+        "profile_seconds": 0.1,
+    }
+    with mock.patch.object(build, "Frontend", Driver):
+        return build.build_app(spec)
+
+
+def simulated(of: Slowed, policy: str, kwargs: dict[str, Any], delay_s: float) -> int:
+    """Requests in time."""
+    models = [
+        Model(name, of.slos_s[name], (Variant(name, {"default": LatencyProfile(table)}),))
+        for name, table in of.tables.items()
+    ]
+    arguments = {**live_arguments(policy, 1e3 * min(of.slos_s.values())), **kwargs}
+    report = simulate(
+        policy_for(policy, arguments),
+        Cluster.uniform(models, of.workers, delay=DispatchDelay(delay_s)),
+        Workload(arrivals={name: Times(times_s=times) for name, times in of.arrivals.items()}),
+        duration_s=of.duration_s,
+        warmup_s=of.warmup_s,
+    )
+    return report.count("good")
+
+
+def compared(of: Slowed, goods: Mapping[str, tuple[int, int]]) -> list[Row]:
+    """Rows of a cell.
+
+    Args:
+        goods: requests in time, live and simulated, by system.
+    """
+    seconds, counted = of.duration_s - of.warmup_s, of.counted
+    rows: list[Row] = []
+    for name, (seen, said) in goods.items():
+        case = f"{of} · {name}"
+        rows += [
+            Row(case, "offered", "req/s", counted / seconds),
+            Row(case, "goodput", "req/s", seen / seconds),
+            Row(case, "simulated", "req/s", said / seconds),
+            Row(case, "live off simulated", "% of requests", 100 * abs(seen - said) / counted),
+        ]
+    wrong = sum(
+        abs(one[1] - other[1]) > SAME / 100 * counted
+        and (one[0] - other[0]) * (one[1] - other[1]) < 0
+        for one, other in combinations(goods.values(), 2)
+    )
+    return [*rows, Row(f"{of} · order", "pairs in another order", "", wrong)]
