@@ -26,6 +26,7 @@ FEW = 300
 TIMEOUT = 0.25
 """Of the shortest SLO: the wait of `timeout`."""
 _HOSTS = {False: "ray_slo.simulation.simulator", True: "ray_slo.simulation.application"}
+_COMPOSED = "ray_slo.policies.composed"
 _OWN = ("benchmarks.own.grid_cells", "benchmarks.own.grid_run")
 
 Arguments = Callable[[Cell], Mapping[str, Any]]
@@ -232,19 +233,25 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
+def code_for(cell: Cell, name: str) -> str:
+    """The mark of a setting's figures in a cell."""
+    return code_of(name, cell.tree is not None, cell.variants > 1)
+
+
 @cache
-def code_of(name: str, piped: bool = False) -> str:
+def code_of(name: str, piped: bool = False, composed: bool = False) -> str:
     """Stands for all code that a setting's figures follow from: that of the cells, the host (of
-    pipelines or models) and the policy with what they import; of all policies for `auto`, which
-    contains them."""
+    pipelines or models), the policy and what it may be composed with, with what they import; of
+    all policies for `auto`, which contains them."""
     policy = SETTINGS[name].policy
     chosen = POLICIES.values() if policy == "auto" else [POLICIES[policy]]
-    waiting = [_HOSTS[piped], "ray_slo.policies.composed"]
-    waiting += [path.split(":")[0] for path in chosen]
+    waiting = [_HOSTS[piped], *(path.split(":")[0] for path in chosen)]
+    unused = set() if composed or piped else {_COMPOSED}  # the registry imports it all the same
     read = {module: source for module in _OWN if (source := _source(module))}
     while waiting:
         module = waiting.pop()
-        if module not in read and (source := _source(module)) is not None:
+        source = None if module in read or module in unused else _source(module)
+        if source is not None:
             read[module] = source
             waiting += _imported(source)
     return hashlib.sha256(b"\0".join(read[m] for m in sorted(read))).hexdigest()[:16]

@@ -34,7 +34,7 @@ import numpy as np
 
 from benchmarks.harness.rows import Failed, Row
 from benchmarks.own.grid_cells import Cell, cell
-from benchmarks.own.grid_run import SETTINGS, code_of, keep, kept, kept_at, measure
+from benchmarks.own.grid_run import SETTINGS, code_for, keep, kept, kept_at, measure
 from ray_slo.policies.registry import DEFAULTS, POLICIES
 
 SOURCE = "ray-slo"
@@ -161,8 +161,7 @@ def _run_all(
     missing: dict[int, list[str]] = {}
     for number, of in made.items():
         for name in (n for n in names if SETTINGS[n].takes_part(of)):
-            piped = of.tree is not None
-            code = None if again and name not in again else code_of(name, piped)
+            code = None if again and name not in again else code_for(of, name)
             path = kept_at(seed, number, name, requests)
             figures = None if quick or name in again else kept(path, code)
             if figures is None:
@@ -195,10 +194,10 @@ def _results(tasks: Sequence[_Task], jobs: int) -> Iterator[tuple[int, Figures]]
 def _one(task: _Task) -> tuple[int, Figures]:
     """Some settings on a cell; what they came to is kept."""
     seed, number, names, requests, keeps = task
-    piped = cell(seed, number).tree is not None
+    of = cell(seed, number)
     found = {}
     for name in names:
-        code = code_of(name, piped)
+        code = code_for(of, name)
         found[name] = measure(seed, number, name, requests)
         if keeps:
             keep(kept_at(seed, number, name, requests), code, found[name])

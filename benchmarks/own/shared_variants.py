@@ -102,7 +102,7 @@ def measure(name: str, rate: float, shape: float, requests: float, seed: int) ->
 
 def run(quick: bool, seed: int) -> list[Row]:
     loads = (0.4, 0.8, 1.2) if quick else LOADS
-    requests = 4_000 if quick else 40_000
+    requests = 4_000 if quick else 20_000
     rows: list[Row] = []
     for arrivals, shape in SHAPES.items():
         points = {

@@ -134,7 +134,8 @@ def test_what_is_kept_counts_for_its_code_alone(tmp_path):
 
 def test_the_code_of_a_policy_is_its_own():
     assert code_of("deferred") == code_of("deferred, consolidate") != code_of("eager")
-    assert code_of("deferred", True) != code_of("deferred")
+    assert code_of("deferred", piped=True) != code_of("deferred")
+    assert code_of("deferred", composed=True) != code_of("deferred")
     assert len({code_of(name) for name in ("deferred", "flex", "price", "kairos")}) == 4
 
 
