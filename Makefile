@@ -42,7 +42,7 @@ demo: $(STAMP)  ## serve real digits four ways, print the table, write out/demo/
 	$(BIN)/python -m ray_slo.demo
 
 serve: $(STAMP)  ## leave the digits application running on http://127.0.0.1:8000
-	$(BIN)/python -m deployments.digits.serve
+	$(BIN)/python -m ray_slo.demo.digits.serve
 
 CONFIG ?= configs/digits-variants.yaml
 run: $(STAMP)  ## serve a config on this machine alone: make run CONFIG=configs/digits-ramsis.yaml

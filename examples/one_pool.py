@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from ray import serve
 
 import ray_slo
-from deployments.digits.data import INK, SIDE, test_set, train_set
+from ray_slo.demo.digits.data import INK, SIDE, test_set, train_set
 from ray_slo.errors import SLOError
 from ray_slo.serve import build_app
 

@@ -30,16 +30,17 @@ ARROWS = {
 }
 LAZY_ARROWS = {
     "load": {"serve"},  # the handle of a running deployment
+    "cli": {"demo"},  # `ray-slo demo`
     "": {"serve", "models"},  # `ray_slo/__init__.py`: the public names, on first use
 }
-RAY_ROOMS, LAZY_RAY_ROOMS = {"serve", "errors"}, {"load", "cli", "demo"}
+RAY_ROOMS, LAZY_RAY_ROOMS = {"serve", "errors", "demo"}, {"load", "cli"}
 PRIVATE = re.compile(
     r"ray\._private|ray\.serve\._private|ray\.serve\.context|ray\.serve\.request_router"
     r"|ray\.dashboard|ray\.cluster_utils|uvicorn\.protocols"
 )
 PRIVATE_ROOM = "serve/ray_private/"
 HEAVY = {"torch", "torchvision", "transformers", "pandas", "matplotlib", "opentelemetry"}
-HEAVY_ROOMS = {"pandas": {"simulation", "load", "cli", "demo"}}
+HEAVY_ROOMS = {"torch": {"demo"}, "pandas": {"simulation", "load", "cli", "demo"}}
 CLOCKLESS = {"core", "planning", "policies", "simulation"}
 CLOCKS = {"time", "datetime", "random", "secrets", "uuid"}
 MODULE_LINES, CLASS_LINES, FUNCTION_LINES = 500, 350, 60

@@ -58,7 +58,7 @@ def application() -> Any:
 
     models = {
         name: {
-            "callable": "deployments.digits:Digits",
+            "callable": "ray_slo.demo.digits:Digits",
             "kwargs": {"variant": name},
             "latency_slo_ms": 1e3 * SLO_S,
             "max_batch_size": 32,
@@ -74,7 +74,7 @@ async def drive_and_move(
     handle: Any, still_s: float, moves: int, pause_s: float, seed: int
 ) -> tuple[list[Seen], list[tuple[float, float]]]:
     """Send requests until all moves are over; all of them, and the times of the moves."""
-    from deployments.digits.data import test_set, to_png
+    from ray_slo.demo.digits.data import test_set, to_png
 
     images, _ = test_set()
     pictures = [to_png(image) for image in images[:100]]

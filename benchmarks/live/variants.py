@@ -78,7 +78,7 @@ class Measured:
 def run(quick: bool, seed: int) -> list[Row]:
     from ray import serve
 
-    from deployments.digits import DigitsFamily
+    from ray_slo.demo.digits import DigitsFamily
     from ray_slo.demo.systems import APP, local_serve, running
     from ray_slo.load.workload import Payloads
 
@@ -142,7 +142,7 @@ def run(quick: bool, seed: int) -> list[Row]:
 
 def noisy_pngs(count: int | None, seed: int) -> tuple[list[bytes], np.ndarray[Any, Any]]:
     """Held-out digits with Gaussian noise on their ink, as PNGs of 64 x 64 pixels; labels."""
-    from deployments.digits.data import INK, test_set, to_png
+    from ray_slo.demo.digits.data import INK, test_set, to_png
 
     images, labels = (part[:count] for part in test_set())
     rng = np.random.default_rng(seed)
@@ -152,7 +152,7 @@ def noisy_pngs(count: int | None, seed: int) -> tuple[list[bytes], np.ndarray[An
 
 def measure_accuracies(images: list[Any], labels: np.ndarray[Any, Any]) -> dict[str, float]:
     """Percent of these images that each network reads rightly."""
-    from deployments.digits import DigitsFamily, load_variant
+    from ray_slo.demo.digits import DigitsFamily, load_variant
 
     reader = DigitsFamily()
     found = {}
@@ -169,7 +169,7 @@ def measure_accuracies(images: list[Any], labels: np.ndarray[Any, Any]) -> dict[
 def application(policy: str, accuracies: dict[str, float], profile_seconds: float) -> Any:
     """The digits application with these networks as variants."""
     import ray_slo
-    from deployments.digits import DigitsFamily
+    from ray_slo.demo.digits import DigitsFamily
 
     return ray_slo.deployment(
         DigitsFamily,
@@ -178,7 +178,7 @@ def application(policy: str, accuracies: dict[str, float], profile_seconds: floa
         policy=policy,
         variants=[
             ray_slo.Variant(
-                name, accuracy=accuracy, load="deployments.digits:load_variant", args=(name,)
+                name, accuracy=accuracy, load="ray_slo.demo.digits:load_variant", args=(name,)
             )
             for name, accuracy in accuracies.items()
         ],

@@ -16,7 +16,7 @@ from ray_slo.core.text import quoted
 # One module per command, each with `register(app)`.
 COMMANDS = (
     *("new", "simulate", "plan", "profile", "solve", "policy", "bench", "status", "replay"),
-    *("report", "dashboards"),
+    *("report", "dashboards", "demo"),
 )
 
 

@@ -6,6 +6,7 @@ import os
 import sys
 import time
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -44,6 +45,15 @@ def demo(
 ) -> None:
     """Serve real digit images with plain Ray Serve and with ray-slo, and compare."""
     from rich.console import Console
+
+    if missing := [name for name in ("torch", "sklearn", "PIL") if find_spec(name) is None]:
+        typer.secho(
+            f"Error: the demo trains and serves small networks, and {', '.join(missing)} is not "
+            "installed; install it with pip install 'ray-slo[digits]'",
+            fg="red",
+            err=True,
+        )
+        raise typer.Exit(2)
 
     console = Console(stderr=as_json)
     try:
@@ -125,8 +135,8 @@ def run(console: Any, options: Options) -> dict[str, Any]:
 
 def _train(console: Any, options: Options) -> dict[str, float]:
     """Accuracy of each network."""
-    from deployments.digits.train import accuracies
     from ray_slo.cli._output import percent, table
+    from ray_slo.demo.digits.train import accuracies
 
     with console.status("training the digits networks (kept for the next time)"):
         family: dict[str, float] = accuracies([options.variant] if options.variant else None)
@@ -153,7 +163,7 @@ def _profile(console: Any, variant: str, options: Options) -> tuple[LatencyProfi
     from ray_slo.models.profiling import Target, metadata, profile_class, to_profile
 
     with console.status(f"measuring {variant}: batches of 1 to 32"):
-        target = Target("deployments.digits:Digits", {"variant": variant})
+        target = Target("ray_slo.demo.digits:Digits", {"variant": variant})
         samples = profile_class(target, max_batch_size=32, budget_s=3 if options.quick else 8)
     profile = to_profile(samples, max_batch_size=32)
     machine = metadata(quantile=0.95, threads=1)
@@ -170,8 +180,8 @@ def _serve(
     console: Any, systems: list[System], variant: str, profile: LatencyProfile, options: Options
 ) -> tuple[Calibration, dict[System, LoadResult]]:
     """Calibrate, then give every system the same requests."""
-    from deployments.digits.data import test_pngs
     from ray_slo.demo.calibrate import Calibration, calibrate, poisson
+    from ray_slo.demo.digits.data import test_pngs
     from ray_slo.demo.systems import Settings, local_serve
     from ray_slo.load.workload import Payloads
 
@@ -246,9 +256,9 @@ def _next_steps(variant: str, calibration: Calibration) -> str:
     slo_ms = 1e3 * calibration.settings.slo_s
     return (
         "make serve                     # leave the application running, with a curl line\n"
-        "ray-slo bench http://127.0.0.1:8000/ --payload deployments.digits.data:test_pngs "
+        "ray-slo bench http://127.0.0.1:8000/ --payload ray_slo.demo.digits.data:test_pngs "
         f"--rate {calibration.rate:.0f} --slo-ms {slo_ms:.0f}\n"
-        f"ray-slo profile deployments.digits:Digits --variant {variant}\n"
+        f"ray-slo profile ray_slo.demo.digits:Digits --variant {variant}\n"
         "ray-slo simulate               # the same policies in virtual time\n"
     )
 

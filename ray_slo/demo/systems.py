@@ -45,7 +45,7 @@ class System:
 
 def plain(settings: Settings, wait_s: float, off_loop: bool = True) -> Any:
     """Plain Serve with `@serve.batch`."""
-    from deployments.digits import plain as module
+    from ray_slo.demo.digits import plain as module
 
     return module.app(
         settings.variant,
@@ -57,7 +57,7 @@ def plain(settings: Settings, wait_s: float, off_loop: bool = True) -> Any:
 
 
 def _batch(settings: Settings) -> Any:
-    from deployments.digits import batched
+    from ray_slo.demo.digits import batched
 
     return batched.app(
         settings.server_slo_ms,
@@ -69,7 +69,7 @@ def _batch(settings: Settings) -> Any:
 
 def _deployment(settings: Settings) -> Any:
     import ray_slo
-    from deployments.digits import Digits
+    from ray_slo.demo.digits import Digits
 
     deployment = ray_slo.deployment(
         Digits,

@@ -82,15 +82,15 @@ MISTAKES = [
     ),
     ("modells: unknown key (did you mean 'models'?)", {"modells": {}}),
     (
-        "models.digits.callable: cannot import 'deployments.digits:Digit'",
-        {"models": {"digits": {"callable": "deployments.digits:Digit", "latency_slo_ms": 200}}},
+        "models.digits.callable: cannot import 'ray_slo.demo.digits:Digit'",
+        {"models": {"digits": {"callable": "ray_slo.demo.digits:Digit", "latency_slo_ms": 200}}},
     ),
     (
         "models.digits: args and kwargs do not fit Digits:",
         {
             "models": {
                 "digits": {
-                    "callable": "deployments.digits:Digits",
+                    "callable": "ray_slo.demo.digits:Digits",
                     "kwargs": {"varient": "digits-l"},
                     "latency_slo_ms": 200,
                 }
@@ -116,7 +116,7 @@ MISTAKES = [
 
 @pytest.mark.parametrize(("says", "mistake"), MISTAKES, ids=[says[:20] for says, _ in MISTAKES])
 def test_mistakes_in_a_config_say_what_the_page_says(says, mistake):
-    models = {"digits": {"callable": "deployments.digits:Digits", "latency_slo_ms": 200}}
+    models = {"digits": {"callable": "ray_slo.demo.digits:Digits", "latency_slo_ms": 200}}
     with pytest.raises(ValueError, match=re.escape(says)):
         build_app({"models": models, **mistake})
     assert f"`{says}" in PAGE

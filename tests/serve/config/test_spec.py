@@ -386,7 +386,7 @@ def test_variants_change_the_version():
             "models.m.variants.deep: variant: got 'det1', wanted one of det320,",
         ),
         (
-            variants(load="deployments.digits:load_variant", args=["digits-xxl"]),
+            variants(load="ray_slo.demo.digits:load_variant", args=["digits-xxl"]),
             "models.m.variants.deep: ",
         ),
     ],

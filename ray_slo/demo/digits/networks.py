@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from .data import INK
-from .family import Spec
+from ray_slo.demo.digits.data import INK
+from ray_slo.demo.digits.family import Spec
 
 # A view is the image rotated (degrees) and moved (of half its side): too little to change a label.
 VIEWS = (

@@ -7,7 +7,7 @@ from typing import Any
 from ray import serve
 
 import ray_slo
-from deployments.digits.plain import DigitsOverHttp
+from ray_slo.demo.digits.plain import DigitsOverHttp
 
 
 class BatchedDigits(DigitsOverHttp):

@@ -13,7 +13,7 @@ from ray import serve
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from deployments.digits import Digits
+from ray_slo.demo.digits import Digits
 
 WARM_UP_SIZES = (1, 2, 4, 8, 16, 32)
 
@@ -30,7 +30,9 @@ class DigitsOverHttp:
             self.digits([Digits.example_input()] * size)
         self.configure(**options)
 
-    def configure(self) -> None:
+    predict: Any
+
+    def configure(self, *_: Any, **options: Any) -> None:
         """Takes the options of a subclass."""
 
     def run(self, images: list[Any]) -> list[Any]:

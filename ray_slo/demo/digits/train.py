@@ -1,4 +1,4 @@
-"""Trains the family on first use and keeps it: ``python -m deployments.digits.train``.
+"""Trains the family on first use and keeps it: ``python -m ray_slo.demo.digits.train``.
 
 One training run per trunk: warm-up and cosine, then one more epoch per further snapshot; networks
 that share a run share its snapshots. Seeds are fixed. The accuracy is the one measured on the
@@ -22,13 +22,13 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from . import data
-from .family import FAMILY, Spec, spec
+from ray_slo.demo.digits import data
+from ray_slo.demo.digits.family import FAMILY, Spec, spec
 
 if TYPE_CHECKING:
     import torch
 
-    from .networks import Network, Trunk
+    from ray_slo.demo.digits.networks import Network, Trunk
 
 T = TypeVar("T")
 
@@ -96,7 +96,7 @@ def _store(name: str, module: Network, accuracy: float) -> None:
 def _assemble(recipe: Spec, state: dict[str, torch.Tensor]) -> Network:
     import torch
 
-    from .networks import Network
+    from ray_slo.demo.digits.networks import Network
 
     with torch.random.fork_rng(devices=[]):  # the weights drawn here are overwritten at once
         module = Network(recipe)
@@ -133,7 +133,7 @@ def _snapshots(recipe: Spec, count: int) -> Iterator[dict[str, torch.Tensor]]:
     import torch
     from torch.nn import functional
 
-    from .networks import Trunk, look
+    from ray_slo.demo.digits.networks import Trunk, look
 
     images, labels = (torch.from_numpy(part.copy()) for part in data.train_set())
     torch.manual_seed(SEED)
@@ -260,7 +260,7 @@ def main() -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from .networks import macs
+    from ray_slo.demo.digits.networks import macs
 
     console = Console()
     start = time.perf_counter()

@@ -9,15 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from ray_slo.demo.digits.data import INK, SIDE, Labels, test_pngs, test_set
+from ray_slo.demo.digits.family import spec
 from ray_slo.models.loading import checked_by
-
-from .data import INK, SIDE, Labels, test_pngs, test_set
-from .family import spec
 
 if TYPE_CHECKING:
     from ray_slo import Variant
-
-    from .networks import Network
+    from ray_slo.demo.digits.networks import Network
 
 MAX_BYTES = 4 * 2**20
 MAX_SIDE = 2048  # pixels, checked before decoding; bounds the square a thin strip is padded to
@@ -37,7 +35,7 @@ def load_variant(name: str) -> Network:
     For a worker that hosts several variants. ValueError names the valid ones.
     """
     spec(name)  # a wrong name is said before torch is imported
-    from .train import load_or_train
+    from ray_slo.demo.digits.train import load_or_train
 
     return load_or_train([name])[name].module
 
@@ -105,17 +103,16 @@ def variants(*names: str) -> list[Variant]:
     lacks. ValueError names the valid ones.
     """
     from ray_slo import Variant
-
-    from .train import accuracies
+    from ray_slo.demo.digits.train import accuracies
 
     return [
-        Variant(name, accuracy=100 * share, load="deployments.digits:load_variant", args=(name,))
+        Variant(name, accuracy=100 * share, load="ray_slo.demo.digits:load_variant", args=(name,))
         for name, share in accuracies(names or None).items()
     ]
 
 
 def payloads() -> tuple[list[bytes], Labels]:
-    """What `ray-slo bench --payload deployments.digits:payloads` sends: every held-out image as a
+    """What `ray-slo bench --payload ray_slo.demo.digits:payloads` sends: every held-out image as a
     PNG, and the digits that they show."""
     return test_pngs()
 
@@ -186,7 +183,7 @@ def _decode(raw: bytes) -> NDArray[np.float32]:
             if max(picture.size) > MAX_SIDE:
                 raise _refuse(f"{picture.width} x {picture.height} pixels", wanted)
             if picture.mode.startswith("I"):  # 16-bit gray: Pillow would clip it
-                return np.asarray(picture, np.float32) / 257
+                return np.asarray(picture, np.float32) / np.float32(257)
             if picture.mode in ("LA", "PA", "RGBA") or "transparency" in picture.info:
                 return _flatten(picture.convert("RGBA"))
             return np.asarray(picture.convert("L"), np.float32)
@@ -207,4 +204,4 @@ def _flatten(picture: Image.Image) -> NDArray[np.float32]:
     alpha = pixels[..., 3] / 255
     shown = float((gray * alpha).sum() / max(float(alpha.sum()), 1.0))
     paper = 255.0 if shown < 128 else 0.0
-    return gray * alpha + paper * (1 - alpha)
+    return (gray * alpha + paper * (1 - alpha)).astype(np.float32)

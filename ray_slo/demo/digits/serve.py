@@ -11,11 +11,10 @@ import ray
 import yaml
 from ray import serve
 
+from ray_slo.demo.digits.data import test_pngs
+from ray_slo.demo.digits.train import load_or_train
 from ray_slo.serve import build_app
 from ray_slo.serve.proxy.bounds import PROXY_CALLBACK, PROXY_CALLBACK_ENV
-
-from .data import test_pngs
-from .train import load_or_train
 
 CONFIG = Path(__file__).parents[2] / "configs" / "digits-deferred.yaml"
 

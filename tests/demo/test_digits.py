@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from deployments.digits import (
+from ray_slo.demo.digits import (
     Digits,
     DigitsFamily,
     app,
@@ -23,7 +23,7 @@ from deployments.digits import (
     train,
     variants,
 )
-from deployments.digits.family import FAMILY
+from ray_slo.demo.digits.family import FAMILY
 
 pytest.importorskip("sklearn", reason="no scikit-learn: pip install 'ray-slo[digits]'")
 ROOT = Path(__file__).parents[2]
@@ -253,7 +253,7 @@ def test_one_class_reads_with_any_network_of_the_family(cache):
 
 
 RACER = f"""
-from deployments.digits import data, train
+from ray_slo.demo.digits import data, train
 images, labels = data.train_set()
 data.train_set = lambda: (images[:64], labels[:64])
 original = train._train
@@ -287,7 +287,7 @@ def test_snapshots_of_a_longer_run_begin_with_those_of_a_shorter_one(quick_train
 
 
 def test_cost_rises_through_the_family():
-    from deployments.digits.networks import Network, macs
+    from ray_slo.demo.digits.networks import Network, macs
 
     networks = [Network(recipe) for recipe in FAMILY.values()]
     costs = [macs(network) for network in networks]
@@ -298,7 +298,7 @@ def test_cost_rises_through_the_family():
 
 def test_importing_and_preprocessing_needs_no_torch():
     code = (
-        "import sys; from deployments.digits import Digits, data\n"
+        "import sys; from ray_slo.demo.digits import Digits, data\n"
         "Digits.preprocess(data.to_png(Digits.example_input()))\n"
         "print(sorted({'torch', 'ray'} & set(sys.modules)))"
     )
