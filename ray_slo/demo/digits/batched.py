@@ -14,8 +14,9 @@ class BatchedDigits(DigitsOverHttp):
     """`@ray_slo.batch`: no wait to tune, but a latency to keep."""
 
     def configure(self, latency_slo_ms: float, max_batch_size: int = 32) -> None:
-        self.predict.set_latency_slo_ms(latency_slo_ms)
-        self.predict.set_max_batch_size(max_batch_size)
+        batch: Any = self.predict
+        batch.set_latency_slo_ms(latency_slo_ms)
+        batch.set_max_batch_size(max_batch_size)
 
     @ray_slo.batch(latency_slo_ms=1000)
     def predict(self, images: list[Any]) -> list[Any]:

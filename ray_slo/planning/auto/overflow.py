@@ -204,7 +204,7 @@ def _together(problem: Problem, plan: Plan, work: Mapping[str, _Work]) -> dict[s
     for slot in plan.slots:
         merged = frozenset().union(*(groups[model_of[part.variant]] for part in slot.parts))
         groups |= dict.fromkeys(merged, merged)
-    lost = {}
+    lost: dict[str, float] = {}
     for group in set(groups.values()):
         members = [work[name] for name in group if work[name].rate and work[name].parts]
         workers = sum(one.parts for one in members)
