@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import ClassVar
 
 import pytest
+from scipy.stats import binom
 
 from ray_slo.core import Decision, Dispatch, LatencyProfile
 from ray_slo.core.cluster import Assigned
@@ -415,6 +416,37 @@ def test_workers_are_there_for_large_requests_and_not_for_the_mean(policy, monke
     monkeypatch.setattr("ray_slo.planning.brains.known.classes_of", lambda *_: ())
     bad, fast = run()
     assert bad > 0.04 and fast == 0  # what the mean size asks for
+
+
+def test_spares_for_interruptions_pay():
+    """As many spot workers as happen to be there, each by itself, serve what the plan says."""
+    profile = fixed(0.01, 1)
+    models = (auto.Model("m", (auto.Variant("m", 90.0, {"spot": profile}),)),)
+    trees = (Tree.of_model("m", {"": 0.1}),)
+    demand, load = {"m": auto.Demand(350.0)}, {"m": Workload.poisson(350.0)}
+
+    def bad(interruptions):
+        kind = auto.Kind("spot", 0, 20, 0.2, interruptions_per_hour=interruptions)
+        problem = auto.Problem(models, trees, demand, (kind,))
+        workers = auto.plan(problem).workers["spot"]
+        risky = replace(kind, interruptions_per_hour=4.0)
+        expected = 0.0
+        for there, chance in enumerate(binom.pmf(range(workers + 1), workers, risky.there)):
+            if chance > 1e-4:
+                report = simulate_application(
+                    replace(problem, present={"spot": there}),
+                    load,
+                    policy="deferred",
+                    planner=None,
+                    duration_s=10.0,
+                    seed=11,
+                )
+                expected += chance * report.bad_rate(2)
+        return workers, expected
+
+    (few, lost), (more, kept) = bad(0.0), bad(4.0)
+    assert few < more <= few + 4
+    assert kept < 0.01 < 0.05 < lost
 
 
 def _groups_of(batches):

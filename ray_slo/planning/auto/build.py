@@ -13,6 +13,7 @@ from ray_slo.planning.auto.plan import Plan, Prices, Slot, Step
 from ray_slo.planning.auto.prices import prices_of
 from ray_slo.planning.auto.problem import Problem
 from ray_slo.planning.auto.program import EPS, Program
+from ray_slo.planning.auto.taken import both, most_busy, room
 from ray_slo.planning.auto.uses import Use, rest_of, together, uses_of
 from ray_slo.planning.milp import Solution
 
@@ -41,12 +42,23 @@ class Built:
         return replace(self.unpriced, prices=prices, found=found)
 
     def too_full(self, target: float) -> dict[Pair, Room]:
-        """The room that the pools need which have too little for bursts."""
-        return {
-            pair: pool.allowed(self.workers[pair], self.most[pair], target)
-            for pair, pool in self.pools.items()
-            if pool.too_full(self.workers[pair], target)
-        }
+        """The room that the pools need which have too little, for bursts or for interruptions."""
+        rooms = {pair: self._room(pair, pool, target) for pair, pool in self.pools.items()}
+        return {pair: room for pair, room in rooms.items() if room is not None}
+
+    def _room(self, pair: Pair, pool: Pool, target: float) -> Room | None:
+        problem, workers, most = self.program.problem, self.workers[pair], self.most[pair]
+        there = problem.kind[pair[1]].there
+        if there >= 1:
+            full = problem.headroom and pool.too_full(workers, target)
+            return pool.allowed(workers, most, target) if full else None
+        bursts = Room()
+        if problem.headroom:
+            bursts = pool.allowed(math.ceil(max(pool.busy, 1.0)), most, target)
+        needed = (pool.busy + bursts.reserve) / bursts.slope  # of those that are there
+        if most_busy(workers, there, target) >= needed * (1 - EPS):
+            return None
+        return both(bursts, room(needed, there, target, most))
 
 
 def build(program: Program, step: Step, solution: Solution) -> Built:

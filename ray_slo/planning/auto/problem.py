@@ -128,6 +128,8 @@ class Kind:
         price_per_hour: of one worker.
         memory_mb: of one worker, for the variants that it has loaded.
         group: whose workers these are, where the workers are split into groups.
+        interruptions_per_hour: how often one is taken away, on average: a spot worker.
+        replacement_s: from then until another serves in its place.
     """
 
     name: str
@@ -136,6 +138,13 @@ class Kind:
     price_per_hour: NonNegative = 0.0
     memory_mb: Above0 = math.inf
     group: str | None = None
+    interruptions_per_hour: NonNegative = 0.0
+    replacement_s: NonNegative = 180.0
+
+    @property
+    def there(self) -> float:
+        """Share of the time that a worker is there."""
+        return 1 / (1 + self.interruptions_per_hour * self.replacement_s / 3600)
 
     def __post_init__(self) -> None:
         check_fields(self, f" of kind {self.name!r}")

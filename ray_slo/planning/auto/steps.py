@@ -72,7 +72,8 @@ def _planned(problem: Problem, last: Plan | None) -> Plan | Infeasible[Plan]:
 
 def _with_room(problem: Problem, built: Built) -> tuple[Plan | Infeasible[Plan], bool]:
     """A plan with room for bursts, from one with less; whether it is the same one."""
-    for tries in range(_ROUNDS if problem.headroom else 0):
+    keeps = problem.headroom or any(kind.there < 1 for kind in problem.kinds)
+    for tries in range(_ROUNDS if keeps else 0):
         more = built.too_full(problem.target_bad)
         if not more:
             return built.plan, not tries
@@ -81,7 +82,7 @@ def _with_room(problem: Problem, built: Built) -> tuple[Plan | Infeasible[Plan],
         if roomy is None:
             return _fuller(problem, built, rooms), False
         built = roomy
-    return built.plan, not problem.headroom
+    return built.plan, not keeps
 
 
 def _fuller(problem: Problem, built: Built, rooms: Mapping[Pair, Room]) -> Infeasible[Plan]:
@@ -96,8 +97,10 @@ def _fuller(problem: Problem, built: Built, rooms: Mapping[Pair, Room]) -> Infea
         else:
             low, built = part, roomy
     late = 100 * built.unpriced.bad_rate
+    spot = any(kind.there < 1 for kind in problem.kinds)
+    what = "bursts and interruptions" if spot else "bursts"
     reason = (
-        f"no room for bursts with {_limits(problem)}: {late:.3g} % are expected to be late, "
+        f"no room for {what} with {_limits(problem)}: {late:.3g} % are expected to be late, "
         f"{100 * problem.target_bad:g} % may be"
     )
     return Infeasible(reason, built.plan)

@@ -213,7 +213,9 @@ class Known:
     def _bounded(self, kind: Kind, limits: Mapping[str, int], seen: Seen) -> Kind:
         most = min(kind.max_workers, limits.get(kind.name, kind.max_workers))
         least, room_mb = min(kind.min_workers, most), self.room_mb(seen, kind.name)
-        return replace(kind, min_workers=least, max_workers=most, memory_mb=room_mb)
+        measured_s = self.starts_s.get(kind.name, kind.replacement_s)
+        bounded = replace(kind, min_workers=least, max_workers=most, memory_mb=room_mb)
+        return replace(bounded, replacement_s=measured_s)
 
 
 def _rounded(size: int) -> int:

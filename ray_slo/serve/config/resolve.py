@@ -81,12 +81,12 @@ def _workers(config: AppConfig, planner: PlannerConfig | None) -> dict[str, Work
                 f"workers.{kind}.max_replicas: nobody decides how many there are; leave `planner` "
                 f"out, or choose one of {', '.join(n for n in PLANNERS if planner_class(n).scales)}"
             )
-        field = "price_per_hour"
-        if worker.price_per_hour is not None and field not in reads.reads_workers:
-            raise ValueError(
-                f"workers.{kind}.{field}: no planner reads it here; leave it out, or choose "
-                f"{_planners('reads_workers', field)}"
-            )
+        for field in ("price_per_hour", "interruptions_per_hour"):
+            if getattr(worker, field) is not None and field not in reads.reads_workers:
+                raise ValueError(
+                    f"workers.{kind}.{field}: no planner reads it here; leave it out, or choose "
+                    f"{_planners('reads_workers', field)}"
+                )
         answer[kind] = WorkerSpec(
             num_replicas=worker.first_replicas,
             replica_bounds=bounds,
@@ -95,6 +95,7 @@ def _workers(config: AppConfig, planner: PlannerConfig | None) -> dict[str, Work
             serve_options=worker.for_serve(),
             instance_type=worker.rented,
             price_per_hour=0.0 if worker.rented is None else worker.rented.price_per_hour,
+            interruptions_per_hour=worker.interruptions_per_hour or 0.0,
             memory_mb=worker.room_mb,
             group=group_of[i] if group_of else None,
         )

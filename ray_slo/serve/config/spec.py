@@ -52,6 +52,7 @@ class WorkerSpec(_Frozen):
         autoscaling: when more or fewer are started or stopped.
         serve_options: of `serve.deployment`, as they are given.
         price_per_hour: of one worker; 0 where nobody says.
+        interruptions_per_hour: how often one is taken away; 0 where nobody says.
         memory_mb: that one has for what it loads; None where nobody says.
         group: that it belongs to; None where there are no groups, or a planner makes them.
     """
@@ -63,6 +64,7 @@ class WorkerSpec(_Frozen):
     ray_actor_options: dict[str, Any]
     instance_type: InstanceType | None
     price_per_hour: float = 0.0
+    interruptions_per_hour: float = 0.0
     memory_mb: float | None = None
     group: str | None
 

@@ -109,6 +109,8 @@ class WorkerConfig(ServeOptions):
             `min_replicas`: 1, and 0 with "kairos".
         autoscaling_config: Serve's own; says the same, and when.
         price_per_hour: of one worker, in the budget's currency. For planners that count costs.
+        interruptions_per_hour: how often one is taken away, on average: a spot worker. Its
+            resources say where Ray places it (on spot nodes); its price is theirs. For "auto".
         memory_mb: that a worker has for what it loads: of its GPU where variants use one, else of
             its process. What does not fit is not loaded. Default: what there is.
         instance_type: says price, memory and resources where the worker does not: name of a type in
@@ -125,6 +127,7 @@ class WorkerConfig(ServeOptions):
     max_replicas: int | None = Field(default=None, ge=1, le=MOST_REPLICAS)
     autoscaling_config: AutoscalingConfig | None = None
     price_per_hour: float | None = Field(default=None, gt=0, lt=math.inf)
+    interruptions_per_hour: float | None = Field(default=None, gt=0, lt=math.inf)
     memory_mb: float | None = Field(default=None, gt=0, lt=math.inf)
     instance_type: InstanceType | None = None
     ray_actor_options: dict[str, Any] | None = None
@@ -140,6 +143,16 @@ class WorkerConfig(ServeOptions):
                 )
             return CATALOGUE[value]
         return {"name": "custom", **value} if isinstance(value, dict) else value
+
+    @field_validator("instance_type")
+    @classmethod
+    def _no_spot(cls, value: InstanceType | None) -> InstanceType | None:
+        if value is not None and (value.spot_price_per_hour or value.interruptions_per_hour):
+            raise ValueError(
+                "a kind of worker is either on demand or spot; name a kind of its own for spot "
+                "workers, with price_per_hour and interruptions_per_hour"
+            )
+        return value
 
     @model_validator(mode="after")
     def _in_range(self) -> WorkerConfig:

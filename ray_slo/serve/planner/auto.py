@@ -32,7 +32,7 @@ class Auto(PlannerPlugin):
     assigns = False  # but where the policy does not choose variants, and is composed anyway
     unused = frozenset({"memory_mb", "min_gain"})
     waits = True
-    reads_workers = frozenset({"price_per_hour", "memory_mb"})
+    reads_workers = frozenset({"price_per_hour", "memory_mb", "interruptions_per_hour"})
     reads_classes = True
 
     @classmethod
@@ -119,6 +119,7 @@ def _problem(spec: AppSpec) -> Problem:
             price_per_hour=worker.price_per_hour,
             memory_mb=math.inf if worker.memory_mb is None else worker.memory_mb,
             group=worker.group,
+            interruptions_per_hour=worker.interruptions_per_hour,
         )
         for kind, worker in spec.workers.items()
     ]

@@ -8,6 +8,7 @@ import ray_slo
 from ray_slo.core import LatencyProfile
 from ray_slo.core.profiles import save_profiles
 from ray_slo.planning.auto import Demand, Kind
+from ray_slo.planning.brains.brain import Seen, WorkerSays
 from ray_slo.serve.app.build import build_app
 from ray_slo.serve.config.resolve import parse_spec
 from ray_slo.serve.planner.auto import Auto
@@ -221,14 +222,14 @@ def test_a_pipeline_goes_where_one_of_its_tasks_is_listed():
 
 
 def test_a_group_whose_policy_cannot_serve_a_model_does_not_get_it():
-    groups = {**GROUPS, "two": {**GROUPS["two"], "policy": "price"}}
+    groups = {**GROUPS, "two": {**GROUPS["two"], "policy": "ramsis"}}
     args = {"models": {"m": {**MODEL, "callable": Sized}, "n": MODEL}, "groups": groups}
     assert build_app(args)
     spec = parse_spec(args).model_copy(update={"sized": frozenset({"m"})})
     allowed = Auto.setting(spec).problem.allowed_groups
     assert allowed == {"m": ("one",), "n": ("one", "two")}
-    both = {name: {**group, "policy": "price"} for name, group in GROUPS.items()}
-    with pytest.raises(ValueError, match=r"models.m.callable: Sized.size: policy 'price' counts"):
+    both = {name: {**group, "policy": "ramsis"} for name, group in GROUPS.items()}
+    with pytest.raises(ValueError, match=r"models.m.callable: Sized.size: policy 'ramsis' counts"):
         build_app({**args, "groups": both})
 
 
@@ -236,3 +237,55 @@ def test_without_a_planner_every_model_is_listed():
     args = {"models": {"m": MODEL}, "groups": {"one": {}}, "planner": None}
     with pytest.raises(ValueError, match=r"no group lists 'm'.* or choose the planner 'auto'"):
         parse_spec(args)
+
+
+# -- spot workers ------------------------------------------------------------------------------
+
+SPOT = {"max_replicas": 4, "price_per_hour": 0.2, "interruptions_per_hour": 2.0}
+
+
+def test_a_kind_of_worker_may_be_taken_away():
+    firm = {"max_replicas": 4, "price_per_hour": 0.5}
+    spec = spec_of(workers={"firm": firm, "spot": SPOT})
+    kinds = Auto.setting(spec).problem.kind
+    assert (kinds["firm"].there, kinds["spot"].there) == (1.0, pytest.approx(1 / 1.1))
+    brain = make_brain(spec)
+    profile = {("m", kind): LatencyProfile([0.01]) for kind in kinds}
+    workers = {k: WorkerSays(k, k, frozenset({"m"}), ready_s=36.0) for k in kinds}
+    there = Seen(workers, profile)
+    brain.due(0.0, there)
+    asked = brain.problem(0.0, there).whole.kind
+    assert asked["spot"].there == pytest.approx(1 / 1.02)  # it takes 36 s to replace one
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        (
+            {
+                "workers": {"w": SPOT},
+                "planner": {"name": "kairos", "kwargs": {"budget_per_hour": 1.0}},
+            },
+            "workers.w.interruptions_per_hour: no planner reads it here; leave it out, or choose",
+        ),
+        (
+            {"workers": {"w": {**SPOT, "max_replicas": None}}, "planner": None},
+            r"price_per_hour: no planner reads it here",
+        ),
+        (
+            {"workers": {"w": {**SPOT, "interruptions_per_hour": 0}}},
+            "workers.w.interruptions_per_hour",
+        ),
+        (
+            {
+                "workers": {
+                    "w": {"instance_type": {"price_per_hour": 1, "spot_price_per_hour": 0.3}}
+                }
+            },
+            "either on demand or spot; name a kind of its own for spot workers",
+        ),
+    ],
+)
+def test_spot_workers_that_nobody_plans_are_refused(fields, says):
+    with pytest.raises(ValueError, match=says):
+        spec_of(**fields)
