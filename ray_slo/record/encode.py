@@ -39,6 +39,7 @@ class Encoder:
         self._at = 0.0
         self._cluster: Cluster | None = None
         self._profiles: dict[tuple[float, ...], int] = {}
+        self._setting: str | None = None  # of `auto`, as JSON
         self._predicted: dict[int, tuple[WorkerId, float]] = {}  # what runs: batch → its finish
 
     def _row(self, event: int, at: float, what: str, **values: Any) -> None:
@@ -51,6 +52,7 @@ class Encoder:
     def start(self, start: Start, at: float) -> None:
         """A policy begins its life."""
         self._round, self._at, self._start, self._cluster = 0, at, start, None
+        self._setting = None
         self._predicted.clear()
         self._profiles.clear()
         self._row(0, at, "start", detail=start.to_json())
@@ -66,12 +68,17 @@ class Encoder:
             self._row(0, self._at, "start", reason=AGAIN, detail=self._start.to_json())
         if self._cluster is not None:
             self._encode_cluster(0, self._at, self._cluster, AGAIN)
+        if self._setting is not None:
+            self._row(0, self._at, "setting", reason=AGAIN, detail=self._setting)
 
     def add(self, round: Round) -> None:
         """Rows of one round."""
         for i, (name, args) in enumerate(round.events):
             self._event(i, name, *args)
         number, now, none = self._round, round.now, (None,)
+        if round.setting is not None:
+            self._setting = json.dumps(dict(zip(("setting", "why"), round.setting, strict=True)))
+            self._row(len(round.events), now, "setting", detail=self._setting)
         if round.decision is None:
             self._row(0, now, "error", detail=round.error)
         else:

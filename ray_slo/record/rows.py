@@ -85,12 +85,14 @@ class Round(NamedTuple):
     Attributes:
         events: (method of `Policy`, its arguments: `now` and the rest).
         decision: None where the policy raised `error`.
+        setting: of `auto` and why, where it is another one than before; for readers only.
     """
 
     now: float
     events: Sequence[tuple[str, tuple[Any, ...]]]
     decision: Decision | None
     error: str = ""
+    setting: tuple[str, str] | None = None
 
 
 @dataclass(frozen=True)
@@ -138,6 +140,8 @@ class Recording(PolicyWrapper):
             policy.explain = True
         self._sink = sink
         self._events: list[tuple[str, tuple[Any, ...]]] = []
+        self._in_force: Callable[[], Mapping[str, Any]] | None = getattr(policy, "in_force", None)
+        self._setting = ""
 
     def optional_event(self, name: str, *args: Any) -> None:
         self._events.append((name, args))
@@ -166,8 +170,14 @@ class Recording(PolicyWrapper):
         except Exception as error:
             self._sink(Round(now, events, None, f"{type(error).__name__}: {error}"))
             raise
-        self._sink(Round(now, events, decision))
+        self._sink(Round(now, events, decision, setting=self._other_setting()))
         return decision
+
+    def _other_setting(self) -> tuple[str, str] | None:
+        if self._in_force is None or (said := self._in_force())["setting"] == self._setting:
+            return None
+        self._setting = said["setting"]
+        return self._setting, said["why"]
 
 
 class Logged(Request):

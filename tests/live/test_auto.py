@@ -1,8 +1,10 @@
 """`auto` live: rehearsed in a Ray task, swapped under load, nothing lost, and it says why."""
 
+import json
 import threading
 import time
 
+import pyarrow.parquet as pq
 import pytest
 from waiting import eventually
 
@@ -79,6 +81,10 @@ def test_it_answers_through_a_swap_and_says_why(ray_cluster, tmp_path, shape):
     assert change["tried"][after["setting"]]["bad"] < 0.05
     assert seen["policy"] == "auto"
     (life,) = whole_lives(tmp_path, len(answers))
+    changes = [row for row in rows_of(tmp_path) if row["what"] == "setting"]
+    assert [json.loads(row["detail"])["setting"].split()[0] for row in changes[:2]] == (
+        ["timeout", "eager"]
+    )
     replayed = replay(life)
     assert replayed.identical, replayed.difference
     assert what_if(tape(life), "auto").count() == len(answers)
@@ -91,6 +97,12 @@ def outcome(i, answer):
     except Exception as error:
         return type(getattr(error, "cause", None) or error).__name__
     return "ok"
+
+
+def rows_of(folder):
+    return [
+        row for path in sorted(folder.glob("*.parquet")) for row in pq.read_table(path).to_pylist()
+    ]
 
 
 def whole_lives(folder, count):

@@ -231,6 +231,41 @@ def test_a_recording_is_its_policy():
     assert seen[-1] == Round(3.0, [], None, "RuntimeError: no idea")
 
 
+class Changes(Fails):
+    """Runs "a", and from 2 s on "b"."""
+
+    def __init__(self):
+        self.label = ""
+
+    def decide(self, now):
+        self.label = "a" if now < 2 else "b"
+        return Decision()
+
+    def in_force(self):
+        return {"setting": self.label, "why": f"it is {self.label}", "since": 0.0}
+
+
+def test_changes_of_setting_are_rows_that_a_replay_passes_over(tmp_path):
+    lines = Lines(tmp_path, "s", START)
+    rounds = []
+
+    def sink(round):
+        rounds.append(round)
+        lines(round)
+
+    recording = Recording(Changes(), sink)
+    for now in (0.0, 1.0, 2.0, 3.0):
+        recording.decide(now)
+    lines.close()
+    assert [r.setting for r in rounds] == [("a", "it is a"), None, ("b", "it is b"), None]
+    rows = pq.read_table(tmp_path).to_pylist()
+    settings = [(r["at"], json.loads(r["detail"])) for r in rows if r["what"] == "setting"]
+    said = [(at, {"setting": s, "why": f"it is {s}"}) for at, s in ((0.0, "a"), (2.0, "b"))]
+    assert settings == said
+    back = [r for life in read(tmp_path) for r in life.rounds()]
+    assert [(r.now, r.events) for r in back] == [(now, []) for now in (0.0, 1.0, 2.0, 3.0)]
+
+
 def test_what_a_log_cannot_hold_of_a_policy():
     assert Start.of(Fails, {}).policy == f"{__name__}:Fails"
     assert Start.of(Fails(), {}).policy is None
