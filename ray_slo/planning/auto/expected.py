@@ -22,10 +22,7 @@ def expected(
     Args:
         factors: planned demand over the one that there is, by stream; 1 where not given.
     """
-    demand = {
-        stream: Demand(of.rate / (factors or {}).get(stream, 1.0), of.dispersion)
-        for stream, of in problem.demand.items()
-    }
+    demand = _there(problem, factors)
     late = late_by_stream(problem, plan, demand)
     rates: dict[str, float] = {}
     bad: dict[str, float] = {}
@@ -41,6 +38,22 @@ def expected(
         accuracy = plan.accuracy if len(asked) == 1 else _of_tree(tree, by_model)
         found[tree.name] = Expected(accuracy if share < 1 else None, share)
     return found
+
+
+def bad_share(problem: Problem, plan: Plan, factors: Mapping[str, float] | None = None) -> float:
+    """Share of all requests that are expected to be late or refused; arguments as of `expected`."""
+    demand = _there(problem, factors)
+    late = late_by_stream(problem, plan, demand)
+    total = sum(demand[stream].rate for stream in late)
+    return sum(demand[s].rate * share for s, share in late.items()) / total if total else 0.0
+
+
+def _there(problem: Problem, factors: Mapping[str, float] | None) -> dict[str, Demand]:
+    """The demand that there is."""
+    return {
+        stream: Demand(of.rate / (factors or {}).get(stream, 1.0), of.dispersion)
+        for stream, of in problem.demand.items()
+    }
 
 
 def _by_model(problem: Problem, plan: Plan) -> dict[str, float]:

@@ -3,9 +3,9 @@
 Where the workers host several variants, a request may have to wait for a batch of another variant
 to end, however urgent it is (batches are not stopped). So variants are together on a worker only if
 each may wait (`Use.wait_s`) as long as the others' batches take; the others get workers of their
-own. Where there are too few workers for that, they may share some of them, if they have enough of
-their own to be in time without those (`may_wait`). Else `Blocked` asks for a plan with shorter
-batches.
+own. Where all workers that there may be are too few for that, they may share some of them, if they
+have enough of their own to be in time without those (`may_wait`). Else `Blocked` asks for a plan
+with shorter batches, or with a worker more.
 
 What is loaded now stays, if it can carry the new shares.
 """
@@ -72,7 +72,7 @@ def shared(program: Program, kind: Kind, uses: Sequence[Use], most: int) -> list
     fewest = _fewest(program, kind, uses)
     for workers in range(min(fewest, most), most + 1):
         made = _packed(program, kind, classes, workers)
-        if made is None and len(classes) > 1:
+        if made is None and len(classes) > 1 and workers >= program.most[kind.name]:
             made = _packed(program, kind, [list(uses)], workers)
             made = made if made is not None and may_wait(uses, made) else None
         if made is not None:
@@ -188,7 +188,10 @@ def _as_it_is(program: Program, kind: Kind, uses: Sequence[Use], most: int) -> l
     spread = spread_over(uses, [hosted.variants for hosted in current], level)
     if spread is None or kind.name in program.limits.mixed:
         return spread
-    return spread if may_wait(uses, spread) else None
+    by_name = {use.config.variant: use for use in uses}
+    apart = all(len(waiting_classes([by_name[v] for v in shares])) <= 1 for shares in spread)
+    all_there = most >= program.most[kind.name]
+    return spread if apart or (all_there and may_wait(uses, spread)) else None
 
 
 def spread_over(

@@ -31,7 +31,7 @@ from ray_slo.core import LatencyProfile
 from ray_slo.core.policy import Expected
 from ray_slo.planning import auto
 from ray_slo.planning.auto import Problem, Slot
-from ray_slo.planning.auto.expected import expected
+from ray_slo.planning.auto.expected import bad_share, expected
 from ray_slo.planning.auto.groups import units
 from ray_slo.planning.brains.auto_jobs import Job, Plans, best, solve
 from ray_slo.planning.brains.brain import (
@@ -416,7 +416,7 @@ class AutoBrain(Brain):
             "planned_demand": sum(one.rate for one in job.whole.demand.values()),
             "step": plan.step,
             "accuracy": plan.accuracy,
-            "bad_rate": plan.bad_rate,
+            "bad_rate": bad_share(job.whole, plan, job.factors),
             "served": dict(plan.served),
             "cost_per_hour": best(self._solved.whole).cost_per_hour,
             **self._homes.outcome(),

@@ -9,7 +9,7 @@ import pytest
 from ray_slo.core import Assigned, LatencyProfile
 from ray_slo.core.trees import Tree, TreeTask
 from ray_slo.planning import auto
-from ray_slo.planning.auto.expected import expected
+from ray_slo.planning.auto.expected import bad_share, expected
 from ray_slo.planning.auto.plan import Plan, Prices, Slot
 from ray_slo.planning.auto.problem import Demand, Kind, Model, Problem, Variant
 from ray_slo.planning.result import Infeasible
@@ -137,3 +137,15 @@ def test_of_a_plan_that_was_made():
     assert [one.bad_rate for one in found.values()] == [pytest.approx(1 / 3)] * 2
     assert found["a"].accuracy == pytest.approx(90)
     assert found["b"].accuracy == pytest.approx(70)
+
+
+def test_of_all_requests():
+    problem = Problem(
+        (model("a", one=90), model("b", two=80)),
+        (tree("a"), tree("b")),
+        {"a": Demand(30), "b": Demand(10)},
+        (Kind("gpu", 0, 1),),
+    )
+    only_a = plan_of({"one": 30}, {"a": 1.0, "b": 0.0})
+    assert bad_share(problem, only_a) == pytest.approx(0.25, abs=1e-3)
+    assert bad_share(replace(problem, demand={}), only_a) == 0.0
