@@ -31,11 +31,12 @@ from collections.abc import Sequence
 from heapq import heapify, heapreplace, nsmallest
 from typing import Any, NamedTuple
 
+from ray_slo.core.arguments import Count, NonNegative, Positive, Share, checked
 from ray_slo.core.cluster import Cluster
 from ray_slo.core.decisions import Preempt
 from ray_slo.core.requests import BatchOutcome, Request, WorkerId
 from ray_slo.policies.batching import LIVE_MARGIN
-from ray_slo.policies.deferred import Deferred
+from ray_slo.policies.deferred import Deferred, Gathering, Objective
 from ray_slo.policies.shared.lanes import Lane, ModelState, Pool, Worker
 from ray_slo.policies.shared.refusals import TOLERANCE_S
 
@@ -48,9 +49,45 @@ class _Batch(NamedTuple):
 
 
 class DeferredFlex(Deferred):
-    """`Deferred` with preemption; takes the same arguments."""
+    """`Deferred` with preemption.
+
+    Args:
+        preemption: False for the order of candidates alone: where the load exceeds the workers, a
+            free one takes first what gains most, and nothing is stopped.
+        objective, gathering, target_batch_size, max_batch_size, margin_ms, jitter_ms, headroom,
+            rate_window_s: as of `Deferred`.
+
+    Raises:
+        ValueError: an argument out of its range.
+    """
 
     preempts = True
+
+    @checked
+    def __init__(
+        self,
+        objective: Objective = "responsive",
+        gathering: Gathering = "drop_head",
+        *,
+        preemption: bool = True,
+        target_batch_size: Count | None = None,
+        max_batch_size: Count | None = None,
+        margin_ms: NonNegative = 0.0,
+        jitter_ms: NonNegative = 0.0,
+        headroom: Share = 0.95,
+        rate_window_s: Positive | None = None,
+    ) -> None:
+        super().__init__(
+            objective,
+            gathering,
+            target_batch_size=target_batch_size,
+            max_batch_size=max_batch_size,
+            margin_ms=margin_ms,
+            jitter_ms=jitter_ms,
+            headroom=headroom,
+            rate_window_s=rate_window_s,
+        )
+        self.preempts = preemption
 
     @staticmethod
     def live_arguments(shortest_slo_ms: float) -> dict[str, Any]:
@@ -86,15 +123,17 @@ class DeferredFlex(Deferred):
                 self._spare[lane] = max(1, int(pool.size - (total - work[lane])))
 
     def _soonest(self, model: ModelState, now: float) -> float:
-        return now + model.reach_1
+        return now + model.reach_1 if self.preempts else super()._soonest(model, now)
 
     def _match(self, pool: Pool, now: float) -> None:
         several = len(pool.lanes) > 1
-        while several and pool.idle and (winner := self._winner(pool, now)):
+        # Below capacity the nearest `latest` first loses nobody.
+        chooses = several and (self.preempts or pool.load >= 1)
+        while chooses and pool.idle and (winner := self._winner(pool, now)):
             lane, first, size = winner
             self._dispatch(lane, pool.idle[0][1], first, size, now, now)
         super()._match(pool, now)
-        if several and not pool.idle:
+        if self.preempts and several and not pool.idle:
             for lane in self._due_lanes(pool):
                 if lane.model not in self._preempting.values():
                     self._preempt(lane, now)

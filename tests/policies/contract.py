@@ -40,7 +40,11 @@ KWARGS: dict[str, list[dict[str, Any]]] = {
         {"exact": True},
         {"exact": True, "gathering": "drop_head", "target_batch_size": 3, "jitter_ms": 1.0},
     ],
-    "deferred_flex": [{"rate_window_s": 0.2}, {"gathering": "prefix", "margin_ms": 3.0}],
+    "deferred_flex": [
+        {"rate_window_s": 0.2},
+        {"rate_window_s": 0.2, "preemption": False},
+        {"gathering": "prefix", "margin_ms": 3.0},
+    ],
     "eager": [{}, {"max_batch_size": 2}],
     "flex": [
         {"lambda_": 1.5},
