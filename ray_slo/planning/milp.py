@@ -21,6 +21,7 @@ module.
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Collection
 from dataclasses import dataclass
 from importlib import import_module
@@ -133,11 +134,14 @@ class Milp:
         seed: int = 0,
         without: Collection[str] = (),
         start: tuple[Indices, Floats] | None = None,
+        heuristics: bool = True,
     ) -> Solution:
         """Solve, leaving out the blocks named in `without`.
 
         "auto" is Gurobi where it is installed and its licence takes a model of this size, else
         HiGHS. `seed` is Gurobi's: HiGHS through SciPy always starts from its own fixed one.
+        `heuristics` is HiGHS's: without its searches for first solutions, which take most of the
+        time of a small program, it finds the same optimum.
 
         Raises:
             ImportError: backend "gurobi" where gurobipy is not installed.
@@ -152,7 +156,7 @@ class Milp:
             except (ImportError, ValueError):
                 if backend == "gurobi":
                     raise
-        return _highs(program, time_limit_s, relative_gap)
+        return _highs(program, time_limit_s, relative_gap, heuristics)
 
     def duals(self, fixed: Indices, values: Floats) -> dict[str, Floats]:
         """What a unit more on the right of each row is worth to the objective, by block, in the
@@ -256,22 +260,31 @@ class _Program:
 _NONE: Floats = np.zeros(0)
 
 
-def _highs(program: _Program, time_limit_s: float, relative_gap: float) -> Solution:
+_HEURISTICS = ("feasibility_jump", "rins", "rens", "root_reduced_cost")
+
+
+def _highs(
+    program: _Program, time_limit_s: float, relative_gap: float, heuristics: bool
+) -> Solution:
     from scipy.optimize import Bounds, LinearConstraint, milp
 
     sign = -1.0 if program.maximise else 1.0
     options: Any = {"mip_rel_gap": relative_gap}
     if math.isfinite(time_limit_s):
         options["time_limit"] = time_limit_s
-    result: Any = milp(
-        sign * program.cost,
-        integrality=program.integer.astype(int),
-        bounds=Bounds(program.lower, program.upper),
-        constraints=LinearConstraint(program.matrix, program.row_lower, program.row_upper)
-        if program.matrix.shape[0]
-        else (),
-        options=options,
-    )
+    if not heuristics:
+        options |= {f"mip_heuristic_run_{name}": False for name in _HEURISTICS}
+    with warnings.catch_warnings():  # SciPy passes on options that it does not know, and says so
+        warnings.simplefilter("ignore")
+        result: Any = milp(
+            sign * program.cost,
+            integrality=program.integer.astype(int),
+            bounds=Bounds(program.lower, program.upper),
+            constraints=LinearConstraint(program.matrix, program.row_lower, program.row_upper)
+            if program.matrix.shape[0]
+            else (),
+            options=options,
+        )
     if result.x is None:
         statuses: dict[int, Status] = {2: "infeasible", 3: "unbounded"}
         bound = getattr(result, "mip_dual_bound", None)

@@ -17,15 +17,20 @@ from ray_slo.planning.auto.taken import both, most_busy, room
 from ray_slo.planning.auto.uses import Use, rest_of, together, uses_of
 from ray_slo.planning.milp import Solution
 
+_AGAIN = 0.5
+"""Of the bad rate that may be, what is asked for where room for it was found and does not do: it
+depends on which uses there are, and these differ a little from program to program."""
+
 
 @dataclass(frozen=True)
 class Built:
-    """A plan, how it was found, and the pools of workers that it makes: how many are in each, at
-    most how many."""
+    """A plan, how it was found, what bursts make late of each stream, and the pools of workers
+    that it makes: how many are in each, at most how many."""
 
     unpriced: Plan
     program: Program
     solution: Solution
+    late: Mapping[str, float]
     pools: Mapping[Pair, Pool]
     workers: Mapping[Pair, int]
     most: Mapping[Pair, int]
@@ -42,7 +47,8 @@ class Built:
         return replace(self.unpriced, prices=prices, found=found)
 
     def too_full(self, target: float) -> dict[Pair, Room]:
-        """The room that the pools need which have too little, for bursts or for interruptions."""
+        """The room that the pools need which have too little, for interruptions, or for
+        bursts where these make more than `target` of a stream's requests late."""
         rooms = {pair: self._room(pair, pool, target) for pair, pool in self.pools.items()}
         return {pair: room for pair, room in rooms.items() if room is not None}
 
@@ -50,8 +56,11 @@ class Built:
         problem, workers, most = self.program.problem, self.workers[pair], self.most[pair]
         there = problem.kind[pair[1]].there
         if there >= 1:
-            full = problem.headroom and pool.too_full(workers, target)
-            return pool.allowed(workers, most, target) if full else None
+            late = problem.headroom and max(self.late.values(), default=0.0) > target
+            if not late or not pool.too_full(workers, target):
+                return None
+            asked = _AGAIN * target if pair in self.limits.rooms else target
+            return pool.allowed(workers, most, asked)
         bursts = Room()
         if problem.headroom:
             bursts = pool.allowed(math.ceil(max(pool.busy, 1.0)), most, target)
@@ -101,7 +110,7 @@ def build(program: Program, step: Step, solution: Solution) -> Built:
         gap=gap if math.isfinite(gap) else math.inf,
         group_of=dict(problem.group_of),
     )
-    return Built(plan, program, solution, *built)
+    return Built(plan, program, solution, late, *built)
 
 
 def _pools(

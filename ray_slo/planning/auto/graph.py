@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -93,6 +93,8 @@ class Graph:
         streams: with a demand; those whose fastest path is too slow are in `too_slow`.
         paths: by tree.
         nodes: by stream and task, parents first.
+        splits: by stream, budgets by task, seconds, for every split of the SLO that no other
+            dominates; None where a child of the root has children.
     """
 
     def __init__(
@@ -123,6 +125,25 @@ class Graph:
         for stream in problem.streams:
             if problem.rate(stream) > 0:
                 self._add_stream(stream)
+        self.splits = {stream: self._splits(stream) for stream in self.streams}
+        self._leave_out_short()
+
+    def _leave_out_short(self) -> None:
+        """Batches that are for no budget the largest in time. Where a model has several nodes, a
+        batch that is the largest for one of them may be the one that they have in common."""
+        keep: dict[str, set[int]] = {model.name: set() for model in self.problem.models}
+        for (stream, task), node in self.nodes.items():
+            splits = self.splits[stream]
+            if splits is None:
+                keep[node.task.model].update(node.configs)
+                continue
+            for budget_s in {split[task] for split in splits}:
+                in_time = [k for k in node.configs if self.configs[k].time_s <= budget_s + NO_TIME]
+                largest = {(self.configs[k].variant, self.configs[k].kind): k for k in in_time}
+                keep[node.task.model].update(largest.values())
+        for key, node in self.nodes.items():
+            kept = tuple(k for k in node.configs if k in keep[node.task.model])
+            self.nodes[key] = replace(node, configs=kept)
 
     def _options(
         self, model: str, variant: Variant, kind_name: str, size: Size | None
@@ -227,11 +248,11 @@ class Graph:
         """Different times of a node's configurations, rising."""
         return sorted({self.configs[i].time_s for i in self.nodes[stream, task].configs})
 
-    def splits(self, stream: str) -> list[dict[str, float]] | None:
-        """Budgets by task, seconds, for every split of the SLO that no other dominates; None where
-        a child of the root has children."""
+    def _splits(self, stream: str) -> list[dict[str, float]] | None:
         tree, slo_s = self.problem.tree_of(stream), self.problem.slo_s(stream)
         root, *below = [task.name for task in tree.order]
+        if not below:
+            return [{root: slo_s}]
         if any(tree.parents[name] != root for name in below):
             return None
         times = {name: self.times_s(stream, name) for name in (root, *below)}

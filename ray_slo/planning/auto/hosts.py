@@ -26,11 +26,11 @@ from ray_slo.planning.auto.uses import Use
 
 
 class Unpacked(Exception):
-    """The variants do not fit into the memory of the workers of `kind`."""
+    """The variants do not fit into the time and memory of so many workers of `kind`."""
 
-    def __init__(self, kind: str) -> None:
+    def __init__(self, kind: str, workers: int) -> None:
         super().__init__(kind)
-        self.kind = kind
+        self.kind, self.workers = kind, workers
 
 
 class Blocked(Exception):
@@ -79,7 +79,7 @@ def shared(program: Program, kind: Kind, uses: Sequence[Use], most: int) -> list
             return [_slot(kind, by_name, shares) for shares in made if shares]
     if len(classes) > 1:
         raise Blocked(kind.name, min(use.wait_s for use in uses), most)
-    raise Unpacked(kind.name)
+    raise Unpacked(kind.name, most)
 
 
 def apart(program: Program, kind: Kind, uses: Sequence[Use], most: int) -> list[Slot]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ray_slo.planning.auto.problem import Demand, Kind, Problem
 
@@ -38,18 +38,34 @@ class Limits:
     Attributes:
         rooms: for bursts, by variant and kind where workers have one variant each, else by "" and
             kind; all workers may be busy where not given.
+        workers: of a kind on which variants could not be packed: the share of its time that each
+            worker may be busy is taken for so many.
         memory: share of a kind's memory that may be planned; less than 1 where variants could not
-            be packed.
+            be packed into all of it.
         longest_s: of a batch on a kind, where others could not wait longer behind it.
         least: workers of a kind, at least, so that those who cannot wait have their own.
         mixed: kinds on which some wait longer all the same, as there is no other way.
     """
 
     rooms: Mapping[Pair, Room] = field(default_factory=dict)
+    workers: Mapping[str, int] = field(default_factory=dict)
     memory: Mapping[str, float] = field(default_factory=dict)
     longest_s: Mapping[str, float] = field(default_factory=dict)
     least: Mapping[str, int] = field(default_factory=dict)
     mixed: frozenset[str] = frozenset()
+
+    def level(self, kind: str) -> float:
+        """Share of its time that each worker of a kind may be busy, where variants share them."""
+        room, workers = self.rooms.get(("", kind), Room()), self.workers.get(kind)
+        return room.busy(workers) / workers if workers else room.slope
+
+    def unpacked(self, kind: str, workers: int) -> Limits:
+        """With less of the time of each worker, if it was taken for that of more than this number
+        of them, else with less of the memory."""
+        fewer = replace(self, workers={**self.workers, kind: workers})
+        if fewer.level(kind) < self.level(kind) - 1e-6:
+            return fewer
+        return replace(self, memory={**self.memory, kind: 0.85 * self.memory.get(kind, 1.0)})
 
 
 NEAR = 0.2

@@ -78,7 +78,11 @@ class Program:
         problem = self.problem
         self.milp = self.program(objective, served)
         return self.milp.solve(
-            problem.backend, problem.time_limit_s, problem.relative_gap, problem.seed
+            problem.backend,
+            problem.time_limit_s,
+            problem.relative_gap,
+            problem.seed,
+            heuristics=False,
         )
 
     def program(self, objective: Objective, served: Mapping[str, float] | None) -> Milp:
@@ -180,7 +184,7 @@ class Program:
         tree, slo_s = self.problem.tree_of(stream), self.problem.slo_s(stream)
         if len(tree.tasks) == 1:
             return  # each configuration alone is in time
-        splits = g.splits(stream)
+        splits = g.splits[stream]
         if splits is not None:
             z = m.variables(f"z: {stream}", len(splits), upper=1, integer=True)
             m.block(f"one split: {stream}", (1, z), lower=1, upper=1)
@@ -240,11 +244,13 @@ class Program:
         if self.hosting:
             rooms = [self.room(*self.pairs[j]) for j in self.hosting]
             if problem.sharing:
-                rooms = [Room(room.slope) for room in rooms]  # the reserve is the kind's
-            self._roomy(m, "hosts", busy[self.hosting], all_w, self.x[self.hosting], rooms)
+                rooms = [Room(self.limits.level(self.pairs[j][1])) for j in self.hosting]
+            most = [self.most[self.pairs[j][1]] for j in self.hosting]
+            self._roomy(m, "hosts", busy[self.hosting], all_w, self.x[self.hosting], rooms, most)
         if problem.sharing:
             rooms = [self.room("", kind.name) for kind in kinds]
-            self._roomy(m, "workers", of_kind @ busy, all_w, self.n, rooms)
+            most = [self.most[kind.name] for kind in kinds]
+            self._roomy(m, "workers", of_kind @ busy, all_w, self.n, rooms, most)
             self._memory(m, of_kind)
         else:
             m.block(
@@ -255,9 +261,16 @@ class Program:
             )
 
     def _roomy(
-        self, m: Milp, name: str, busy: Floats, w: Indices, n: Indices, rooms: Sequence[Room]
+        self,
+        m: Milp,
+        name: str,
+        busy: Floats,
+        w: Indices,
+        n: Indices,
+        rooms: Sequence[Room],
+        most: Sequence[int],
     ) -> None:
-        """Σ w ≤ slope·n − reserve where any w is positive."""
+        """Σ w ≤ slope·n − reserve where any w is positive; of n there are `most`."""
         slopes = np.array([room.slope for room in rooms])
         reserves = np.array([room.reserve for room in rooms])
         used = m.variables(f"used: {name}", len(rooms), upper=1, integer=True)
@@ -270,8 +283,8 @@ class Program:
             upper=0,
         )
         if reserves.any():
-            most = np.array([max(self.most.values())] * len(rooms), float)
-            m.block(f"used: {name}", (busy, of_row), (-most[:, None], used[:, None]), upper=0)
+            all_busy = np.array([room.busy(n) for room, n in zip(rooms, most, strict=True)])
+            m.block(f"used: {name}", (busy, of_row), (-all_busy[:, None], used[:, None]), upper=0)
 
     def _memory(self, m: Milp, of_kind: Floats) -> None:
         kinds = self.problem.kinds

@@ -26,7 +26,7 @@ def add_batch_sizes(m: Milp, g: Graph, w: Mapping[tuple[str, str], Indices]) -> 
     for (model, size), nodes in users.items():
         if len(nodes) < 2:
             continue
-        of_model = [k for k in g.of_model[model] if g.configs[k].size == size]
+        of_model = sorted({k for node in nodes for k in g.nodes[node].configs})
         of_size = model if size is None else f"{model} up to {size.largest}"
         hosted = m.variables(f"hosted: {of_size}", len(of_model), upper=1, integer=True)
         pairs = [(g.configs[k].variant, g.configs[k].kind) for k in of_model]

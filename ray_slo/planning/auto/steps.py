@@ -157,8 +157,7 @@ def _solved(
         try:
             return build(program, step, solution), solution
         except Unpacked as failed:
-            less = {failed.kind: 0.85 * limits.memory.get(failed.kind, 1.0)}
-            limits = replace(limits, memory={**limits.memory, **less})
+            limits = limits.unpacked(failed.kind, failed.workers)
         except Blocked as failed:
             blocked = failed
             shorter = {failed.kind: failed.longest_s}
