@@ -28,7 +28,7 @@ makes less work. For a model that several nodes use, binaries see to that.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 import numpy as np
@@ -36,7 +36,7 @@ import numpy as np
 from ray_slo.planning.auto.graph import NO_TIME, Graph
 from ray_slo.planning.auto.limits import Limits, Room
 from ray_slo.planning.auto.problem import Problem
-from ray_slo.planning.auto.rows import add_batch_sizes, add_swaps
+from ray_slo.planning.auto.rows import add_batch_sizes, add_room, add_swaps
 from ray_slo.planning.milp import Floats, Indices, Milp, Solution
 
 EPS = 1e-6
@@ -246,11 +246,11 @@ class Program:
             if problem.sharing:
                 rooms = [Room(self.limits.level(self.pairs[j][1])) for j in self.hosting]
             most = [self.most[self.pairs[j][1]] for j in self.hosting]
-            self._roomy(m, "hosts", busy[self.hosting], all_w, self.x[self.hosting], rooms, most)
+            add_room(m, "hosts", busy[self.hosting], all_w, self.x[self.hosting], rooms, most)
         if problem.sharing:
             rooms = [self.room("", kind.name) for kind in kinds]
             most = [self.most[kind.name] for kind in kinds]
-            self._roomy(m, "workers", of_kind @ busy, all_w, self.n, rooms, most)
+            add_room(m, "workers", of_kind @ busy, all_w, self.n, rooms, most)
             self._memory(m, of_kind)
         else:
             m.block(
@@ -259,32 +259,6 @@ class Program:
                 (-1, self.n[:, None]),
                 upper=0,
             )
-
-    def _roomy(
-        self,
-        m: Milp,
-        name: str,
-        busy: Floats,
-        w: Indices,
-        n: Indices,
-        rooms: Sequence[Room],
-        most: Sequence[int],
-    ) -> None:
-        """Σ w ≤ slope·n − reserve where any w is positive; of n there are `most`."""
-        slopes = np.array([room.slope for room in rooms])
-        reserves = np.array([room.reserve for room in rooms])
-        used = m.variables(f"used: {name}", len(rooms), upper=1, integer=True)
-        of_row = np.broadcast_to(w, busy.shape)
-        m.block(
-            name,
-            (busy, of_row),
-            (-slopes[:, None], n[:, None]),
-            (reserves[:, None], used[:, None]),
-            upper=0,
-        )
-        if reserves.any():
-            all_busy = np.array([room.busy(n) for room, n in zip(rooms, most, strict=True)])
-            m.block(f"used: {name}", (busy, of_row), (-all_busy[:, None], used[:, None]), upper=0)
 
     def _memory(self, m: Milp, of_kind: Floats) -> None:
         kinds = self.problem.kinds

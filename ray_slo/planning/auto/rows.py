@@ -1,4 +1,5 @@
-"""Rows that only some problems have: batch sizes of models that several tasks use, and swaps."""
+"""Rows of room for bursts, and those that only some problems have: batch sizes of models that
+several tasks use, and swaps."""
 
 from __future__ import annotations
 
@@ -9,8 +10,9 @@ from typing import Any
 import numpy as np
 
 from ray_slo.planning.auto.graph import Graph
+from ray_slo.planning.auto.limits import Room
 from ray_slo.planning.auto.problem import Problem, Size
-from ray_slo.planning.milp import Indices, Milp
+from ray_slo.planning.milp import Floats, Indices, Milp
 
 
 def add_batch_sizes(m: Milp, g: Graph, w: Mapping[tuple[str, str], Indices]) -> None:
@@ -46,6 +48,37 @@ def add_batch_sizes(m: Milp, g: Graph, w: Mapping[tuple[str, str], Indices]) -> 
                 (-1, hosted[[at[k] for k in of.configs]][:, None]),
                 upper=0,
             )
+
+
+def add_room(
+    m: Milp,
+    name: str,
+    busy: Floats,
+    w: Indices,
+    n: Indices,
+    rooms: Sequence[Room],
+    most: Sequence[int],
+) -> None:
+    """Σ w ≤ slope·n − reserve where any w is positive.
+
+    Args:
+        busy: by row, which of all w count.
+        n: workers of each row, at most `most`.
+    """
+    slopes = np.array([room.slope for room in rooms])
+    reserves = np.array([room.reserve for room in rooms])
+    used = m.variables(f"used: {name}", len(rooms), upper=1, integer=True)
+    of_row = np.broadcast_to(w, busy.shape)
+    m.block(
+        name,
+        (busy, of_row),
+        (-slopes[:, None], n[:, None]),
+        (reserves[:, None], used[:, None]),
+        upper=0,
+    )
+    if reserves.any():
+        all_busy = np.array([room.busy(n) for room, n in zip(rooms, most, strict=True)])
+        m.block(f"used: {name}", (busy, of_row), (-all_busy[:, None], used[:, None]), upper=0)
 
 
 def add_swaps(
