@@ -192,6 +192,8 @@ class KindSpec(Frozen):
         price_per_hour: of one.
         memory_mb: of one.
         group: that they serve in, where there are groups.
+        interruptions_per_hour: how often one is taken away, on average; the plan has spares. Nobody
+            is taken away in the simulation.
     """
 
     min_replicas: NonNegativeInt = 1
@@ -199,11 +201,20 @@ class KindSpec(Frozen):
     price_per_hour: NonNegativeFloat = 0.0
     memory_mb: PositiveFloat | None = None
     group: str | None = None
+    interruptions_per_hour: NonNegativeFloat = 0.0
 
     def kind(self, name: str) -> auto.Kind:
         memory = {} if self.memory_mb is None else {"memory_mb": self.memory_mb}
         least, most = self.min_replicas, self.max_replicas
-        return auto.Kind(name, least, most, self.price_per_hour, group=self.group, **memory)
+        return auto.Kind(
+            name,
+            least,
+            most,
+            self.price_per_hour,
+            group=self.group,
+            interruptions_per_hour=self.interruptions_per_hour,
+            **memory,
+        )
 
 
 class ApplicationSpec(Frozen):
@@ -215,7 +226,8 @@ class ApplicationSpec(Frozen):
         workloads: what arrives when, by stream: "root", or "root@class".
         planner: "auto"; null for the largest number of workers, all with every variant.
         policy: who decides; the default is the live one's.
-        groups: group of each model and pipeline, where workers are in groups.
+        groups: group of each model and pipeline, where workers are in groups; `auto` chooses it for
+            those that are left out.
         objective, budget_per_hour, accuracy_floor: of the plan.
         duration_s: may be left out where all arrivals end by themselves.
         interval_s, solve_s, load_s, start_s, preempt_delay_s, latency_noise, seed: as of
