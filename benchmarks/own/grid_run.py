@@ -7,8 +7,7 @@ import hashlib
 import json
 import math
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.own.grid_cells import Cell, cell
+from benchmarks.own.grid_settings import SETTINGS, Setting
 from benchmarks.own.split import loki_of
 from ray_slo.policies.registry import POLICIES, live_arguments, policy_for
 from ray_slo.simulation import PolicyError, simulate, simulate_application
@@ -23,93 +23,9 @@ from ray_slo.simulation import PolicyError, simulate, simulate_application
 KEPT = Path(__file__).parents[2] / "out" / "policy-grid"
 FEW = 300
 """Models with fewer requests than this are counted together."""
-TIMEOUT = 0.25
-"""Of the shortest SLO: the wait of `timeout`."""
 _HOSTS = {False: "ray_slo.simulation.simulator", True: "ray_slo.simulation.application"}
 _COMPOSED = "ray_slo.policies.composed"
 _OWN = ("benchmarks.own.grid_cells", "benchmarks.own.grid_run")
-
-Arguments = Callable[[Cell], Mapping[str, Any]]
-Fits = Callable[[Cell], bool]
-
-
-@dataclass(frozen=True)
-class Setting:
-    """A policy as it takes part.
-
-    Attributes:
-        policy: its name.
-        arguments: for a cell.
-        fits: the cells that it can serve.
-        preempts: it stops batches: it takes part where that is allowed.
-        quickest: it has the quickest variant of each model alone.
-        planned: Loki's planner assigns variants to workers.
-    """
-
-    policy: str
-    arguments: Arguments = lambda cell: {}
-    fits: Fits = lambda cell: True
-    preempts: bool = False
-    quickest: bool = False
-    planned: bool = False
-
-    def takes_part(self, cell: Cell) -> bool:
-        return (cell.preemption or not self.preempts) and self.fits(cell)
-
-
-def _always(**arguments: Any) -> Arguments:
-    return lambda cell: arguments
-
-
-def _plain(cell: Cell) -> bool:
-    return cell.tree is None
-
-
-def _matches(cell: Cell) -> bool:
-    """Matching is for sizes and unlike workers, and costs O(requests · workers)."""
-    workers = sum(kind.count for kind in cell.kinds)
-    return _plain(cell) and workers <= 24 and (cell.sized or len(cell.kinds) > 1)
-
-
-def _priced(cell: Cell) -> bool:
-    """It is for variants; elsewhere it runs where its prices for each model cost little."""
-    return cell.variants > 1 or len(cell.models) <= 4
-
-
-def _loki(cell: Cell) -> bool:
-    """Loki's planner gives a worker one task, and knows one kind."""
-    return (
-        cell.tree is not None and len(cell.kinds) == 1 and cell.kinds[0].count >= len(cell.models)
-    )
-
-
-SETTINGS: dict[str, Setting] = {
-    "deferred": Setting("deferred"),
-    "deferred, consolidate": Setting("deferred", _always(objective="consolidate")),
-    "deferred, prefix": Setting("deferred", _always(gathering="prefix"), _plain),
-    "deferred, Algorithm 1": Setting(
-        "deferred", _always(objective="consolidate", gathering="prefix"), _plain
-    ),
-    "deferred, quickest variant": Setting(
-        "deferred", fits=lambda cell: cell.variants > 1, quickest=True
-    ),
-    "eager": Setting("eager"),
-    "timeout": Setting(
-        "timeout", lambda cell: {"timeout_ms": 1e3 * TIMEOUT * min(cell.slos_s)}, _plain
-    ),
-    "price": Setting("price", fits=_priced),
-    "flex, no preemption": Setting("flex", _always(preemption=False)),
-    "flex": Setting("flex", preempts=True),
-    "deferred_flex": Setting("deferred_flex", preempts=True),
-    "deferred_flex, consolidate": Setting(
-        "deferred_flex", _always(objective="consolidate"), preempts=True
-    ),
-    "kairos": Setting("kairos", fits=lambda cell: _matches(cell) and cell.sized),
-    "kairos, batches": Setting("kairos", _always(batch=True), _matches),
-    "pipeline, Loki's planner": Setting("pipeline", fits=_loki, planned=True),
-}
-if "auto" in POLICIES:
-    SETTINGS["auto"] = Setting("auto", lambda cell: {"preempt": cell.preemption})
 
 
 def measure(seed: int, number: int, name: str, requests: float) -> dict[str, Any]:
@@ -240,7 +156,7 @@ def code_for(cell: Cell, name: str) -> str:
 
 @cache
 def code_of(name: str, piped: bool = False, composed: bool = False) -> str:
-    """Stands for all code that a setting's figures follow from: that of the cells, the host (of
+    """Stands for the code that a setting's figures follow from: that of the cells, the host (of
     pipelines or models), the policy and what it may be composed with, with what they import; of
     all policies for `auto`, which contains them."""
     policy = SETTINGS[name].policy

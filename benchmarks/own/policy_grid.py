@@ -1,6 +1,6 @@
 """Every policy on random cells: value in time as a share of the best policy's with the same means.
 
-`grid_cells` says what is drawn, `grid_run` which settings of which policies take part. A cell is
+`grid_cells` says what is drawn, `grid_settings` which policies take part, and how. A cell is
 simulated on the same arrivals for each of them. *Value in time* is the mean over all requests of
 the accuracy of their answer; a late, refused or lost one counts 0. Where there is one variant its
 shares are those of the requests that are answered in time, as all answers count alike. The *best*
@@ -34,7 +34,8 @@ import numpy as np
 
 from benchmarks.harness.rows import Failed, Row
 from benchmarks.own.grid_cells import Cell, cell
-from benchmarks.own.grid_run import SETTINGS, code_for, keep, kept, kept_at, measure
+from benchmarks.own.grid_run import code_for, keep, kept, kept_at, measure
+from benchmarks.own.grid_settings import SETTINGS
 from ray_slo.policies.registry import DEFAULTS, POLICIES
 
 SOURCE = "ray-slo"

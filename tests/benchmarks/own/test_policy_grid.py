@@ -7,7 +7,8 @@ import pytest
 
 from benchmarks.own import grid_run, policy_grid
 from benchmarks.own.grid_cells import LEARNED, SIZES, cell
-from benchmarks.own.grid_run import SETTINGS, code_of, keep, kept, kept_at, measure
+from benchmarks.own.grid_run import code_of, keep, kept, kept_at, measure
+from benchmarks.own.grid_settings import SETTINGS
 from ray_slo.planning import fluid
 from ray_slo.simulation.arrivals import Mmpp, Trace
 

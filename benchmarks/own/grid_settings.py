@@ -1,0 +1,96 @@
+"""Which settings of which policies take part in `policy-grid`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks.own.grid_cells import Cell
+from ray_slo.policies.registry import POLICIES
+
+TIMEOUT = 0.25
+"""Of the shortest SLO: the wait of `timeout`."""
+
+Arguments = Callable[[Cell], Mapping[str, Any]]
+Fits = Callable[[Cell], bool]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A policy as it takes part.
+
+    Attributes:
+        policy: its name.
+        arguments: for a cell.
+        fits: the cells that it can serve.
+        preempts: it stops batches: it takes part where that is allowed.
+        quickest: it has the quickest variant of each model alone.
+        planned: Loki's planner assigns variants to workers.
+    """
+
+    policy: str
+    arguments: Arguments = lambda cell: {}
+    fits: Fits = lambda cell: True
+    preempts: bool = False
+    quickest: bool = False
+    planned: bool = False
+
+    def takes_part(self, cell: Cell) -> bool:
+        return (cell.preemption or not self.preempts) and self.fits(cell)
+
+
+def _always(**arguments: Any) -> Arguments:
+    return lambda cell: arguments
+
+
+def _plain(cell: Cell) -> bool:
+    return cell.tree is None
+
+
+def _matches(cell: Cell) -> bool:
+    """Matching is for sizes and unlike workers, and costs O(requests · workers)."""
+    workers = sum(kind.count for kind in cell.kinds)
+    return _plain(cell) and workers <= 24 and (cell.sized or len(cell.kinds) > 1)
+
+
+def _priced(cell: Cell) -> bool:
+    """It is for variants; elsewhere it runs where its prices for each model cost little."""
+    return cell.variants > 1 or len(cell.models) <= 4
+
+
+def _loki(cell: Cell) -> bool:
+    """Loki's planner gives a worker one task, and knows one kind."""
+    return (
+        cell.tree is not None and len(cell.kinds) == 1 and cell.kinds[0].count >= len(cell.models)
+    )
+
+
+SETTINGS: dict[str, Setting] = {
+    "deferred": Setting("deferred"),
+    "deferred, consolidate": Setting("deferred", _always(objective="consolidate")),
+    "deferred, prefix": Setting("deferred", _always(gathering="prefix"), _plain),
+    "deferred, Algorithm 1": Setting(
+        "deferred", _always(objective="consolidate", gathering="prefix"), _plain
+    ),
+    "deferred, quickest variant": Setting(
+        "deferred", fits=lambda cell: cell.variants > 1, quickest=True
+    ),
+    "eager": Setting("eager"),
+    "timeout": Setting(
+        "timeout", lambda cell: {"timeout_ms": 1e3 * TIMEOUT * min(cell.slos_s)}, _plain
+    ),
+    "price": Setting("price", fits=_priced),
+    "flex, no preemption": Setting("flex", _always(preemption=False)),
+    "flex": Setting("flex", preempts=True),
+    "deferred_flex": Setting("deferred_flex", preempts=True),
+    "deferred_flex, consolidate": Setting(
+        "deferred_flex", _always(objective="consolidate"), preempts=True
+    ),
+    "deferred_flex, no preemption": Setting("deferred_flex", _always(preemption=False)),
+    "kairos": Setting("kairos", fits=lambda cell: _matches(cell) and cell.sized),
+    "kairos, batches": Setting("kairos", _always(batch=True), _matches),
+    "pipeline, Loki's planner": Setting("pipeline", fits=_loki, planned=True),
+}
+if "auto" in POLICIES:
+    SETTINGS["auto"] = Setting("auto", lambda cell: {"preempt": cell.preemption})
