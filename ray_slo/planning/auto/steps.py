@@ -34,7 +34,7 @@ _ROUNDS, _HALVES = 6, 3
 _NO_PLAN = "the solver stopped at its time limit without a plan"
 
 _TRIES = 8
-"""At packing variants into less and less of the memory, or in shorter batches."""
+"""At packing variants into less of the workers' time and memory, or in shorter batches."""
 
 _NONE = Solution("unknown", math.nan, math.nan, np.zeros(0))
 _IMPOSSIBLE = replace(_NONE, status="infeasible")
@@ -140,7 +140,7 @@ def _solved(
     most_accurate: bool = False,
     served: Mapping[str, float] | None = None,
 ) -> tuple[Built | None, Solution]:
-    """The plan of a step: with less of the memory where variants were not packed into all of it,
+    """The plan of a step: with less of the time and memory where variants were not packed into it,
     with shorter batches or more workers where some could not wait for the others' batches."""
     blocked: Blocked | None = None
     for _ in range(_TRIES):
