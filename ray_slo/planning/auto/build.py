@@ -17,7 +17,7 @@ from ray_slo.planning.auto.taken import both, most_busy, room
 from ray_slo.planning.auto.uses import Use, rest_of, together, uses_of
 from ray_slo.planning.milp import Solution
 
-_AGAIN = 0.5
+_AGAIN = 0.8
 """Of the bad rate that may be, what is asked for where room for it was found and does not do: it
 depends on which uses there are, and these differ a little from program to program."""
 
