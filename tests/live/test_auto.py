@@ -6,8 +6,10 @@ import time
 
 import pyarrow.parquet as pq
 import pytest
+import stages
 from waiting import eventually
 
+import ray_slo
 from ray_slo.record.decode import read
 from ray_slo.serve import build_app
 from ray_slo.simulation.replay import replay, tape, what_if
@@ -88,6 +90,34 @@ def test_it_answers_through_a_swap_and_says_why(ray_cluster, tmp_path, shape):
     replayed = replay(life)
     assert replayed.identical, replayed.difference
     assert what_if(tape(life), "auto").count() == len(answers)
+
+
+def test_a_pipeline_with_variants_is_rehearsed_too(ray_cluster):
+    speller = ray_slo.Pipeline(
+        stages.tasks(),
+        latency_slo_ms=8000,
+        join=stages.joined,
+        num_replicas=2,
+        planner=None,
+        policy="auto",
+        name="auto_speller",
+        profile_seconds=0.4,
+        **TINY,
+    )
+    with ray_cluster.running(speller.bind(), "auto_speller", "/auto_speller") as handle:
+        answers = []
+
+        def rehearsed():
+            answers.extend(handle.remote("to be") for _ in range(5))
+            return status(handle)["auto"]["held"]
+
+        assert eventually(rehearsed)
+        found = status(handle)["auto"]
+        assert {type(a.result(timeout_s=60)) for a in answers[-10:]} == {dict}
+    assert found["failed"] == 0
+    tried = found["rehearsals"][-1]["tried"]
+    assert len(tried) > 2
+    assert not [label for label, score in tried.items() if "error" in score]
 
 
 def outcome(i, answer):
