@@ -5,9 +5,9 @@ host, slowed down by a factor so that tens of requests per second come. Models s
 cell's profile says; the cell's noise is left out. The same arrivals go to every system, from within
 the frontend, and through the simulator, where a batch starts later by the dispatch delay that the
 live scheduler measured; figures are means of runs with half, once and twice that delay, as what a
-policy serves whose batches collapse hangs on milliseconds. *Goodput*: requests answered in time per second, after the warm-up.
-*Pairs in another order*: of systems whose simulated goodputs are more than 3 % of the requests
-apart, those that are the other way round live.
+policy serves whose batches collapse hangs on milliseconds. *Goodput*: requests answered in time per
+second, after the warm-up. *Pairs in another order*: of systems whose simulated goodputs are more
+than 3 % of the requests apart, those that are the other way round live.
 
 `auto` begins anew with every run, live and simulated, and has had its first rehearsals when what
 counts begins.
