@@ -70,8 +70,12 @@ SETTINGS: dict[str, Setting] = {
     "deferred": Setting("deferred"),
     "deferred, consolidate": Setting("deferred", _always(objective="consolidate")),
     "deferred, prefix": Setting("deferred", _always(gathering="prefix"), _plain),
-    "deferred, Algorithm 1": Setting(
-        "deferred", _always(objective="consolidate", gathering="prefix"), _plain
+    "Symphony, as printed": Setting("deferred", _always(exact=True), _plain),
+    "SHEPHERD, as printed": Setting(
+        "flex", _always(exact=True), lambda cell: _plain(cell) and not cell.sized, preempts=True
+    ),
+    "Kairos, as printed": Setting(
+        "kairos", _always(exact=True), lambda cell: _matches(cell) and cell.sized
     ),
     "deferred, quickest variant": Setting(
         "deferred", fits=lambda cell: cell.variants > 1, quickest=True

@@ -11,6 +11,7 @@ allow it, all others everywhere. *Regret* is what is missing to the best.
 planner, which needs equal workers and at least one for each task; all others do without a planner,
 every worker has every variant. `kairos` matches requests to workers, and takes part where requests
 have sizes or workers differ, up to 24 workers. `price` does where models have variants, or are few.
+"As printed" are the papers' policies in their exact modes.
 
 Figures of a cell are kept in `out/policy-grid` with a mark of the code that they follow from, so a
 run that was stopped goes on, and after a change of one policy only that one runs again.

@@ -125,7 +125,7 @@ def test_rare_models_count_as_one():
 
 
 def test_what_is_kept_counts_for_its_code_alone(tmp_path):
-    path = kept_at(0, 3, "deferred, Algorithm 1", 100, tmp_path)
+    path = kept_at(0, 3, "Symphony, as printed", 100, tmp_path)
     assert kept(path, "a") is None and kept(path, None) is None
     keep(path, "a", {"value": 0.5, "p50_s": math.nan})
     assert kept(path, "a") == {"value": 0.5, "p50_s": None}
