@@ -40,6 +40,7 @@ def of_log(path: Path, run: str | None = None, warmup_s: float = 0.0) -> Source:
         source.facts.insert(1, ("since", f"{at:%Y-%m-%d %H:%M} UTC"))
     source.notes += _missing(life, found, len(lives) - 1)
     _add_plans(source, life, found, path if path.is_dir() else path.parent)
+    _add_settings(source, found)
     _add_preemptions(source, found)
     _add_changes(source, found)
     return source
@@ -57,6 +58,18 @@ def _missing(life: Life, found: Tape, others: int) -> Iterable[str]:
         yield f"At {at - found.zero:.3f} s the policy raised {error}"
     if others:
         yield f"The log holds {others} more scheduler{'s' * (others > 1)}; see --run."
+
+
+def _add_settings(source: Source, found: Tape) -> None:
+    if not found.settings:
+        return
+    rows = [
+        (f"{max(at - found.zero, 0.0):.3f}", setting, why)
+        for at, (setting, why) in found.settings[:_MOST_CHANGES]
+    ]
+    words = [f"The first {len(rows)} of {len(found.settings)}."]
+    columns = ("from (s)", "setting", "why")
+    source.tables.append(("What auto ran", words, Table(columns, rows, prose=True)))
 
 
 def _add_preemptions(source: Source, found: Tape) -> None:

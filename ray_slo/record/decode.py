@@ -168,6 +168,7 @@ class Decoder:
         events: list[tuple[str, tuple[Any, ...]]] = []
         last: tuple[Any, ...] = ()
         deciding: Round | None = None
+        setting: tuple[str, str] | None = None
         for row in rows:
             what, at = row[what_at], row[at_at]
             if deciding is not None and what not in ("dispatch", "drop", "preempt"):
@@ -207,8 +208,13 @@ class Decoder:
             elif what in ("solved", "tables"):
                 answers = [self._answer(a) for a in json.loads(row[i["detail"]])]
                 events.append(("solved", (at, answers)))
+            elif what == "setting":
+                if row[i["reason"]] != AGAIN:
+                    said = json.loads(row[i["detail"]])
+                    setting = said["setting"], said["why"]
             elif what == "decide":
-                deciding = Round(at, events, Decision([], row[i["wake_at"]]))
+                deciding = Round(at, events, Decision([], row[i["wake_at"]]), setting=setting)
+                setting = None
             elif what == "error":
                 yield Round(at, events, None, row[i["detail"]])
                 events = []

@@ -218,6 +218,22 @@ def test_decisions_of_the_planner(planned):
     assert marks["t"][2] == pytest.approx(asked + 0.25, abs=0.01)
 
 
+def test_what_auto_ran_and_why(tmp_path):
+    model = Model("m", 0.1, (Variant("m", {"default": LatencyProfile.linear(0.002, 0.01, 16)}),))
+    late = {"policy": "timeout", "kwargs": {"timeout_ms": 95}}  # the first guess is bad
+    kwargs = {"candidates": [late, "eager"]}
+    lines = Lines(tmp_path, "s", Start.of("auto", kwargs))
+    recording = Recording(make_policy("auto", kwargs), lines)
+    simulate(recording, Cluster.uniform([model], 2), Workload.poisson(400), duration_s=3.0)
+    lines.close()
+    source = load(tmp_path)
+    (table,) = (table for title, _, table in source.tables if title == "What auto ran")
+    (at, first, why), *_, (_, last, _) = table.rows
+    assert (at, why) == ("0.000", "first guess for this application")
+    assert first.startswith("timeout") and last.startswith("eager")
+    assert "What auto ran" in headings(page(source).render())
+
+
 def test_a_planner_whose_clock_nobody_compared_is_listed_by_its_own(planned, tmp_path):
     folder = tmp_path / "log"
     shutil.copytree(planned, folder)

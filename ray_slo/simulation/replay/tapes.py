@@ -30,6 +30,7 @@ class Tape:
         first_of: id of the first try, by the id of each.
         batches: dispatched, by id, in order.
         cancels: (time, id).
+        settings: (time, (setting of `auto`, why)).
     """
 
     zero: float
@@ -42,6 +43,7 @@ class Tape:
     cancels: list[tuple[float, int]]
     preempts: list[tuple[float, Preempt]]
     errors: list[tuple[float, str]]
+    settings: list[tuple[float, tuple[str, str]]]
 
 
 @dataclass
@@ -67,7 +69,7 @@ def tape(life: Life) -> Tape:
     Raises:
         ValueError: it holds no request.
     """
-    made = Tape(math.nan, -math.inf, [], {}, {}, {}, {}, [], [], [])
+    made = Tape(math.nan, -math.inf, [], {}, {}, {}, {}, [], [], [], [])
     origins: dict[tuple[str, int], int] = {}
     held: dict[WorkerId, int] = {}
     running: dict[int, TapeBatch] = {}
@@ -93,6 +95,8 @@ def tape(life: Life) -> Tape:
                 held[worker] = max(held.get(worker, 0) - 1, 0)
                 if (ended := running.pop(outcome.batch_id, None)) is not None:
                     ended.outcome, ended.heard_at = outcome, now
+        if r.setting is not None:
+            made.settings.append((r.now, r.setting))
         if r.decision is None:
             made.errors.append((r.now, r.error))
             continue
