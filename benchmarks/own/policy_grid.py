@@ -269,6 +269,7 @@ def asked_rows(
     """What the default policy is asked for."""
     case = f"asked of {name}"
     of = np.array([s[name] for s in shares.values() if name in s])
+    yield Row(case, "cells", "", len(of))
     yield Row(case, "cells within 1 % of the best", "%", 100 * float((of >= CLOSE).mean()))
     yield Row(case, "least share of the best", "%", 100 * float(of.min()))
     fine = [

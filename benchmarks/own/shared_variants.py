@@ -7,8 +7,8 @@ at each load that leaves no request unserved where that can be; no policy can do
 should be worse off with a choice of variants than with the fast one alone: never more bad requests,
 and as much more accuracy as the load leaves time for.
 
-`price` is the default of today, `deferred` with both variants is `deferred` composed with a choice
-of variants (`policies/composed.py`). The summary has the differences that should not be: bad
+`deferred` with both variants is `deferred` composed with a choice of variants
+(`policies/composed.py`). The summary has the differences that should not be: bad
 requests beyond those of deferral on the fast variant, in points, and the value in time (mean
 accuracy over all requests, of which bad ones count 0) behind deferral on the fast variant and
 behind the fluid limit, at loads up to 0.9.
@@ -29,7 +29,7 @@ SOURCE = "ray-slo"
 MODELS, WORKERS, SLO_S = 10, 16, 0.1
 FAST = Variant("fast", {"default": LatencyProfile.linear(0.001, 0.006)}, 70.0)
 GOOD = Variant("good", {"default": LatencyProfile.linear(0.003, 0.015)}, 80.0)
-LOADS = (0.2, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.2, 1.4)
+LOADS = (0.2, 0.4, 0.6, 0.8, 0.9, 1.0, 1.2, 1.4)
 REASONABLE = 0.9
 SHAPES = {"Poisson": 1.0, "Γ(0.3)": 0.3}
 ALONE = "deferred, fast variant"
@@ -88,7 +88,7 @@ def limit(rate: float) -> Point:
 def measure(name: str, rate: float, shape: float, requests: float, seed: int) -> Point:
     policy, kwargs, both = SYSTEMS[name]
     served = models(both)
-    warmup_s = 3.0
+    warmup_s = 2.0
     report = simulate(
         policy_for(policy, kwargs, variants={m.name: len(m.variants) for m in served}),
         Cluster.uniform(served, WORKERS),
