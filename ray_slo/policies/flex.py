@@ -47,7 +47,7 @@ from ray_slo.core.decisions import Action, Decision, Dispatch, Drop, DropReason,
 from ray_slo.core.policy import Abilities, InFlight, Policy
 from ray_slo.core.profiles import LatencyProfile
 from ray_slo.core.queues import DeadlineQueue
-from ray_slo.core.requests import BatchOutcome, Request, WorkerId
+from ray_slo.core.requests import BatchOutcome, BatchStatus, Request, WorkerId
 from ray_slo.policies.batching import LIVE_MARGIN
 from ray_slo.policies.shared.refusals import TOLERANCE_S, drops
 from ray_slo.policies.shared.timers import Timers
@@ -110,6 +110,7 @@ class _Worker:
     end_at: float = -math.inf  # predicted
     claim: tuple[_Model, int] | None = None  # preempted for this number of waiting requests
     is_deaf: bool = False  # its batch was preempted and runs on
+    stopped_at: float = -math.inf  # a batch of it, by preemption
 
 
 class Flex(Abilities):
@@ -185,6 +186,8 @@ class Flex(Abilities):
         state = self._workers.get(worker)
         if state is not None and state.batch_id == outcome.batch_id:
             state.batch_id, state.model, state.requests = 0, None, ()
+            if outcome.status is BatchStatus.PREEMPTED:
+                state.stopped_at = now
             self._release(state)
             heappush(state.pool.idle, (state.rank, state))
             self._active[state.pool] = None
@@ -421,6 +424,9 @@ class Flex(Abilities):
             running, _, batch_id, worker = entry
             if worker.batch_id != batch_id or worker.end_at <= now:
                 continue  # over, or about to be heard of
+            if worker.stopped_at == now:  # or what comes back could be sent and stopped for ever
+                passed_over.append(entry)
+                continue
             own = pool.lanes.get(worker.model) if worker.model else None
             lane, first, size = max(
                 (
