@@ -30,9 +30,11 @@ SLO, if less). Every model then aims at batches with the share ρ of its own bes
 worker (ρ / headroom for `responsive`), so that each gives up batching efficiency in the same
 proportion. A batch that is due only at frontrun may find no worker in a shared pool; so
 
-* batches are due earlier by the time that nearly all of them (97 %) waited for a worker lately;
+* batches are due earlier by the time that nearly all of them (97 %) waited for a worker lately. For
+  one below its target that is bounded: batches would get smaller and waits longer without end;
 * `responsive` does not wait at all while the workers, taking whatever is there, go round all models
-  within their SLOs (`_goes_round`).
+  within their SLOs (`_round_s`). No head is dropped then for more than half of what comes in a
+  round.
 """
 
 from __future__ import annotations
@@ -61,7 +63,9 @@ _WINDOW_PER_MODEL_S = 0.004  # so that measuring many models stays below a few %
 _ENOUGH = 0.99  # of a model's best throughput: no request waits, nor is dropped, for more
 _ON_TIME = 0.97  # of the batches find a worker when they must
 _WAIT_STEP = 0.02  # of the shortest SLO: how fast the margin for waiting adapts
+_WAIT_MOST = 0.3  # of what a request alone leaves of its SLO, per model and worker: that margin
 _ROUND_MARGIN = 1.25  # rounds that must fit into the SLOs, as a round varies
+_ROUND_SHARE = 0.5  # of what comes in a round: heads are dropped for no larger batches
 
 
 class Deferred(BatchingPolicy):
@@ -111,7 +115,7 @@ class Deferred(BatchingPolicy):
         self._headroom = headroom
         self._fixed_window_s = rate_window_s
         self._window_s = rate_window_s or 1.0
-        self._wait_step_s = 0.0
+        self._wait_step_s = self._wait_most_s = 0.0
         self._ticks = Ticks(0.0, math.inf)
         self._counts: dict[ModelState, deque[int]] = {}
         self._efficiency: dict[Lane, _Efficiency] = {}
@@ -126,6 +130,9 @@ class Deferred(BatchingPolicy):
         if math.isinf(self._ticks.next_at):
             self._ticks = Ticks(now, self._window_s / _BUCKETS)
         self._ticks.every_s = self._window_s / _BUCKETS
+        lanes = [lane for pool in self._pools for lane in pool.lanes]
+        spare_s = min((lane.model.slo_s - lane.reach[0] for lane in lanes), default=0.0)
+        self._wait_most_s = _WAIT_MOST * max(spare_s, 0.0)
         self._set_efficiency()
         self._counts = {
             model: self._counts.get(model) or deque(maxlen=_BUCKETS)
@@ -165,8 +172,11 @@ class Deferred(BatchingPolicy):
         # Frontrun; `size` is below the maximum, so reach[size] is that of one request more.
         frontrun = queue[first].deadline - lane.reach[size] - self._jitter_s
         # A model alone falls into a pattern in which a worker is free when it must be.
-        if waiting >= lane.target or (pool.load < 1 and pool.models > 1):
+        if waiting >= lane.target:
             frontrun -= pool.wait_s
+        elif pool.load < 1 and pool.models > 1:
+            # Only so much: smaller batches keep workers from others, which then wait longer.
+            frontrun -= min(pool.wait_s, self._wait_most_s * pool.models / pool.size)
         if not self._responsive or not lane.model.rate:
             return frontrun
         # What is missing should have come by now: the load has fallen since it was measured.
@@ -215,19 +225,24 @@ class Deferred(BatchingPolicy):
                         efficiency.staggered(needed),
                         efficiency.gathered,
                     )
-            if self._responsive and pool.models > 1 and self._goes_round(pool, work):
+            if self._responsive and pool.models > 1 and (round_s := self._round_s(pool, work)):
                 for lane in pool.lanes:
                     lane.go_size = 1
+                    if self._drop_head and self._fixed_target is None:
+                        # Nobody waits for more than comes in a round.
+                        comes = max(1, math.ceil(_ROUND_SHARE * lane.model.rate * round_s))
+                        lane.target = min(lane.target, comes)
 
-    def _goes_round(self, pool: Pool, work: Mapping[Lane, float]) -> bool:
-        """Whether workers that take what is there serve every model often enough for its SLO.
+    def _round_s(self, pool: Pool, work: Mapping[Lane, float]) -> float:
+        """How long a round takes, if workers that take what is there serve every model often
+        enough for its SLO; else 0.
 
         In a round of T seconds a model of rate λ is served once, in a batch of λT, or with the
         chance λT, alone. The workers go round in T if Σ min(1, λT)·ℓ(max(1, λT)) ≤ T · workers.
         """
         lanes = [(lane, lane.model.rate) for lane in pool.lanes if work.get(lane)]
         if len({lane.model for lane, _ in lanes}) < len(lanes):
-            return False  # a model has batches of several kinds: which one comes next is not known
+            return 0.0  # a model has batches of several kinds: which one comes next is not known
 
         def batch_s(lane: Lane, expected: float) -> float:
             return lane.profile.latency(max(1, math.ceil(expected)))
@@ -238,14 +253,14 @@ class Deferred(BatchingPolicy):
                 min(1.0, rate * round_s) * batch_s(lane, rate * round_s) for lane, rate in lanes
             )
             if work_s > round_s * pool.size:
-                return False
+                return 0.0
             round_s = work_s / pool.size
         # The nearest `latest` goes first, so the tight ones wait less than the others.
         wait_s = _ROUND_MARGIN * round_s
-        return (
-            sum(lane.model.slo_s - wait_s - batch_s(lane, rate * round_s) for lane, rate in lanes)
-            >= 0
+        spare_s = (
+            lane.model.slo_s - wait_s - batch_s(lane, rate * round_s) for lane, rate in lanes
         )
+        return round_s if sum(spare_s) >= 0 else 0.0
 
     def _carrying(self, model: ModelState) -> Sequence[Lane]:
         """The lanes that could take all of a model's load; at most one on every pool."""

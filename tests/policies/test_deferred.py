@@ -472,3 +472,20 @@ def test_stale_ends_of_busy_workers_do_not_pile_up():
         host.advance(20.0 * i)
         host.arrive([Request(i, "m", host.now, host.now + 12.0)])
     assert len(policy._pools[0]._single) <= 3
+
+
+@pytest.mark.parametrize("objective", ["responsive", "consolidate"])
+@pytest.mark.parametrize("share", [0.68, 0.76])
+def test_a_shared_pool_does_not_fall_into_small_batches(objective, share):
+    """Due earlier, batches are smaller; they keep workers from others, which wait longer."""
+    profile = LatencyProfile.linear(0.001, 0.015, 64)
+    models = [Model(f"m{i}", 0.046, (Variant(f"v{i}", {"default": profile}),)) for i in range(10)]
+    report = simulate(
+        Deferred(objective),
+        Cluster.uniform(models, 32),
+        Workload.poisson(share * 32 * 31 / 0.046),
+        duration_s=1.6,
+        warmup_s=0.8,
+        seed=14,
+    )
+    assert report.bad_rate() < 0.005
