@@ -105,13 +105,13 @@ def one_system(case: Application, policy: str, seed: int) -> ApplicationReport:
 
 def policies(case: Application) -> Sequence[str]:
     """The default for such an application, then what might be named in its place."""
+    if VARIANTS in case.features and not {PIPELINE, PREEMPTION} & set(case.features):
+        return "price", "deferred"
     if SIZES in case.features:
         preempts = ("deferred_flex",) if PREEMPTION in case.features else ()
         return *preempts, "deferred", "eager"
     if PREEMPTION in case.features:
         return "deferred_flex", "deferred", "price"
-    if VARIANTS in case.features and PIPELINE not in case.features:
-        return "price", "deferred"
     return "deferred", "price"
 
 
