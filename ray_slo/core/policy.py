@@ -17,6 +17,8 @@ The contract, checked by `tests/policies/test_contract.py` for every registered 
     `preempt_failed(now, worker, batch_id)`: that batch does not stop, its worker is still busy;
   - `counts_requests` (False): its batches are by the number of requests, whatever their sizes;
   - `chooses_variants` (True): False, where it serves each model by its first variant alone;
+  - `follows_assignments` (where it does not choose variants): a planner is to say what each worker
+    serves;
   - `serves_tasks` (True): False, where it takes the deadline of a whole pipeline for a task's own;
     what a policy cannot do of these two, `policies.composed` does for it;
   - `for_pipelines` (False): it serves the tasks of a pipeline, and nothing else;

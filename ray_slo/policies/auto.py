@@ -116,6 +116,8 @@ class Auto(Abilities):
         self._trees, self._planned = list(trees), planned
         self._composing = {"waiting_factor": waiting_factor, "communication_s": communication_s}
         self._tree_of = {tree.root: tree.name for tree in trees}
+        # Of a pipeline's SLO a plan keeps a part for every task; a choice batch by batch does not.
+        self.follows_assignments = any(len(tree.tasks) > 1 for tree in trees)
 
     # -- events --------------------------------------------------------------------------------
 

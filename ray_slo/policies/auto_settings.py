@@ -56,7 +56,9 @@ def candidates(shape: Shape, trees: Sequence[Tree], preempt: bool) -> list[Setti
     """Settings that fit; the first is the best guess."""
     tree = any(len(t.tasks) > 1 for t in trees)
     several = shape.variants > 1
-    found = [PRICE, PLAIN] if several else [PLAIN]
+    found = [PLAIN]
+    if several:
+        found.insert(1 if tree else 0, PRICE)
     if shape.sizes:
         found.append(KAIROS)
     found += [EAGER, LARGEST, CONSOLIDATE]

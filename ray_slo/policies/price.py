@@ -27,7 +27,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ray_slo.core.arguments import Count, NonNegative, checked
-from ray_slo.core.cluster import Cluster
+from ray_slo.core.cluster import Cluster, Model
 from ray_slo.core.decisions import Decision
 from ray_slo.core.load import Ticks
 from ray_slo.core.policy import Abilities, InFlight, Policy
@@ -126,7 +126,7 @@ class Price(Abilities):
 
     def _follow(self, now: float) -> None:
         """The way that fits, with what the one before has queued and running."""
-        several = self._sized or self._crowded or len(self._cluster.models) > 1
+        several = self._sized or self._crowded or len(_served(self._cluster)) > 1
         way = Shared if several else Alone
         if not isinstance(self._way, way):
             before, self._way = self._way, way(**self._arguments)
@@ -161,12 +161,19 @@ class Price(Abilities):
             self._follow(now)
 
 
+def _served(cluster: Cluster) -> list[Model]:
+    """Models that a worker has loaded: those of other groups of workers have none."""
+    kinds = {worker.kind for worker in cluster.workers.values()}
+    return [m for m in cluster.models.values() if any(any(m.runnable(*kind)) for kind in kinds)]
+
+
 def _capacity(cluster: Cluster) -> float:
     """Requests per second of the variants with the largest throughput within the SLO; of one model.
     Else 0."""
-    if len(cluster.models) != 1:
+    served = _served(cluster)
+    if len(served) != 1:
         return 0.0
-    (model,) = cluster.models.values()
+    (model,) = served
     return sum(
         max(
             (1 / least_work_s(p, model.latency_slo_s) for _, p in model.runnable(*worker.kind)),

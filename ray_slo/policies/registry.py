@@ -8,7 +8,7 @@ from typing import Any
 
 from ray_slo.core.arguments import check
 from ray_slo.core.names import import_attr, nearest
-from ray_slo.core.policy import Policy
+from ray_slo.core.policy import Policy, unwrapped
 from ray_slo.core.trees import Tree
 from ray_slo.policies.composed import Composed
 
@@ -99,6 +99,14 @@ def _exact(policy: str | Policy, target: Any, kwargs: dict[str, Any]) -> Any:
             f"improvements; {', '.join(EXACT)} have one"
         )
     return import_attr(EXACT[name]) if exact else target
+
+
+def follows_assignments(policy: Policy) -> bool:
+    """Whether a planner is to say what each worker serves: the policy does not choose variants
+    itself, or does better by a plan."""
+    inner = unwrapped(policy)
+    by_default = not getattr(inner, "chooses_variants", True)
+    return bool(getattr(inner, "follows_assignments", by_default))
 
 
 COMPOSE = f"{__name__}:compose"

@@ -32,7 +32,7 @@ from ray_slo.planning.auto.groups import in_groups
 from ray_slo.planning.brains.auto import AutoBrain, AutoSetting
 from ray_slo.planning.brains.brain import Brain
 from ray_slo.planning.result import Infeasible
-from ray_slo.policies.registry import make_policy, name_of, recipe_for
+from ray_slo.policies.registry import follows_assignments, make_policy, name_of, recipe_for
 from ray_slo.simulation.application_report import ApplicationReport
 from ray_slo.simulation.application_run import ApplicationRun, Shape
 from ray_slo.simulation.engine import noise_factors, non_negative
@@ -298,13 +298,12 @@ def _policy(
 
 
 def _assigns(policy: Policy, problem: auto.Problem) -> bool:
-    """Whether the policy goes by what the plan has each worker serve: it cannot choose variants."""
+    """Whether the policy goes by what the plan has each worker serve."""
     if isinstance(policy, Grouped):
         return any(_assigns(one, problem) for one in policy.policies.values())
     if getattr(policy, "for_pipelines", False):
         return True
-    chooses = getattr(unwrapped(policy), "chooses_variants", True)
-    return not chooses and any(len(model.variants) > 1 for model in problem.models)
+    return follows_assignments(policy) and any(len(m.variants) > 1 for m in problem.models)
 
 
 def _fits(problem: auto.Problem) -> dict[str, list[str]]:

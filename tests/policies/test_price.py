@@ -302,3 +302,17 @@ def test_bursts_near_capacity_leave_the_value_of_the_queue_for_turns():
     quickest = Cluster.uniform([Model("m", 0.15, variants()[:1])], 10)
     alone = simulate("deferred", quickest, arrivals, duration_s=8, warmup_s=3)
     assert report.bad_rate() <= alone.bad_rate() + 0.01
+
+
+def test_a_model_of_other_workers_changes_nothing():
+    """In a group of workers other groups' models are known, and not loaded."""
+    one, other = Model("m", 0.15, variants()), Model("n", 0.15, variants("n"))
+    loaded = frozenset(v.name for v in one.variants)
+    workers = [Worker(f"w{i}", "default", loaded) for i in range(10)]
+    alone, beside = (Cluster.of(models, workers) for models in ([one], [one, other]))
+
+    def accuracy(cluster):
+        workload = Workload(arrivals=Gamma(rate=400, shape=0.3), popularity={"m": 1.0})
+        return simulate("price", cluster, workload, duration_s=10).accuracy
+
+    assert accuracy(beside) == pytest.approx(accuracy(alone), abs=0.3)

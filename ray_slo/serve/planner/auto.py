@@ -11,7 +11,7 @@ from ray_slo.core.trees import Tree, TreeTask
 from ray_slo.planning import auto
 from ray_slo.planning.auto import Demand, Kind, Model, Problem, Variant
 from ray_slo.planning.brains.auto import AutoBrain, AutoSetting
-from ray_slo.policies.registry import DEFAULTS, make_policy
+from ray_slo.policies.registry import DEFAULTS, follows_assignments, policy_for
 from ray_slo.serve.config.files import profiles_of_files
 from ray_slo.serve.planner.plugin import PlannerPlugin, arguments_of
 
@@ -161,16 +161,17 @@ def _in_time(tree: Tree, margin_s: float) -> Tree:
 
 def _assigned(spec: AppSpec) -> set[str]:
     """Kinds of workers for which the plan says what each one serves: there are variants to choose
-    from, and the policy does not choose."""
+    from, and the policy goes by the plan."""
     found = set()
+    trees = list(spec.trees.values())
     for kind, worker in spec.workers.items():
         given = spec.policy_of(worker.group)
-        policy: Any = make_policy(given.name, given.kwargs)
+        policy = policy_for(given.name, given.kwargs, trees)
         its = set(spec.models)
         if worker.group is not None:
             its = {m for m in spec.models if spec.homes.get(m, worker.group) == worker.group}
         several = any(len(spec.models[model].variants) > 1 for model in its)
-        if several and not getattr(policy, "chooses_variants", True):
+        if several and follows_assignments(policy):
             found.add(kind)
     return found
 
