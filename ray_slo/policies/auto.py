@@ -170,6 +170,9 @@ class Auto(Abilities):
         self._now = now
         self._cluster = cluster
         self._flights = {w: self._flights.get(w, []) for w in cluster.workers}
+        slos_s = [m.latency_slo_s for m in cluster.models.values()]
+        slos_s += [slo_s for tree in self._trees for slo_s in tree.slos_s.values()]
+        self._recent.slo_s = max(slos_s, default=0.0)
         if self._inner is None or Shape.of(cluster, self._sizes) != self._shape:
             self._reshape(now)
         else:
@@ -184,7 +187,7 @@ class Auto(Abilities):
             moved = self._evidence.add(found)
             choice = self._evidence.choose(self._label)
             news = moved or choice.label != self._label
-            self._recent.rehearsed(now, found, self._longest_slo_s, news)
+            self._recent.rehearsed(now, found, news)
             self._story.add(now, found, self._label, choice)
             self._rehearsed = found
             if choice.label != self._label and choice.label in self._settings:
@@ -276,10 +279,13 @@ class Auto(Abilities):
         """A rehearsal, if it is time for one."""
         if len(self._settings) < 2 or not self._cluster.workers:
             return []
-        recent = self._recent.due(self._now, self._longest_slo_s, self._story.surprise())
+        surprise = self._story.surprise()
+        recent, news = self._recent.due(self._now, surprise)
         if not recent:
             return []
-        in_order = sorted(self._settings.values(), key=lambda s: s.label != self._label)
+        tried = self._settings.keys() if news else self._evidence.worth(self._settings)
+        in_order = [self._settings[self._label]]
+        in_order += [self._settings[label] for label in tried if label != self._label]
         return [
             Rehearsal(
                 self._number + 1,
@@ -293,10 +299,6 @@ class Auto(Abilities):
                 seed=self._number + 1,
             )
         ]
-
-    @property
-    def _longest_slo_s(self) -> float:
-        return max((m.latency_slo_s for m in self._cluster.models.values()), default=0.0)
 
     def _measure(self, worker: WorkerId, d: Dispatch, outcome: BatchOutcome) -> None:
         late = 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -21,6 +21,7 @@ _LEVEL = 0.0005  # the same above
 _CLEAN = 0.01  # bad share of the worst model that is asked for
 _FOR_CLEAN = 0.007  # of the value is given for that
 _QUICKER = 0.01  # of p50: less is no reason to change
+_NEAR = 0.95  # of the best value: what has less is tried every second time
 _SURE = 1.0  # standard errors that a gain must have
 
 
@@ -66,6 +67,20 @@ class Evidence:
             self._seen.clear()
         self._seen.append(found)
         return other
+
+    def worth(self, labels: Iterable[str]) -> list[str]:
+        """Those worth trying next: what was far behind the last time is left out once."""
+        if not self._seen:
+            return list(labels)
+        last = self._seen[-1]
+        most = max((sum(s.value) for s in last.scores.values()), default=0.0)
+        whole = len(last.stretches)
+        return [
+            label
+            for label in labels
+            if (score := last.scores.get(label)) is None
+            or (len(score.value) == whole and sum(score.value) >= _NEAR * most)
+        ]
 
     def clear(self) -> None:
         """Forget: the system has changed."""

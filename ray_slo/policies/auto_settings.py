@@ -62,6 +62,8 @@ def candidates(shape: Shape, trees: Sequence[Tree], preempt: bool) -> list[Setti
     if shape.sizes:
         found.append(KAIROS)
     found += [EAGER, LARGEST, CONSOLIDATE]
+    if shape.models > 1 and not several:
+        found.append(PRICE)  # which shares workers by the fluid limit
     if several:
         found += [PLAIN._replace(quickest=True), LARGEST._replace(quickest=True)]
     else:

@@ -14,7 +14,7 @@ from ray_slo.policies.auto_choice import Choice
 _LEAST = 200  # requests of a rehearsal
 _MOST, _LIMIT = 4_000, 20_000  # remembered; and where that is not yet `_SLOS`
 _SLOS = 15.0  # of traffic
-_LEAST_SLOS = 4.0  # a rehearsal begins with an empty system
+_LEAST_SLOS = 2.0  # a rehearsal begins with an empty system
 _WINDOW_S, _WINDOW_SLOS = 20.0, 20.0
 _FIRST_S, _FIRST_SLOS, _LONGEST_S = 1.0, 6.0, 30.0  # between rehearsals
 _NEWS_S, _NEWS_SLOS = 0.5, 6.0  # the time over which a change of the load is seen
@@ -26,7 +26,12 @@ class Recent:
     """Requests of clients since the last rehearsal, the newest of them, and when the next is due.
 
     Bunches of requests are kept as they came: one reference per bunch.
+
+    Attributes:
+        slo_s: the longest, seconds.
     """
+
+    slo_s = 0.0
 
     def __init__(self) -> None:
         self._bunches: deque[tuple[float, Sequence[Request]]] = deque()
@@ -52,20 +57,17 @@ class Recent:
 
     def _forget(self, now: float) -> None:
         bunches = self._bunches
-        slo_s = 0.0
-        for r in bunches[-1][1]:
-            slo_s = max(slo_s, r.deadline - r.arrival)
         while self._count > _MOST:
             at, oldest = bunches[0]
-            if self._count <= _LIMIT and at > now - _SLOS * slo_s:
+            if self._count <= _LIMIT and at > now - _SLOS * self.slo_s:
                 return
             bunches.popleft()
             self._count -= len(oldest)
             self._whole_from = at
 
-    def rehearsed(self, now: float, found: Rehearsed, slo_s: float, news: bool) -> None:
+    def rehearsed(self, now: float, found: Rehearsed, news: bool) -> None:
         """Another rehearsal is due in a while: sooner where this one brought news."""
-        first_s = max(_FIRST_S, _FIRST_SLOS * slo_s)
+        first_s = max(_FIRST_S, _FIRST_SLOS * self.slo_s)
         self._every_s = first_s if news else max(min(2 * self._every_s, _LONGEST_S), first_s)
         self._look_at = now + self._every_s
         self._rate = found.rate
@@ -74,23 +76,24 @@ class Recent:
             self._whole_from, gone = bunches.popleft()
             self._count -= len(gone)
 
-    def due(self, now: float, slo_s: float, surprise: bool) -> list[Request]:
-        """The requests to rehearse with; none if it is not time. It changes nothing."""
+    def due(self, now: float, surprise: bool) -> tuple[list[Request], bool]:
+        """The requests to rehearse with, none if it is not time; and whether the load is another
+        than before. It changes nothing."""
         if self._count < _LEAST:
-            return []
-        since = now - max(_NEWS_S, _NEWS_SLOS * slo_s)
+            return [], False
+        since = now - max(_NEWS_S, _NEWS_SLOS * self.slo_s)
         latest: list[Request] = []
         if self._rate > 0 and since >= self._whole_from:
             latest = self._since(since)
             if len(latest) < _LEAST or not self._moved(len(latest) / (now - since)):
                 latest = []
         if now < self._look_at and not latest and not surprise:
-            return []
-        chosen = latest or self._since(now - max(_WINDOW_S, _WINDOW_SLOS * slo_s))
-        if len(chosen) < _LEAST:
-            return []
-        long = chosen[-1].arrival - chosen[0].arrival >= _LEAST_SLOS * slo_s
-        return chosen if long else []
+            return [], False
+        chosen = latest or self._since(now - max(_WINDOW_S, _WINDOW_SLOS * self.slo_s))
+        least_s = _LEAST_SLOS * self.slo_s
+        if len(chosen) < _LEAST or chosen[-1].arrival - chosen[0].arrival < least_s:
+            return [], False
+        return chosen, bool(latest) or surprise
 
     def _moved(self, rate: float) -> bool:
         return rate > _RISE * self._rate or rate < _FALL * self._rate
