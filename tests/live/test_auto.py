@@ -1,9 +1,11 @@
 """`auto` live: rehearsed in a Ray task, swapped under load, nothing lost, and it says why."""
 
+import asyncio
 import json
 import threading
 import time
 
+import apps
 import pyarrow.parquet as pq
 import pytest
 import stages
@@ -12,6 +14,7 @@ from waiting import eventually
 import ray_slo
 from ray_slo.record.decode import read
 from ray_slo.serve import build_app
+from ray_slo.serve.ray_private.actors import in_task
 from ray_slo.simulation.replay import replay, tape, what_if
 
 pytestmark = pytest.mark.live
@@ -118,6 +121,26 @@ def test_a_pipeline_with_variants_is_rehearsed_too(ray_cluster):
     tried = found["rehearsals"][-1]["tried"]
     assert len(tried) > 2
     assert not [label for label, score in tried.items() if "error" in score]
+
+
+@pytest.mark.usefixtures("ray_cluster")
+def test_a_task_that_nobody_waits_for_any_more_ends(tmp_path):
+    file = tmp_path / "ticks"
+
+    async def wait_a_little():
+        running = asyncio.ensure_future(in_task(apps.tick, str(file)))
+        assert await asyncio.to_thread(eventually, file.exists)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(running, 0.1)
+
+    asyncio.run(wait_a_little())
+
+    def is_over():
+        size = file.stat().st_size
+        time.sleep(1.0)
+        return file.stat().st_size == size
+
+    assert eventually(is_over, 30)
 
 
 def outcome(i, answer):

@@ -5,6 +5,7 @@ when they should leave.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import itertools
 import logging
@@ -92,7 +93,8 @@ async def in_task(function: Callable[[Any], Any], argument: Any) -> Any:
     try:
         return await running
     except asyncio.CancelledError:
-        ray.cancel(running, force=True)
+        with contextlib.suppress(Exception):  # Ray may be gone, too
+            ray.cancel(running, force=True)
         raise
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import json
 import logging
 
 import pytest
@@ -65,6 +66,7 @@ async def test_it_rehearses_and_swaps_and_says_why():
         seen = scheduler.status()["auto"]
         assert "value in time" in seen["why"] or "1 % bad" in seen["why"]
         assert (seen["held"], seen["failed"], seen["error"]) == (1, 0, None)
+        assert json.loads(json.dumps(seen)) == seen  # as `ray-slo status --json` prints it
         (rehearsal,) = seen["rehearsals"]
         assert rehearsal["before"].startswith("deferred")
         assert rehearsal["setting"] == seen["setting"]
