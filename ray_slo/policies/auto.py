@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
@@ -34,8 +35,9 @@ from ray_slo.core.requests import BatchOutcome, BatchStatus, Request, RequestId,
 from ray_slo.core.trees import Tree
 from ray_slo.policies import registry
 from ray_slo.policies.auto_choice import Choice, Evidence
+from ray_slo.policies.auto_notes import Notes
 from ray_slo.policies.auto_settings import Shape, candidates, make
-from ray_slo.policies.auto_traffic import Pace, Recent, Story
+from ray_slo.policies.auto_traffic import Made, Pace, Recent, Story
 
 Fairness = Annotated[float, Field(ge=0, le=1)]
 
@@ -99,7 +101,7 @@ class Auto(Abilities):
         self._now = -math.inf
         self._held: dict[RequestId, Request] = {}
         self._flights: dict[WorkerId, list[InFlight]] = {}
-        self._recent, self._pace = Recent(), Pace()
+        self._recent, self._pace, self._notes = Recent(), Pace(), Notes()
         self._evidence, self._story = Evidence(fairness), Story()
         self._rehearsed: Rehearsed | None = None
         self._number = 0
@@ -118,11 +120,14 @@ class Auto(Abilities):
         self._tree_of = {tree.root: tree.name for tree in trees}
         # Of a pipeline's SLO a plan keeps a part for every task; a choice batch by batch does not.
         self.follows_assignments = any(len(tree.tasks) > 1 for tree in trees)
+        self._made = Made(trees) if any(len(tree.tasks) > 1 for tree in trees) else None
 
     # -- events --------------------------------------------------------------------------------
 
     def requests_arrived(self, now: float, requests: Sequence[Request]) -> None:
         self._recent.add(now, requests)
+        if self._made is not None:
+            self._made.arrived(requests)
         held, sized = self._held, False
         for r in requests:
             held[r.id] = r
@@ -152,6 +157,8 @@ class Auto(Abilities):
                     rest = flights[0]
                     start_at = max(outcome.finished_at, rest.here_at)
                     self._flights[worker][0] = rest._replace(end_at=start_at + rest.latency_s)
+                if self._explain and not flights:
+                    self._notes.idle(now, worker)
                 if outcome.status is BatchStatus.FINISHED:
                     self._measure(worker, flight.dispatch, outcome)
                 break
@@ -196,13 +203,18 @@ class Auto(Abilities):
     def decide(self, now: float) -> Decision:
         self._now = now
         decision = self._policy.decide(now)
-        held = self._held
-        for action in decision.actions:
+        held, actions = self._held, decision.actions
+        for i, action in enumerate(actions):
             if type(action) is Dispatch:
                 for r in action.requests:
                     del held[r.id]
                 here_at = now + self._cluster.delay(len(action.requests))
                 flights = self._flights[action.worker]
+                if self._explain:
+                    idle = not flights
+                    note = self._notes.of(now, action, self._cluster, idle=idle)
+                    note = "; ".join(filter(None, (action.note, note)))
+                    action = actions[i] = replace(action, note=note)
                 flights.append(InFlight(action, here_at, action.finish_at))
                 self._batch_id = action.batch_id
             elif type(action) is Drop:
@@ -296,11 +308,14 @@ class Auto(Abilities):
                 self._composing,
                 self._planned,
                 *self._pace.measured(),
+                {} if self._made is None else self._made.factors(),
                 seed=self._number + 1,
             )
         ]
 
     def _measure(self, worker: WorkerId, d: Dispatch, outcome: BatchOutcome) -> None:
+        if self._made is not None:
+            self._made.finished(d.variant, outcome.requests)
         late = 0
         for r in outcome.requests:
             if r.deadline < outcome.finished_at:
@@ -321,7 +336,9 @@ class Auto(Abilities):
         score = None if found is None else found.scores.get(self._label)
         if found is None or score is None or not score.good:
             return {}
-        rows = zip(found.roots, found.arrived, score.good, score.accuracy, strict=True)
+        known = all(v.accuracy is not None for v in self._cluster.variants.values())
+        accuracies = score.accuracy if known else [None] * len(found.roots)
+        rows = zip(found.roots, found.arrived, score.good, accuracies, strict=True)
         return {
             self._tree_of.get(root, root): Expected(accuracy, 1 - good / arrived)
             for root, arrived, good, accuracy in rows

@@ -11,7 +11,7 @@ import numpy as np
 
 from ray_slo.core.rehearsal import Rehearsed, Score
 
-_REMEMBERED = 6  # rehearsals under the same load
+_KNOWN, _REMEMBERED = 24, 6  # rehearsals; of these, the last ones under the same load
 _SAME_RATE = 1.3  # times; rates that differ by less are the same load
 _SAME_MIX = 0.3  # of the requests may be for other models
 _CALM = 0.05  # bad share below which latency counts, too
@@ -22,7 +22,7 @@ _CLEAN = 0.01  # bad share of the worst model that is asked for
 _FOR_CLEAN = 0.007  # of the value is given for that
 _QUICKER = 0.01  # of p50: less is no reason to change
 _NEAR = 0.95  # of the best value: what has less is tried every second time
-_SURE = 1.0  # standard errors that a gain must have
+_SURE = 0.5  # standard errors that a gain must have: what is in force was chosen by chance, too
 
 
 class Choice(NamedTuple):
@@ -58,14 +58,14 @@ class Evidence:
 
     def __init__(self, fairness: float) -> None:
         self._fairness = fairness
-        self._seen: deque[Rehearsed] = deque(maxlen=_REMEMBERED)
+        self._known: deque[Rehearsed] = deque(maxlen=_KNOWN)
+        self._seen: list[Rehearsed] = []  # of these, under the load of the last one
 
     def add(self, found: Rehearsed) -> bool:
-        """Whether the load is another than before: what was known is forgotten then."""
-        other = bool(self._seen) and not _alike(self._seen[-1], found)
-        if other:
-            self._seen.clear()
-        self._seen.append(found)
+        """Whether the load is another than before."""
+        other = bool(self._known) and not _alike(self._known[-1], found)
+        self._known.append(found)
+        self._seen = [known for known in self._known if _alike(known, found)][-_REMEMBERED:]
         return other
 
     def worth(self, labels: Iterable[str]) -> list[str]:
@@ -75,16 +75,18 @@ class Evidence:
         last = self._seen[-1]
         most = max((sum(s.value) for s in last.scores.values()), default=0.0)
         whole = len(last.stretches)
-        return [
+        near = [
             label
             for label in labels
             if (score := last.scores.get(label)) is None
             or (len(score.value) == whole and sum(score.value) >= _NEAR * most)
         ]
+        return near if len(near) > 2 else list(labels)
 
     def clear(self) -> None:
         """Forget: the system has changed."""
-        self._seen.clear()
+        self._known.clear()
+        self._seen = []
 
     def choose(self, current: str) -> Choice:
         """The best setting, by what is known; `current` unless another gains more than noise."""

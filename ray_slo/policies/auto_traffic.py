@@ -9,6 +9,7 @@ from typing import Any
 
 from ray_slo.core.rehearsal import Rehearsed
 from ray_slo.core.requests import Request
+from ray_slo.core.trees import Tree
 from ray_slo.policies.auto_choice import Choice
 
 _LEAST = 200  # requests of a rehearsal
@@ -19,6 +20,7 @@ _WINDOW_S, _WINDOW_SLOS = 20.0, 20.0
 _FIRST_S, _FIRST_SLOS, _LONGEST_S = 1.0, 6.0, 30.0  # between rehearsals
 _NEWS_S, _NEWS_SLOS = 0.5, 6.0  # the time over which a change of the load is seen
 _RISE, _FALL = 1.4, 0.6  # times the rate that was rehearsed
+_SEEN = 50  # requests from which on what they make is believed
 _STORIES = 20
 
 
@@ -135,6 +137,37 @@ class Pace:
             squares += max(ss - n * mean * mean, 0.0)
         sigma = math.sqrt(squares / total) if total else 0.0
         return pace, sigma if sigma > 1e-6 else 0.0
+
+
+class Made:
+    """How many requests for each child task the requests of a task make, by variant."""
+
+    def __init__(self, trees: Sequence[Tree]) -> None:
+        self._parent = {t.name: t.parent for tree in trees for t in tree.tasks if t.parent}
+        self._made: dict[tuple[str, str], int] = {}
+        self._finished: dict[tuple[str, str], int] = {}
+
+    def arrived(self, requests: Sequence[Request]) -> None:
+        """Also such as other requests made."""
+        for r in requests:
+            if r.upstream is not None:
+                key = r.upstream.variant, r.task
+                self._made[key] = self._made.get(key, 0) + 1
+
+    def finished(self, variant: str, requests: Sequence[Request]) -> None:
+        """A variant answered them."""
+        for r in requests:
+            key = variant, r.task
+            self._finished[key] = self._finished.get(key, 0) + 1
+
+    def factors(self) -> dict[tuple[str, str], float]:
+        """Requests made per request, by (variant, child task), where enough were seen."""
+        found = {}
+        for (variant, child), made in self._made.items():
+            parent = self._parent.get(child)
+            if parent and (finished := self._finished.get((variant, parent), 0)) >= _SEEN:
+                found[variant, child] = made / finished
+        return found
 
 
 class Story:

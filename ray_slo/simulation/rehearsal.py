@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -35,6 +35,7 @@ _LOOKS = {4: 0.15, 8: 0.08}
 """Stretches after which a setting is given up that is behind by more than this part of the best
 value, and by 3 standard errors. What is behind by less may be ahead in a burst that follows."""
 _WARM_S, _WARM_SLOS = 0.3, 5.0  # played before what counts
+_ENOUGH, _MOST_TIMES = 3000, 3  # requests; how often less is played at most
 
 
 def solve(problem: Any) -> Any:
@@ -44,14 +45,15 @@ def solve(problem: Any) -> Any:
 
 def rehearse(problem: Rehearsal) -> Rehearsed:
     """Try all settings. One that cannot serve this traffic gets a score with the `error`."""
-    requests, warm = _requests(problem)
+    played = _played(problem)
+    requests, warm = played.requests, played.warm
     counted = len(requests) - warm
     edges = warm + np.linspace(0, counted, min(_STRETCHES, counted) + 1).astype(np.int64)
     runs: dict[str, _Trial] = {}
     errors: dict[str, Score] = {}
     for setting in problem.settings:
         try:
-            runs[setting.label] = _Trial(problem, setting, requests, edges)
+            runs[setting.label] = _Trial(problem, setting, played, edges)
         except Exception as error:  # of a policy that may be anybody's
             errors[setting.label] = _failed(error)
     racing = dict(runs)
@@ -74,7 +76,7 @@ def rehearse(problem: Rehearsal) -> Rehearsed:
         float(at[-1]),
         len(at) / over_s,
         tuple(task for _, task in roots),
-        tuple(np.bincount(problem.traffic.root, minlength=len(roots)).tolist()),
+        tuple(np.bincount(played.root[warm:], minlength=len(roots)).tolist()),
         tuple(np.diff(edges).tolist()),
         {label: trial.score() for label, trial in runs.items()} | errors,
     )
@@ -98,45 +100,63 @@ def _give_up(racing: dict[str, _Trial], counts: Ints, current: str, far: float) 
             del racing[label]
 
 
-def _requests(problem: Rehearsal) -> tuple[Requests, int]:
-    """The traffic from time 0 on, after its last part as a warm-up; how many belong to that."""
+class _Played(NamedTuple):
+    """Requests from time 0 on: a warm-up of the last part of the traffic, then what counts.
+
+    Attributes:
+        root: of every request, index into the traffic's roots.
+        warm: how many belong to the warm-up.
+    """
+
+    requests: Requests
+    root: Ints
+    warm: int
+
+
+def _played(problem: Rehearsal) -> _Played:
+    """Little traffic is played several times, with arrivals that differ by a gap or so: what comes
+    of one sequence is chance, to a part."""
     t = problem.traffic
+    n = len(t)
     slo_s = float((t.deadline - t.arrival).max())
     begin, end = float(t.arrival[0]), float(t.arrival[-1])
-    gap_s = (end - begin) / max(len(t) - 1, 1)
+    gap_s = (end - begin) / max(n - 1, 1)
     warm = np.flatnonzero(t.arrival > end - max(_WARM_S, _WARM_SLOS * slo_s))
-    index = np.concatenate([warm, np.arange(len(t))])
-    shift = np.zeros(len(index))
-    shift[: len(warm)] = end - begin + gap_s
-    arrival = t.arrival[index] - shift
-    slack = (t.deadline - t.arrival)[index]
-    arrival -= arrival[0]
+    times = min(max(round(_ENOUGH / n), 1), _MOST_TIMES)
+    rng = np.random.default_rng([problem.seed, 1])
+    index, arrival = [warm], [t.arrival[warm] - (end - begin + gap_s)]
+    for time in range(times):
+        moved = t.arrival + (rng.uniform(-gap_s, gap_s, n) if time else 0.0)
+        order = np.argsort(moved, kind="stable")
+        index.append(order)
+        arrival.append(np.clip(moved[order], begin, end) + time * (end - begin + gap_s))
+    chosen, at = np.concatenate(index), np.concatenate(arrival)
+    at -= at[0]
     models = list(dict.fromkeys(model for model, _ in t.roots))
     model_of = np.array([models.index(model) for model, _ in t.roots], dtype=np.int64)
-    tasks = [task for _, task in t.roots]
     named = all(model == task for model, task in t.roots)
-    return Requests(
+    root = t.root[chosen]
+    requests = Requests(
         models,
-        model_of[t.root[index]],
-        arrival,
-        arrival + slack,
-        None if t.size is None else t.size[index],
-        None if named else t.root[index],
-        () if named else tasks,
-    ), len(warm)
+        model_of[root],
+        at,
+        at + (t.deadline - t.arrival)[chosen],
+        None if t.size is None else t.size[chosen],
+        None if named else root,
+        () if named else [task for _, task in t.roots],
+    )
+    return _Played(requests, root, len(warm))
 
 
 class _Trial:
     """One setting on its way through the traffic."""
 
-    def __init__(
-        self, problem: Rehearsal, setting: Setting, requests: Requests, edges: Ints
-    ) -> None:
-        self._traffic, self._edges = problem.traffic, edges
-        self._requests = requests
+    def __init__(self, problem: Rehearsal, setting: Setting, played: _Played, edges: Ints) -> None:
+        self._edges, self._root, self._requests = edges, played.root, played.requests
+        self._roots = len(problem.traffic.roots)
         trees = [Tree.from_json(tree) for tree in problem.trees]
         policy = make(setting, problem.cluster, trees, problem.planned, problem.composing)
-        self._run = _run(problem, policy, requests, trees)
+        self._run = _run(problem, policy, played, trees)
         self._done = 0
         self.value: Floats = np.zeros(0)  # by stretch so far
 
@@ -153,8 +173,7 @@ class _Trial:
         """What came of it."""
         begin, end = self._edges[0], self._edges[self._done]
         worth, latency_s = self._worth[begin:end], self._latency_s[begin:end]
-        root = self._traffic.root[: end - begin]
-        roots = len(self._traffic.roots)
+        root, roots = self._root[begin:end], self._roots
         good = np.bincount(root[worth > 0], minlength=roots)
         sums = np.bincount(root, weights=worth, minlength=roots)
         answered = latency_s[np.isfinite(latency_s)]
@@ -170,8 +189,8 @@ class _Trial:
         )
 
 
-def _run(problem: Rehearsal, policy: Policy, requests: Requests, trees: Sequence[Tree]) -> Run:
-    told = problem.cluster
+def _run(problem: Rehearsal, policy: Policy, played: _Played, trees: Sequence[Tree]) -> Run:
+    told, requests = problem.cluster, played.requests
     real = replace(told, models=_paced(told, problem.pace))
     noise_rng, items_rng = np.random.default_rng(problem.seed).spawn(2)
     noise = noise_factors(problem.noise, noise_rng)
@@ -180,13 +199,7 @@ def _run(problem: Rehearsal, policy: Policy, requests: Requests, trees: Sequence
     trees = _all_trees(trees, told, problem.factors)
     tree_of = {tree.root: tree.name for tree in trees}
     streams = [tree_of[task] for _, task in problem.traffic.roots]
-    if requests.task is None:
-        assert all(model == task for model, task in problem.traffic.roots)
-    index = {task: i for i, (_, task) in enumerate(problem.traffic.roots)}
-    codes = requests.task
-    if codes is None:
-        codes = np.array([index[m] for m in requests.models], dtype=np.int64)[requests.model]
-    clients = Requests(streams, codes, requests.arrival, requests.deadline, requests.size)
+    clients = Requests(streams, played.root, requests.arrival, requests.deadline, requests.size)
     shape = Shape(
         tuple(trees),
         told,

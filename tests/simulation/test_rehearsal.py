@@ -139,7 +139,7 @@ def test_pipelines_and_models_beside_them() -> None:
         [TREE.to_json()],
     )
     found = rehearse(asked)
-    assert found.arrived == (300, 300)
+    assert found.arrived == (900, 900)  # few requests are played three times
     calm = found.scores["deferred"]
     assert not calm.error and min(calm.good) > 290
     # A page makes far more than the tree says.
