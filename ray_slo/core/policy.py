@@ -34,7 +34,9 @@ The contract, checked by `tests/policies/test_contract.py` for every registered 
   problems (it changes nothing), and the event `solved(now, answers)` brings their answers;
 * a policy may have a method `adopt(now, flights, batch_id, former)`, called before its first event:
   it takes over from `former`, a policy of any kind, with the batches in flight. Its own batches are
-  numbered from `batch_id` + 1 on. Requests that wait arrive after the first `cluster_changed`;
+  numbered from `batch_id` + 1 on. Requests that wait arrive after the first `cluster_changed`.
+  Between the two, `expect_load(now, rates)` is called where it has that method: items per second
+  by model, as measured lately;
 * when `decide` has returned, calling it again at the same `now` returns no actions;
 * the same events give the same decisions.
 """

@@ -194,11 +194,11 @@ class Auto(Abilities):
             moved = self._evidence.add(found)
             choice = self._evidence.choose(self._label)
             news = moved or choice.label != self._label
-            self._recent.rehearsed(now, found, news)
             self._story.add(now, found, self._label, choice)
             self._rehearsed = found
             if choice.label != self._label and choice.label in self._settings:
                 self._swap(now, choice)
+            self._recent.rehearsed(now, found, news)
 
     def decide(self, now: float) -> Decision:
         self._now = now
@@ -270,6 +270,8 @@ class Auto(Abilities):
         flights = [flight for of_worker in self._flights.values() for flight in of_worker]
         self._inner.adopt(now, flights, self._batch_id, former)  # type: ignore[attr-defined]
         self._inner.cluster_changed(now, self._cluster)
+        if hasattr(self._inner, "expect_load"):
+            self._inner.expect_load(now, self._recent.rates(now))
         if self._held:
             waiting = sorted(self._held.values(), key=_arrival)
             self._inner.requests_arrived(now, waiting)

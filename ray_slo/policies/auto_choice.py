@@ -18,6 +18,7 @@ _CALM = 0.05  # bad share below which latency counts, too
 _EQUAL, _UNSURE = 0.003, 0.01  # of the value: settings that differ by less are equal there,
 # or by less than the second, if that is within the standard error
 _LEVEL = 0.0005  # the same above
+_ELSEWHERE = 0.005  # of the value: what is lost by more under other loads is not equal
 _CLEAN = 0.01  # bad share of the worst model that is asked for
 _FOR_CLEAN = 0.007  # of the value is given for that
 _QUICKER = 0.01  # of p50: less is no reason to change
@@ -117,7 +118,7 @@ class Evidence:
                 most = max(known[s].value for s in clean)
                 clean = [s for s in clean if known[s].value >= most - _EQUAL * value]
                 why = "every model under 1 % bad"
-        equal = clean or equal
+        equal = self._robust(clean or equal, value)
         pick = min(equal, key=lambda s: known[s].p50_s)
         if current in equal and known[current].p50_s <= (1 + _QUICKER) * known[pick].p50_s:
             return Choice(current, f"{why}, no other is quicker")
@@ -136,10 +137,23 @@ class Evidence:
             return behind <= _LEVEL * value
         return behind <= _EQUAL * value or behind <= min(error, _UNSURE * value)
 
-    def _gain(self, label: str, other: str) -> tuple[float, float]:
+    def _robust(self, equal: list[str], value: float) -> list[str]:
+        """Of settings that are equal under this load, those that were the best under others: they
+        may come again."""
+        others = [found for found in self._known if found not in self._seen]
+        kept = list(equal)
+        for label in equal:
+            for other in equal:
+                if self._gain(other, label, others)[0] > _ELSEWHERE * value and label in kept:
+                    kept.remove(label)
+        return kept or equal
+
+    def _gain(
+        self, label: str, other: str, among: Sequence[Rehearsed] | None = None
+    ) -> tuple[float, float]:
         """Value per request of one setting over another's on the same requests; standard error."""
         differences, counts = [], []
-        for found in self._seen:
+        for found in self._seen if among is None else among:
             a, b = found.scores.get(label), found.scores.get(other)
             if a is None or b is None:
                 continue

@@ -1,4 +1,4 @@
-"""Why a batch is as it is, in words, as far as that is known from outside the policy that made it."""
+"""Why a batch is as it is, in words, as far as that can be told beside the policy that made it."""
 
 from __future__ import annotations
 

@@ -20,6 +20,7 @@ _WINDOW_S, _WINDOW_SLOS = 20.0, 20.0
 _FIRST_S, _FIRST_SLOS, _LONGEST_S = 1.0, 6.0, 30.0  # between rehearsals
 _NEWS_S, _NEWS_SLOS = 0.5, 6.0  # the time over which a change of the load is seen
 _RISE, _FALL = 1.4, 0.6  # times the rate that was rehearsed
+_FEW = 50  # items from which on rates are told
 _SEEN = 50  # requests from which on what they make is believed
 _STORIES = 20
 
@@ -96,6 +97,19 @@ class Recent:
         if len(chosen) < _LEAST or chosen[-1].arrival - chosen[0].arrival < least_s:
             return [], False
         return chosen, bool(latest) or surprise
+
+    def rates(self, now: float) -> dict[str, float]:
+        """Items per second by model, lately; empty where too little is known."""
+        since = max(now - max(_NEWS_S, _NEWS_SLOS * self.slo_s), self._whole_from)
+        counts: dict[str, int] = {}
+        for then, bunch in reversed(self._bunches):
+            if then <= since:
+                break
+            for r in bunch:
+                counts[r.model] = counts.get(r.model, 0) + r.size
+        if now <= since or sum(counts.values()) < _FEW:
+            return {}
+        return {model: count / (now - since) for model, count in counts.items()}
 
     def _moved(self, rate: float) -> bool:
         return rate > _RISE * self._rate or rate < _FALL * self._rate

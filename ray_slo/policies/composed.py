@@ -200,8 +200,18 @@ class Composed(PolicyWrapper):
             self._flights.setdefault(d.worker, {})[d.batch_id] = copies
             taken.append(flight._replace(dispatch=replace(d, requests=copies)))
         if isinstance(former, Composed):
+            if self._choice is not None and former._choice is not None:
+                self._choice.learn(former._choice)
             former = former.policy
         self.policy.adopt(now, taken, batch_id, former)  # type: ignore[attr-defined]
+
+    def expect_load(self, now: float, rates: Mapping[str, float]) -> None:
+        """Items per second by model, as measured before it took over."""
+        if self._choice is not None:
+            self._choice.expect(now, rates)
+            rates = self._choice.expected()
+        if hasattr(self.policy, "expect_load"):
+            self.policy.expect_load(now, rates)
 
     # -- plans ---------------------------------------------------------------------------------
 

@@ -160,6 +160,15 @@ class Deferred(BatchingPolicy):
                 counts = former._counts.get(known, ())
                 self._counts[model] = deque(counts, maxlen=_BUCKETS)
 
+    def expect_load(self, now: float, rates: Mapping[str, float]) -> None:
+        """Items per second by model, as measured before it took over, where it knows none."""
+        for name, rate in rates.items():
+            model = self._models.get(name)
+            if model is not None and not model.rate:
+                model.rate = rate
+                self._counts[model].extend([round(rate * self._ticks.every_s)] * _BUCKETS)
+        self._set_targets()
+
     def _send_at(self, lane: Lane, first: int, size: int, now: float) -> float:
         queue, pool = lane.model.queue, lane.pool
         length = len(queue)

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -115,6 +115,11 @@ class Price(Abilities):
         self._workers = len(cluster.workers)
         self._capacity = _capacity(cluster)
         self._follow(now)
+
+    def expect_load(self, now: float, rates: Mapping[str, float]) -> None:
+        """Items per second by model, as measured before it took over."""
+        if isinstance(self._way, Shared):
+            self._way.expect_load(now, rates)
 
     def adopt(
         self, now: float, flights: Sequence[InFlight], batch_id: int, former: Policy | None

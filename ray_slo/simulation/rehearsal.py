@@ -18,7 +18,7 @@ import numpy as np
 from ray_slo.core.cluster import Cluster, Model, Variant
 from ray_slo.core.policy import Policy
 from ray_slo.core.profiles import LatencyProfile
-from ray_slo.core.rehearsal import Rehearsal, Rehearsed, Score, Setting
+from ray_slo.core.rehearsal import Rehearsal, Rehearsed, Score, Setting, Traffic
 from ray_slo.core.trees import Tree, TreeTask
 from ray_slo.planning import ramsis
 from ray_slo.policies.auto_settings import make
@@ -157,6 +157,8 @@ class _Trial:
         trees = [Tree.from_json(tree) for tree in problem.trees]
         policy = make(setting, problem.cluster, trees, problem.planned, problem.composing)
         self._run = _run(problem, policy, played, trees)
+        if hasattr(policy, "expect_load"):  # as of one that takes over
+            policy.expect_load(0.0, _rates(problem.traffic))
         self._done = 0
         self.value: Floats = np.zeros(0)  # by stretch so far
 
@@ -187,6 +189,13 @@ class _Trial:
             ),
             float(np.median(answered)) if whole and len(answered) else None,
         )
+
+
+def _rates(t: Traffic) -> dict[str, float]:
+    """Items per second by model that clients ask for."""
+    over_s = max(float(t.arrival[-1] - t.arrival[0]), 1e-9)
+    counts = np.bincount(t.root, weights=t.size, minlength=len(t.roots)) / over_s
+    return {model: float(rate) for (model, _), rate in zip(t.roots, counts, strict=True)}
 
 
 def _run(problem: Rehearsal, policy: Policy, played: _Played, trees: Sequence[Tree]) -> Run:

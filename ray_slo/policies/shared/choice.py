@@ -24,6 +24,7 @@ from ray_slo.core.profiles import LatencyProfile
 from ray_slo.planning import fluid
 
 _FIRST_S, _EVERY_S = 0.02, 1.0  # until the first plan, while rates are unknown; between plans
+_SOON_S, _CAREFUL = 0.1, 0.7  # the first plan and the utilisation of one that takes over
 _UTILISATION = 0.9  # of the workers, to begin with
 _MOST, _LEAST = 1.2, 0.4  # above 1, as batches may be larger than the plan takes them to be
 _UP, _DOWN = 0.01, 0.9  # added without misses, times with them
@@ -270,6 +271,32 @@ class Choice:
         """Plan anew if it is time."""
         if now >= self._plan_at:
             self._plan(now)
+
+    def expect(self, now: float, rates: Mapping[str, float]) -> None:
+        """Plan for these rates, of models of which none is known yet: another policy served them
+        so far."""
+        for name, model in self.models.items():
+            if model.rate == 0:
+                model.rate = rates.get(name, 0.0)
+        self._utilisation = min(self._utilisation, _CAREFUL)  # it falls quickly and rises slowly
+        self._planned_at, self._period_s = now, _SOON_S
+        self._plan_at = now + _SOON_S
+        several = [m for m in self.models.values() if len(self._served(m.lanes)) > 1]
+        self._solve(now, [m for m in several if not m.planned and m.rate > 0])
+
+    def learn(self, former: Choice) -> None:
+        """What part of the workers' time can be used, as another one found."""
+        self._utilisation = former._utilisation
+
+    def expected(self) -> dict[str, float]:
+        """Requests per second by lane, as far as models' rates are known."""
+        found = {}
+        for model in self.models.values():
+            left = model.rate
+            for lane in model.lanes:
+                found[lane.name] = min(lane.rate, left)
+                left -= found[lane.name]
+        return found
 
     def _plan(self, now: float) -> None:
         models = [
