@@ -16,7 +16,6 @@ from ray_slo.policies.registry import policy_for
 
 PLAIN = Setting("deferred", {})
 CONSOLIDATE = Setting("deferred", {"objective": "consolidate"})
-PREFIX = Setting("deferred", {"gathering": "prefix"})
 EAGER = Setting("eager", {})
 PRICE = Setting("price", {})
 KAIROS = Setting("kairos", {"batch": True})
@@ -61,13 +60,13 @@ def candidates(shape: Shape, trees: Sequence[Tree], preempt: bool) -> list[Setti
         found.insert(1 if tree else 0, PRICE)
     if shape.sizes:
         found.append(KAIROS)
-    found += [EAGER, LARGEST, CONSOLIDATE]
+    found += [EAGER, LARGEST]
     if shape.models > 1 and not several:
         found.append(PRICE)  # which shares workers by the fluid limit
     if several:
         found += [PLAIN._replace(quickest=True), LARGEST._replace(quickest=True)]
     else:
-        found.append(PREFIX)
+        found.append(CONSOLIDATE)
     if shape.kinds > 1 and not shape.sizes and not tree:
         found.append(KAIROS)
     if preempt:

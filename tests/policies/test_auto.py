@@ -127,7 +127,7 @@ def test_learned_load_goes_over() -> None:
         auto.requests_arrived(now, [Request(i, "m", now, now + 0.1)])
         auto.decide(now)
     former: Any = auto._inner
-    answer = rehearsed(1, {"deferred gathering=prefix": score(1.0), "deferred": score(0.5)})
+    answer = rehearsed(1, {"deferred objective=consolidate": score(1.0), "deferred": score(0.5)})
     auto.solved(2.0, [answer])
     inner: Any = auto._inner
     assert inner is not former
