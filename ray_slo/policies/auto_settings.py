@@ -21,6 +21,7 @@ PRICE = Setting("price", {})
 KAIROS = Setting("kairos", {"batch": True})
 LARGEST = Setting("flex", {"preemption": False})
 FLEX = Setting("flex", {})
+GAINING = Setting("deferred_flex", {"preemption": False})
 DEFERRED_FLEX = Setting("deferred_flex", {})
 CONSOLIDATE_FLEX = Setting("deferred_flex", {"objective": "consolidate"})
 
@@ -61,8 +62,10 @@ def candidates(shape: Shape, trees: Sequence[Tree], preempt: bool) -> list[Setti
     if shape.sizes:
         found.append(KAIROS)
     found += [EAGER, LARGEST]
-    if shape.models > 1 and not several:
-        found.append(PRICE)  # which shares workers by the fluid limit
+    if shape.models > 1:
+        found.append(GAINING)  # in overload the model goes first that gains most
+        if not several:
+            found.append(PRICE)  # which shares workers by the fluid limit
     if several:
         found += [PLAIN._replace(quickest=True), LARGEST._replace(quickest=True)]
     else:
