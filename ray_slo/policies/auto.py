@@ -40,7 +40,7 @@ from ray_slo.policies.auto_settings import Shape, candidates, make
 from ray_slo.policies.auto_traffic import Made, Pace, Recent, Story
 
 _ALL, _EVERY = 1000, 4
-"""Times of the first batches are measured, then of one in a few: it costs more than the rest."""
+"""The time of each of the first batches is measured, then that of one in a few."""
 
 Fairness = Annotated[float, Field(ge=0, le=1)]
 

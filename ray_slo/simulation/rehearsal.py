@@ -34,7 +34,7 @@ _STRETCHES = 12
 _LOOKS = {4: 0.15, 8: 0.08}
 """Stretches after which a setting is given up that is behind by more than this part of the best
 value, and by 3 standard errors. What is behind by less may be ahead in a burst that follows."""
-_WARM_S, _WARM_SLOS = 0.3, 5.0  # played before what counts
+_WARM_S, _WARM_SLOS, _MOST_WARM = 0.3, 5.0, 4.0  # played before what counts; times the traffic
 _ENOUGH, _MOST_TIMES = 3000, 3  # requests; how often less is played at most
 
 
@@ -101,7 +101,8 @@ def _give_up(racing: dict[str, _Trial], counts: Ints, current: str, far: float) 
 
 
 class _Played(NamedTuple):
-    """Requests from time 0 on: a warm-up of the last part of the traffic, then what counts.
+    """Requests from time 0 on: a warm-up, then what counts. Where the traffic is shorter than the
+    warm-up, it is repeated: an overload takes some SLOs until queues are as long as they will be.
 
     Attributes:
         root: of every request, index into the traffic's roots.
@@ -121,15 +122,18 @@ def _played(problem: Rehearsal) -> _Played:
     slo_s = float((t.deadline - t.arrival).max())
     begin, end = float(t.arrival[0]), float(t.arrival[-1])
     gap_s = (end - begin) / max(n - 1, 1)
-    warm = np.flatnonzero(t.arrival > end - max(_WARM_S, _WARM_SLOS * slo_s))
+    span_s = end - begin + gap_s
+    warm_s = min(max(_WARM_S, _WARM_SLOS * slo_s), _MOST_WARM * span_s)
+    before = int(warm_s / span_s)  # times that all of it is played as a warm-up
+    part = np.flatnonzero(t.arrival > end - (warm_s - before * span_s))
     times = min(max(round(_ENOUGH / n), 1), _MOST_TIMES)
     rng = np.random.default_rng([problem.seed, 1])
-    index, arrival = [warm], [t.arrival[warm] - (end - begin + gap_s)]
-    for time in range(times):
+    index, arrival = [part], [t.arrival[part] - (before + 1) * span_s]
+    for time in range(-before, times):
         moved = t.arrival + (rng.uniform(-gap_s, gap_s, n) if time else 0.0)
         order = np.argsort(moved, kind="stable")
         index.append(order)
-        arrival.append(np.clip(moved[order], begin, end) + time * (end - begin + gap_s))
+        arrival.append(np.clip(moved[order], begin, end) + time * span_s)
     chosen, at = np.concatenate(index), np.concatenate(arrival)
     at -= at[0]
     models = list(dict.fromkeys(model for model, _ in t.roots))
@@ -145,7 +149,7 @@ def _played(problem: Rehearsal) -> _Played:
         None if named else root,
         () if named else [task for _, task in t.roots],
     )
-    return _Played(requests, root, len(warm))
+    return _Played(requests, root, len(part) + before * n)
 
 
 class _Trial:
