@@ -203,6 +203,13 @@ def test_a_pool_of_requests_without_sizes():
 # -- pipelines ---------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("policy", ["auto", "deferred"])
+def test_a_pipeline_planned_as_by_loki_has_one_policy(policy):
+    document = read_yaml(CONFIGS / "plan-pipeline.yaml") | {"policies": [policy]}
+    with pytest.raises(ValueError, match=f"served by 'pipeline', got '{policy}'; for other"):
+        PlanSpec.model_validate(document).build(CONFIGS)
+
+
 def test_a_pipeline_has_fewest_workers_with_any_and_with_the_best_variants():
     ask = PlanSpec.model_validate(read_yaml(CONFIGS / "plan-pipeline.yaml")).build(CONFIGS)
     ask = replace(ask, duration_s=3.0)

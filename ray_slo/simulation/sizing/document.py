@@ -18,7 +18,7 @@ from ray_slo.core.cluster import DispatchDelay
 from ray_slo.core.documents import ProfileSpec, Strict
 from ray_slo.planning import loki
 from ray_slo.planning.catalogue import CATALOGUE, InstanceType, load_catalogue
-from ray_slo.policies.registry import make_policy, refuse_sizes
+from ray_slo.policies.registry import POLICIES, make_policy, refuse_sizes
 from ray_slo.simulation.sizing.question import KIND, Question
 from ray_slo.simulation.spec import ClusterSpec, PolicySpec
 from ray_slo.simulation.workloads import Workload
@@ -185,7 +185,15 @@ class PlanSpec(_Document):
         given = self.policies or [self.policy or usual]
         specs = [PolicySpec(name=p) if isinstance(p, str) else p for p in given]
         policies = [(p.name or usual, p.kwargs) for p in specs]
-        if self.pipeline is None:  # else it is told of the pipeline, too
+        if self.pipeline is not None:  # the policy is told of it, too
+            for name, _ in policies:
+                if name in POLICIES and name != "pipeline":
+                    raise ValueError(
+                        f"policy: a document with pipeline is planned as by Loki, and served by "
+                        f"'pipeline', got {name!r}; for other policies write an application "
+                        "(pipelines, models, workers, workloads)"
+                    )
+        else:
             assert self.cluster is not None
             for name, kwargs in policies:
                 make_policy(name, kwargs)
