@@ -53,7 +53,7 @@ OVER, FULL, EVEN, COST, LOST = 10.0, 20.0, 0.2, 10.0, 100.0
 """Weights of the objective (see the module), in points of accuracy."""
 
 _TIME_LIMIT_S = 5.0
-_GAP = 1e-3
+_GAP = 1e-6  # what is missing in an overload weighs much more than a move
 
 Unit = tuple[str, ...]
 
