@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Awaitable, Callable
+from time import monotonic
 from typing import Any, cast
 
 from ray_slo.core.names import import_attr
@@ -57,7 +57,7 @@ class Solver:
         wanted = getattr(host.policy, "wanted", None)
         if wanted is None or (self._solving is not None and not self._solving.done()):
             return
-        if time.monotonic() < self._not_before:
+        if monotonic() < self._not_before:
             return
         problem = next((p for p in wanted() if p not in self._unsolvable), None)
         if problem is None:
@@ -66,18 +66,18 @@ class Solver:
         self._solving = asyncio.create_task(solve(host, problem))
 
     async def _solve(self, host: PolicyHost, problem: Any) -> None:
-        start = time.monotonic()
+        start = monotonic()
         try:
             table = await self._aside(import_attr(_SOLVER), problem)
         except Exception:
             logger.exception("could not be solved, and is not tried again: %r", problem)
             self._unsolvable.add(problem)
             return
-        logger.info("solved in %.2f s: %r", time.monotonic() - start, problem)
+        logger.info("solved in %.2f s: %r", monotonic() - start, problem)
         host.solved([table])
 
     async def _rehearse(self, host: PolicyHost, problem: Rehearsal) -> None:
-        start = time.monotonic()
+        start = monotonic()
         answer: Rehearsed | None = None
         error = ""
         try:
@@ -87,14 +87,14 @@ class Solver:
         except Exception as raised:  # of policies that may be anybody's, or of the cluster
             said = str(raised).strip().splitlines() or [""]  # Ray's say whose error it is last
             error = said[-1] if len(said) > 1 else f"{type(raised).__name__}: {said[0]}"
-        took_s = time.monotonic() - start
+        took_s = monotonic() - start
         self._watch.rehearsed(answer is not None, took_s)
         if answer is None:
             self._failed += 1
             self._error = error
             pause_s = min(_PAUSE_S * 2**self._failed_in_a_row, _LONGEST_PAUSE_S)
             self._failed_in_a_row += 1
-            self._not_before = time.monotonic() + pause_s
+            self._not_before = monotonic() + pause_s
             logger.warning(
                 "%r failed, and changes nothing: %s. The next one is held in %.0f s or later",
                 *(problem, error, pause_s),

@@ -145,7 +145,7 @@ class FakeHost:
 @in_loop
 async def test_after_failures_it_waits_twice_as_long_each_time(monkeypatch):
     clock = [100.0]
-    monkeypatch.setattr(solver_module.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(solver_module, "monotonic", lambda: clock[0])
     fails, tried = [True] * 4, []
 
     async def aside(_function, problem):
