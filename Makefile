@@ -1,6 +1,8 @@
 # Two commands matter: `make demo` and `make test`. Each sets up all it needs in .venv.
 PYTHON ?= python3
-VENV := .venv
+# Another release of Ray, such as 2.56, in an environment of its own: `make test RAY=2.56`.
+RAY ?=
+VENV := $(if $(RAY),.venv-ray-$(RAY),.venv)
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 # torchvision needs the torch of its own release, `digits` pins another: they get an environment each.
@@ -10,12 +12,15 @@ TORCH_TESTS := tests/models tests/deployments tests/live/test_shipped.py
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 # Ray's usage statistics need a network; a local trial has none to give.
 export RAY_USAGE_STATS_ENABLED = 0
+# Serve's fast mode, HAProxy in place of its own proxies (docs/throughput.md): make serve FAST=0 does without.
+FAST ?= 1
+export RAY_SLO_FAST = $(FAST)
 # One machine, so Ray's own processes listen on loopback only. Ray's switch for that has the name of
 # the systems where it is off by default.
 export RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER = 0
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo serve run test test-fast test-torch check format docs benchmarks soak clean
+.PHONY: help setup demo serve run test test-fast test-torch check format docs benchmarks soak gpu clean
 
 help:  ## list the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -26,7 +31,7 @@ $(STAMP): pyproject.toml
 	$(CHECK_PYTHON)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet --editable '.[digits,ocr,gurobi,docs,dev]'
+	$(BIN)/python -m pip install --quiet --editable '.[digits,ocr,gurobi,docs,dev]' $(if $(RAY),'ray[serve]==$(RAY).*')
 	touch $@
 
 $(TORCH_STAMP): pyproject.toml
@@ -38,7 +43,7 @@ $(TORCH_STAMP): pyproject.toml
 
 setup: $(STAMP)  ## create .venv and install everything
 
-demo: $(STAMP)  ## serve real digits four ways, print the table, write out/demo/report.html
+demo: $(STAMP)  ## plain Serve and ray-slo under a load that rises and falls: out/demo/report.html
 	$(BIN)/python -m ray_slo.demo
 
 serve: $(STAMP)  ## leave the digits application running on http://127.0.0.1:8000
@@ -46,15 +51,15 @@ serve: $(STAMP)  ## leave the digits application running on http://127.0.0.1:800
 
 CONFIG ?= configs/digits-variants.yaml
 run: $(STAMP)  ## serve a config on this machine alone: make run CONFIG=configs/digits-ramsis.yaml
-	$(BIN)/serve run $(CONFIG)
+	$(if $(filter 1,$(FAST)),eval "$$($(BIN)/ray-slo-haproxy --env)";) $(BIN)/serve run $(CONFIG)
 
 # Live tests mostly wait for processes, the others compute: side by side they take half as long. The
-# niceness is because Ray gives its workers 15.
-test: $(STAMP) check  ## set up, lint, type-check, run every test
+# live ones come first, with Ray's workers (tests/live/conftest.py): they have deadlines to meet.
+test: $(STAMP) check  ## set up, lint, type-check, run every test; RAY=2.56: with another Ray
 	@mkdir -p out
-	@nice -n 19 $(BIN)/python -m pytest --ignore=tests/live > out/test.log 2>&1 & others=$$!; \
+	@nice -n 19 $(BIN)/python -m pytest --durations=15 --ignore=tests/live > out/test.log 2>&1 & others=$$!; \
 	trap 'kill $$others' INT TERM; \
-	$(BIN)/python -m pytest tests/live; live=$$?; \
+	$(BIN)/python -m pytest --durations=15 tests/live; live=$$?; \
 	wait $$others; rest=$$?; cat out/test.log; exit $$((live | rest))
 
 test-fast: $(STAMP)  ## the tests that need no Ray cluster
@@ -83,5 +88,11 @@ SOAK_ARGS ?= $(if $(HOURS),--hours $(HOURS),--minutes $(or $(MINUTES),10))
 soak: $(STAMP)  ## ten minutes at 110 % of capacity; HOURS=8 for longer; fails if anything grows
 	$(BIN)/python -m benchmarks live-soak $(SOAK_ARGS)
 
-clean:  ## remove .venv, .venv-torch and everything made
-	rm -rf $(VENV) $(TORCH_VENV) out .pytest_cache .mypy_cache .ruff_cache .hypothesis
+# Offline: .venv-torch has to be there. GPU_PYTHON names another Python with torch and the package's needs.
+GPU_PYTHON ?= $(TORCH_VENV)/bin/python
+gpu: $(if $(filter $(TORCH_VENV)/%,$(GPU_PYTHON)),$(TORCH_STAMP))  ## all that a GPU can show, in ten minutes: out/gpu/report.md; GPU_ARGS=--tiny without one
+	@mkdir -p out
+	$(GPU_PYTHON) -m benchmarks gpu --json out/gpu.json $(GPU_ARGS)
+
+clean:  ## remove .venv, .venv-ray-*, .venv-torch and everything made
+	rm -rf .venv .venv-ray-* $(TORCH_VENV) out .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,10 +1,13 @@
-"""python -m benchmarks [NAME [--quick] [--seed N] [--json FILE|-] [--save] [--plot DIR] | page]"""
+"""python -m benchmarks [NAME [--quick] [--seed N] [--json FILE|-] [--save] [--plot DIR]]
+python -m benchmarks all [--quick] [--seed N] [--save] [--only PATTERN]... [--but PATTERN]...
+python -m benchmarks page"""
 
 from __future__ import annotations
 
 import argparse
 import json
 import os
+import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -16,19 +19,17 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.harness.data import Missing
+from benchmarks.harness.every import SKIPPED, every
 from benchmarks.harness.plots import plot_bars
 from benchmarks.harness.registry import PROGRAMS
-from benchmarks.harness.results import save
+from benchmarks.harness.results import origin, save
 from benchmarks.harness.rows import Failed, tables
-
-SKIPPED = 77
-"""Exit code of a program whose data is not here, as test harnesses have it."""
 
 
 def main(args: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser("python -m benchmarks", description="Benchmark programs.")
     parser.add_argument(
-        "name", nargs="?", help="program to run, or page; without it, lists them all"
+        "name", nargs="?", help="program to run, all or page; without it, lists them"
     )
     parser.add_argument("--quick", action="store_true", help="end within a minute on 2 cores")
     parser.add_argument("--seed", type=int, default=0)
@@ -45,12 +46,18 @@ def main(args: Sequence[str] | None = None) -> None:
         Console().print(listing)
         return
     if options.name == "page":
+        from benchmarks.harness import readme
         from benchmarks.harness.page import write
+
+        readme.write()
 
         print(f"wrote {write()}")
         return
+    if options.name == "all":
+        every(parser, args)
+        return
     if options.name not in PROGRAMS:
-        parser.error(f"no program {options.name!r}; choose one of {', '.join(PROGRAMS)}")
+        parser.error(f"no program {options.name!r}; choose one of all, page, {', '.join(PROGRAMS)}")
     if options.seed < 0:
         parser.error(f"--seed must be at least 0, got {options.seed}")
 
@@ -61,7 +68,7 @@ def main(args: Sequence[str] | None = None) -> None:
         module.add_arguments(parser)
     options = parser.parse_args(args)
     own = {name: value for name, value in vars(options).items() if name not in known}
-    start = time.monotonic()
+    start, where = time.monotonic(), origin(program.module) if options.save else {}
     try:
         rows, complaints = module.run(quick=options.quick, seed=options.seed, **own), ()
     except Failed as error:
@@ -85,7 +92,7 @@ def main(args: Sequence[str] | None = None) -> None:
     if options.save:
         cpu = os.times()
         cpu_s = cpu.user + cpu.system + cpu.children_user + cpu.children_system
-        path = save(body, cpu_s, time.monotonic() - start)
+        path = save(body, where, cpu_s, time.monotonic() - start)
         console.print(f"saved as {path}" if path else "not saved: a full run is", soft_wrap=True)
     if options.json:
         text = json.dumps(body, indent=1, ensure_ascii=False) + "\n"
@@ -102,4 +109,5 @@ def main(args: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # it ends what it started
     main()

@@ -1,7 +1,7 @@
 """The same model behind `@serve.batch` and behind `@ray_slo.batch`, under the same load.
 
-Only the decorator differs. Sends 50 requests/s for two seconds to each, from a cold start, and
-prints how many were answered within the SLO.
+Only the decorator differs. The program sends 50 requests/s for two seconds to each, from a cold
+start. It prints how many were answered within the SLO.
 
 Run: python examples/batch_drop_in.py
 """
@@ -28,7 +28,7 @@ async def network(inputs: list[int]) -> list[int]:
 
 
 class Timed:
-    """Answers with the milliseconds that `predict` took; None if it was refused."""
+    """The milliseconds that `predict` took; None if it was refused."""
 
     async def __call__(self, x: int) -> float | None:
         start = time.perf_counter()

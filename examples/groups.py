@@ -15,7 +15,7 @@ from ray_slo.serve import build_app
 
 
 class Scale:
-    """Stands for a network: multiplies."""
+    """Multiplies, in place of a network."""
 
     def __init__(self, factor: int) -> None:
         self.factor = factor
@@ -34,7 +34,7 @@ def application() -> Any:
     return build_app(
         {
             "models": {
-                name: {"callable": Scale, "kwargs": {"factor": factor}, "latency_slo_ms": 5000}
+                name: {"callable": Scale, "kwargs": {"factor": factor}, "latency_slo_ms": 10_000}
                 for name, factor in {"double": 2, "triple": 3, "tenfold": 10}.items()
             },
             "groups": {
@@ -60,7 +60,7 @@ def main() -> None:
         assert results == [0, 3, 6, 9, 12] * (len(results) // 5)
         print(f"{len(results)} requests answered while `triple` moved")
         for name, group in handle.slo_status.remote().result()["groups"].items():
-            print(name, group["models"], group["counts"])
+            print(name, group["models"], group.get("counts", "has not answered"))
     finally:
         serve.shutdown()
         ray.shutdown()

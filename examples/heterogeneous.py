@@ -1,9 +1,9 @@
-"""Queries of unlike sizes on unlike machines: who gets what?
+"""Queries of unlike sizes on unlike machines: which machine gets which query?
 
-A query is a list to rank, of 10 to 1000 items. A fast machine can rank any in time; two slow ones,
-which would be cheaper to rent, only short ones. The policy `kairos` matches queries to machines by
-what each would take there, which the workers measure at start and learn from then on. Both kinds
-are simulated: they sleep as long as the machine would take.
+A query is a list of 10 to 1000 items to rank. A fast machine can rank any list in time. Two slow
+ones, which are cheaper to rent, can rank only short ones. The policy `kairos` matches queries to
+machines by their time there. Workers measure these times at the start, and learn from every batch.
+Both kinds are simulated: they sleep as long as the machine would compute.
 
 Run: python examples/heterogeneous.py
 """
@@ -25,7 +25,7 @@ from ray_slo.serve import build_app
 SLO_MS = 400
 RATE = 12  # queries/s
 SECONDS = 5
-MACHINES = {  # how many, milliseconds per query, and per item
+MACHINES = {  # number of machines, milliseconds per query, milliseconds per item
     "fast": (1, 30, 0.1),
     "slow": (2, 4, 1.2),
 }
@@ -45,7 +45,7 @@ class Ranker:
 
     @staticmethod
     def size(query: list[float]) -> int:
-        """What it counts for: profiles, and `max_batch_size`, are in items."""
+        """The size of a query in items. Profiles and `max_batch_size` count items, too."""
         return len(query)
 
     @staticmethod
@@ -94,7 +94,7 @@ def main() -> None:
         for size, response in zip(sizes, responses, strict=True):
             try:
                 answer = response.result()
-            except SLOError:  # refused early: nobody could have answered in time
+            except SLOError:  # refused early: no machine could answer in time
                 continue
             machine, ranking = answer.result
             assert len(ranking) == size

@@ -1,13 +1,13 @@
-"""One pool for everything: a pipeline, a model with two SLO classes and lists of any length, on two
-kinds of machines in two groups, as many as the load needs and a budget pays for.
+"""One pool for everything: a pipeline, a model with two SLO classes, and lists of any length. They
+run on two kinds of machines in two groups. The load and a budget decide the number of machines.
 
-A sheet of handwriting goes to `find`, every digit found there to `digit`, which clients may ask
-directly, too: within a second, or within 300 ms as `gold`. `rank` orders lists of digits by how
-surely they show what is asked for; what a list costs depends on its length. The planner `auto`
-decides how many machines of which kind there are, and which networks they run.
+A sheet of handwriting goes to `find`, and every digit on it to `digit`. Clients may ask `digit`
+directly, too, and get an answer within a second, or within 300 ms as `gold`. `rank` orders lists of
+digits by the probability that they show a given digit. The cost of a list depends on its length.
+The planner `auto` decides how many machines of each kind run, and which networks they have.
 
-Networks are scikit-learn's, trained in a blink; answers are real. The machines are simulated: they
-sleep as long as such a machine would take.
+The networks are scikit-learn's, and train in a second. The answers are real. The machines are
+simulated: they sleep as long as such a machine would compute.
 
 Run, in the root of the repository: python -m examples.one_pool
 """
@@ -48,7 +48,7 @@ Picture = NDArray[np.float32]
 
 
 class Machine:
-    """Sleeps as long as the machine that it stands for would take."""
+    """Sleeps as long as the simulated machine would compute."""
 
     def __init__(self) -> None:
         self.kind = os.environ.get("MACHINE", "large")
@@ -77,7 +77,7 @@ def trained(name: str) -> Any:
 
 
 def load(name: str) -> tuple[str, Any]:
-    """What a worker hands to `Digit`: a network, and what it is called."""
+    """What a worker gives to `Digit`: a network and its name."""
     return name, trained(name)
 
 
@@ -104,7 +104,7 @@ def picture(item: Any, wanted: str) -> Picture:
 
 
 class Find:
-    """Cuts a sheet into its cells of 8 x 8, and has those with ink on them read."""
+    """Cuts a sheet into cells of 8 x 8 pixels, and sends those with ink to the next task."""
 
     def __init__(self) -> None:
         self.machine = Machine()
@@ -130,7 +130,7 @@ class Find:
 
 
 class Digit:
-    """Reads digits with the network that it is handed."""
+    """Reads digits with the network that it is given."""
 
     def __init__(self) -> None:
         self.machine = Machine()
@@ -154,7 +154,7 @@ class Digit:
 
 
 class Rank:
-    """Orders a list of digits by how surely they show what is asked for."""
+    """Orders a list of digits by the probability that they show the given digit."""
 
     def __init__(self) -> None:
         self.machine, self.network = Machine(), trained("linear")
@@ -169,7 +169,7 @@ class Rank:
 
     @staticmethod
     def size(query: tuple[int, list[Picture]]) -> int:
-        """What it counts for: profiles, and `max_batch_size`, are in images."""
+        """The size of a list in images. Profiles and `max_batch_size` count images, too."""
         return len(query[1])
 
     @staticmethod
@@ -187,13 +187,13 @@ class Rank:
 
 
 def join(inked: list[list[bool]], outputs: dict[str, list[int]]) -> list[str]:
-    """What is written on a sheet, line by line."""
+    """The text of a sheet, line by line."""
     labels = iter(outputs["read"])
     return ["".join(str(next(labels)) if ink else " " for ink in row) for row in inked]
 
 
 def sheet(count: int, seed: int = 0) -> Picture:
-    """A sheet of two lines with so many held-out digits on it."""
+    """A sheet of two lines with a number of held-out digits."""
     images, _ = test_set()
     cells = np.zeros((2 * (count // 2 + 1), SIDE, SIDE), np.float32)
     cells[:count] = images[(seed * count + np.arange(count)) % len(images)]
@@ -206,7 +206,7 @@ LISTS = [{"label": i % 10, "images": DIGITS[: (1, 5, 20, 100)[i % 4]]} for i in 
 
 
 def application(budget_per_hour: float | None = None) -> Any:
-    """What `configs/showcase.yaml` says, with another budget if wanted."""
+    """The application of `configs/showcase.yaml`, with another budget if wanted."""
     (said,) = yaml.safe_load(CONFIG.read_text("utf-8"))["applications"]
     if budget_per_hour is not None:
         said["args"]["planner"]["kwargs"]["budget_per_hour"] = budget_per_hour
@@ -214,7 +214,7 @@ def application(budget_per_hour: float | None = None) -> Any:
 
 
 def requests() -> list[tuple[float, str, Any, dict[str, Any]]]:
-    """When each leaves, what it counts for, its item, and what the handle is called with."""
+    """For each request: when it leaves, its name, its item, and the handle's arguments."""
     found = []
     for what, rate in RATES.items():
         items, asked = {

@@ -1,9 +1,9 @@
-"""A pipeline of two tasks, planned by Loki: the load decides how many workers there are, and which
-networks they run.
+"""A pipeline of two tasks, planned by Loki. The load decides how many workers run, and which
+networks they have.
 
-A frame goes to `detect`, every face found there to `name`. One SLO holds from the frame to the last
-name. Calm traffic is served by the most accurate networks on two workers. When it gets busy, a
-third is started, and as that does not suffice, some faces are named by a smaller network.
+A frame goes to `detect`, and every face in it to `name`. One SLO counts from the frame to the last
+name. At low load, two workers serve with the most accurate networks. At high load a third one
+starts. It is not enough, so a smaller network names some faces.
 
 Run: python examples/pipeline.py
 """
@@ -23,7 +23,7 @@ import ray_slo
 from ray_slo.errors import SLOError
 
 SLO_MS = 3000
-PHASES = {"calm": (2, 5), "busy": (18, 14)}  # frames/s, for so many seconds
+PHASES = {"calm": (2, 5), "busy": (18, 14)}  # frames/s, and seconds
 FACES = 4  # on a frame
 FRAMES = range(1000)
 
@@ -44,7 +44,7 @@ def load(name: str, base_s: float, per_item_s: float) -> Network:
 
 
 class Detect:
-    """Frames in; per frame a result, and what the next task is to work on."""
+    """Takes frames. Returns for each frame a result, and the items for the next task."""
 
     def __call__(self, network: Network, frames: list[int]) -> list[ray_slo.Outputs]:
         network.run(frames)
@@ -57,7 +57,7 @@ class Detect:
 
 
 class Name:
-    """Faces in, names out."""
+    """Takes faces, and returns names."""
 
     def __call__(self, network: Network, faces: list[int]) -> list[str]:
         network.run(faces)
@@ -69,7 +69,7 @@ class Name:
 
 
 def join(frame: int, outputs: dict[str, list[str]]) -> dict[str, object]:
-    """What the client gets: the result of the first task, and those of all that it made."""
+    """The client's answer: the result of the first task, and those of all its items."""
     return {"frame": frame, "names": outputs["name"]}
 
 
@@ -104,8 +104,8 @@ PIPELINE = ray_slo.Pipeline(
 def stream(
     handle: DeploymentHandle, rate: float, seconds: float
 ) -> tuple[list[ray_slo.Answer], dict[str, Any]]:
-    """The answers to frames that leave at this rate, and the plan by then; refused or late, they
-    have none."""
+    """The answers to frames sent at this rate, and the plan at the end. Refused and late frames
+    have no answer."""
     start, responses, answers = time.perf_counter(), [], []
     for i, frame in enumerate(FRAMES[: round(rate * seconds)]):
         time.sleep(max(0.0, start + i / rate - time.perf_counter()))

@@ -17,7 +17,7 @@ from ray_slo.serve import build_app
 
 
 class Report:
-    """A long job in steps. Between two of them it can be stopped."""
+    """A long job in steps. It can be stopped between two of them."""
 
     def __call__(self, titles: list[str]) -> list[str]:
         for _ in range(200):
@@ -56,11 +56,11 @@ def main() -> None:
             "models": {
                 # It takes 2 s, so there is time to run it twice.
                 "report": {"callable": Report, "latency_slo_ms": 10_000, "max_batch_size": 1},
-                # Behind a report there would be no time for these.
+                # After a report there would be no time for these.
                 "shout": {"callable": Shout, "latency_slo_ms": 1200, "max_batch_size": 16},
             },
             "workers": {"cpu": {"ray_actor_options": {"num_cpus": 0.5}}},
-            "policy": "flex",  # stops a batch for one at least 3.03 times as large
+            "policy": "flex",  # stop a batch for a batch at least 3.03 times as large
         }
         handle = serve.run(build_app(spec), name="preemption")
         report = handle.remote("rivers", model="report")
@@ -71,7 +71,7 @@ def main() -> None:
         for stopped in handle.slo_status.remote().result()["preemptions"]:
             print({k: stopped[k] for k in ("victim", "by", "gain", "outcome", "delay_ms")})
 
-        # Time for one report, but not for one and a half: stopped, it is refused, and says why.
+        # There is time for one report, but not for one and a half. After the stop, it is refused.
         late = handle.remote("lakes", model="report", latency_slo_ms=2800)
         time.sleep(0.8)
         print(said([handle.remote("hi", model="shout") for _ in range(8)][-1]))

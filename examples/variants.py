@@ -1,8 +1,8 @@
 """One model, three networks: the load decides which one answers.
 
-Sends a calm stream of requests, then a busy one, and prints who answered. Nothing is configured but
-the SLO and what each network is worth: the policy `price` learns how long they take and how fast
-requests come.
+It sends requests at a low rate, then at a high rate, and prints which networks answered. The
+configuration has only the SLO and the accuracy of each network. The scheduler learns their
+latencies and the rate of requests.
 
 Run: python examples/variants.py
 """
@@ -59,7 +59,7 @@ class Classifier:
 
 
 def stream(handle: DeploymentHandle, rate: float) -> list[ray_slo.Answer]:
-    """The answers to requests that leave at this rate; refused and late ones have none."""
+    """The answers to requests sent at this rate. Refused and late requests have none."""
     start, responses, answers = time.perf_counter(), [], []
     for i in range(round(rate * SECONDS)):
         time.sleep(max(0.0, start + i / rate - time.perf_counter()))

@@ -3,7 +3,8 @@
 A program's module opens with a line that says what it shows. Its constants are
 
 * `SOURCE`: the figure or table of the paper that it answers;
-* `ASKED`, where figures were asked for before they were measured: (case, metric, sign, value);
+* `ASKED`, where figures were asked for before they were measured, by an issue or by a paper that
+  claims them: (case, metric, sign, value), met or not, and a note where there is something to say;
 * `NAME`, where the name is not made of the folder's and the module's.
 
 It has `run(quick, seed) -> list[Row]`, and may have `plot(rows, directory) -> list[Path]` and
@@ -20,18 +21,22 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, NamedTuple
 
-FOLDERS = ("symphony", "shepherd", "ramsis", "loki", "kairos", "live", "own", "costs")
+FOLDERS = ("symphony", "shepherd", "ramsis", "loki", "kairos", "live", "gpu", "own", "costs")
 UNNAMED = ("own", "costs")
 """Folders whose name is no part of a program's."""
 
 
 class Ask(NamedTuple):
-    """Every row of `case` and `metric` (shell patterns) should be on this side of `value`."""
+    """Every row of `case` and `metric` (shell patterns) should be on this side of `value`.
+
+    `note`: why it is not met, or what it is worth.
+    """
 
     case: str
     metric: str
     sign: str  # "≥" or "≤"
     value: float
+    note: str = ""
 
     def rows(self, rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
         """Those that are meant and have a figure, the worst first."""

@@ -11,31 +11,45 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+from benchmarks.harness.code import code_of
+
 FOLDER = Path(__file__).parents[1] / "results"
 
 
-def save(body: dict[str, Any], cpu_s: float, wall_s: float, folder: Path = FOLDER) -> Path | None:
+def origin(module: str) -> dict[str, Any]:
+    """Where and of what code a program is about to run: `commit` and the mark `code` among others.
+    To be asked before the run, as files may change meanwhile."""
+    return {
+        "date": f"{datetime.now(timezone.utc):%Y-%m-%d}",
+        "commit": _commit(),
+        "code": code_of(module),
+        "cores": len(os.sched_getaffinity(0)),
+        "machine": platform.machine(),
+        "python": platform.python_version(),
+    }
+
+
+def save(
+    body: dict[str, Any],
+    origin: dict[str, Any],
+    cpu_s: float,
+    wall_s: float,
+    folder: Path = FOLDER,
+) -> Path | None:
     """Write a run beside what it takes to judge and repeat it, in place of the one before.
 
     None, and nothing is written, where a full run is saved and this is a quick one.
 
     Args:
         body: name, source, quick, seed and rows, as `--json` has them.
+        origin: of `origin`.
         cpu_s: CPU seconds that the run took, those of ended child processes included.
         wall_s: seconds on the clock.
     """
     path = folder / f"{body['name']}.json"
     if body["quick"] and path.exists() and not json.loads(path.read_text("utf-8"))["quick"]:
         return None
-    run = {
-        "date": f"{datetime.now(timezone.utc):%Y-%m-%d}",
-        "commit": _commit(),
-        "cores": len(os.sched_getaffinity(0)),
-        "machine": platform.machine(),
-        "python": platform.python_version(),
-        "cpu_s": round(cpu_s, 1),
-        "wall_s": round(wall_s, 1),
-    }
+    run = origin | {"cpu_s": round(cpu_s, 1), "wall_s": round(wall_s, 1)}
     path.write_text(_text(body | run), encoding="utf-8")
     return path
 

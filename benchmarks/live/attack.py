@@ -29,24 +29,21 @@ import os
 import re
 import selectors
 import socket
-import subprocess
 import sys
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from benchmarks.harness.rows import Row
-from benchmarks.live.cluster import importable, memory_mb
+from benchmarks.live.cluster import memory_mb
 from benchmarks.live.load import Clients, some_of
+from benchmarks.live.modes import HAPROXY, ORDINARY, rows_of, write_rows
 from benchmarks.live.sleeper import Sleeper
-from ray_slo.serve.proxy.haproxy import BINARY_ENV, COMMAND
 
 SOURCE = "ray-slo"
 ASKED = [
@@ -64,7 +61,7 @@ MAX_BATCH = 45  # half of the SLO: so long does a request with little time wait 
 SLO_S = 0.4
 RATE = 20.0  # of good requests
 DAY_MS = 86_400_000
-MODES = ("ordinary", "haproxy")
+MODES = (ORDINARY, HAPROXY)
 PROCESSES = rb"ServeReplica|ProxyActor"  # whose memory counts
 QUICK = ("burst", "json", "panic")
 HEARD_S = 20.0  # a client waits no longer
@@ -488,32 +485,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(
     quick: bool, seed: int, mode: str | None = None, attacks: list[str] | None = None
 ) -> list[Row]:
-    names = attacks or list(QUICK if quick else ATTACKS)
-    rows: list[Row] = []
-    for one in (mode,) if mode else MODES[:1] if quick else MODES:
-        with tempfile.TemporaryDirectory() as folder:
-            file = Path(folder) / "rows.json"
-            # In a process of its own: Ray reads the mode once, when it is imported.
-            variables = {
-                **os.environ,
-                "RAY_SERVE_ENABLE_HA_PROXY": str(int(one == "haproxy")),
-                BINARY_ENV: str(Path(sys.executable).with_name(COMMAND)),
-                "RAY_USAGE_STATS_ENABLED": "0",
-                "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
-                "PYTHONPATH": importable(),
-            }
-            order = [one, str(file), str(int(quick)), str(seed), ",".join(names)]
-            subprocess.run(
-                [sys.executable, "-m", "benchmarks.live.attack", *order], env=variables, check=True
-            )
-            rows += [Row(**row) for row in json.loads(file.read_text())]
-    return rows
+    order = [str(int(quick)), str(seed), ",".join(attacks or (QUICK if quick else ATTACKS))]
+    wanted = (mode,) if mode else MODES[:1] if quick else MODES
+    module, on_loopback = "benchmarks.live.attack", {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+    return [row for one in wanted for row in rows_of(module, one, order, **on_loopback)]
 
 
 def attacked(mode: str, quick: bool, seed: int, names: list[str]) -> list[Row]:
     """In this process: a cluster in a mode, and one attack after another."""
     rows: list[Row] = []
-    with serving() as port:
+    with serving(quick) as port:
         for number, name in enumerate(names):
             seen = strike(mode, name, port, seed + number, quick)
             print(seen.said, file=sys.stderr, flush=True)
@@ -522,16 +503,14 @@ def attacked(mode: str, quick: bool, seed: int, names: list[str]) -> list[Row]:
 
 
 @contextlib.contextmanager
-def serving() -> Iterator[int]:
+def serving(quick: bool) -> Iterator[int]:
     """The application on a Ray of its own; the port of its proxy."""
     import ray
     from ray import serve
 
     from ray_slo.serve import build_app
     from ray_slo.serve.grpc import SERVICER
-    from ray_slo.serve.proxy.bounds import PROXY_CALLBACK, PROXY_CALLBACK_ENV
 
-    os.environ[PROXY_CALLBACK_ENV] = PROXY_CALLBACK
     port = two_free_ports()
     ray.init(address="local", num_cpus=8, include_dashboard=False, log_to_driver=False)
     try:
@@ -550,7 +529,7 @@ def serving() -> Iterator[int]:
             },
             "workers": {"default": {"num_replicas": WORKERS, "ray_actor_options": cpu}},
             "num_frontends": 2,
-            "profile_seconds": 3.0,
+            "profile_seconds": 1.0 if quick else 3.0,
             "name": APP,
         }
         serve.run(build_app(app), name=APP, route_prefix="/")
@@ -561,19 +540,19 @@ def serving() -> Iterator[int]:
 
 
 def two_free_ports() -> int:
-    """The first of two in a row."""
+    """The first of two in a row that Ray and the system give to nobody else."""
+    from ray_slo.demo.systems import free_port
+
     while True:
-        with socket.socket() as first, socket.socket() as second:
-            first.bind(("127.0.0.1", 0))
-            port: int = first.getsockname()[1]
-            with contextlib.suppress(OSError):
-                second.bind(("127.0.0.1", port + 1))
-                return port
+        port = free_port()
+        with socket.socket() as second, contextlib.suppress(OSError):
+            second.bind(("127.0.0.1", port + 1))
+            return port
 
 
 def strike(mode: str, name: str, port: int, seed: int, quick: bool) -> Seen:
     """One attack, with good requests before, beside and after."""
-    before_s, after_s, rest_s = (2.0, 4.0, 0.0) if quick else (4.0, 10.0, 10.0)
+    before_s, after_s, rest_s = (1.0, 2.0, 0.0) if quick else (4.0, 10.0, 10.0)
     good = Good(port, seed)
     try:
         time.sleep(before_s)
@@ -601,5 +580,4 @@ def strike(mode: str, name: str, port: int, seed: int, quick: bool) -> Seen:
 
 if __name__ == "__main__":
     mode, file, quick, seed, names = sys.argv[1:]
-    made = attacked(mode, quick == "1", int(seed), names.split(","))
-    Path(file).write_text(json.dumps([asdict(row) for row in made]))
+    write_rows(file, attacked(mode, quick == "1", int(seed), names.split(",")))

@@ -14,7 +14,9 @@ while it computes; then, at a time drawn from the seed, a fault. A row each:
 * *recovery*: from the fault to the start of the first full second in which the share of requests
   answered in time is back to 95 % of what it was before; 0 where it never fell below.
 
-    python -m benchmarks live-chaos [--faults worker,frontend] [--seed 1] [--out DIR]
+By Serve's proxies, and by HAProxy (`haproxy`).
+
+    python -m benchmarks live-chaos [--mode haproxy] [--faults worker,frontend] [--out DIR]
 """
 
 from __future__ import annotations
@@ -39,11 +41,12 @@ from typing import Any
 import numpy as np
 
 from benchmarks.harness.rows import Row
-from benchmarks.live.cluster import OBJECT_STORE_BYTES, Raylets, importable, raylets
+from benchmarks.live.cluster import OBJECT_STORE_BYTES, Raylets, raylets
 from benchmarks.live.load import Clients, some_of
+from benchmarks.live.modes import HAPROXY, MODES, ORDINARY, rows_of, write_rows
+from benchmarks.live.shipped import beyond_loopback, listening
 from benchmarks.live.sleeper import Sleeper
 from ray_slo.models.profiling import THREAD_VARIABLES
-from ray_slo.serve.proxy.bounds import PROXY_CALLBACK, PROXY_CALLBACK_ENV
 
 SOURCE = "ray-slo"
 APP = "chaos"
@@ -606,33 +609,53 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--faults", type=chosen, metavar="A,B", help=f"only these, of {', '.join(FAULTS)}"
     )
     parser.add_argument(
+        "--mode", choices=MODES, help="only this one; default: ordinary and haproxy"
+    )
+    parser.add_argument(
         "--out", metavar="DIR", type=Path, help="write every request and its fate into this folder"
     )
 
 
 def run(
-    quick: bool, seed: int, faults: list[str] | None = None, out: Path | None = None
+    quick: bool,
+    seed: int,
+    faults: list[str] | None = None,
+    out: Path | None = None,
+    mode: str | None = None,
 ) -> list[Row]:
-    wanted = faults or list(QUICK if quick else FAULTS)
-    all_seen = []
+    names = ",".join(faults or (QUICK if quick else FAULTS))
+    rows: list[Row] = []
+    for one in (mode,) if mode else (ORDINARY,) if quick else (ORDINARY, HAPROXY):
+        folder = "" if out is None else str(out / one)
+        rows += rows_of("benchmarks.live.chaos", one, [str(int(quick)), str(seed), names, folder])
+    return rows
+
+
+def struck(mode: str, quick: bool, seed: int, names: list[str], out: Path | None) -> list[Row]:
+    """In this process: a cluster in a mode, and one fault after another."""
+    all_seen, before = [], listening()
     with ground_for(seed, quick) as ground:
-        for name in wanted:
+        for name in names:
             seen, asked = strike(ground, name)
+            if mode != ORDINARY:
+                seen.fault = f"{seen.fault}, {mode}"
             all_seen.append(seen)
-            print(f"{name}: {seen.said}", file=sys.stderr)
+            print(f"{mode}, {name}: {seen.said}", file=sys.stderr, flush=True)
             for line in seen.unheard[:3]:
                 print(f"  {line}", file=sys.stderr)
             if out is not None:
                 write(out, name, seen, asked)
-    return rows(all_seen)
+        elsewhere = sorted(beyond_loopback(listening() - before))
+    for address in elsewhere:
+        print(f"{mode}: {address} listens beyond loopback", file=sys.stderr)
+    suffix = "" if mode == ORDINARY else f", {mode}"
+    case = f"listening sockets · all faults{suffix}"
+    return [*rows(all_seen), Row(case, "beyond loopback", "", len(elsewhere))]
 
 
 @contextlib.contextmanager
 def ground_for(seed: int, quick: bool) -> Iterator[Ground]:
     """A cluster of our own, on which nothing is deployed yet."""
-    os.environ["PYTHONPATH"] = importable()
-    os.environ[PROXY_CALLBACK_ENV] = PROXY_CALLBACK
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     # Ray runs its workers at niceness 15: whatever else runs here would come first.
     os.environ.setdefault("RAY_worker_niceness", "0")
     os.environ.update(dict.fromkeys(THREAD_VARIABLES, "1"))
@@ -686,3 +709,9 @@ def write(out: Path, name: str, seen: Seen, asked: dict[int, Asked]) -> None:
     frame["at_s"] -= seen.struck_s
     frame["done_s"] -= seen.struck_s
     frame.to_csv(out / f"{name}.csv", index=False)
+
+
+if __name__ == "__main__":
+    mode, file, quick, seed, names, folder = sys.argv[1:]
+    out = Path(folder) if folder else None
+    write_rows(file, struck(mode, quick == "1", int(seed), names.split(","), out))

@@ -19,7 +19,7 @@ import asyncio
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import chain, combinations
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -54,23 +54,51 @@ SYSTEMS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+@dataclass(frozen=True)
+class Answered:
+    """What became of a request.
+
+    Attributes:
+        at_s: when it was due.
+        latency_s: from then until its answer, or its refusal.
+    """
+
+    at_s: float
+    model: str
+    is_answered: bool
+    in_time: bool
+    latency_s: float
+    accuracy: float | None = None
+
+
 class Driver(Frontend):
     """A frontend that makes its own requests."""
 
-    async def drive(self, arrivals: Mapping[str, list[float]], since_s: float) -> int:
-        """How many of the requests from then on were answered in time, when all have ended."""
+    async def drive(self, arrivals: Mapping[str, list[float]]) -> list[Answered]:
+        """What became of them, when all have ended."""
+        loop = asyncio.get_running_loop()
+        start = loop.time()
 
-        async def one(at: float, model: str) -> int:
+        async def one(at: float, model: str) -> Answered:
             try:
                 answer = await self(0, model=model, response_metadata=True)
             except SLOError:
-                return 0
-            return int(answer.deadline_met and at >= since_s)
+                return Answered(at, model, False, False, loop.time() - start - at)
+            latency_s = loop.time() - start - at
+            return Answered(at, model, True, answer.deadline_met, latency_s, answer.accuracy)
 
-        async def send(at: float, models: list[str]) -> int:
-            return sum(await asyncio.gather(*(one(at, model) for model in models)))
+        async def send(at: float, models: list[str]) -> list[Answered]:
+            return await asyncio.gather(*(one(at, model) for model in models))
 
-        return sum(await paced(bunches(arrivals), send))
+        return list(chain.from_iterable(await paced(bunches(arrivals), send, start=start)))
+
+
+def driven(config: dict[str, Any]) -> Any:
+    """An application whose frontend makes its own requests."""
+    from ray_slo.serve.app import build
+
+    with mock.patch.object(build, "Frontend", Driver):
+        return build.build_app(config)
 
 
 @dataclass(frozen=True)
@@ -153,14 +181,13 @@ def live(of: Slowed, policy: str, kwargs: dict[str, Any], folder: Path) -> tuple
 
     with running(application(of, policy, kwargs, folder)):
         handle = serve.get_app_handle(APP)
-        good = handle.drive.remote(of.arrivals, of.warmup_s).result()
+        answers = handle.drive.remote(of.arrivals).result()
+        good = sum(a.in_time and a.at_s >= of.warmup_s for a in answers)
         return good, 1e-3 * handle.slo_status.remote().result()["dispatch_delay_ms"]
 
 
 def application(of: Slowed, policy: str, kwargs: dict[str, Any], folder: Path) -> Any:
     """The cell with sleeping models."""
-    from ray_slo.serve.app import build
-
     models = {}
     for name, table in of.tables.items():
         file = folder / f"{name}.json"
@@ -172,15 +199,14 @@ def application(of: Slowed, policy: str, kwargs: dict[str, Any], folder: Path) -
             "latency_slo_ms": 1e3 * of.slos_s[name],
             "max_batch_size": len(table),
         }
-    spec = {
+    config = {
         "models": models,
         "workers": {"cpu": {"num_replicas": of.workers, "ray_actor_options": {"num_cpus": 1}}},
         "policy": {"name": policy, "kwargs": kwargs},
         "scheduler": "embedded",
         "profile_seconds": 0.1,
     }
-    with mock.patch.object(build, "Frontend", Driver):
-        return build.build_app(spec)
+    return driven(config)
 
 
 def simulated(of: Slowed, policy: str, kwargs: dict[str, Any], delay_s: float) -> float:

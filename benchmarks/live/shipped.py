@@ -57,7 +57,7 @@ WARM_UP = 10  # requests before those that count, at the same rate
 OVERLOAD = 3
 STEPS = {"traffic-loki": (0.3, 1.0, 2.0, 3.0, 5.0, 8.0)}  # requests/s, by file
 _STEP_S = 40.0
-QUICK = "digits-deferred"
+QUICK = "digits"
 _READY_S = 300.0
 _STOP_S = 30.0
 _NEEDS = {  # packages that a file's deployment imports, by the beginning of its name
@@ -201,9 +201,7 @@ def serving(path: Path, log: Path, port: int | None = None) -> Iterator[Running]
         )
     try:
         running.ready_s = _until_answered(running, process, log, began)
-        running.elsewhere = frozenset(
-            address for address in listening() - before if not _is_loopback(address)
-        )
+        running.elsewhere = frozenset(beyond_loopback(listening() - before))
         yield running
     finally:
         _stop(process)
@@ -244,7 +242,7 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
         process.send_signal(signal.SIGINT)
     with suppress(subprocess.TimeoutExpired):
         process.wait(_STOP_S)
-    for pid in _session(process.pid):
+    for pid in session_of(process.pid):
         try:
             os.kill(pid, signal.SIGKILL)
         except ProcessLookupError:
@@ -252,8 +250,8 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-def _session(leader: int) -> list[int]:
-    """Processes of a session."""
+def session_of(leader: int) -> list[int]:
+    """Ids of the processes of a session (Linux)."""
     found = []
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
@@ -267,15 +265,35 @@ def _session(leader: int) -> list[int]:
     return found
 
 
-def listening() -> set[str]:
-    """Addresses with ports that somebody on this machine listens on, as the kernel writes them."""
+def listening(pids: Iterable[int] | None = None) -> set[str]:
+    """Addresses with ports that somebody on this machine listens on, as the kernel writes them.
+
+    Args:
+        pids: only what these processes have.
+    """
+    inodes = None if pids is None else {inode for pid in pids for inode in _sockets(pid)}
     found = set()
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         for line in Path(table).read_text().splitlines()[1:]:
-            _, local, _, state, *_ = line.split()
-            if state == "0A":
-                found.add(local)
+            fields = line.split()
+            if fields[3] == "0A" and (inodes is None or fields[9] in inodes):
+                found.add(fields[1])
     return found
+
+
+def _sockets(pid: int) -> Iterator[str]:
+    """Inodes of a process's sockets."""
+    with suppress(OSError):  # it has ended
+        for file in Path(f"/proc/{pid}/fd").iterdir():
+            with suppress(OSError):
+                kind, _, inode = str(file.readlink()).partition(":")
+                if kind == "socket":
+                    yield inode.strip("[]")
+
+
+def beyond_loopback(addresses: Iterable[str]) -> list[str]:
+    """Those that other machines may reach."""
+    return [address for address in addresses if not _is_loopback(address)]
 
 
 def _is_loopback(address: str) -> bool:

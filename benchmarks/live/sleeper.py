@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ray_slo import checkpoint
@@ -52,3 +53,33 @@ class TableSleeper:
     def __call__(self, items: list[Any]) -> list[Any]:
         time.sleep(self._seconds[len(items) - 1])
         return items
+
+
+def slowed(alpha_s: float, beta_s: float, steps: int = 1) -> Sleeper:
+    """A sleeper that is as slow as its worker: $SLEEPER_SLOWNESS times the seconds."""
+    slowness = float(os.environ.get("SLEEPER_SLOWNESS", "1"))
+    return Sleeper(slowness * alpha_s, slowness * beta_s, steps)
+
+
+class Several:
+    """Variants that sleep; answers with the items.
+
+    Args:
+        makes: requests that one makes, by task of the same pipeline.
+    """
+
+    def __init__(self, makes: Mapping[str, int] | None = None) -> None:
+        self._makes = makes or {}
+
+    @staticmethod
+    def example_input() -> Any:
+        return 0
+
+    def __call__(self, sleeper: Sleeper, items: list[Any]) -> list[Any]:
+        sleeper.run(len(items))
+        if not self._makes:
+            return items
+        from ray_slo import Outputs
+
+        made = self._makes.items()
+        return [Outputs(item, {task: [item] * n for task, n in made}) for item in items]

@@ -38,6 +38,7 @@ from benchmarks.own.applications import (
     application,
 )
 from benchmarks.own.split import Hand, pools
+from ray_slo.policies.registry import DEFAULT
 from ray_slo.simulation import ApplicationReport, simulate_application
 
 SOURCE = "ray-slo"
@@ -91,11 +92,14 @@ class Outcome:
 
 
 def one_system(case: Application, policy: str, seed: int) -> ApplicationReport:
-    """The whole application on the whole pool."""
+    """The whole application on the whole pool. Where networks can stop, the default may stop them,
+    as it may live."""
+    stops = policy == DEFAULT and PREEMPTION in case.features
     return simulate_application(
         case.problem,
         case.workloads,
         policy=policy,
+        policy_kwargs={"preempt": True} if stops else {},
         duration_s=case.duration_s,
         preempt_delay_s=PREEMPT_DELAY_S,
         seed=seed,
@@ -104,15 +108,13 @@ def one_system(case: Application, policy: str, seed: int) -> ApplicationReport:
 
 
 def policies(case: Application) -> Sequence[str]:
-    """The default for such an application, then what might be named in its place."""
-    if VARIANTS in case.features and not {PIPELINE, PREEMPTION} & set(case.features):
-        return "price", "deferred"
-    if SIZES in case.features:
-        preempts = ("deferred_flex",) if PREEMPTION in case.features else ()
-        return *preempts, "deferred", "eager"
+    """The default, then what might be named in its place."""
+    named = ["deferred", "eager" if SIZES in case.features else "price"]
+    if VARIANTS in case.features and "price" not in named:
+        named.append("price")
     if PREEMPTION in case.features:
-        return "deferred_flex", "deferred", "price"
-    return "deferred", "price"
+        named.append("deferred_flex")
+    return DEFAULT, *named
 
 
 def measure(features: Sequence[str], quick: bool, seed: int) -> Outcome:

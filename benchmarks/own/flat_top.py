@@ -25,6 +25,7 @@ from ray_slo.policies import make_policy
 from ray_slo.simulation import Workload, goodput_search, simulate
 
 SOURCE = "Symphony §3.3, ray-slo"
+ASKED = [("* · by load", "least of all seeds", "≥", 0.99)]
 TARGETS = (1, 2, 4, 6, 8, 12, 16)
 OVERLOADS = (1.5, 3.0)
 

@@ -49,6 +49,8 @@ LEARNED = math.exp(1.6449 * SIGMA)
 """The 95th percentile over the median."""
 SIZES = LogNormal(median=2, sigma=0.6, max_size=8)
 PIPELINE = "pipe"
+WARMUP_SLOS, MEASURED_SLOS = 12, 30
+"""In a few SLOs, chance and the first guess of a policy that learns decide."""
 Rng = np.random.Generator
 
 
@@ -149,20 +151,29 @@ class Cell:
 
     @property
     def warmup_s(self) -> float:
-        """In which policies may learn the load."""
-        most = 4000 / self.rate
-        return max(3 * max(self.slos_s), min(max(2.0, 8 * max(self.slos_s)), most))
+        """Time in which policies may learn the load."""
+        return max(WARMUP_SLOS * max(self.slos_s), min(2.0, 4000 / self.rate))
 
     def measured_s(self, requests: float) -> float:
-        """At least for so many requests, and for 10 s where these are not twice as many."""
-        return max(requests / self.rate, min(10.0, 1.6 * requests / self.rate))
+        """Time for this many requests; up to 1.6 times as long for 10 s, and up to 5 times for
+        `MEASURED_SLOS`."""
+        least_s = requests / self.rate
+        slos_s = min(MEASURED_SLOS * max(self.slos_s), 5 * least_s)
+        return max(least_s, min(10.0, 1.6 * least_s), slos_s)
 
     # -- what policies see -----------------------------------------------------------------------
 
     def quickest(self) -> Cell:
         """The same with the quickest variant of each model alone."""
         models = tuple(replace(m, variants=m.variants[-1:]) for m in self.models)
-        return replace(self, models=models)
+        if self.tree is None:
+            return replace(self, models=models)
+        kept = {variant.name for model in models for variant in model.variants}
+        tasks = tuple(
+            replace(task, factors={v: made for v, made in task.factors.items() if v in kept})
+            for task in self.tree.tasks
+        )
+        return replace(self, models=models, tree=replace(self.tree, tasks=tasks))
 
     def cluster(self, slower: float = 1.0) -> Cluster:
         """With all latencies times a factor."""

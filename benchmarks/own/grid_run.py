@@ -17,7 +17,7 @@ import numpy as np
 from benchmarks.own.grid_cells import Cell, cell
 from benchmarks.own.grid_settings import SETTINGS, Setting
 from benchmarks.own.split import loki_of
-from ray_slo.policies.registry import POLICIES, live_arguments, policy_for
+from ray_slo.policies.registry import EXACT, POLICIES, live_arguments, policy_for
 from ray_slo.simulation import PolicyError, simulate, simulate_application
 
 KEPT = Path(__file__).parents[2] / "out" / "policy-grid"
@@ -48,7 +48,7 @@ def measure(seed: int, number: int, name: str, requests: float) -> dict[str, Any
 def _arguments(cell: Cell, setting: Setting) -> dict[str, Any]:
     """Those of a live host too, where the latencies are as uncertain as there."""
     lived = live_arguments(setting.policy, 1e3 * min(cell.slos_s)) if cell.noise else {}
-    return lived | dict(setting.arguments(cell))
+    return lived | dict(setting.arguments(cell)) | ({"exact": True} if setting.exact else {})
 
 
 def _models(cell: Cell, setting: Setting, requests: float) -> dict[str, Any]:
@@ -161,6 +161,8 @@ def code_of(name: str, piped: bool = False, composed: bool = False) -> str:
     all policies for `auto`, which contains them."""
     policy = SETTINGS[name].policy
     chosen = POLICIES.values() if policy == "auto" else [POLICIES[policy]]
+    if SETTINGS[name].exact:
+        chosen = [EXACT[policy]]
     waiting = [_HOSTS[piped], *(path.split(":")[0] for path in chosen)]
     unused = set() if composed or piped else {_COMPOSED}  # the registry imports it all the same
     read = {module: source for module in _OWN if (source := _source(module))}

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.own.grid_cells import Cell
-from ray_slo.policies.registry import POLICIES
 
 TIMEOUT = 0.25
 """Of the shortest SLO: the wait of `timeout`."""
@@ -27,6 +26,7 @@ class Setting:
         preempts: it stops batches: it takes part where that is allowed.
         quickest: it has the quickest variant of each model alone.
         planned: Loki's planner assigns variants to workers.
+        exact: the policy as its paper prints it.
     """
 
     policy: str
@@ -35,6 +35,7 @@ class Setting:
     preempts: bool = False
     quickest: bool = False
     planned: bool = False
+    exact: bool = False
 
     def takes_part(self, cell: Cell) -> bool:
         return (cell.preemption or not self.preempts) and self.fits(cell)
@@ -70,12 +71,15 @@ SETTINGS: dict[str, Setting] = {
     "deferred": Setting("deferred"),
     "deferred, consolidate": Setting("deferred", _always(objective="consolidate")),
     "deferred, prefix": Setting("deferred", _always(gathering="prefix"), _plain),
-    "Symphony, as printed": Setting("deferred", _always(exact=True), _plain),
+    "Symphony, as printed": Setting("deferred", fits=_plain, exact=True),
     "SHEPHERD, as printed": Setting(
-        "flex", _always(exact=True), lambda cell: _plain(cell) and not cell.sized, preempts=True
+        "flex",
+        fits=lambda cell: _plain(cell) and not cell.sized,
+        preempts=True,
+        exact=True,
     ),
     "Kairos, as printed": Setting(
-        "kairos", _always(exact=True), lambda cell: _matches(cell) and cell.sized
+        "kairos", fits=lambda cell: _matches(cell) and cell.sized, exact=True
     ),
     "deferred, quickest variant": Setting(
         "deferred", fits=lambda cell: cell.variants > 1, quickest=True
@@ -91,10 +95,8 @@ SETTINGS: dict[str, Setting] = {
     "deferred_flex, consolidate": Setting(
         "deferred_flex", _always(objective="consolidate"), preempts=True
     ),
-    "deferred_flex, no preemption": Setting("deferred_flex", _always(preemption=False)),
     "kairos": Setting("kairos", fits=lambda cell: _matches(cell) and cell.sized),
     "kairos, batches": Setting("kairos", _always(batch=True), _matches),
     "pipeline, Loki's planner": Setting("pipeline", fits=_loki, planned=True),
+    "auto": Setting("auto", lambda cell: {"preempt": cell.preemption}),
 }
-if "auto" in POLICIES:
-    SETTINGS["auto"] = Setting("auto", lambda cell: {"preempt": cell.preemption})

@@ -37,7 +37,6 @@ from benchmarks.harness.rows import Failed, Row
 from benchmarks.own.grid_cells import Cell, cell
 from benchmarks.own.grid_run import code_for, keep, kept, kept_at, measure
 from benchmarks.own.grid_settings import SETTINGS
-from ray_slo.policies.registry import DEFAULTS, POLICIES
 
 SOURCE = "ray-slo"
 ASKED = [
@@ -48,11 +47,11 @@ ASKED = [
 ]
 CELLS = 300
 REQUESTS = 8000
-"""Measured in a cell, at least; up to 1.6 times as many where the run is short."""
+"""Measured in a cell, at least; up to 5 times as many where these come within few SLOs."""
 WORST = 10
 CLOSE = 0.99
 BAD = 0.01
-AUTO, DEFAULT = "auto", "default"
+AUTO = "auto"
 
 Figures = dict[str, dict[str, Any]]
 """Of a cell, by setting."""
@@ -209,19 +208,6 @@ def _one(task: _Task) -> tuple[int, Figures]:
 # -- what came of it -------------------------------------------------------------------------------
 
 
-def default_of(of: Cell) -> str:
-    """The setting that runs where no policy is named."""
-    if of.tree is not None:
-        return DEFAULTS["tasks"]
-    return DEFAULTS["variants" if of.variants > 1 and not of.sized else "models"]
-
-
-def with_default(of: Cell, figures: Figures) -> Figures:
-    """The default as a policy of its own, unless it is `auto` anyway."""
-    name = default_of(of)
-    return figures | ({DEFAULT: figures[name]} if name in figures and name != AUTO else {})
-
-
 def shares_of(figures: Figures) -> dict[str, float]:
     """Value as a share of the best; empty where no policy got anything."""
     best = max((f["value"] for f in figures.values()), default=0.0)
@@ -229,12 +215,10 @@ def shares_of(figures: Figures) -> dict[str, float]:
 
 
 def _rows(made: Mapping[int, Cell], found: Mapping[int, Figures]) -> Iterator[Row]:
-    figures = {k: with_default(made[k], of) for k, of in found.items()}
-    shares = {k: shares_of(of) for k, of in figures.items()}
-    names = [n for n in (*SETTINGS, DEFAULT) if any(n in of for of in shares.values())]
-    subject = AUTO if AUTO in POLICIES else DEFAULT
-    if subject in names:
-        yield from asked_rows(subject, made, figures, shares)
+    shares = {k: shares_of(of) for k, of in found.items()}
+    names = [n for n in SETTINGS if any(n in of for of in shares.values())]
+    if AUTO in names:
+        yield from asked_rows(AUTO, made, found, shares)
     for name in names:
         yield from regret_rows(name, shares)
     for name in names:

@@ -22,7 +22,7 @@ from typing import Any
 from benchmarks.harness.rows import Row, series
 from ray_slo.core import Cluster, LatencyProfile, Model, Variant
 from ray_slo.planning import fluid
-from ray_slo.policies.registry import DEFAULTS, POLICIES, policy_for
+from ray_slo.policies.registry import policy_for
 from ray_slo.simulation import Gamma, Workload, simulate
 
 SOURCE = "ray-slo"
@@ -33,15 +33,14 @@ LOADS = (0.2, 0.4, 0.6, 0.8, 0.9, 1.0, 1.2, 1.4)
 REASONABLE = 0.9
 SHAPES = {"Poisson": 1.0, "Γ(0.3)": 0.3}
 ALONE = "deferred, fast variant"
-AUTO = "auto"
-SUBJECT = AUTO if AUTO in POLICIES else DEFAULTS["variants"]
+SUBJECT = "auto"
 ASKED = [
-    ("summary *", "most bad beyond deferral's on the fast variant", "≤", 0.1),
-    ("summary *", "most value behind deferral on the fast variant", "≤", 0.1),
+    ("summary*", "most bad beyond deferral's on the fast variant", "≤", 0.1),
+    ("summary*", "most value behind deferral on the fast variant", "≤", 0.1),
 ]
 SYSTEMS: dict[str, tuple[str, dict[str, Any], bool]] = {
     SUBJECT: (SUBJECT, {}, True),
-    **({"price": ("price", {}, True)} if SUBJECT != "price" else {}),
+    "price": ("price", {}, True),
     "deferred, both variants": ("deferred", {}, True),
     ALONE: ("deferred", {}, False),
 }

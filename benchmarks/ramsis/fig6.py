@@ -48,6 +48,13 @@ ASKED = [
     ("image, SLO 150 ms, 60 workers · ramsis, our default", "accuracy at 2400/s", "≥", 73.3),
     ("image, SLO 150 ms, 60 workers · ramsis, our default", "accuracy at 2800/s", "≥", 73.0),
     ("image, SLO 150 ms, 60 workers · ramsis, our default", "accuracy at 3200/s", "≥", 64.6),
+    (
+        "image, SLO 150 ms, 60 workers, violations · RAMSIS",
+        "late at 3600/s",
+        "≤",
+        2.45,
+        "the published profiles carry about half the rates that the paper reports",
+    ),
 ]
 PAPER_VIOLATIONS = {
     ("image", 150.0): {

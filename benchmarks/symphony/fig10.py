@@ -21,6 +21,30 @@ from ray_slo.core import Cluster
 from ray_slo.simulation import Workload
 
 SOURCE = "Symphony Figure 10"
+ASKED = [
+    (
+        "ResNet50* · Shepherd",
+        "GPUs",
+        "≥",
+        8,
+        "without overheads it, too, needs no more than the bound",
+    ),
+    ("ResNet50* · Nexus, 1 frontend", "GPUs", "≥", 8),
+    (
+        "37 models* · Shepherd",
+        "more than deferred",
+        "≥",
+        90,
+        "our peers have no overheads",
+    ),
+    (
+        "37 models* · Nexus, 1 frontend",
+        "more than deferred",
+        "≥",
+        166,
+        "our peers have no overheads",
+    ),
+]
 RATE, MOST = 15_000, 512
 PAPER_MORE = {"Nexus, 1 frontend": 166.0, "Shepherd": 90.0}  # per cent, mixed
 

@@ -29,6 +29,7 @@ from ray_slo.policies.timeout import Timeout
 from ray_slo.simulation import Workload
 
 SOURCE = "Symphony Figure 6"
+ASKED = [("(a) eager of deferred · default", "share at β *", "≤", 100)]
 ALGORITHM_1 = {"exact": True}
 
 

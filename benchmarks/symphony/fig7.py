@@ -31,6 +31,16 @@ from ray_slo.policies import make_policy
 from ray_slo.simulation import Gamma, Workload
 
 SOURCE = "Symphony §3.4, Table 1, Figure 7"
+ASKED = [
+    ("* cases · deferred", "at least 0.95", "≥", 95),
+    (
+        "* cases · deferred",
+        "at least 1.5",
+        "≥",
+        16,
+        "our eager refuses single requests, that of the paper's artifact whole windows of them",
+    ),
+]
 MODELS = ("DenseNet121", "InceptionV3", "ResNet50V2", "VGG16", "Xception", "BERT")
 COUNTS = (8, 16, 24, 32, 48, 64)
 RATIOS = (1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0)

@@ -1,4 +1,4 @@
-"""The application: a plain class with a batch method that is handed one of the loaded variants."""
+"""The application: a plain class. Its batch method gets one of the loaded variants."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
 from ray_slo.models import vision
+from ray_slo.models.running import Staged
 from ray_slo.models.vision import ImageAnswer, ImageClassifier
 
 if TYPE_CHECKING:
@@ -23,21 +24,25 @@ FORMATS = ("JPEG", "PNG", "WEBP")
 
 
 class ImageNet:
-    """Names what a picture shows: the five likeliest of ImageNet's 1000 categories."""
+    """Names the five likeliest of ImageNet's 1000 categories for a picture."""
 
     def __call__(
-        self, classifier: ImageClassifier, pictures: list[NDArray[np.uint8]]
+        self, classifier: ImageClassifier, pictures: list[NDArray[np.uint8]] | Staged
     ) -> list[ImageAnswer]:
-        """Preprocessed pictures to one answer each, in the same order."""
+        """Answer preprocessed pictures, in the same order."""
         return classifier(pictures)
+
+    def stage(self, classifier: ImageClassifier, pictures: list[NDArray[np.uint8]]) -> Staged:
+        """Prepare the next batch while another one runs on a GPU."""
+        return classifier.stage(pictures)
 
     @staticmethod
     def preprocess(item: Any) -> NDArray[np.uint8]:
         """The bytes of a JPEG, PNG or WebP, a PIL image or an array of uint8, as an RGB square.
 
-        The square is the middle of the picture: all that any variant looks at, which resizes the
-        shorter side and crops the centre. Larger squares than `SIDE` are shrunk to it; smaller ones
-        stay as they are, as each variant resizes in its own way.
+        The square is the middle of the picture. No variant looks beyond it, because variants resize
+        the shorter side and crop the centre. Squares larger than `SIDE` are shrunk to it. Smaller
+        ones are not changed, because each variant resizes in its own way.
 
         ValueError says what was wrong with ``image``.
         """
@@ -74,7 +79,7 @@ def variants(*names: str, weights: str | None = None, device: str = "auto") -> l
 def picture_of(item: Any, side: int = SIDE) -> Image.Image:
     """The bytes of a JPEG, PNG or WebP, a PIL image or an array of uint8, in RGB and upright.
 
-    ``side``: a JPEG may come out smaller than it is, but no side shorter than this.
+    ``side``: a JPEG may be decoded at a smaller size, but no side gets shorter than this.
 
     ValueError says what was wrong with ``image``.
     """
@@ -95,7 +100,7 @@ def _refuse(got: str, wanted: str) -> ValueError:
 
 
 def _decode(raw: bytes, side: int) -> Image.Image:
-    """RGB; sizes are bounded before anything is decoded."""
+    """Decode to RGB. Sizes are checked before decoding."""
     wanted = (
         f"a JPEG, PNG or WebP of at most {MAX_BYTES // 2**20} MiB and {MAX_PIXELS // 10**6} "
         "megapixels"
@@ -107,7 +112,7 @@ def _decode(raw: bytes, side: int) -> Image.Image:
             if picture.width * picture.height > MAX_PIXELS:
                 raise _refuse(f"{picture.width} x {picture.height} pixels", wanted)
             picture.draft("RGB", (side, side))  # a JPEG decodes at a half, a quarter, … for less
-            return _rgb(ImageOps.exif_transpose(picture))  # photographs say which way is up
+            return _rgb(ImageOps.exif_transpose(picture))  # photographs contain their orientation
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
         raise _refuse("a decompression bomb", wanted) from None
     except ValueError as error:

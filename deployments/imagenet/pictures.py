@@ -15,8 +15,8 @@ WIDTH, HEIGHT = 500, 375  # the data set's usual size
 
 
 def payloads() -> list[bytes]:
-    """What `ray-slo bench --payload deployments.imagenet:payloads` sends: photographs, or drawn
-    pictures where scikit-image, which has them, is missing."""
+    """Payloads for `ray-slo bench --payload deployments.imagenet:payloads`: photographs of
+    scikit-image, or drawn pictures if it is missing."""
     try:
         return photographs()
     except ImportError:
@@ -24,8 +24,8 @@ def payloads() -> list[bytes]:
 
 
 def photographs() -> list[bytes]:
-    """PNGs and a JPEG that scikit-image's wheel carries: a motorcycle, a person, and three with
-    neither. Street scenes are not among them: bring your own.
+    """PNGs and a JPEG of scikit-image's wheel: a motorcycle, a person, and three with neither.
+    There are no street scenes, so use your own.
 
     ImportError: scikit-image is missing.
     """
@@ -37,7 +37,8 @@ def photographs() -> list[bytes]:
 
 
 def drawings(count: int = DRAWN, seed: int = 0) -> list[bytes]:
-    """JPEGs of coloured shapes in grain. They cost what photographs cost, and show nothing."""
+    """JPEGs of coloured shapes with grain. They cost as much as photographs, but have no
+    meaning."""
     rng = np.random.default_rng(seed)
     return [_drawing(rng) for _ in range(count)]
 

@@ -1,4 +1,4 @@
-"""Reads printed pages: text detection, then recognition of every line found, as a pipeline."""
+"""Reads printed pages with a pipeline: text detection, then recognition of every line."""
 
 from .app import (
     Detect,
@@ -26,7 +26,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    """``deployments.ocr:app`` for ``serve run``: made when asked for, as it needs ray."""
+    """``deployments.ocr:app`` for ``serve run``. It is made on first use, because it needs Ray."""
     if name == "app":
         return pipeline().bind()
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

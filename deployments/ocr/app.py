@@ -1,5 +1,5 @@
-"""The pipeline: a page goes to `detect`, every line found there to `recognise`, and `join` makes
-one answer of them, in reading order."""
+"""The pipeline: a page goes to `detect`, and every line on it to `recognise`. `join` makes one
+answer in reading order."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
     from .networks import Detector, Grey, Recogniser
 
-SIDES = {"det320": 320, "det480": 480, "det736": 736, "det960": 960}  # longest, of a shrunk page
+# Longest sides of a shrunk page, pixels.
+SIDES = {"det320": 320, "det480": 480, "det736": 736, "det960": 960}
 # height of a line, and whether in 8-bit integers
 READERS = {
     "rec32-int8": (32, True),
@@ -32,7 +33,7 @@ READERS = {
 MAX_BYTES = 16 * 2**20
 MAX_SIDE = 4096  # pixels, checked before decoding
 SLO_MS = 1500.0
-FLOOR = 70.0  # percent of characters: what is read worse is of no use
+FLOOR = 70.0  # percent of characters; paths below this are of no use
 MEASURED = Path(__file__).with_name("measured.json")  # by `python -m deployments.ocr.measure`
 
 
@@ -45,7 +46,7 @@ class Line(TypedDict):
 
 
 class Answer(TypedDict):
-    """All that was read, top to bottom and left to right; lines of text as they were found."""
+    """The whole text, top to bottom and left to right, and the lines."""
 
     text: str
     lines: list[Line]
@@ -72,7 +73,7 @@ class Detect:
     """Finds the lines of text on a page and cuts them out."""
 
     def __call__(self, detector: Detector, pages: list[Grey]) -> list[Outputs]:
-        """Preprocessed pages to the corners of the lines on each, and an item per line."""
+        """Find the corners of the lines on preprocessed pages, and make an item per line."""
         from ray_slo import Outputs
 
         return [
@@ -85,7 +86,7 @@ class Detect:
     @staticmethod
     def preprocess(item: Any) -> Grey:
         """The bytes of a PNG or JPEG, or an array of uint8, (height, width) or (height, width, 3),
-        as grey (height, width): text is told from its paper by how dark it is.
+        as grey (height, width): text differs from paper by its darkness.
 
         ValueError says what was wrong with ``page``.
         """
@@ -105,7 +106,7 @@ class Detect:
 
     @staticmethod
     def example_input() -> Grey:
-        """A page with as many lines as most."""
+        """A page with a typical number of lines."""
         from .pages import image, page
 
         return image(page(seed=0, index=0))
@@ -115,19 +116,20 @@ class Recognise:
     """Reads lines."""
 
     def __call__(self, recogniser: Recogniser, lines: list[Grey]) -> list[tuple[str, float]]:
-        """Pictures of lines to (text, confidence) of each, in the same order."""
+        """Read pictures of lines. Return (text, confidence) of each, in the same order."""
         return recogniser(lines)
 
     @staticmethod
     def example_input() -> Grey:
-        """A line that is about as long, for its height, as the mean on rendered pages."""
+        """A line with the mean ratio of length to height of rendered pages."""
         from .pages import line
 
         return line("Order october quality 12/9/2028 quantity $17.40")
 
 
 def join(boxes: list[list[list[float]]], outputs: dict[str, list[Any]]) -> Answer:
-    """What detection and recognition found, as one answer; boxes come in reading order."""
+    """Join the results of detection and recognition into one answer. Boxes come in reading
+    order."""
     lines: list[Line] = [
         {"text": text, "confidence": round(confidence, 4), "box": box}
         for box, (text, confidence) in zip(boxes, outputs["recognise"], strict=True)
@@ -205,7 +207,7 @@ def pipeline(latency_slo_ms: float = SLO_MS, **options: Any) -> Pipeline:
 
 @cache
 def measured() -> dict[str, Any]:
-    """What `python -m deployments.ocr.measure --write` found."""
+    """The figures that `python -m deployments.ocr.measure --write` wrote."""
     found: dict[str, Any] = json.loads(MEASURED.read_text())
     return found
 
@@ -217,7 +219,7 @@ def _one_of(name: str, valid: dict[str, Any]) -> Any:
 
 
 def _same_row(one: list[list[float]], other: list[list[float]]) -> bool:
-    """Whether the other begins to the right of where the one ends, less than half a line lower."""
+    """Whether the other begins right of the end of the one, and less than half a line lower."""
     (_, right), (other_left, _) = (
         (min(x for x, _ in box), max(x for x, _ in box)) for box in (one, other)
     )

@@ -1,11 +1,11 @@
 """Measures every detector, recogniser and path of the two on rendered pages:
 ``python -m deployments.ocr.measure [--pages N] [--seed S] [--write]``.
 
-Accuracy is that of characters, end to end: one less the edits that turn what was read into what is
-written, over its length (white space aside; lines that were not found count as wrong). A variant's
-own accuracy is that of its path with the best variant of the other task.
-``--write`` keeps the figures in measured.json, from which the application and its config take them.
-Times are of one page or line alone, of processor time.
+The accuracy is the end-to-end accuracy of characters: 1 minus the edits from the read text to the
+true text, over its length. White space is not counted, and lines that were not found count as
+wrong. A variant's accuracy is that of its path with the best variant of the other task. ``--write``
+writes the figures into measured.json, which the application and its config use. Times are processor
+time of one page or line.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .pages import Page, errors, image, pages
 
 T = TypeVar("T")
 
-PAGES, SEED = 60, 1  # the series that the published figures are of
+PAGES, SEED = 60, 1  # the series of the published figures
 
 
 def measure(
@@ -74,7 +74,7 @@ def measure(
 
 
 def timed(call: Callable[[], T]) -> tuple[T, float]:
-    """What it returns, and the processor time it took."""
+    """The function's result, and its processor time."""
     start = time.process_time()
     result = call()
     return result, time.process_time() - start

@@ -1,9 +1,9 @@
 """The two networks of PP-OCRv4 that rapidocr-onnxruntime's wheel carries, run in real batches.
 
-Detection is a segmentation (DB, Liao et al. 2020): per pixel, how surely it is text; connected
-pixels make a box, which is grown as its authors say, since the network marks the core of a line
-only. Recognition is CTC over columns of four pixels. Both take any size, and cost what the size
-costs: hence variants by the detector's longest side and by the recogniser's height.
+Detection is a segmentation (DB, Liao et al. 2020): for each pixel, the probability of text.
+Connected pixels make a box. The box is grown as in the paper, because the network marks only the
+core of a line. Recognition is CTC over columns of four pixels. Both take any size, and their cost
+grows with it. So variants differ in the detector's longest side and in the recogniser's height.
 
 The int8 recogniser is quantised here, once per machine (`quantised`), on lines of our own pages.
 """
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 Grey = NDArray[np.uint8]  # (height, width)
 
 STRIDE = 32  # of the detector: sides are multiples of it
-THRESHOLD = 0.3  # a pixel surer than this is text
-BOX_THRESHOLD = 0.5  # a box is kept whose pixels are surer than this on average
+THRESHOLD = 0.3  # a pixel above this probability is text
+BOX_THRESHOLD = 0.5  # a box is kept if the mean probability of its pixels is above this
 GROWTH = 1.6  # the border put around a box, in units of its area over its circumference
 MIN_SIDE = 3  # of a box on the network's map, pixels
-MAX_LINES = 200  # of a page; a hostile picture would otherwise be a denial of service
+MAX_LINES = 200  # lines of a page; without it, a hostile picture would be a denial of service
 MAX_RATIO = 40.0  # of a line's width to its height; longer ones are squeezed
 ALIKE = 1.15  # lines are padded to the width of one that is no more than this times as wide
 CALIBRATION = 4  # pages that the quantiser measures activations on
@@ -61,7 +61,7 @@ class Box:
         ]
 
     def crop(self, page: Grey) -> Grey:
-        """What the box shows, upright."""
+        """The upright picture in the box."""
         import cv2
 
         width, height = max(round(self.width), 1), max(round(self.height), 1)
@@ -152,7 +152,8 @@ class Recogniser:
 
 
 def reading_order(boxes: Sequence[Box]) -> list[Box]:
-    """Row by row, each from left to right; a row holds what overlaps its first box by half."""
+    """Row by row, each from left to right. A row contains the boxes that overlap its first box by
+    half."""
     rows: list[list[Box]] = []
     for box in sorted(boxes, key=lambda box: box.y):
         if rows and abs(box.y - rows[-1][0].y) < min(box.height, rows[-1][0].height) / 2:

@@ -1,8 +1,8 @@
-"""Pages of known text, drawn with the fonts that matplotlib ships; and how well one was read.
+"""Pages of known text, drawn with matplotlib's fonts, and the errors of a reading.
 
-Seeded: page i of a seed is the same everywhere. Lines differ in font, size, ink and length; pages
-in paper, number of lines (3 to 10), tilt, blur and noise. Small print is lost first when a page is
-shrunk, and how far is what a detector's input side decides.
+Page i of a seed is the same everywhere. Lines differ in font, size, ink and length. Pages differ in
+paper, number of lines (3 to 10), tilt, blur and noise. When a page is shrunk, small print is lost
+first. The detector's input side decides how much.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ WORDS = _VOCABULARY.split()
 
 @dataclass(frozen=True)
 class Page:
-    """A page and the truth about it.
+    """A page and its true text.
 
     png    its picture, grey, `HEIGHT` x `WIDTH`
-    lines  what is written on it, from top to bottom
+    lines  the text on it, from top to bottom
     """
 
     png: bytes
@@ -90,7 +90,7 @@ def pages(count: int, seed: int = 0) -> list[Page]:
 
 
 def payloads() -> list[bytes]:
-    """What `ray-slo bench --payload deployments.ocr:payloads` sends: twenty pages as PNGs."""
+    """Payloads for `ray-slo bench --payload deployments.ocr:payloads`: twenty pages as PNGs."""
     return [page.png for page in pages(20)]
 
 
@@ -100,7 +100,7 @@ def image(page: Page) -> NDArray[np.uint8]:
 
 
 def line(text: str, size: int = 24) -> NDArray[np.uint8]:
-    """A line alone, (height, width), as a detector would cut it out."""
+    """One line, (height, width), cut out like a detector does."""
     font = _font(FONTS[0], size)
     left, top, right, bottom = (round(side) for side in font.getbbox(text))
     picture = Image.new("L", (right - left + size // 2, bottom - top + size // 2), 240)

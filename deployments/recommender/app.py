@@ -1,7 +1,7 @@
 """The application: a plain class with a batch method, for ray-slo, Ray Serve or your own loop.
 
-A query is a user and a list of items to rank; its *size* is the number of items, and what it costs
-grows with that (Kairos §2). Give the model `max_batch_size: 1000` (items) and policy `kairos`.
+A query is a user and a list of items to rank. Its *size* is the number of items, and its cost grows
+with it (Kairos §2). Give the model `max_batch_size: 1000` (items) and policy `kairos`.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ class Answer(TypedDict):
 
 
 class Pace(NamedTuple):
-    """How long a batch takes at least, on hardware that is *simulated*: base + per item.
+    """The least time of a batch on *simulated* hardware: a base time plus a time per item.
 
-    A worker that is done sooner sleeps, so the CPU that it runs on must be quicker than what it
-    stands for. Read from the environment, which a kind of worker sets in its `ray_actor_options`:
+    A worker that is done earlier sleeps, so its CPU must be faster than the simulated hardware. A
+    kind of worker sets the times in the environment, in its `ray_actor_options`:
     `runtime_env: {env_vars: {SIMULATED_BASE_MS: "20", SIMULATED_ITEM_MS: "0.1"}}`. Without them,
     the time is that of the CPU alone.
     """
@@ -52,7 +52,8 @@ class Pace(NamedTuple):
         return cls(_milliseconds(BASE_VARIABLE), _milliseconds(ITEM_VARIABLE))
 
     def keep(self, started: float, items: int) -> None:
-        """Sleep until a batch of so many items, begun at this `time.perf_counter()`, may end."""
+        """Sleep until a batch with this number of items, started at this `time.perf_counter()`, may
+        end."""
         time.sleep(max(started + self.base_s + items * self.per_item_s - time.perf_counter(), 0.0))
 
 

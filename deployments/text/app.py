@@ -1,26 +1,31 @@
-"""The application: a plain class with a batch method that is handed one of the loaded variants."""
+"""The application: a plain class. Its batch method gets one of the loaded variants."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 from ray_slo.models import text
+from ray_slo.models.running import Staged
 from ray_slo.models.text import PairClassifier, TextAnswer
 
 if TYPE_CHECKING:
     from ray_slo import Variant
 
-MAX_CHARACTERS = 10_000  # of a text; what is over the variant's token limit is cut anyway
+MAX_CHARACTERS = 10_000  # characters of a text; the variant's token limit cuts more anyway
 
 
 class Entailment:
     """Says whether a hypothesis follows from a premise: entailment, neutral or contradiction."""
 
     def __call__(
-        self, classifier: PairClassifier, pairs: list[tuple[str, str]]
+        self, classifier: PairClassifier, pairs: list[tuple[str, str]] | Staged
     ) -> list[TextAnswer]:
-        """Preprocessed pairs to one answer each, in the same order."""
+        """Answer preprocessed pairs, in the same order."""
         return classifier(pairs)
+
+    def stage(self, classifier: PairClassifier, pairs: list[tuple[str, str]]) -> Staged:
+        """Prepare the next batch while another one runs on a GPU."""
+        return classifier.stage(pairs)
 
     @staticmethod
     def preprocess(item: Any) -> tuple[str, str]:
@@ -51,11 +56,7 @@ class Entailment:
     @staticmethod
     def example_input() -> tuple[str, str]:
         """A pair of usual length, for profiling."""
-        return (
-            "The committee announced yesterday that the new hospital would be finished before the "
-            "winter, although half of the money for it has not been found yet.",
-            "The hospital has been paid for in full.",
-        )
+        return text.EXAMPLE
 
 
 def variants(*names: str, weights: str | None = None, device: str = "auto") -> list[Variant]:

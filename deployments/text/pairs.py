@@ -1,4 +1,4 @@
-"""Pairs of texts to try the application with, and what a reader would say of each."""
+"""Pairs of texts to try the application with, and a reader's answer to each."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ _LABELS = ("entailment", "neutral", "contradiction")
 
 
 def payloads() -> tuple[list[dict[str, str]], list[str]]:
-    """What `ray-slo bench --payload deployments.text:payloads` sends, and the right answers.
+    """Payloads for `ray-slo bench --payload deployments.text:payloads`, and the right answers.
 
     With random weights, or those of an encoder without a trained classifier, a third is right by
     chance.

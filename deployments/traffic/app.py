@@ -3,7 +3,7 @@
     detect ──vehicles──▶ vehicles    EfficientNets name what kind of vehicle it is
            └──people───▶ faces       VGGs or ResNets look at the head
 
-A photograph in; out come the vehicles and people in it, each with what its network said.
+It takes a photograph, and returns the vehicles and people in it, each with its network's result.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from PIL import Image
 from deployments.imagenet.app import MIN_SIDE, picture_of
 from deployments.imagenet.pictures import photographs
 from ray_slo.models import vision
+from ray_slo.models.running import Staged
 from ray_slo.models.vision import ImageAnswer, ImageClassifier
 
 from . import detection
@@ -35,15 +36,15 @@ FACTORS = {
     "fasterrcnn_mobilenet_v3_large_fpn": {"vehicles": 1.6, "faces": 1.0},
     "fasterrcnn_resnet50_fpn_v2": {"vehicles": 2.0, "faces": 1.2},
 }
-"""Vehicles and people expected in a picture, by detector. A first guess: a better one finds more.
-What pictures do hold is learned while they are served."""
+"""Expected vehicles and people in a picture, by detector. They are first guesses; better detectors
+find more. The real numbers are learned while serving."""
 
 
 class Detect:
-    """Finds vehicles and people, and has each looked at."""
+    """Finds vehicles and people, and sends each to the next task."""
 
     def __call__(self, detector: Detector, pictures: list[Picture]) -> list[ray_slo.Outputs]:
-        """Preprocessed pictures to what is found, with the parts for the tasks below."""
+        """Find things in preprocessed pictures, with the parts for the next tasks."""
         return [
             outputs(picture, things)
             for picture, things in zip(pictures, detector(pictures), strict=True)
@@ -53,7 +54,7 @@ class Detect:
     def preprocess(item: Any) -> Picture:
         """The bytes of a JPEG, PNG or WebP, a PIL image or an array of uint8, as RGB.
 
-        Larger pictures than any detector looks at are shrunk to `MAX_SIDE` by the longer side.
+        Pictures larger than any detector's input are shrunk to `MAX_SIDE` by the longer side.
 
         ValueError says what was wrong with ``image``.
         """
@@ -71,7 +72,7 @@ class Detect:
 
     @staticmethod
     def join(result: list[Found], outputs: dict[str, list[ImageAnswer]]) -> dict[str, Any]:
-        """What was found, each thing with what the task below said of it."""
+        """The things in the picture, each with the result of its task."""
         vehicles, people, others = parts(result)
         return {
             "vehicles": _described(vehicles, outputs["vehicles"]),
@@ -86,7 +87,7 @@ class Detect:
 
 
 def outputs(picture: Picture, things: list[Found]) -> ray_slo.Outputs:
-    """The result of a picture, and what of it goes to which task."""
+    """The result of a picture, and its items for each task."""
     from ray_slo import Outputs
 
     vehicles, people, _ = parts(things)
@@ -109,9 +110,15 @@ def _described(things: list[Found], answers: list[ImageAnswer]) -> list[dict[str
 class Vehicles:
     """Says what kind of vehicle a part of a picture shows: cab, minivan, school bus, …"""
 
-    def __call__(self, classifier: ImageClassifier, crops: list[Picture]) -> list[ImageAnswer]:
-        """Parts of pictures, of any size, to one answer each, in the same order."""
+    def __call__(
+        self, classifier: ImageClassifier, crops: list[Picture] | Staged
+    ) -> list[ImageAnswer]:
+        """Answer parts of pictures of any size, in the same order."""
         return classifier(crops)
+
+    def stage(self, classifier: ImageClassifier, crops: list[Picture]) -> Staged:
+        """Prepare the next batch while another one runs on a GPU."""
+        return classifier.stage(crops)
 
     @staticmethod
     def example_input() -> Picture:
@@ -122,9 +129,9 @@ class Vehicles:
 class Faces(Vehicles):
     """Looks at the heads of people.
 
-    torchvision publishes no network that knows faces: by default these know ImageNet's categories
-    (a sunglass, a wig, a helmet), with the cost of one that knows faces. Give the weights of your
-    own as a path.
+    torchvision publishes no network for faces. By default, these networks name ImageNet's
+    categories (a sunglass, a wig, a helmet), at the cost of a network for faces. Give the path of
+    your own weights.
     """
 
 
@@ -175,7 +182,7 @@ def pipeline(
     device: str = "auto",
     **options: Any,
 ) -> ray_slo.Pipeline:
-    """The whole, for `serve.run(pipeline().bind())`.
+    """The whole pipeline, for `serve.run(pipeline().bind())`.
 
     Args:
         weights: of all networks: "none", "local", "download", or a folder with `<name>.pth` for
@@ -204,5 +211,5 @@ def pipeline(
 
 
 def payloads() -> list[bytes]:
-    """What `ray-slo bench --payload deployments.traffic:payloads` sends; see `photographs`."""
+    """Payloads for `ray-slo bench --payload deployments.traffic:payloads`; see `photographs`."""
     return photographs()

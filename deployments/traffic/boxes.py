@@ -1,4 +1,4 @@
-"""Boxes around things in a picture: which go to which task, and what of the picture goes along."""
+"""Boxes around things in a picture: the task of each, and its part of the picture."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ Picture = NDArray[np.uint8]  # (height, width, 3), RGB
 
 VEHICLES = ("car", "bus", "truck", "motorcycle")
 PERSON = "person"
-MARGIN = 0.1  # of the longer side, on every side: what stands around a thing tells what it is
+MARGIN = 0.1  # share of the longer side, on every side: the surroundings help to classify a thing
 HEAD = 0.3  # of a standing person's height
-MIN_SIDE = 8  # pixels; below, there is nothing to look at
+MIN_SIDE = 8  # pixels; smaller things cannot be classified
 
 
 class Found(TypedDict):
@@ -33,8 +33,8 @@ class Found(TypedDict):
 def square(box: list[float], height: int, width: int, margin: float = MARGIN) -> tuple[int, ...]:
     """The smallest square of whole pixels around a box and its margin: left, top, right, bottom.
 
-    Moved to lie inside the picture, and cut where it is larger than that: classifiers look at the
-    middle square of what they get, and would not see the ends of a long vehicle.
+    It is moved into the picture, and cut if it is larger. Classifiers look at the middle square of
+    their input, and would otherwise miss the ends of a long vehicle.
     """
     left, top, right, bottom = box
     side = math.ceil((1 + 2 * margin) * max(right - left, bottom - top, 1.0))
@@ -49,9 +49,9 @@ def square(box: list[float], height: int, width: int, margin: float = MARGIN) ->
 
 
 def head(box: list[float]) -> list[float]:
-    """Where the head of a person is: the top of the box, as wide as it is high, in the middle.
+    """The head of a person: a square at the top of the box, in the middle.
 
-    A crouching or cut-off person fills a wide box; then the head is taken to be all of its height.
+    A crouching or cut-off person fills a wide box. Then the head has its whole height.
     """
     left, top, right, bottom = box
     width, height = right - left, bottom - top
@@ -61,7 +61,7 @@ def head(box: list[float]) -> list[float]:
 
 
 def crop(picture: Picture, box: list[float]) -> Picture:
-    """The square around a box, a copy: the picture need not be kept for it."""
+    """A copy of the square around a box, so that the picture need not be kept."""
     left, top, right, bottom = square(box, *picture.shape[:2])
     return picture[top:bottom, left:right].copy()
 
@@ -72,7 +72,7 @@ def large_enough(box: list[float]) -> bool:
 
 
 def parts(found: list[Found]) -> tuple[list[Found], list[Found], list[Found]]:
-    """What is found, as (vehicles, people, all else); things too small to look at are "else"."""
+    """The things as (vehicles, people, others). Things that are too small are others."""
     vehicles, people, others = [], [], []
     for thing in found:
         if thing["label"] in VEHICLES and large_enough(thing["box"]):

@@ -33,7 +33,7 @@ FAMILY = (
 """In order of cost, and of accuracy."""
 
 THRESHOLD = 0.5  # of confidence
-MOST = 30  # things in a picture; a crowd would otherwise be hundreds of requests
+MOST = 30  # things in a picture; without it, a crowd would make hundreds of requests
 
 _MADE_UP: tuple[tuple[str, float, float, float, float], ...] = (
     ("car", 0.05, 0.55, 0.4, 0.85),
@@ -41,16 +41,16 @@ _MADE_UP: tuple[tuple[str, float, float, float, float], ...] = (
     ("person", 0.4, 0.4, 0.5, 0.9),
     ("bench", 0.1, 0.8, 0.4, 0.95),
 )
-"""What a detector with random weights says it sees: label, and the box in shares of the picture."""
+"""The scene of a detector with random weights: labels, and boxes in shares of the picture."""
 
 
 @dataclass(frozen=True)
 class Detector:
-    """A network with its preprocessing: pictures to the things in them, the surest first.
+    """A network with its preprocessing. It finds the things in pictures, the surest first.
 
-    With random weights (`made_up`), a detector would see nothing, or hundreds of things, and the
-    tasks below it would have nothing sensible to do. So the network is run for its cost, and the
-    answer is the same made-up scene for every picture: two vehicles, a person and a bench.
+    With random weights (`made_up`), a detector would find nothing, or hundreds of things. The next
+    tasks would have no useful work. So the network runs for its cost, and the answer is the same
+    made-up scene for every picture: two vehicles, a person and a bench.
     """
 
     name: str
@@ -66,7 +66,7 @@ class Detector:
             return []
         import torch
 
-        # A copy: what Ray hands out is read-only, which torch warns of.
+        # A copy, because Ray's arrays are read-only, and torch warns of that.
         inputs = [
             self.transform(torch.tensor(picture, device=self.device).permute(2, 0, 1))
             for picture in pictures
@@ -86,7 +86,7 @@ class Detector:
 
 
 def found(labels: list[str], scores: Any, boxes: Any) -> list[Found]:
-    """What is sure enough, the surest first, at most `MOST`."""
+    """The things that are sure enough, the surest first, at most `MOST`."""
     order = np.argsort(-np.asarray(scores, float), kind="stable")[:MOST]
     return [
         {
@@ -100,7 +100,7 @@ def found(labels: list[str], scores: Any, boxes: Any) -> list[Found]:
 
 
 def made_up(height: int, width: int) -> list[Found]:
-    """The scene that a detector with random weights sees in a picture of that size."""
+    """The scene of a detector with random weights for a picture of that size."""
     sides = (width, height, width, height)
     return [
         {

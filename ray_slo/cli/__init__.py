@@ -9,31 +9,44 @@ from importlib import import_module
 from typing import Annotated, Any
 
 import typer
+from annotated_types import Ge, Le
+from pydantic import ValidationError
 from typer.core import TyperGroup
 
-from ray_slo.core.text import quoted
+from ray_slo.core.environment import TRACEBACK
+from ray_slo.core.explain import problem
 
 # One module per command, each with `register(app)`.
 COMMANDS = (
-    *("new", "simulate", "plan", "profile", "solve", "policy", "bench", "status", "replay"),
-    *("report", "dashboards", "demo"),
+    *("new", "simulate", "plan", "profile", "solve", "policy", "bench", "status", "top", "replay"),
+    *("report", "dashboards", "demo", "docs"),
 )
 
 
 def _describe(error: Exception) -> str:
-    """One line per problem; a pydantic error's fields are spelled as in the YAML."""
+    """One line per mistake."""
     if isinstance(error, OSError) and error.filename:
         return f"{error.filename}: {error.strerror}"
-    problems = getattr(error, "errors", None)
-    if not callable(problems):
+    if not isinstance(error, ValidationError):
         return str(error)
-    lines = []
-    for problem in problems():
-        field = ".".join(str(part) for part in problem["loc"])
-        given = problem.get("input")
-        shown = f", got {quoted(given)}" if isinstance(given, str | int | float) else ""
-        lines.append(f"{field or 'input'}: {problem['msg']}{shown}")
-    return "\n".join(lines)
+    return "\n".join(
+        ": ".join(filter(None, [".".join(map(str, e["loc"])), problem((), e)]))
+        for e in error.errors()
+    )
+
+
+def _reworded(error: typer.BadParameter) -> None:
+    """Put an option's mistake into the words of the documents' mistakes."""
+    if not isinstance(cause := error.__cause__, ValidationError):
+        return  # of a Typer without pydantic, whose words have the value
+    wrong = cause.errors()[0]
+    kind = {"int": int, "bool": bool}.get(wrong["type"].split("_")[0], float)
+    about: list[Any] = []
+    for rule, at in ((Ge, "min"), (Le, "max")):
+        if (bound := getattr(error.param, at, None)) is not None:
+            about.append(rule(bound))
+    whole = (kind, *about)
+    error.message = problem([Annotated[whole] if about else kind], wrong)
 
 
 class _Group(TyperGroup):
@@ -42,15 +55,18 @@ class _Group(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
+        except typer.BadParameter as error:
+            _reworded(error)
+            raise
         except (ValueError, OSError) as error:
-            if os.environ.get("RAY_SLO_TRACEBACK") or isinstance(error, BrokenPipeError):
+            if os.environ.get(TRACEBACK) or isinstance(error, BrokenPipeError):
                 raise
             typer.secho(f"Error: {_describe(error)}", fg="red", err=True)
             raise typer.Exit(2) from None
         except RuntimeError as error:
             from ray_slo.simulation.books import PolicyError
 
-            if os.environ.get("RAY_SLO_TRACEBACK") or not isinstance(error, PolicyError):
+            if os.environ.get(TRACEBACK) or not isinstance(error, PolicyError):
                 raise
             typer.secho(f"Error: the policy broke its contract: {error}", fg="red", err=True)
             raise typer.Exit(2) from None
@@ -89,4 +105,6 @@ for _name in COMMANDS:
 
 def main(args: Sequence[str] | None = None) -> None:
     """Run the command line; exits the process."""
+    # Where Serve's throughput is optimized, handles are for event loops only; this says otherwise.
+    os.environ.setdefault("RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP", "1")
     app(list(sys.argv[1:] if args is None else args), prog_name="ray-slo")

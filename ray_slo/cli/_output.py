@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import typer
 import yaml
 
+from ray_slo.core.pages import SEE
+
 if TYPE_CHECKING:
     from pydantic import BaseModel
     from rich.table import Table
@@ -103,7 +105,9 @@ def mistakes_in(path: Path | None) -> Iterator[None]:
     except ValueError as error:
         if path is None:
             raise
-        raise ValueError("\n".join(f"{path}: {line}" for line in str(error).split("\n"))) from None
+        lines = str(error).split("\n")
+        told = [line if line.startswith(SEE) else f"{path}: {line}" for line in lines]
+        raise ValueError("\n".join(told)) from None
 
 
 def positive(**options: float | None) -> None:
@@ -122,27 +126,36 @@ def will_write(option: str, path: Path | None, endings: Sequence[str] = ()) -> N
     """Make the folder of a file that is written at the end, and see now whether it can be.
 
     Raises:
-        ValueError: an ending of another kind of file.
-        OSError: it cannot be written.
+        ValueError: an ending of another kind of file, or it cannot be written.
     """
     if path is None:
         return
     if endings and path.suffix not in endings:
         raise ValueError(f"{option} must end in {', '.join(endings)}, got {str(path)!r}")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    there = path.exists()
-    with path.open("ab"):
-        pass
-    if not there:
-        path.unlink()
+    with _written(option, path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        there = path.exists()
+        with path.open("ab"):
+            pass
+        if not there:
+            path.unlink()
 
 
-def will_fill(path: Path | None) -> None:
+def will_fill(option: str, path: Path | None) -> None:
     """Make a folder that is filled at the end.
 
     Raises:
-        OSError: it cannot be made, or nothing can be written into it.
+        ValueError: it cannot be made, or nothing can be written into it.
     """
     if path is not None:
-        path.mkdir(parents=True, exist_ok=True)
-        will_write("", path / ".ray-slo")
+        with _written(option, path):
+            path.mkdir(parents=True, exist_ok=True)
+        will_write(option, path / ".ray-slo")
+
+
+@contextmanager
+def _written(option: str, path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise ValueError(f"{option}: cannot write {str(path)!r}: {error.strerror}") from None

@@ -31,17 +31,21 @@ _Url = Annotated[
 ]
 _Handle = Annotated[
     str | None,
-    typer.Option(metavar="APP[/DEPLOYMENT]", help="Go through a Serve handle instead of HTTP."),
+    typer.Option(metavar="APP[/DEPLOYMENT]", help="Call a Serve handle instead of HTTP."),
 ]
-_RayAddress = Annotated[str, typer.Option(help="Of the running Ray cluster (with --handle).")]
+_RayAddress = Annotated[
+    str, typer.Option(help="Address of the running Ray cluster (with --handle).")
+]
 _WarmupS = Annotated[
     float | None,
-    typer.Option(help="Start that is not counted. [default: 2, at most a quarter]"),
+    typer.Option(help="Seconds at the start that are not counted. [default: 2, at most a quarter]"),
 ]
 _Arrivals = Annotated[
     str, typer.Option(help="poisson, gamma, constant, or a trace file (a rate per line).")
 ]
-_Shape = Annotated[float, typer.Option(help="Of gamma arrivals: 1 is Poisson, less burstier.")]
+_Shape = Annotated[
+    float, typer.Option(help="Shape of gamma arrivals: 1 is Poisson, smaller is burstier.")
+]
 _Payload = Annotated[
     str | None,
     typer.Option(
@@ -50,23 +54,23 @@ _Payload = Annotated[
     ),
 ]
 _Header = Annotated[
-    list[str] | None, typer.Option(metavar="NAME:VALUE", help="Sent along; repeatable.")
+    list[str] | None, typer.Option(metavar="NAME:VALUE", help="Header to send; repeatable.")
 ]
 _ResponseMetadata = Annotated[
     bool,
     typer.Option(
-        help="Ask the handle for variant, batch size and times; a ray-slo ingress always is."
+        help="Ask the handle for variant, batch size and times; always so for a ray-slo ingress."
     ),
 ]
-_LabelField = Annotated[str, typer.Option(help="Field of a JSON answer with the label.")]
+_LabelField = Annotated[str, typer.Option(help="Field of a JSON answer that contains the label.")]
 _Record = Annotated[
-    Path | None, typer.Option(help="Write the workload here (.npz), to replay it later.")
+    Path | None, typer.Option(help="File for the workload (.npz), to replay it later.")
 ]
 _Replay = Annotated[
     Path | None, typer.Option(help="Send a recorded workload instead of a new one.")
 ]
 _Out = Annotated[
-    Path | None, typer.Option(help="Write requests.csv, summary.json and a plot here.")
+    Path | None, typer.Option(help="Folder for requests.csv, summary.json and a plot.")
 ]
 
 
@@ -75,20 +79,26 @@ def bench(
     handle: _Handle = None,
     ray_address: _RayAddress = "auto",
     rate: Annotated[float, typer.Option(help="Mean requests per second.")] = 20.0,
-    duration_s: Annotated[float, typer.Option(help="Requests arrive this long.")] = 20.0,
+    duration_s: Annotated[
+        float, typer.Option(help="Time during which requests arrive, seconds.")
+    ] = 20.0,
     warmup_s: _WarmupS = None,
     arrivals: _Arrivals = "poisson",
     shape: _Shape = 0.5,
-    interval_s: Annotated[float, typer.Option(help="Length of a line of the trace file.")] = 1.0,
+    interval_s: Annotated[float, typer.Option(help="Seconds per line of the trace file.")] = 1.0,
     payload: _Payload = None,
-    slo_ms: Annotated[float, typer.Option(help="What counts as in time.")] = 1000.0,
-    timeout_s: Annotated[float, typer.Option(help="Give a request up after this.")] = 30.0,
+    slo_ms: Annotated[
+        float, typer.Option(help="Latency up to which an answer is in time, milliseconds.")
+    ] = 1000.0,
+    timeout_s: Annotated[
+        float, typer.Option(help="Time after which a request is given up, seconds.")
+    ] = 30.0,
     header: _Header = None,
     label_field: _LabelField = "label",
     response_metadata: _ResponseMetadata = False,
     record: _Record = None,
     replay: _Replay = None,
-    seed: Annotated[int, typer.Option(help="Of arrival times and payload order.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of arrival times and payload order.")] = 0,
     out: _Out = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
 ) -> None:
@@ -109,7 +119,7 @@ def bench(
     options["label_field"] = label_field
     headers = _headers(header)
     will_write("--record", record)
-    will_fill(out)
+    will_fill("--out", out)
     payloads = load_payloads(payload) if payload else None
     if replay:
         workload = Recorded.load(replay)

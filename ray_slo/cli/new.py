@@ -19,9 +19,11 @@ def register(app: typer.Typer) -> None:
 
 def new(
     folder: Annotated[
-        Path, typer.Argument(help="Folder to make; its last part names the application.")
+        Path, typer.Argument(help="Folder to create; its last part is the name of the application.")
     ],
-    slo_ms: Annotated[float, typer.Option(help="From arrival to answer, milliseconds.")] = 200.0,
+    slo_ms: Annotated[
+        float, typer.Option(help="Time from arrival to answer, milliseconds.")
+    ] = 200.0,
 ) -> None:
     """Write a small application with a test and a config, to start from."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -51,4 +53,4 @@ def new(
         path = folder / template.removesuffix(".j2")
         path.write_text(templates.get_template(template).render(told), encoding="utf-8")
         typer.echo(path)
-    typer.echo(f"\nnext: cd {folder} && pytest && serve run config.yaml")
+    typer.echo(f"\nnext: cd {folder} && pip install pytest && pytest && serve run config.yaml")

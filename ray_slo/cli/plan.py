@@ -33,14 +33,16 @@ _WhatIf = Annotated[
     list[str] | None,
     typer.Option(
         metavar="CHANGE",
-        help="Beside the spec: load=+20%, slo=80ms, latency=1.2x or budget=3; may be repeated, "
+        help="Change of the spec: load=+20%, slo=80ms, latency=1.2x or budget=3; may be repeated, "
         "and combined with commas.",
     ),
 ]
-_Policy = Annotated[list[str] | None, typer.Option(help="Instead of the spec's; may be repeated.")]
+_Policy = Annotated[
+    list[str] | None, typer.Option(help="Policy instead of those of the spec; may be repeated.")
+]
 _Live = Annotated[
     str | None,
-    typer.Option(metavar="APP", help="Ask this application's planner what it would do now."),
+    typer.Option(metavar="APP", help="Application whose planner is asked what it would do now."),
 ]
 
 
@@ -49,7 +51,7 @@ def plan(
     what_if: _WhatIf = None,
     policy: _Policy = None,
     live: _Live = None,
-    address: Annotated[str, typer.Option(help="Ray cluster to ask, with --live.")] = "auto",
+    address: Annotated[str, typer.Option(help="Address of the Ray cluster, with --live.")] = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
     """Find the fewest workers, the cheapest pool and the variants for a load, by simulation.

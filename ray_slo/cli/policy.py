@@ -30,7 +30,7 @@ _COLOURS = (
 @policy_app.command()
 def show(
     file: Annotated[Path, typer.Argument(help="Tables written by `ray-slo solve`.")],
-    compare: Annotated[Path | None, typer.Option(help="Another file, shown beside it.")] = None,
+    compare: Annotated[Path | None, typer.Option(help="Another file, to compare with.")] = None,
     rate: Annotated[
         float | None,
         typer.Option(help="Draw the table that covers this load; default: the middle one."),

@@ -35,7 +35,9 @@ _Target = Annotated[
 ]
 _Variant = Annotated[
     list[str] | None,
-    typer.Option(help="Measure only these variants. For a class without: its argument `variant`."),
+    typer.Option(
+        help="Measure only these variants. For a class without variants: its argument `variant`."
+    ),
 ]
 _Arg = Annotated[
     list[str] | None,
@@ -43,17 +45,20 @@ _Arg = Annotated[
 ]
 _Input = Annotated[
     Path | None,
-    typer.Option(help="One item to measure with (a file), instead of example_input()."),
+    typer.Option(help="File with one item to measure with, instead of example_input()."),
 ]
-_Quantile = Annotated[float, typer.Option(help="Of the measured durations; planned with.")]
+_Quantile = Annotated[
+    float, typer.Option(help="Quantile of the measured durations that plans use.")
+]
 _BoundMs = Annotated[
-    float | None, typer.Option(help="Measure no larger batches once one takes this long.")
+    float | None,
+    typer.Option(help="Stop with larger batches once one takes this time, milliseconds."),
 ]
 _Preemption = Annotated[
     bool,
     typer.Option(
         "--preemption",
-        help="Also measure what exit points cost and bring, and choose their number (torch).",
+        help="Also measure cost and gain of exit points, and choose their number (torch).",
     ),
 ]
 _ExitPoints = Annotated[
@@ -70,12 +75,14 @@ def profile(
     input: _Input = None,
     max_batch: Annotated[int, typer.Option(min=1, help="Largest batch size to measure.")] = 32,
     quantile: _Quantile = 0.95,
-    seconds: Annotated[float, typer.Option(help="To spend on each variant.")] = 10.0,
+    seconds: Annotated[float, typer.Option(help="Seconds to spend on each variant.")] = 10.0,
     bound_ms: _BoundMs = None,
-    threads: Annotated[int, typer.Option(min=1, help="CPU threads, as the worker will have.")] = 1,
+    threads: Annotated[
+        int, typer.Option(min=1, help="Number of CPU threads, as for the worker.")
+    ] = 1,
     preemption: _Preemption = False,
     exit_points: _ExitPoints = None,
-    out: Annotated[Path | None, typer.Option(help="Write the profile file here.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Path of the profile file to write.")] = None,
     plot: _Plot = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False,
 ) -> None:
@@ -101,7 +108,7 @@ def profile(
         {
             "budget_s": seconds,
             "threads": threads,
-            "example": None if input is None else input.read_bytes(),
+            "example": None if input is None else _read(input),
         },
         None if bound_ms is None else bound_ms / 1e3,
         preemption,
@@ -110,6 +117,7 @@ def profile(
     targets = _targets(target, key_values("--arg", arg), variant)
     found = _measure(targets, settings)
     about = metadata(quantile=quantile, threads=threads) | {"target": target}
+    about["variants"] = found.about
     if found.stops:
         about["preemption"] = {name: stop.to_json() for name, stop in found.stops.items()}
     written = [out] if out else []
@@ -122,6 +130,13 @@ def profile(
         print_json({**about, "profiles": shown})
         return
     _print(found, quantile, written)
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise ValueError(f"--input: cannot read {str(path)!r}: {error.strerror}") from None
 
 
 @dataclass(frozen=True)
@@ -149,6 +164,7 @@ class _Measured:
     profiles: dict[str, LatencyProfile] = field(default_factory=dict)
     samples: dict[str, dict[int, list[float]]] = field(default_factory=dict)
     stops: dict[str, PreemptionProfile] = field(default_factory=dict)
+    about: dict[str, dict[str, Any]] = field(default_factory=dict)
 
 
 def _measure(targets: Mapping[str, Target], settings: _Settings) -> _Measured:
@@ -167,6 +183,7 @@ def _measure(targets: Mapping[str, Target], settings: _Settings) -> _Measured:
                 max_batch_size=settings.max_batch,
                 bound_s=settings.bound_s,
                 progress=partial(_advance, progress, task),
+                about=partial(found.about.__setitem__, name),
                 **settings.measuring,
             )
             # A batch size beyond the largest measured one would be a guess.
@@ -205,8 +222,14 @@ def _print(found: _Measured, quantile: float, written: Sequence[Path]) -> None:
         console.print(
             f"  ℓ(b) ≈ {number(1e3 * alpha)}·b + {number(1e3 * beta)} ms: a batch of "
             f"{measured.max_batch_size} does {number(measured.throughput(measured.max_batch_size))}"
-            f" items/s, one by one {number(measured.throughput(1))}\n"
+            f" items/s, one by one {number(measured.throughput(1))}"
         )
+        about = found.about.get(name, {})
+        if "memory_mb" in about:
+            console.print(f"  loaded: {number(about['memory_mb'])} MB of the {about['memory_of']}")
+        if "runs" in about:
+            console.print(f"  runs in {about['runs']}")
+        console.print()
         if (stop := found.stops.get(name)) is not None:
             console.print(_preemption_table(name, stop))
             console.print(f"  {stop.chosen} exit points: {stop.reason}\n")

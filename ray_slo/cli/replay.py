@@ -33,12 +33,15 @@ def replay(
         list[str] | None, typer.Option(metavar="KEY=VALUE", help="Argument of that policy.")
     ] = None,
     run: Annotated[
-        str | None, typer.Option(help="Which scheduler's (as listed); default: all, or the newest.")
+        str | None,
+        typer.Option(help="Name of the scheduler (as listed); default: all, or the newest."),
     ] = None,
-    warmup_s: Annotated[float, typer.Option(help="Start that what-if does not count.")] = 0.0,
+    warmup_s: Annotated[
+        float, typer.Option(help="Seconds at the start that what-if does not count.")
+    ] = 0.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Replay what a scheduler was fed. Exit code 1: the policy did not decide the same."""
+    """Replay a scheduler's events. Exit code 1: the policy decided differently."""
     from ray_slo.record.decode import read
 
     lives = read(log)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -37,15 +38,17 @@ def report(
             "`simulate --report`), or a bench run (the folder of `bench --out`)."
         ),
     ],
-    out: Annotated[Path, typer.Option(help="Where the page goes.")] = Path("report.html"),
+    out: Annotated[Path, typer.Option(help="Path of the page to write.")] = Path("report.html"),
     run: Annotated[
-        str | None, typer.Option(help="Which scheduler of a log; default: the newest.")
+        str | None, typer.Option(help="Name of the scheduler in a log; default: the newest.")
     ] = None,
     warmup_s: Annotated[
-        float, typer.Option(help="Start of a log that figures do not count.")
+        float, typer.Option(help="Seconds at the start of a log that figures do not count.")
     ] = 0.0,
 ) -> None:
     """Write a self-contained HTML page: what was answered when, by whom, and why not in time."""
+    if not 0 <= warmup_s < math.inf:
+        raise ValueError(f"--warmup-s must be at least 0 and finite, got {warmup_s:g}")
     will_write("--out", out)
     path = page(load(source, run, warmup_s)).write(out)
     typer.echo(f"wrote {path} ({path.stat().st_size / 1e6:.1f} MB)")
@@ -68,10 +71,15 @@ def load(path: str | Path, run: str | None = None, warmup_s: float = 0.0) -> Sou
     path = Path(path)
     if not path.exists():
         raise FileNotFoundError(2, "No such file or folder", str(path))
-    if path.suffix == ".npz" or (path / "report.npz").is_file():
+    is_simulation = path.suffix == ".npz" or (path / "report.npz").is_file()
+    is_bench = (path / "requests.csv").is_file() and (path / "summary.json").is_file()
+    if (is_simulation or is_bench) and (run is not None or warmup_s):
+        given = "--run" if run is not None else "--warmup-s"
+        raise ValueError(f"{given} is for a decision log, and {path} is none; leave it out")
+    if is_simulation:
         file = path if path.is_file() else path / "report.npz"
         return of_report(Report.load(file), f"simulation {file}")
-    if (path / "requests.csv").is_file() and (path / "summary.json").is_file():
+    if is_bench:
         return of_bench(path)
     if path.is_file() or list(path.glob(f"*{SUFFIX}")):
         return of_log(path, run, warmup_s)

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 # One model on eight workers: ResNet50 of Symphony's Table 2.
 _DEFAULTS: dict[str, Any] = {
-    "policy": {"name": "deferred"},
     "cluster": {
         "workers": 8,
         "models": {
@@ -40,7 +39,7 @@ _EXAMPLE = "configs/simulate-resnet50.yaml"
 
 
 _Spec = Annotated[
-    Path | None, typer.Argument(help="YAML spec; flags override it.", show_default=False)
+    Path | None, typer.Argument(help="YAML spec; options override it.", show_default=False)
 ]
 _PolicyArg = Annotated[
     list[str] | None, typer.Option(metavar="KEY=VALUE", help="Argument of the policy.")
@@ -49,14 +48,15 @@ _LatencyNoise = Annotated[
     float | None, typer.Option(help="σ of log(actual / profiled execution time).")
 ]
 _Goodput = Annotated[
-    bool, typer.Option("--goodput", help="Search the largest rate with ≤ 1 % bad requests.")
+    bool,
+    typer.Option("--goodput", help="Search for the largest rate with at most 1 % bad requests."),
 ]
 _Report = Annotated[
     Path | None, typer.Option(help="Write frames, summary and plots into this directory.")
 ]
 _Log = Annotated[
     Path | None,
-    typer.Option(help="Of an application: write the decision log into this directory."),
+    typer.Option(help="For an application: write the decision log into this directory."),
 ]
 
 
@@ -71,8 +71,12 @@ def simulate(
     rate: Annotated[float | None, typer.Option(help="Requests per second, all models.")] = None,
     arrivals: Annotated[str | None, typer.Option(help="constant, poisson or gamma.")] = None,
     shape: Annotated[float | None, typer.Option(help="Shape of gamma arrivals.")] = None,
-    duration_s: Annotated[float | None, typer.Option(help="Requests arrive this long.")] = None,
-    warmup_s: Annotated[float | None, typer.Option(help="Start that is not counted.")] = None,
+    duration_s: Annotated[
+        float | None, typer.Option(help="Time during which requests arrive, seconds.")
+    ] = None,
+    warmup_s: Annotated[
+        float | None, typer.Option(help="Seconds at the start that are not counted.")
+    ] = None,
     latency_noise: _LatencyNoise = None,
     seed: Annotated[int | None, typer.Option()] = None,
     goodput: _Goodput = False,
@@ -86,7 +90,7 @@ def simulate(
     from ray_slo.simulation.spec import SimulationSpec
 
     positive(rate=rate)
-    will_fill(report)
+    will_fill("--report", report)
     data = read_document(spec, _EXAMPLE) if spec else json.loads(json.dumps(_DEFAULTS))
     if "workloads" in data:
         flags: dict[str, Any] = {
@@ -143,7 +147,7 @@ def _application(spec: Path | None, data: dict[str, Any], as_json: bool, log: Pa
     from ray_slo.simulation.application_spec import ApplicationSpec
 
     chosen = in_document(spec, ApplicationSpec, data)
-    will_fill(log)
+    will_fill("--log", log)
     result = chosen.run(spec.parent if spec else Path(), log)
     streams = result.streams().to_dict("records")
     if as_json:

@@ -34,9 +34,9 @@ def solve(
         Path | None, typer.Option(help="Table set to write; default: the spec's name, .npz.")
     ] = None,
     fresh: Annotated[
-        bool, typer.Option("--fresh", help="Solve anew what the file already has.")
+        bool, typer.Option("--fresh", help="Solve again what the file already contains.")
     ] = False,
-    jobs: Annotated[int, typer.Option(min=1, help="Processes that solve.")] = 1,
+    jobs: Annotated[int, typer.Option(min=1, help="Number of solver processes.")] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
 ) -> None:
     """Solve which variant answers, by queue and slack, for a range of loads; save the tables.

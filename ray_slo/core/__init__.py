@@ -1,7 +1,7 @@
 """Requests, batches, latency profiles, deadline queues, the cluster view, decisions.
 
 Pure Python and NumPy: no ray, no clock, no sleep, no unseeded randomness. Each name is imported on
-first use, so that what needs no NumPy goes without.
+first use, so code that does not need NumPy does not load it.
 """
 
 from importlib import import_module

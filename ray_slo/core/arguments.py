@@ -1,4 +1,4 @@
-"""Checks what a call is given by the annotations of its arguments: kind, choices, bounds."""
+"""Checks the arguments of a call by their annotations: kind, choices, bounds."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import fields
 from functools import cache, wraps
-from types import NoneType, SimpleNamespace, UnionType
-from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from types import SimpleNamespace
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
-from annotated_types import Ge, Gt, Le, Lt
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
-from pydantic.fields import FieldInfo
+
+from ray_slo.core.hints import KINDS, bounds, parts_of
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -20,23 +20,15 @@ Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Above0 = Annotated[float, Field(gt=0)]
 AtLeast0 = Annotated[float, Field(ge=0)]
-"""Infinity is one, too."""
+"""At least 0; infinity is allowed, as for `Above0`."""
 Count = Annotated[int, Field(ge=1)]
 Share = Annotated[float, Field(gt=0, le=1)]
 """Above 0 and at most 1."""
 
-_KINDS = {
-    bool: "true or false",
-    float: "a number",
-    int: "a whole number",
-    str: "a text",
-    NoneType: "null",
-}
-_BOUNDS = {Gt: ("gt", "above"), Ge: ("ge", "at least"), Le: ("le", "at most"), Lt: ("lt", "below")}
-
 
 def checked(call: F) -> F:
-    """`call`, which raises a ValueError that names an argument of another kind, choice or bound."""
+    """`call` with checked arguments: a wrong kind, choice or bound is a ValueError that names
+    it."""
     signature = inspect.signature(call)
 
     @wraps(call)
@@ -49,12 +41,12 @@ def checked(call: F) -> F:
 
 
 def check_fields(made: Any, of: str = "") -> None:
-    """Check the fields of a dataclass. `of`: whose they are, for the message."""
+    """Check the fields of a dataclass. `of`: the owner's name, for the message."""
     check(type(made), {field.name: getattr(made, field.name) for field in fields(made)}, of)
 
 
 def check(call: Callable[..., Any], given: Mapping[str, Any], of: str = "") -> None:
-    """Check the arguments that are given, by name.
+    """Check the given arguments, by name.
 
     Raises:
         ValueError: names an argument and what it must be.
@@ -74,7 +66,7 @@ def check(call: Callable[..., Any], given: Mapping[str, Any], of: str = "") -> N
 
 @cache
 def _annotations(call: Callable[..., Any]) -> dict[str, Any]:
-    """Those that can be told: some are imported for type checkers only."""
+    """Annotations that can be resolved: some are imported for type checkers only."""
     call = inspect.getattr_static(call, "__init__") if isinstance(call, type) else call
     call, found = inspect.unwrap(call), dict[str, Any]()
     for name, annotation in getattr(call, "__annotations__", {}).items():
@@ -86,7 +78,7 @@ def _annotations(call: Callable[..., Any]) -> dict[str, Any]:
 
 @cache
 def _hints(call: Callable[..., Any]) -> dict[str, TypeAdapter[Any]]:
-    """Of the arguments whose kinds are simple."""
+    """Validators of the arguments with simple kinds."""
     return {
         name: TypeAdapter(hint, config=ConfigDict(arbitrary_types_allowed=True))
         for name, hint in _annotations(call).items()
@@ -95,32 +87,22 @@ def _hints(call: Callable[..., Any]) -> dict[str, TypeAdapter[Any]]:
 
 
 def _words(hint: Any, wrong: Collection[str]) -> str:
-    """What an argument must be; "" where its kind is no simple one.
+    """What an argument must be; "" if its kind is not simple.
 
     Args:
-        wrong: pydantic's names of what is wrong; only bounds are said where the kind is right.
+        wrong: pydantic's names of the mistakes; if the kind is right, only bounds are named.
     """
-    parts = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
     words = []
-    for part in parts:
-        bounds: list[str] = []
-        if get_origin(part) is Annotated:
-            part, *about = get_args(part)
-            said = [m for a in about for m in (a.metadata if isinstance(a, FieldInfo) else [a])]
-            bounds = [
-                f"{word} {getattr(m, at):g}"
-                for m in said
-                for kind, (at, word) in _BOUNDS.items()
-                if isinstance(m, kind)
-            ]
+    for part, about in parts_of(hint):
+        limits = bounds(about)
         if get_origin(part) is Literal:
             words.append(f"one of {', '.join(map(str, get_args(part)))}")
-        elif part not in _KINDS:
+        elif part not in KINDS:
             return ""
         elif "finite_number" in wrong:
             return "a finite number"
-        elif bounds and wrong and not any(w.endswith("_type") for w in wrong):
-            return "positive" if bounds == ["above 0"] else " and ".join(bounds)
+        elif limits and wrong and not any(w.endswith("_type") for w in wrong):
+            return "positive" if limits == "above 0" else limits
         else:
-            words.append(_KINDS[part])
+            words.append(KINDS[part])
     return " or ".join(words)

@@ -1,7 +1,7 @@
-"""What a policy may know of the cluster: models, variants, workers, delays. Immutable.
+"""What a policy knows about the cluster: models, variants, workers, delays. Immutable.
 
-A host makes a new `Cluster` when something changed (a worker came or went, a profile was
-learned) and hands it to the policy as an event, so a recorded event log replays exactly.
+A host makes a new `Cluster` when something changed (a worker came or went, a profile was learned),
+and passes it to the policy as an event. So a recorded event log replays exactly.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from ray_slo.core.profiles import LatencyProfile
 from ray_slo.core.requests import WorkerId
 
 Kind = tuple[str, frozenset[str]]
-"""Hardware and names of the loaded variants: workers alike in both serve alike."""
+"""Hardware and names of the loaded variants. Workers with equal kinds serve equally well."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class Variant:
     Attributes:
         name: unique in the cluster.
         profiles: latency profile per hardware kind.
-        accuracy: percent, where known.
+        accuracy: percent, if known.
     """
 
     name: str
@@ -59,12 +59,12 @@ class Model:
 
 @dataclass(frozen=True, slots=True)
 class Assigned:
-    """A variant that a planner has a worker serve.
+    """A variant that a planner assigns to a worker.
 
     Attributes:
         variant: its name.
-        batch_size: how many requests a batch may have.
-        load: requests per second that the plan sends it; None where the plan does not say.
+        batch_size: largest number of requests in a batch.
+        load: planned requests per second; None if the plan does not say.
     """
 
     variant: str
@@ -79,7 +79,7 @@ class Worker:
     Attributes:
         hardware: key into `Variant.profiles`.
         loaded: names of the variants that it can run now.
-        assigned: what the plan has it serve; empty where no plan says.
+        assigned: what the plan assigns to it; empty without a plan.
     """
 
     id: WorkerId
@@ -111,7 +111,7 @@ class Cluster:
     """Models and workers by name, in a stable order (the order is the workers' rank).
 
     Attributes:
-        preempt_delay_s: expected from a `Preempt` until the worker is free, seconds.
+        preempt_delay_s: expected time from a `Preempt` until the worker is free, seconds.
     """
 
     models: Mapping[str, Model]

@@ -1,4 +1,4 @@
-"""Typed decisions: what a policy tells its host to do, and what it predicts will happen."""
+"""Typed decisions: the actions that a policy asks of its host, with its predictions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ray_slo.core.requests import Request, WorkerId
 
 
 class DropReason(str, Enum):
-    """Why a policy gave a request up.
+    """Why a policy dropped a request.
 
     Attributes:
         why: the same in words, for people.
@@ -39,10 +39,11 @@ class Dispatch:
     Attributes:
         batch_id: increasing per policy; comes back in `BatchOutcome`.
         start_at, finish_at: predicted start and finish in the host's clock, seconds. The worker
-            starts as soon as it is free and has every payload; `start_at` is no order to wait.
-        price: what it was worth to a policy that has prices, in that policy's unit, if its host
-            asked (`Policy.explain`).
-        note: why this batch, in words, where the policy has any and its host asked.
+            starts as soon as it is free and has every payload; `start_at` is a prediction: the
+            worker does not wait for it.
+        price: the value of the batch for a policy that has prices, in the policy's unit; set if the
+            host asked (`Policy.explain`).
+        note: the reason for this batch, in words; set if the policy has one and the host asked.
     """
 
     batch_id: int
@@ -65,8 +66,8 @@ class Preempt:
     """Stop the batch that runs on `worker`.
 
     Attributes:
-        variant: what is to run instead.
-        gain: predicted, in requests: served that would not be, less those that may be lost.
+        variant: the variant that runs instead.
+        gain: predicted gain in requests: additional served requests minus those that may be lost.
     """
 
     worker: WorkerId
@@ -80,8 +81,8 @@ class Drop:
     """Refuse `requests` now.
 
     Attributes:
-        finish_at: the earliest finish that was predicted for them, seconds in the host's clock;
-            NaN where none could be.
+        finish_at: the earliest predicted finish, seconds in the host's clock; NaN if none could be
+            predicted.
     """
 
     requests: Sequence[Request]
@@ -97,7 +98,7 @@ class Decision:
     """Actions to carry out now, in order, and when to ask again if nothing happens.
 
     Attributes:
-        wake_at: seconds in the host's clock; `inf` for "only when something happens".
+        wake_at: seconds in the host's clock; `inf` means "only at the next event".
     """
 
     actions: list[Action] = field(default_factory=list)

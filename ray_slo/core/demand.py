@@ -1,9 +1,9 @@
-"""What a planner is told of the future: the demand, and how many requests a request makes.
+"""Predicts what a planner needs: the demand, and how many requests a request makes.
 
-`Demand` anticipates requests per second from arrivals (Loki §4.2 uses an exponentially weighted
-moving average), `changed` says whether a plan's demand is off by more than chance, and `Rate` is
-what planners go by: both, live and simulated. `Factors` learns multiplicative factors and branch
-ratios from what workers count. Pure bookkeeping: the caller says what time it is.
+`Demand` predicts requests per second from arrivals (Loki §4.2 uses an exponentially weighted moving
+average). `changed` says whether a plan's demand is wrong by more than chance. `Rate` combines both;
+planners use it, live and simulated. `Factors` learns multiplicative factors and branch ratios from
+what workers count. It reads no clock: the caller passes the time.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from ray_slo.core.load import LoadMonitor
 
 Kind = Literal["ewma", "peak", "holt"]
 
-LEAST_RATE = 0.1  # requests per second: no plan is for nothing
-# The least arrivals of an average, as far as the longest window has them: a plan for a
-# few requests per second would follow their noise.
+LEAST_RATE = 0.1  # requests per second: no plan is made for less
+# An average needs this many arrivals, if the longest window has them. Otherwise a plan for a few
+# requests per second would follow their noise.
 _ENOUGH = 32
-# A change shows in the last seconds, at three standard deviations, or in the last one at four.
+# A change is seen in the last seconds at three standard deviations, or in the last one at four.
 _RECENT = ((1.0, 4.0), (2.0, 3.0), (5.0, 3.0))
-_SILENT_S = 2.0  # what nobody counted for this time did not come
+_SILENT_S = 2.0  # after this time without a count, there were no arrivals
 
 
 class Holt:
     """Level and trend of a rate (Holt's double exponential smoothing), a bin at a time.
 
-    Worked example: 10 more requests in every second than in the one before. An average is behind by
-    its whole delay; level and trend follow, and say what comes in 10 s.
+    Worked example: every second has 10 more requests than the one before. An average lags by its
+    whole delay. Level and trend follow, and predict the rate in 10 s.
 
     Args:
         bin_s: length of the bins in which arrivals are counted, seconds.
@@ -85,9 +85,9 @@ class Demand:
     Args:
         kind: "ewma", exponentially weighted with `window_s` as its time constant; "peak", the
             largest mean over `window_s` of the last `hold_windows` windows; "holt", level and trend
-            from bins of `window_s`, foretold for `horizon_s` ahead.
+            from bins of `window_s`, predicted `horizon_s` ahead.
         window_s: seconds.
-        horizon_s: how far ahead "holt" looks: the planner's period, as a rule.
+        horizon_s: how far ahead "holt" looks, seconds: usually the planner's period.
 
     Raises:
         ValueError: an argument out of its range.
@@ -114,7 +114,7 @@ class Demand:
         self._source.arrived(now, count)
 
     def rate(self, now: float) -> float:
-        """Anticipated requests per second; 0 at the start."""
+        """Predicted requests per second; 0 at the start."""
         if isinstance(self._source, Holt):
             return self._source.rate(now, self._horizon_s)
         return self._source.rate(now)
@@ -123,9 +123,9 @@ class Demand:
 def changed(
     planned: float, count: int, window_s: float, share: float = 0.1, deviations: float = 3.0
 ) -> bool:
-    """Whether `count` arrivals in `window_s` call for a new plan before the period is over (§4.2).
+    """Whether `count` arrivals in `window_s` require a new plan before the period is over (§4.2).
 
-    They do if they are off from the planned average (requests per second) by more than `share` of
+    They do if they differ from the planned average (requests per second) by more than `share` of
     it, and by more than chance explains: `deviations` standard deviations of a Poisson count.
 
         >>> changed(100, 130, 1.0), changed(100, 131, 1.0), changed(1000, 1099, 1.0)
@@ -144,17 +144,19 @@ def changed(
 
 
 class Rate:
-    """Requests per second, on average, as a planner sees them: `Demand`, and above it what lately
-    came more often than chance explains.
+    """The mean rate that a planner uses, requests per second: `Demand`, raised if more requests
+    came lately than chance explains.
 
-    The moving average ("ewma") is over 3 s, or 10 or 30 s where fewer than 32 requests come in that
-    time: at 2 requests per second one over 3 s is off by a third as often as not. A rise does not
-    wait for it; a fall does, till it is more than chance explains.
+    The moving average ("ewma") is over 3 s, or over 10 or 30 s if fewer than 32 requests come in
+    that time. At 2 requests per second, an average over 3 s is wrong by a third half of the time. A
+    rise is seen before the average; a fall only when it is more than chance explains.
 
     Args:
         kind, horizon_s: of `Demand`.
-        windows_s: of the moving average, rising; the other kinds have the first.
-        enough: requests that a shorter one must have, where it is not off by more than chance.
+        windows_s: windows of the moving average, seconds, increasing; the other kinds use the
+            first.
+        enough: a shorter window is used if it has this many requests, or differs by more than
+            chance.
 
     Attributes:
         seen: whether there was a request.
@@ -175,10 +177,10 @@ class Rate:
         self.seen = False
 
     def counted(self, now: float, over_s: float, requests: int) -> None:
-        """So many requests came in the `over_s` seconds before now.
+        """Add the `requests` of the `over_s` seconds before now.
 
-        Where several count, each counts for its share of the time, so that those of all add up to
-        the time that went by.
+        If several processes count, each passes its share of the time. The shares add up to the
+        real time.
         """
         if self._counted_at == -math.inf:
             self._began_at = now - over_s
@@ -197,8 +199,8 @@ class Rate:
         return sum(over_s for over_s, _ in self._recent)
 
     def value(self, now: float, dispersion: float = 1.0) -> float:
-        """To plan for; at least `LEAST_RATE`. `dispersion`: see `differs`."""
-        # What came since the last count, nobody knows yet.
+        """The rate to plan for; at least `LEAST_RATE`. `dispersion`: see `differs`."""
+        # Arrivals since the last count are not known yet.
         silent = now - self._counted_at > _SILENT_S
         usual = self._usual(now if silent else self._counted_at)
         changes = self._changes(now, usual, dispersion)
@@ -211,14 +213,14 @@ class Rate:
         rates = [d.rate(now) for d in begun or self._demands[:1]]
         usual = rates.pop()
         for window_s, rate in zip(self._windows[len(rates) - 1 :: -1], rates[::-1], strict=False):
-            # Shorter where that is enough, or what is longer ago was another rate.
+            # A shorter window if it has enough requests, or if the rate was different before.
             over_s = 2 * window_s  # a moving average has the variance of a mean over this time
             if rate * window_s >= self._enough or changed(usual, round(rate * over_s), over_s):
                 usual = rate
         return usual
 
     def differs(self, now: float, planned: float, dispersion: float = 1.0) -> bool:
-        """Whether it is not the `planned` one, by more than chance explains.
+        """Whether the rate differs from the `planned` one by more than chance explains.
 
         Args:
             dispersion: variance of a count over its mean; 1 is Poisson.
@@ -226,7 +228,7 @@ class Rate:
         return bool(self._changes(now, planned, dispersion))
 
     def _changes(self, now: float, planned: float, dispersion: float) -> list[tuple[int, float]]:
-        """Recent times in which it was another: requests, and seconds."""
+        """Recent periods with a different rate: requests, and seconds."""
         found: list[tuple[int, float]] = []
         if now - self._counted_at > _SILENT_S:
             return found
@@ -246,8 +248,9 @@ class Rate:
 class Factors:
     """Requests made per request, by variant and child task, learned from heartbeats (§4.2).
 
-    A prior counts as `prior_requests` requests; older requests are forgotten such that the last
-    `memory_requests` of a variant decide. Variants are told apart, as accurate ones find more.
+    A prior counts as `prior_requests` requests; older requests are forgotten, so that the last
+    `memory_requests` of a variant decide. Each variant has its own factors, because accurate
+    variants find more items.
 
     Worked example: profiled at 4 names per frame with the weight of 100 frames, 100 frames with 600
     names: 5.
@@ -258,9 +261,8 @@ class Factors:
         >>> factors.of("d")
         {'name': 5.0}
 
-    What variants that make requests for the same task were seen to make, against their priors,
-    corrects the prior of one that was not seen (`siblings`). Otherwise a plan turns to it, because
-    it seems to make less work:
+    Measured factors of variants also correct the priors of variants for the same task that were not
+    measured (`siblings`). Otherwise a plan would prefer these, because they seem to make less work:
 
         >>> prior = {"large": {"name": 2.0}, "small": {"name": 1.0}}
         >>> factors = Factors(prior, prior_requests=10)
@@ -270,8 +272,8 @@ class Factors:
 
     Args:
         prior: factors as profiled, by variant and child task.
-        prior_requests: that they count for. Where none are given they are 1, and a plan that
-            believes that for long leaves the tasks below without workers for as long.
+        prior_requests: weight of the priors. A missing prior is 1. If a plan believed that for
+            long, later tasks would have no workers for that time.
 
     Raises:
         ValueError: an argument out of its range.
@@ -288,7 +290,7 @@ class Factors:
     ) -> None:
         self._memory = memory_requests
         self._prior, self._weight, self._siblings = prior, prior_requests, siblings
-        self._seen = dict.fromkeys(prior, 0.0)  # the part of `_requests` that is no prior
+        self._seen = dict.fromkeys(prior, 0.0)  # the part of `_requests` without the prior
         self._requests = dict.fromkeys(prior, prior_requests)
         self._made: dict[Hashable, dict[str, float]] = {}
         for variant, factors in prior.items():
@@ -297,7 +299,7 @@ class Factors:
             self._made[variant] = {c: f * prior_requests for c, f in factors.items()}
 
     def observe(self, variant: Hashable, requests: int, made: Mapping[str, int]) -> None:
-        """`requests` that a worker finished made `made` requests, by child task.
+        """A worker finished `requests` requests, which made `made` requests, by child task.
 
         Raises:
             ValueError: an unknown variant or child task; counts below 0.
@@ -320,14 +322,14 @@ class Factors:
             totals[child] = keep * totals[child] + made.get(child, 0)
 
     def of(self, variant: Hashable) -> dict[str, float]:
-        """Requests per request, by child task: what `loki.Variant` and `routing.Worker` take."""
+        """Requests per request, by child task, for `loki.Variant` and `routing.Worker`."""
         made = self._made[variant]
         if self._siblings:
             made = {c: m + self._correction(variant, c) for c, m in made.items()}
         return {c: m / self._requests[variant] for c, m in made.items()}
 
     def _correction(self, variant: Hashable, child: str) -> float:
-        """What its siblings add to the part of `_made` that is prior."""
+        """Correction of the prior part of `_made` by its siblings."""
         prior = self._prior[variant][child]
         expected = found = self._weight * prior
         if not found:

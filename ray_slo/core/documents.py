@@ -1,12 +1,11 @@
-"""Documents that users write, and files that may come from anywhere: nothing in them is run, and
-nothing is endless. Unknown keys are refused, and so are numbers that are not finite."""
+"""Documents that users write, and files from any source: nothing in them is executed, and their
+size is bounded. Unknown keys are refused, and so are numbers that are not finite."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import UnionType
-from typing import Annotated, Any, ClassVar, Union, get_args, get_origin
+from typing import Annotated, Any, ClassVar, get_args, get_origin
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,20 +13,25 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
-    NonNegativeFloat,
-    PositiveFloat,
     model_validator,
 )
 
+from ray_slo.core.explain import Misplaced
+from ray_slo.core.hints import parts_of
+from ray_slo.core.names import nearest
 from ray_slo.core.profiles import LatencyProfile, load_profiles
+from ray_slo.core.requests import MAX_LATENCY_MS
 
-MAX_BATCH = 100_000  # more is a slip of the pen, and would fill memory with a table
-MAX_DEPTH = 100  # of YAML; deeper takes the parser seconds, then Python's stack
-MAX_ALIASES = 100  # a few, nested, make billions of items
+MAX_BATCH = 100_000  # more is a typing error, and its table would fill the memory
+SloMs = Annotated[float, Field(gt=0, le=MAX_LATENCY_MS)]
+DelayMs = Annotated[float, Field(ge=0, le=MAX_LATENCY_MS)]
+DelayS = Annotated[float, Field(ge=0, le=MAX_LATENCY_MS / 1e3)]
+MAX_DEPTH = 100  # of YAML; deeper documents take seconds, then overflow Python's stack
+MAX_ALIASES = 100  # a few nested ones make billions of items
 
 
 class Strict(BaseModel):
-    """A pydantic model that takes no unknown key, no infinity or NaN, and no `yes` for 1.
+    """A pydantic model that refuses unknown keys, infinity and NaN, and `yes` for 1.
 
     Attributes:
         instead: keys that people may try, and what to write instead.
@@ -42,52 +46,72 @@ class Strict(BaseModel):
     def _no_bool_for_a_number(cls, data: Any) -> Any:
         given = data if isinstance(data, Mapping) else {}
         for name, field in cls.model_fields.items():
-            if not isinstance(value := given.get(name), bool):
-                continue
-            kinds = _kinds(field.annotation)
-            if kinds & {int, float} and bool not in kinds:
-                raise ValueError(
-                    f"{name} must be a number, got {value} (YAML reads yes, no, on and off as "
-                    "booleans)"
+            for at, value in _bools(given.get(field.alias or name), field.annotation, name):
+                raise Misplaced(
+                    at,
+                    f"must be a number, got {value} (YAML reads yes, no, on and off as booleans)",
                 )
         return data
 
 
 class Frozen(Strict):
-    """A `Strict` that stays as it was written."""
+    """An immutable `Strict`."""
 
     model_config = ConfigDict(frozen=True)
+
+
+def exactly_one(made: BaseModel, *fields: str) -> None:
+    """Refuse a model that says none, or several, of some fields.
+
+    Raises:
+        ValueError: names them.
+    """
+    given = [field for field in fields if getattr(made, field) not in (None, {})]
+    if len(given) != 1:
+        choose = f"{', '.join(fields[:-1])} and {fields[-1]}"
+        raise ValueError(f"give exactly one of {choose}, got {' and '.join(given) or 'none'}")
 
 
 class ProfileSpec(Frozen):
     """ℓ(b) as α·b + β up to `max_batch_size`, as a table, or from a file of `ray-slo profile`.
 
     Attributes:
-        alpha_ms, beta_ms: of α·b + β.
-        max_batch_size: of α·b + β.
-        latency_ms: ℓ(1), ℓ(2), …
-        file: relative to the document's folder; it is asked for the variant by its name.
+        alpha_ms, beta_ms: α and β of α·b + β, milliseconds.
+        max_batch_size: largest b of α·b + β.
+        latency_ms: ℓ(1), ℓ(2), …, milliseconds.
+        file: path relative to the document's folder; the variant is found by its name.
     """
 
-    alpha_ms: NonNegativeFloat | None = None
-    beta_ms: NonNegativeFloat = 0.0
+    alpha_ms: DelayMs | None = None
+    beta_ms: DelayMs = 0.0
     max_batch_size: int = Field(128, ge=1, le=MAX_BATCH)
-    latency_ms: Annotated[list[PositiveFloat], Field(max_length=MAX_BATCH)] | None = None
+    latency_ms: Annotated[list[SloMs], Field(max_length=MAX_BATCH)] | None = None
     file: Path | None = None
 
     @model_validator(mode="after")
     def _one_source(self) -> ProfileSpec:
-        if sum(v is not None for v in (self.alpha_ms, self.latency_ms, self.file)) != 1:
-            raise ValueError("give exactly one of alpha_ms (with beta_ms), latency_ms and file")
+        exactly_one(self, "alpha_ms", "latency_ms", "file")
         return self
 
     def build(self, variant: str, base: Path) -> LatencyProfile:
-        """The profile; `file` is relative to `base` and is asked for `variant`."""
+        """The profile. `file` is relative to `base`; `variant` is its entry.
+
+        Raises:
+            Misplaced: the file cannot be read, or has no such profile.
+        """
         if self.file is not None:
-            profiles = load_profiles(base / self.file)
+            path = base / self.file
+            try:
+                profiles = load_profiles(path)
+            except OSError as error:
+                raise Misplaced("file", f"{path}: {error.strerror}{_beside(path)}") from None
+            except ValueError as error:
+                raise Misplaced("file", str(error)) from None
             if variant not in profiles:
-                raise ValueError(
+                raise Misplaced(
+                    "file",
                     f"{self.file}: no profile of {variant!r}; it has {', '.join(profiles)}"
+                    f"{nearest(variant, list(profiles))}",
                 )
             return profiles[variant]
         if self.latency_ms is not None:
@@ -101,19 +125,19 @@ def load_arrays(path: str | Path, what: str, *needed: str) -> dict[str, NDArray[
     """The arrays of a `.npz` file, by name; nothing is unpickled.
 
     Args:
-        what: the file should be, for the message.
-        needed: names that have to be there.
+        what: kind of file that is expected, for the message.
+        needed: names that must be there.
 
     Raises:
         OSError: it cannot be opened.
-        ValueError: it is no such file, or a damaged one.
+        ValueError: it is another kind of file, or damaged.
     """
     try:
         with Path(path).open("rb") as raw, np.load(raw, allow_pickle=False) as file:
             found = {name: file[name] for name in file.files}
     except (FileNotFoundError, IsADirectoryError, PermissionError):
         raise
-    except Exception as error:  # zipfile, zlib, struct and NumPy each have their own
+    except Exception as error:  # zipfile, zlib, struct and NumPy raise their own
         said = str(error) or type(error).__name__
         raise ValueError(f"{path}: not {what}: {said}") from None
     if missing := sorted(set(needed) - set(found)):
@@ -122,12 +146,12 @@ def load_arrays(path: str | Path, what: str, *needed: str) -> dict[str, NDArray[
 
 
 def load_yaml(path: str | Path) -> Any:
-    """What a YAML file says.
+    """The content of a YAML file.
 
     Raises:
         OSError: it cannot be opened.
         ValueError: not YAML, nested too deeply, with too many aliases, or with a key twice in a
-            mapping (YAML forbids it, and its parser takes the last without a word).
+            mapping (YAML forbids it, but its parser silently takes the last one).
     """
     import yaml
 
@@ -175,13 +199,28 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
     return data
 
 
-def _kinds(annotation: Any) -> set[Any]:
-    """What a field may hold."""
-    if get_origin(annotation) in (Union, UnionType):
-        return set().union(*map(_kinds, get_args(annotation)))
-    if get_origin(annotation) is Annotated:
-        return _kinds(get_args(annotation)[0])
-    return {annotation}
+def _beside(path: Path) -> str:
+    """A file in the same folder that has almost the same name, for a message."""
+    try:
+        return nearest(path.name, [other.name for other in path.parent.iterdir()])
+    except OSError:
+        return ""
+
+
+def _bools(value: Any, hint: Any, at: str) -> Iterator[tuple[str, bool]]:
+    """Where a value has a boolean in place of a number, and which."""
+    parts = [part for part, _ in parts_of(hint)]
+    if isinstance(value, bool):
+        if {int, float} & {p for p in parts if p in (int, float, bool)} and bool not in parts:
+            yield at, value
+    elif isinstance(value, Mapping | list):
+        inner = value.items() if isinstance(value, Mapping) else enumerate(value)
+        wanted = Mapping if isinstance(value, Mapping) else list
+        for part in parts:
+            if isinstance(get_origin(part), type) and issubclass(get_origin(part), wanted):
+                for key, one in inner:
+                    if isinstance(one, bool | Mapping | list):
+                        yield from _bools(one, get_args(part)[-1], f"{at}.{key}")
 
 
 def _check_keys(root: Any) -> None:

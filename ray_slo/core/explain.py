@@ -3,22 +3,55 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, TypeVar, get_args
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Annotated, Any, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
+from ray_slo.core.hints import KINDS, choices, parts_of, wanted, wanted_bounds
 from ray_slo.core.names import nearest
+from ray_slo.core.pages import SEE, anchor_of, see
 from ray_slo.core.text import clipped, quoted
 
 T = TypeVar("T", bound=BaseModel)
 _KEY = 200  # characters of a field's place
 _QUOTE = "'"
-_NO_MAPPING = ("dict_type", "mapping_type", "model_type", "model_attributes_type")
+_KEY_LOC = ("[key]",)  # ends pydantic's place of a key that is wrong itself
 
 
-def validated(model: type[T], data: Any) -> T:
+class Misplaced(ValueError):
+    """A mistake below the place whose validator finds it.
+
+    Args:
+        at: the field, as seen from that place: "tasks.name.parent".
+        said: what is wrong with it.
+    """
+
+    def __init__(self, at: str, said: str) -> None:
+        super().__init__(at, said)
+        self.at, self.said = at, said
+
+    def __str__(self) -> str:
+        return f"{self.at}: {self.said}"
+
+
+@contextmanager
+def placed(at: str) -> Iterator[None]:
+    """Put the place before what a ValueError in here says."""
+    try:
+        yield
+    except Misplaced as error:
+        raise Misplaced(f"{at}.{error.at}", error.said) from None
+    except ValueError as error:
+        raise Misplaced(at, str(error)) from None
+
+
+def validated(model: type[T], data: Any, at: str = "") -> T:
     """`data` as a `model`.
+
+    Args:
+        at: where it is written in the whole document, for the messages.
 
     Raises:
         ValueError: one line per mistake: field, value, valid choices.
@@ -26,13 +59,39 @@ def validated(model: type[T], data: Any) -> T:
     try:
         return model.model_validate(data)
     except ValidationError as error:
-        raise ValueError("\n".join(explained(error, model, data))) from None
+        lines = explained(error, model, data, at)
+        places = [_keys(e, data) for e in _relevant(error.errors(), data)]
+        lines += see(_section(model, place) for place in places)
+        raise ValueError("\n".join(lines)) from None
 
 
-def explained(error: ValidationError, model: type[BaseModel], data: Any) -> list[str]:
-    """One line per mistake that kept `data` from being a `model`."""
+@contextmanager
+def explaining(model: type[BaseModel]) -> Iterator[None]:
+    """End what a ValueError in here says with the section of the docs on the field that it begins
+    with. `model`: the whole document's."""
+    try:
+        yield
+    except ValueError as error:
+        lines = str(error).splitlines()
+        if not any(line.startswith(SEE) for line in lines):
+            heads = [line.split(":")[0].split(" ")[0] for line in lines]
+            lines += see(_section(model, head.split(".")) for head in heads)
+        raise ValueError("\n".join(lines)) from None
+
+
+def _section(model: type[BaseModel], keys: Sequence[Any]) -> str | None:
+    """The section of the docs that is nearest above a field."""
+    found = anchor_of(model)
+    for i in range(1, len(keys) + 1):
+        owners = _models(_hints_at(model, None, keys[:i]), None)
+        found = next((anchor for m in owners if (anchor := anchor_of(m))), found)
+    return found
+
+
+def explained(error: ValidationError, model: type[BaseModel], data: Any, at: str = "") -> list[str]:
+    """One line per mistake that kept `data` from being a `model`, which is written `at` there."""
     listed: set[tuple[Any, ...]] = set()
-    return [_explain(model, data, e, listed) for e in _relevant(error.errors(), data)]
+    return [_explain(model, data, e, listed, at) for e in _relevant(error.errors(), data)]
 
 
 def _relevant(errors: Sequence[Any], data: Any) -> Iterator[Any]:
@@ -80,55 +139,126 @@ def _keys(error: Any, data: Any) -> tuple[Any, ...]:
     return tuple(keys)
 
 
-def _explain(model: type[BaseModel], data: Any, error: Any, listed: set[tuple[Any, ...]]) -> str:
+def _explain(
+    model: type[BaseModel], data: Any, error: Any, listed: set[tuple[Any, ...]], at: str
+) -> str:
     """`listed`: where the valid keys were said; they are said once."""
     kind, keys, context = error["type"], _keys(error, data), error.get("ctx", {})
-    path = clipped(".".join(str(key) for key in keys), _KEY)
+    is_key = error["loc"][-1:] == _KEY_LOC
+    if is_key:
+        keys = _keys({**error, "loc": error["loc"][:-2]}, data)
+    key = [str(error["input"])] * is_key
+    path = clipped(".".join(filter(None, [at, *map(str, keys), *key])), _KEY)
     if kind == "extra_forbidden":
-        owners = _owners(model, data, keys[:-1])
-        told = [said for m in owners if (said := getattr(m, "instead", {}).get(keys[-1]))]
-        if told:
-            return f"{path}: {told[0]}"
-        valid = sorted({name for m in owners for name in m.model_fields})
-        known = f"; valid keys are {', '.join(valid)}" if keys[:-1] not in listed else ""
-        listed.add(keys[:-1])
-        return f"{path}: unknown key{nearest(str(keys[-1]), valid)}{known}"
-    if kind == "missing":
-        return f"{path}: required"
+        return f"{path}: {_unknown_key(model, data, keys, listed)}"
     if kind == "union_tag_not_found":
-        return f"{path}: {context['discriminator'].strip(_QUOTE)} is required"
+        field, valid = context["discriminator"].strip(_QUOTE), _tags(model, data, keys)
+        return f"{path}: {field} is required; it must be one of {', '.join(valid)}"
     if kind == "union_tag_invalid":
         expected = context["expected_tags"].replace(_QUOTE, "")
         hint = nearest(context["tag"], expected.split(", "))
         field, tag = context["discriminator"].strip(_QUOTE), quoted(context["tag"])
         return f"{path}.{field}: must be one of {expected}, got {tag}{hint}"
-    if kind in _NO_MAPPING and path:
-        return f"{path}: must be a mapping, got {quoted(error['input'])}"
-    shown = error["input"]
-    got = f", got {quoted(shown)}" if not isinstance(shown, dict) else ""
-    said = f"{error['msg'].removeprefix('Value error, ')}{got}"
+    if isinstance(own := context.get("error"), Misplaced):
+        path, said = f"{path}.{own.at}".removeprefix("."), own.said
+    else:
+        hints = _hints_at(model, data, keys)
+        if is_key:
+            hints = [get_args(p)[0] for h in hints for p, _ in parts_of(h) if len(get_args(p)) == 2]
+        said = problem(hints, error)
     return f"{path}: {said}" if path else said
+
+
+def problem(hints: Sequence[Any], error: Any) -> str:
+    """What is wrong with a value, in words, without its place.
+
+    Args:
+        hints: type hints that say what it must be.
+        error: one of pydantic's `errors()`.
+    """
+    kind, given = error["type"], error["input"]
+    words = " or ".join(dict.fromkeys(filter(None, map(wanted, hints))))
+    limits = next((said for hint in hints if (said := wanted_bounds(hint))), "")
+    got = f", got {quoted(given)}"
+    if kind == "value_error":
+        said = error["msg"].removeprefix("Value error, ")
+        shown = isinstance(given, Mapping) or quoted(given) in said or "got " in said
+        return said if shown else f"{said}{got}"
+    if kind == "missing":
+        return f"required; it must be {words}" if words else "required"
+    if error["loc"][-1:] == _KEY_LOC:
+        if words != KINDS[str]:
+            return f"the key must be {words}{got}"
+        return f'the key must be {words}{got}; write it in quotes: "{given}"'
+    if kind.startswith(("greater_than", "less_than")) and limits:
+        return f"must be {limits}{got}"
+    if kind == "finite_number":
+        return f"must be a finite number{f' {limits}' if limits else ''}{got}"
+    if kind.endswith("too_short"):
+        return f"must not be empty{got}"
+    valid = [str(c) for hint in hints for c in choices(hint)]
+    hint = nearest(given, valid) if isinstance(given, str) else ""
+    if words:
+        return f"must be {words}{got}{hint}"
+    return f"{error['msg'].replace('Input should', 'It should')}{got}{hint}"
+
+
+def _unknown_key(
+    model: type[BaseModel], data: Any, keys: Sequence[Any], listed: set[tuple[Any, ...]]
+) -> str:
+    owners, place = _owners(model, data, keys[:-1]), tuple(keys[:-1])
+    told = [said for m in owners if (said := getattr(m, "instead", {}).get(keys[-1]))]
+    if told:
+        return str(told[0])
+    valid = sorted({field.alias or n for m in owners for n, field in m.model_fields.items()})
+    known = f"; valid keys are {', '.join(valid)}" if place not in listed else ""
+    listed.add(place)
+    return f"unknown key{nearest(str(keys[-1]), valid)}{known}"
 
 
 def _owners(model: type[BaseModel], data: Any, keys: Sequence[Any]) -> list[type[BaseModel]]:
     """Whose fields may be written at `keys`."""
-    owners: list[type[BaseModel]] = [model]
-    inner: list[Any] = []  # of the mapping or list that a key chose from
+    return _models(_hints_at(model, data, keys), _at(data, keys))
+
+
+def _tags(model: type[BaseModel], data: Any, keys: Sequence[Any]) -> list[str]:
+    """The kinds to choose from at `keys`."""
+    found = _models(_hints_at(model, data, keys), None)
+    return list(dict.fromkeys(str(tag) for m in found for tag in _kinds(m)))
+
+
+def _hints_at(model: type[BaseModel], data: Any, keys: Sequence[Any]) -> list[Any]:
+    """What may be written at `keys`, as type hints."""
+    hints: list[Any] = [model]
+    for i, key in enumerate(keys):
+        inner: list[Any] = []
+        for owner in _models(hints, _at(data, keys[:i])):
+            for name, field in owner.model_fields.items():
+                if key in (name, field.alias):
+                    whole = (field.annotation, *field.metadata)
+                    inner.append(Annotated[whole] if field.metadata else field.annotation)
+        for part, _ in (found for hint in hints if not inner for found in parts_of(hint)):
+            origin, args = get_origin(part), get_args(part)
+            if inspect.isclass(origin) and args and issubclass(origin, Collection):
+                inner.append(args[1] if issubclass(origin, Mapping) else args[0])
+        hints = inner
+    return hints
+
+
+def _at(data: Any, keys: Sequence[Any]) -> Any:
     for key in keys:
-        data = _step(data, key)[1]
-        named = [o.model_fields[key].annotation for o in owners if key in o.model_fields]
-        if named:
-            inner = named
-        owners = [m for annotation in inner for m in _models(annotation)]
+        inside, data = _step(data, key)
+        if not inside:
+            return None
+    return data
+
+
+def _models(hints: Sequence[Any], data: Any) -> list[type[BaseModel]]:
+    """Models among hints; of several kinds, the one that `data` says."""
+    parts = [part for hint in hints for part, _ in parts_of(hint)]
+    found = [p for p in parts if inspect.isclass(p) and issubclass(p, BaseModel)]
     kind = data.get("kind") if isinstance(data, Mapping) else None
-    return [m for m in owners if kind in _kinds(m)] or owners
-
-
-def _models(annotation: Any) -> Iterator[type[BaseModel]]:
-    if inspect.isclass(annotation) and issubclass(annotation, BaseModel):
-        yield annotation
-    for part in get_args(annotation):
-        yield from _models(part)
+    return [m for m in found if kind in _kinds(m)] or found
 
 
 def _kinds(model: type[BaseModel]) -> tuple[Any, ...]:

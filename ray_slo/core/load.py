@@ -1,12 +1,12 @@
-"""Anticipates a load from what arrived lately (RAMSIS §6: a moving average over 500 ms), and
-measures how bursty arrivals are.
+"""Predicts a load from recent arrivals (RAMSIS §6: a moving average over 500 ms), and measures how
+bursty arrivals are.
 
-Pure bookkeeping: the caller says what time it is. O(1) amortised per arrival.
+It reads no clock: the caller passes the time. O(1) amortised per arrival.
 
-Worked example: arrivals every 5 ms, window 500 ms. From 0.5 s on the window holds 100 of them:
-200 requests/s. At 20 requests/s it would hold 10, and its rate would jump by a third from one look
-to the next; so it reaches back over at least `min_arrivals`, here 3.2 s. A rise shortens that at
-once (many arrivals are quickly together), a fall takes its time, which is the safe way round.
+Worked example: arrivals every 5 ms, window 500 ms. From 0.5 s on, the window contains 100 of them:
+200 requests/s. At 20 requests/s it would contain 10, and its rate would vary by a third. So the
+window covers at least `min_arrivals`, here 3.2 s. A rise of the load is found at once, because
+enough arrivals come in a short time. A fall is found later, which is the safe direction.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from ray_slo.core.arguments import Count, Positive, checked
 
 Kind = Literal["mean", "ewma", "peak"]
 
-_IN_WINDOW = 8  # arrivals; with fewer, the index of dispersion is near 1 for any process
+_IN_WINDOW = 8  # with fewer arrivals, the index of dispersion is near 1 for any process
 
 
 class LoadMonitor:
-    """Requests per second, as anticipated from the arrivals so far.
+    """Requests per second, predicted from the arrivals so far.
 
     Args:
         kind: "mean" of the window; "ewma", exponentially weighted with the window as its time
             constant; "peak", the largest mean of the last `hold_windows` windows.
         window_s: seconds.
-        min_arrivals: the mean reaches back over at least as many, however long ago they are.
+        min_arrivals: the mean covers at least this many arrivals, however old they are.
 
     Raises:
         ValueError: an argument out of its range.
@@ -69,14 +69,14 @@ class LoadMonitor:
             self._forget(now)
 
     def rate(self, now: float) -> float:
-        """Anticipated requests per second; 0 before the second arrival."""
+        """Predicted requests per second; 0 before the second arrival."""
         if math.isnan(self._started):
             return 0.0
         if self._kind == "mean":
             return self._mean(now)
         if self._kind == "ewma":
             self._decay(now)
-            # What a steady load would have gathered since the first arrival.
+            # The value that a steady load would have reached since the first arrival.
             seen = -math.expm1(-max(now - self._started, 0.1 * self._window_s) / self._window_s)
             return self._weight / (self._window_s * seen)
         rate, peaks = self._mean(now), self._peaks
@@ -92,7 +92,7 @@ class LoadMonitor:
         (oldest, count), start = self._arrivals[0], now - self._window_s
         if self._started < start <= oldest:
             return self._count / self._window_s
-        # Counted from the oldest arrival on, so that one does not count.
+        # Time begins at the oldest arrival, so that one is not counted.
         return (self._count - count) / max(now - oldest, 0.1 * self._window_s)
 
     def _forget(self, now: float) -> None:
@@ -113,7 +113,7 @@ class Ticks:
         self.next_at = now + every_s
 
     def passed(self, now: float) -> int:
-        """How many steps ended since the last call."""
+        """Number of steps that ended since the last call."""
         if now < self.next_at:
             return 0
         steps = int((now - self.next_at) / self.every_s) + 1
@@ -125,7 +125,7 @@ class Dispersion:
     """Index of dispersion of counts: 1 for Poisson arrivals, more for bursty ones.
 
     It is the Allan factor, half the mean squared difference of successive counts over their mean.
-    So a load that rises or falls slowly is not taken for bursts, as it would be by the variance.
+    So a load that rises or falls slowly does not count as bursts, as it would with the variance.
     Renewal arrivals with gaps of squared coefficient of variation c² tend to c²: Gamma gaps of
     shape 0.25 to 4.
 
@@ -133,8 +133,8 @@ class Dispersion:
     that over the mean of 2 is 4.
 
     Args:
-        window_s: arrivals are counted in windows of at least this length, seconds; longer ones,
-            by powers of two, where they would hold fewer than 8 on average.
+        window_s: arrivals are counted in windows of at least this length, seconds; longer ones, by
+            powers of two, if they would contain fewer than 8 arrivals on average.
         memory: windows that are remembered, as the time constant of an average.
 
     Raises:
@@ -158,13 +158,13 @@ class Dispersion:
         self._close(now)
         self._count += count
         if self._count > 32 * _IN_WINDOW and self._length_s > self._least_s:
-            # A load of another order: begin anew.
+            # A load of another order of magnitude: begin again.
             self._count, self._before, self.windows = 0, None, 0
             self._length_s, self._end = self._least_s, now + self._least_s
 
     def counted(self, count: int) -> None:
-        """A window is over that had `count` arrivals, where the caller counts. All of its windows
-        have one length."""
+        """A window with `count` arrivals is over, if the caller counts. Its windows must have equal
+        lengths."""
         if self._before is not None:
             self.windows = min(self.windows + 1, self._memory)
             weight = 1 / self.windows
@@ -196,7 +196,7 @@ class Dispersion:
         self._fit()
 
     def _fit(self) -> None:
-        """Longer windows where there are few arrivals in one, shorter ones where there are many."""
+        """Use longer windows if one has few arrivals, shorter ones if it has many."""
         if self.windows < 8:
             return
         rate = self._mean / self._length_s
@@ -207,4 +207,4 @@ class Dispersion:
             self._end += length_s - self._length_s
             scale, self._length_s = length_s / self._length_s, length_s
             self._mean, self._squares = scale * self._mean, scale * self._squares
-            self._before = None  # no window of another length is compared with it
+            self._before = None  # it must not be compared with a window of another length

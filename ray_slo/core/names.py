@@ -1,4 +1,4 @@
-"""Names that users write: of an object ("module:attr"), and one that is nearly right."""
+"""Names that users write: of an object ("module:attr"), and suggestions for a wrong name."""
 
 from __future__ import annotations
 
@@ -21,8 +21,14 @@ def import_attr(path: str) -> Any:
         raise ValueError(f"cannot import {path!r}: {error}") from error
 
 
+def listed(names: Sequence[str], most: int = 8) -> str:
+    """Names for a message, the first ones of many."""
+    more = f", … ({len(names)} in all)" if len(names) > most else ""
+    return f"{', '.join(names[:most])}{more}" if names else "none"
+
+
 def nearest(name: str, valid: Sequence[str]) -> str:
-    """ " (did you mean 'x'?)", or "" where nothing is alike."""
+    """ " (did you mean 'x'?)", or "" if no name is similar."""
     lower = {v.lower(): v for v in valid}
     near = get_close_matches(name.lower(), lower, n=1)
     return f" (did you mean {lower[near[0]]!r}?)" if near else ""

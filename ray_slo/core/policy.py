@@ -12,31 +12,31 @@ The contract, checked by `tests/policies/test_contract.py` for every registered 
   one's end only within `cluster.delay(b)` of its predicted finish;
 * a dispatched batch is predicted to meet the earliest deadline in it, unless the policy's
   `serves_late` is true;
-* a policy says what it can do by attributes of its class, or of an object where arguments decide:
+* attributes of a policy's class say what it can do (or of the object, if arguments decide):
   - `preempts` (False where it has none): it may return `Preempt`. It may have a method
     `preempt_failed(now, worker, batch_id)`: that batch does not stop, its worker is still busy;
-  - `counts_requests` (False): its batches are by the number of requests, whatever their sizes;
-  - `chooses_variants` (True): False, where it serves each model by its first variant alone;
-  - `follows_assignments` (where it does not choose variants): a planner is to say what each worker
+  - `counts_requests` (False): it forms batches by the number of requests, and ignores their sizes;
+  - `chooses_variants` (True): False if it serves each model only with its first variant;
+  - `follows_assignments` (if it does not choose variants): a planner must say what each worker
     serves;
-  - `serves_tasks` (True): False, where it takes the deadline of a whole pipeline for a task's own;
-    what a policy cannot do of these two, `policies.composed` does for it;
-  - `for_pipelines` (False): it serves the tasks of a pipeline, and nothing else;
-  - `composes` (False): it is told of the application (arguments `trees`, `planned` and those of
-    `policies.composed.Composed`), and composes what it is made of by itself;
-* a policy's class may have a method `live_arguments(shortest_slo_ms)`: arguments that a live host,
-  whose clock and batches are not exact, gives it where its user did not;
-* a policy that has an attribute `explain` fills in, when a host sets it, what only a reader of the
-  decision log needs; no decision depends on it;
-* a policy may have a method `expected()`: what is to be expected at the present load, by model
-  (`Expected`); models that it says nothing of are left out. It changes nothing;
-* a policy may want things *solved aside*, such as tables or rehearsals: `wanted()` says which
-  problems (it changes nothing), and the event `solved(now, answers)` brings their answers;
+  - `serves_tasks` (True): False if it treats the deadline of a whole pipeline as a task's own. What
+    a policy lacks of these two, `policies.composed` adds;
+  - `for_pipelines` (False): it serves only the tasks of a pipeline;
+  - `composes` (False): it gets the application's shape (arguments `trees`, `planned` and those of
+    `policies.composed.Composed`), and composes its inner policies itself;
+* a policy's class may have a method `live_arguments(shortest_slo_ms)`: default arguments for a live
+  host, whose clock and batch times are not exact;
+* a policy may have an attribute `explain`. If a host sets it, the policy also fills in what only a
+  reader of the decision log needs. No decision depends on it;
+* a policy may have a method `expected()`: its predictions for the present load, by model
+  (`Expected`). Models without a prediction are missing. It changes nothing;
+* a policy may ask for problems to be solved outside, such as tables or rehearsals: `wanted()` lists
+  them (it changes nothing), and the event `solved(now, answers)` brings the answers;
 * a policy may have a method `adopt(now, flights, batch_id, former)`, called before its first event:
-  it takes over from `former`, a policy of any kind, with the batches in flight. Its own batches are
-  numbered from `batch_id` + 1 on. Requests that wait arrive after the first `cluster_changed`.
-  Between the two, `expect_load(now, rates)` is called where it has that method: items per second
-  by model, as measured lately;
+  it takes over from `former`, a policy of any kind, together with the batches in flight. Its own
+  batches are numbered from `batch_id` + 1 on. Requests that wait arrive after the first
+  `cluster_changed`. Between the two, `expect_load(now, rates)` is called if it has that method,
+  with the measured items per second by model;
 * when `decide` has returned, calling it again at the same `now` returns no actions;
 * the same events give the same decisions.
 """
@@ -45,7 +45,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
+from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from ray_slo.core.cluster import Cluster
 from ray_slo.core.decisions import Decision, Dispatch
@@ -56,10 +56,10 @@ OPTIONAL_EVENTS = ("preempt_failed", "solved")
 
 
 class Expected(NamedTuple):
-    """What a policy or a plan expects of requests.
+    """What a policy or a plan predicts for requests.
 
     Attributes:
-        accuracy: percent, mean of those that are answered in time; None where it is not known.
+        accuracy: percent, mean of those that are answered in time; None if unknown.
         bad_rate: share that is not answered in time.
     """
 
@@ -68,12 +68,12 @@ class Expected(NamedTuple):
 
 
 class InFlight(NamedTuple):
-    """A batch that was sent and is not yet reported, for a policy that takes over.
+    """A batch that was sent and is not reported yet, for a policy that takes over.
 
     Attributes:
-        here_at: when its payload is at the worker, seconds.
-        end_at: predicted, as things are now.
-        stops: it is being preempted.
+        here_at: time when its payload is at the worker, seconds.
+        end_at: currently predicted end, seconds.
+        stops: whether it is being preempted.
     """
 
     dispatch: Dispatch
@@ -100,7 +100,7 @@ class Abilities:
 
 @runtime_checkable
 class Policy(Protocol):
-    """Decides per event. Knows neither clock nor host."""
+    """Decides per event. It reads no clock and does not know its host."""
 
     serves_late: ClassVar[bool]
 
@@ -124,7 +124,7 @@ class Policy(Protocol):
 
 
 class PolicyWrapper:
-    """A policy, and something beside it. What a subclass does not define is the inner one's."""
+    """Wraps a policy. Attributes that a subclass does not define are the inner policy's."""
 
     serves_late: ClassVar[bool] = False  # shadowed by the inner policy's
 
@@ -141,7 +141,7 @@ class PolicyWrapper:
         return inner
 
     def optional_event(self, name: str, *args: Any) -> None:
-        """An event that not all policies take."""
+        """Pass on an event that not all policies have."""
         getattr(self.policy, name)(*args)
 
     def requests_arrived(self, now: float, requests: Sequence[Request]) -> None:
@@ -158,6 +158,18 @@ class PolicyWrapper:
 
     def decide(self, now: float) -> Decision:
         return self.policy.decide(now)
+
+
+Kind = TypeVar("Kind", bound=PolicyWrapper)
+
+
+def wrapper(policy: Policy | None, kind: type[Kind]) -> Kind | None:
+    """The wrapper of this kind around a policy; None if there is none."""
+    while isinstance(policy, PolicyWrapper):
+        if isinstance(policy, kind):
+            return policy
+        policy = policy.policy
+    return None
 
 
 def unwrapped(policy: Policy) -> Policy:

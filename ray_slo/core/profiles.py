@@ -4,10 +4,10 @@
 measured batches. Symphony §2.1 and §3.3 use the linear form ℓ(b) = α·b + β; measured tables are
 repaired to be monotone (a larger batch never takes less time than a smaller one).
 
-A batch size that nobody has measured is *assumed*. The assumption errs on the slow side. From one
-measured size b, ℓ(n) = n/b · ℓ(b), as if a batch gained nothing. From two sizes on, ℓ goes on along
-the steepest slope that was measured, and no flatter than ℓ(b) / (b + 4): that is the slope of a
-network whose fixed cost is worth four items, so two noisy samples do not make a flat profile.
+The time of a batch size that was not measured is *assumed*, rather too slow than too fast. With one
+measured size b, ℓ(n) = n/b · ℓ(b), as if batching had no advantage. With two or more, ℓ continues
+with the steepest measured slope, and at least with ℓ(b) / (b + 4). That is the slope of a network
+with a fixed cost of four items, so two noisy samples do not make a flat profile.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import json
 import math
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 _FORMAT = "ray-slo/latency-profile/1"
 _LARGEST = 100_000  # batch of a profile; its table is kept in memory
-_FIXED_COST = 4  # items: of a typical network, against the cost of each item
+_FIXED_COST = 4  # of a typical network, in items
 
 
 class LatencyProfile:
@@ -60,7 +60,7 @@ class LatencyProfile:
             )
         if np.any(np.diff(table) < 0):
             table = np.array(_isotonic(table.tolist()))
-        # A list, not an array: scalar access is what policies do, and is 5 times faster.
+        # A list, not an array: policies read single values, which is 5 times faster.
         self._table: list[float] = table.tolist()
         self.max_batch_size = len(self._table)
         if measured_to is None:
@@ -89,7 +89,7 @@ class LatencyProfile:
         """From latencies measured at some batch sizes, seconds by batch size.
 
         Linear between the points. Larger sizes are assumed, see the head of this module. Smaller
-        ones lie on the least-squares line; they take as long as the only point if there is one.
+        ones lie on the least-squares line. With only one point, they have its latency.
         """
         if not points:
             raise ValueError("points must hold at least one measured batch size")
@@ -133,7 +133,8 @@ class LatencyProfile:
 
     @property
     def measured(self) -> LatencyProfile:
-        """The same without assumed sizes, for a plan. One of size 1 where nothing was measured."""
+        """The same without assumed sizes, for a plan. If nothing was measured, only size 1 is
+        left."""
         return self.truncated(max(self.measured_to, 1))
 
     def fit_linear(self) -> tuple[float, float]:
@@ -155,8 +156,8 @@ class LatencyProfile:
         return LatencyProfile(table, min(self.measured_to, len(table)))
 
     def differs(self, other: LatencyProfile, by: float) -> bool:
-        """Whether a latency is off by more than the share `by` of `other`'s, or the sizes are
-        others, in all or measured."""
+        """Whether a latency differs by more than the share `by` of `other`'s, or the sizes (all, or
+        measured) differ."""
         sizes = (self.max_batch_size, self.measured_to)
         if sizes != (other.max_batch_size, other.measured_to):
             return True
@@ -230,13 +231,13 @@ class OnlineProfile:
     a larger batch than ever is measured.
 
     Args:
-        prior: what is believed before the first batch (file, warm-up sweep or a guess).
-        quantile: of the measured durations, 0 … 1. With n samples it is at most n / (n + 1), and
-            always one that was measured, so that a single early outlier does not rule.
+        prior: profile before the first batch (from a file, a warm-up sweep or a guess).
+        quantile: quantile of the measured durations, 0 … 1. With n samples it is at most n / (n +
+            1), and always a measured value, so that a single early outlier does not decide.
         window: samples kept per octave; older ones are forgotten.
-        stale_after: an octave not measured among this many latest batches gives way to the
-            others. Without it, one slow large batch could keep large batches from being tried
-            (and measured) ever again.
+        stale_after: an octave that was not measured in this many latest batches no longer counts.
+            Without this, one slow large batch could prevent large batches from ever being tried
+            (and measured) again.
     """
 
     def __init__(
@@ -259,12 +260,13 @@ class OnlineProfile:
         self._stale_after = stale_after
         self._seen_at: dict[int, int] = {}
         self._durations: dict[int, deque[tuple[int, float]]] = {}
+        self._ratio: dict[int, tuple[float, float]] = {}  # of octaves without new samples
         self._profile: LatencyProfile | None = prior
         self.samples = 0
 
     def observe(self, batch_size: int, duration_s: float) -> None:
-        """Record that a batch of `batch_size` took `duration_s`. O(1), but for a larger batch than
-        ever."""
+        """Record that a batch of `batch_size` took `duration_s`. O(1), except for a batch larger
+        than all before."""
         if not 1 <= batch_size <= self.prior.max_batch_size:
             raise ValueError(
                 f"batch_size must be 1 … {self.prior.max_batch_size}, got {batch_size}"
@@ -278,13 +280,14 @@ class OnlineProfile:
         if self._is_stale(octave):
             bucket.clear()
         bucket.append((batch_size, duration_s))
+        self._ratio.pop(octave, None)
         self.samples += 1
         self._seen_at[octave] = self.samples
         self._profile = None
 
     @property
     def profile(self) -> LatencyProfile:
-        """The current estimate (computed when asked for after new samples)."""
+        """The current estimate (computed on demand after new samples)."""
         if self._profile is None:
             self._profile = self._estimate()
         return self._profile
@@ -310,6 +313,7 @@ class OnlineProfile:
         else:
             table = np.where(grid <= batch_size, table, beyond)
         self._shape = LatencyProfile(table, batch_size)
+        self._ratio.clear()
 
     def _ratios(self) -> tuple[list[float], list[float]]:
         """Measured durations as shares of the shape's, by the logarithm of the batch size."""
@@ -317,19 +321,25 @@ class OnlineProfile:
         for octave in sorted(self._durations):
             if self._is_stale(octave):
                 continue
-            bucket = self._durations[octave]
-            found = np.array([duration / self._shape.latency(b) for b, duration in bucket])
-            q = min(self.quantile, len(found) / (len(found) + 1))
-            log_sizes.append(sum(math.log(b) for b, _ in bucket) / len(bucket))
-            ratios.append(float(np.quantile(found, q, method="lower")))
+            if (found := self._ratio.get(octave)) is None:
+                found = self._ratio[octave] = self._ratio_of(self._durations[octave])
+            log_sizes.append(found[0])
+            ratios.append(found[1])
         return log_sizes, ratios
+
+    def _ratio_of(self, bucket: Collection[tuple[int, float]]) -> tuple[float, float]:
+        """(mean logarithm of the batch size, quantile of the ratios) of an octave."""
+        ratios = sorted(duration / self._shape.latency(b) for b, duration in bucket)
+        q = min(self.quantile, len(ratios) / (len(ratios) + 1))
+        log_size = sum(math.log(b) for b, _ in bucket) / len(bucket)
+        return log_size, ratios[math.floor((len(ratios) - 1) * q)]  # one that was measured
 
     def _estimate(self) -> LatencyProfile:
         shape = self._shape
         grid = np.log(np.arange(1, shape.max_batch_size + 1))
         table = np.array(shape.table) * np.interp(grid, *self._ratios())
-        # A batch takes no longer than a larger one did: repair downwards, so that one slow small
-        # batch (a cold start) does not outweigh quick larger ones, as an average would let it.
+        # A batch takes no longer than a larger one did. Repair downwards, so that one slow small
+        # batch (a cold start) does not outweigh fast larger ones, as it would in an average.
         return LatencyProfile(np.minimum.accumulate(table[::-1])[::-1], shape.measured_to)
 
     def _is_stale(self, octave: int) -> bool:
@@ -338,15 +348,15 @@ class OnlineProfile:
 
 
 def median_profile(profiles: Sequence[LatencyProfile]) -> LatencyProfile:
-    """Of the same variant on several workers, by batch size: the median of those that measured it;
-    of all where nobody did. Up to the largest size that all have."""
+    """The profile of a variant on several workers: by batch size, the median of those that measured
+    it, or of all if none did. It ends at the largest size that all have."""
     largest = min(p.max_batch_size for p in profiles)
     alike = [p.truncated(largest) for p in profiles]
     sizes = np.arange(1, largest + 1)
     measured = np.array([sizes <= p.measured_to for p in alike])
     counts = measured | ~measured.any(axis=0)
     median = np.nanmedian(np.where(counts, [p.table for p in alike], np.nan), axis=0)
-    # Where fewer workers have measured, the next median may be lower.
+    # If fewer workers have measured the next size, its median may be lower.
     return LatencyProfile(np.maximum.accumulate(median), max(p.measured_to for p in alike))
 
 
@@ -360,7 +370,7 @@ def _slope_beyond(sizes: np.ndarray[Any, Any], values: np.ndarray[Any, Any]) -> 
     """Seconds per item that a batch larger than all measured ones is assumed to take.
 
     Args:
-        sizes, values: those that were measured, ascending, and how long they took, seconds.
+        sizes, values: measured batch sizes, ascending, and their times, seconds.
     """
     each = float(values[-1] / sizes[-1])
     if len(sizes) == 1:
@@ -373,8 +383,8 @@ def _slope_beyond(sizes: np.ndarray[Any, Any], values: np.ndarray[Any, Any]) -> 
 def _isotonic(values: Sequence[float]) -> list[float]:
     """The non-decreasing sequence of least squared distance, by pooling adjacent violators.
 
-    To the last bit what `scipy.optimize.isotonic_regression` returns, whose module takes 0.4 s to
-    import in every process that holds a profile.
+    The result equals that of `scipy.optimize.isotonic_regression` to the last bit. Importing that
+    module would cost 0.4 s in every process that has a profile.
     """
     blocks: list[tuple[float, int]] = []  # mean and length
     rest = iter(values)
@@ -439,11 +449,11 @@ def load_profiles(path: str | Path) -> dict[str, LatencyProfile]:
 
 
 def profile_of(known: Mapping[str, T], variant: str, model: str, *, alone: bool = True) -> T | None:
-    """What a profile file says of a variant: under its name or "model/name", else its only entry.
+    """A variant's entry in a profile file: its name or "model/name", else the only entry.
 
     Args:
         known: the file's entries by name.
-        alone: the file is for one network, so that its only entry counts whatever its name.
+        alone: the file is for one network, so its only entry counts under any name.
     """
     for name in (variant, f"{model}/{variant}"):
         if name in known:

@@ -1,22 +1,34 @@
-"""Quantiles of the last few samples: of a number, and of one that grows with a size."""
+"""Quantiles of the last samples: of a number, and of a number that grows with a size."""
 
 from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Iterable
 
 import numpy as np
 from numpy.typing import NDArray
 
-FEW_SAMPLES = 20  # of a delay. With fewer, a long one may be a cold start
+FEW_SAMPLES = 20  # of a delay. With fewer samples, a long one may be a cold start
+
+
+def quantile(samples: Iterable[float], q: float) -> float:
+    """What `numpy.quantile` returns, bit for bit, of a few samples in a tenth of the time."""
+    ordered = sorted(samples)
+    at = (len(ordered) - 1) * q
+    below = math.floor(at)
+    if below + 1 == len(ordered):
+        return ordered[-1]
+    low, high, share = ordered[below], ordered[below + 1], at - below
+    return low + (high - low) * share if share < 0.5 else high - (high - low) * (1 - share)
 
 
 class Quantile:
     """Quantile of the last `window` samples.
 
     Args:
-        prior: the default stands in for missing samples until there are `prior`: one cold start
-            is no measure of the next.
+        prior: until there are `prior` samples, the default replaces missing ones. A single cold
+            start must not decide.
     """
 
     def __init__(self, q: float, window: int = 128, prior: int = 0) -> None:
@@ -35,7 +47,7 @@ class Quantile:
             if not self._samples:
                 return default
             missing = max(self._prior - len(self._samples), 0)
-            self._value = float(np.quantile([*self._samples, *[default] * missing], self._q))
+            self._value = quantile([*self._samples, *[default] * missing], self._q)
         return self._value
 
     def forget(self) -> None:
@@ -44,18 +56,18 @@ class Quantile:
 
 
 class QuantileLine:
-    """The line `at_0 + per_unit · size` that a share of the last `window` samples is not above.
+    """The line `at_0 + per_unit · size` such that a given share of the last `window` samples is not
+    above it.
 
-    The slope is the resistant line's (Tukey): between the medians of the third with the smallest
-    sizes and of the third with the largest, so that no outlier turns it. It is 0 where these do not
-    differ by more than chance, and never negative. What is left of the samples gives `at_0`.
+    The slope is that of Tukey's resistant line: between the medians of the third with the smallest
+    sizes and of the third with the largest. So an outlier does not change it. It is 0 if these do
+    not differ by more than chance, and never negative. The rest of the samples gives `at_0`.
 
     Worked example: batches of 1 took 2 ms to send, batches of 11 took 12 ms, one in fifty of
     either 300 ms more. The slope is 1 ms, and the 95th percentile of the rest 1 ms.
 
     Args:
-        prior: the default stands in for missing samples until there are `prior`.
-    """
+        prior: until there are `prior` samples, the default replaces missing ones."""
 
     def __init__(self, q: float, window: int = 256, prior: int = 0) -> None:
         self._q = q
@@ -76,7 +88,7 @@ class QuantileLine:
             slope = _resistant_slope(sizes, values)
             rest = values - slope * sizes
             missing = max(self._prior - len(rest), 0)
-            at_0 = float(np.quantile([*rest, *[default] * missing], self._q))
+            at_0 = quantile([*rest.tolist(), *[default] * missing], self._q)
             self._line = max(at_0, 0.0), slope
         return self._line
 

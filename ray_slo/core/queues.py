@@ -16,42 +16,46 @@ class DeadlineQueue:
 
     Appending in deadline order and taking from the head are O(1); a request with an earlier
     deadline than the tail is inserted by bisection (one `memmove`).
+
+    Attributes:
+        items, start: for inner loops, which only read them: the queued requests are
+            `items[start:]`.
     """
 
-    __slots__ = ("_head", "_items")
+    __slots__ = ("items", "start")
 
     def __init__(self, requests: Iterable[Request] = ()) -> None:
-        self._items: list[Request] = []
-        self._head = 0  # items before it are gone; compacted now and then
+        self.items: list[Request] = []
+        self.start = 0  # earlier items are gone; compacted from time to time
         self.extend(requests)
 
     def __len__(self) -> int:
-        return len(self._items) - self._head
+        return len(self.items) - self.start
 
     def __getitem__(self, index: int) -> Request:
         """The request at `index` ≥ 0 from the head. Raises IndexError past the tail."""
-        return self._items[self._head + index]
+        return self.items[self.start + index]
 
     def __iter__(self) -> Iterator[Request]:
-        for i in range(self._head, len(self._items)):
-            yield self._items[i]
+        for i in range(self.start, len(self.items)):
+            yield self.items[i]
 
     @property
     def head(self) -> Request:
         """The request with the earliest deadline. Raises IndexError when empty."""
-        return self._items[self._head]
+        return self.items[self.start]
 
     def position(self, deadline: float) -> int:
         """How many requests have an earlier deadline than `deadline`. O(log n)."""
-        return bisect_left(self._items, deadline, lo=self._head, key=_deadline) - self._head
+        return bisect_left(self.items, deadline, lo=self.start, key=_deadline) - self.start
 
     def push(self, request: Request) -> None:
         """Insert in deadline order, after equal deadlines."""
-        items = self._items
-        if len(items) == self._head or items[-1].deadline <= request.deadline:
+        items = self.items
+        if len(items) == self.start or items[-1].deadline <= request.deadline:
             items.append(request)
         else:
-            insort_right(items, request, lo=self._head, key=_deadline)
+            insort_right(items, request, lo=self.start, key=_deadline)
 
     def extend(self, requests: Iterable[Request]) -> None:
         for request in requests:
@@ -63,16 +67,16 @@ class DeadlineQueue:
         From the head it costs O(count); from the middle one `memmove` more.
         """
         if start:
-            first = self._head + start
-            taken = self._items[first : first + count]
-            del self._items[first : first + count]
+            first = self.start + start
+            taken = self.items[first : first + count]
+            del self.items[first : first + count]
             return taken
-        end = min(self._head + count, len(self._items))
-        taken = self._items[self._head : end]
-        self._head = end
-        if end > 64 and 2 * end > len(self._items):
-            del self._items[:end]
-            self._head = 0
+        end = min(self.start + count, len(self.items))
+        taken = self.items[self.start : end]
+        self.start = end
+        if end > 64 and 2 * end > len(self.items):
+            del self.items[:end]
+            self.start = 0
         return taken
 
     def pop(self) -> Request:
@@ -82,9 +86,9 @@ class DeadlineQueue:
         return self.take(1)[0]
 
     def remove(self, request: Request) -> bool:
-        """Remove this very request; False if it is not here."""
-        items = self._items
-        i = bisect_left(items, request.deadline, lo=self._head, key=_deadline)
+        """Remove this object; False if it is not here."""
+        items = self.items
+        i = bisect_left(items, request.deadline, lo=self.start, key=_deadline)
         while i < len(items) and items[i].deadline == request.deadline:
             if items[i] is request:
                 del items[i]

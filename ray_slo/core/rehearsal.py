@@ -1,8 +1,8 @@
-"""A rehearsal: settings of a policy, tried aside on the traffic of the last seconds.
+"""A rehearsal: a simulation of the last seconds of traffic with several settings.
 
-A policy says what it wants rehearsed (`Rehearsal`), its host has that played through the simulator
-aside (`simulation.rehearsal`), and brings the answer (`Rehearsed`). All of it is plain data: the
-problem goes to another process, the answer into the decision log.
+A policy asks for it (`Rehearsal`). Its host has it simulated in another process
+(`simulation.rehearsal`), and returns the answer (`Rehearsed`). Both are plain data, because the
+problem goes to another process, and the answer into the decision log.
 """
 
 from __future__ import annotations
@@ -21,18 +21,21 @@ class Setting(NamedTuple):
     """A policy by its name, and its arguments.
 
     Attributes:
-        quickest: it knows the quickest variant of each model alone.
+        quickest: it sees only the fastest variant of each model.
+        limited: pipelines admit no more at their roots than can be done by the deadline.
     """
 
     policy: str
     kwargs: Mapping[str, Any]
     quickest: bool = False
+    limited: bool = True
 
     @property
     def label(self) -> str:
-        """For people, and to tell settings apart: "deferred gathering=prefix"."""
+        """A unique text for people: "deferred gathering=prefix"."""
         words = [self.policy, *(f"{k}={v}" for k, v in self.kwargs.items())]
-        return " ".join(words + ["on the quickest variants"] * self.quickest)
+        words += ["on the quickest variants"] * self.quickest
+        return " ".join(words + ["without a limit at the root"] * (not self.limited))
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,9 +43,10 @@ class Traffic:
     """Requests of clients, in order of arrival.
 
     Attributes:
-        roots: (model, task) of what was asked for; `root` has an index into them per request.
+        roots: (model, task) that clients asked for; `root` has an index into them per request.
         arrival, deadline: seconds in the host's clock.
-        size: items per request; None where all have one.
+        size: items per request; None if all have one.
+        before: number of first requests that only warm up the settings and do not count.
     """
 
     roots: tuple[tuple[str, str], ...]
@@ -50,6 +54,7 @@ class Traffic:
     arrival: NDArray[np.float64]
     deadline: NDArray[np.float64]
     size: NDArray[np.int64] | None = None
+    before: int = 0
 
     def __len__(self) -> int:
         return len(self.arrival)
@@ -57,14 +62,14 @@ class Traffic:
 
 @dataclass(frozen=True, eq=False)
 class Rehearsal:
-    """What is to be tried.
+    """The problem of a rehearsal.
 
     Attributes:
         number: of the rehearsal, from 1.
-        cluster: as the policy knows it.
-        traffic: to try it on.
-        settings: what to try; the first is in force.
-        trees: of the application, as JSON; models without a tree are trees of one task.
+        cluster: the policy's view of the cluster.
+        traffic: the requests to simulate.
+        settings: the settings to try; the first one is the current one.
+        trees: trees of the application, as JSON; models without a tree are trees of one task.
         composing: further arguments of `policies.composed.Composed`.
         planned: a planner assigns variants to workers.
         pace: measured over predicted time of a batch, by variant and hardware; 1 where missing.
@@ -94,14 +99,14 @@ class Rehearsal:
 
 @dataclass(frozen=True)
 class Score:
-    """What came of one setting.
+    """The result of one setting.
 
     Attributes:
-        value: by stretch of the traffic, the sum over answers in time of their accuracy (share; 1
-            where it is not known). Fewer stretches than there are: given up as hopeless.
+        value: by part of the traffic, the sum of the accuracies of answers in time (share; 1 if
+            unknown). If parts are missing, the setting was stopped as hopeless.
         good: answers in time by root.
-        accuracy: percent, mean of the answers in time by root; None where there is none.
-        p50_s: median latency of the answers; None where it was given up.
+        accuracy: percent, mean of the answers in time by root; None if there is none.
+        p50_s: median latency of the answers, seconds; None if the setting was stopped early.
         error: why the setting could not be tried.
     """
 
@@ -121,8 +126,8 @@ class Rehearsed:
         at: when its traffic ended, seconds in the host's clock.
         rate: requests per second of the traffic.
         roots: tasks that clients asked for; arrived: requests for each.
-        stretches: requests in each stretch of the traffic.
-        scores: by the setting's label.
+        stretches: requests in each part of the traffic.
+        scores: results by the setting's label.
     """
 
     number: int

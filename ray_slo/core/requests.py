@@ -1,4 +1,4 @@
-"""Requests, and what became of a batch of them."""
+"""Requests, and the outcome of a batch."""
 
 from __future__ import annotations
 
@@ -7,16 +7,19 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
+MAX_LATENCY_MS = 86_400_000.0  # a day
+"""The longest SLO, latency or delay in a config, a document or a request, milliseconds."""
+
 RequestId = int
 WorkerId = str
 
 
 class Upstream(NamedTuple):
-    """Where a request of a pipeline's inner task comes from.
+    """The origin of a request of a pipeline's inner task.
 
     Attributes:
-        worker, variant: what ran the request that made it.
-        spent_s: time that one spent at its task, from its arrival there to its result.
+        worker, variant: worker and variant that ran the request which made it.
+        spent_s: time of that request at its task, from its arrival there to its result, seconds.
     """
 
     worker: WorkerId
@@ -33,13 +36,13 @@ class Request:
         arrival: seconds in the host's clock.
         deadline: absolute, seconds in the host's clock.
         size: items in the request (Kairos' query size); 1 for a plain request.
-        task: node of the tree that the client asked for (`core.trees`); several tasks may have one
-            model. Default: the model's name, as of a model alone.
-        upstream: below the root of a tree, where `deadline` is the end-to-end one: the request that
-            made it; None at the root.
+        task: node of the tree that the client asked for (`core.trees`); several tasks may share a
+            model. Default: the model's name.
+        upstream: the request that made it, below the root of a tree; None at the root. `deadline`
+            is then the end-to-end one.
     """
 
-    # A plain slotted class: millions are made in a simulation and a dataclass costs more.
+    # A plain class with slots: a simulation makes millions, and a dataclass costs more.
     __slots__ = ("arrival", "deadline", "id", "model", "size", "task", "upstream")
 
     def __init__(
@@ -86,7 +89,7 @@ class BatchOutcome:
         requests: the requests that ran, in dispatch order.
         started_at, finished_at: seconds in the host's clock (its best estimate, live).
         status: how the batch ended. Requests of a batch that did not finish come back through
-            `Policy.requests_arrived` if their owner wants them tried again.
+            `Policy.requests_arrived` if their owner tries them again.
     """
 
     batch_id: int

@@ -1,4 +1,4 @@
-"""What others said, in messages of ours: escaped, and cut where it is long. Imports no Ray."""
+"""Text of others in our messages: escaped, and cut if it is long. Imports no Ray."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def clipped(text: str, most: int) -> str:
 
 
 def quoted(value: Any) -> str:
-    """A value as Python writes it, escaped, and cut where it is long."""
+    """The value's `repr`, escaped, and cut if it is long."""
     try:
         shown = ascii(value)
     except ValueError:  # an integer of thousands of digits

@@ -1,4 +1,4 @@
-"""What clients ask for: a tree of tasks under one SLO. A model alone is a tree of one task.
+"""What clients ask for: a tree of tasks under one SLO. A single model is a tree of one task.
 
 Demand is counted by *stream*: a root and an SLO class, "root" or "root@class" as text.
 """
@@ -11,6 +11,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ray_slo.core.explain import Misplaced
+from ray_slo.core.names import nearest
+
 DEFAULT_CLASS = ""
 
 
@@ -20,9 +23,9 @@ class TreeTask:
 
     Attributes:
         name: unique in the application.
-        model: that serves it: its own, of the same name, or one that others use, too.
-        parent: the task whose requests make this one's; None at the root.
-        factors: requests made per request, by variant and child task; 1 where not given.
+        model: model that serves it: its own, with the same name, or a shared one.
+        parent: the task whose requests make those of this task; None at the root.
+        factors: requests made per request, by variant and child task; 1 if not given.
     """
 
     name: str
@@ -43,12 +46,12 @@ class TreeTask:
                     )
 
     def counted_as(self, variant: str) -> str:
-        """Name under which requests of this task that a variant served are counted, and what they
-        made: of a model that several tasks may share, with the task."""
+        """Name under which a variant's requests of this task, and what they made, are counted. For
+        a shared model it contains the task."""
         return variant if self.name == self.model else f"{self.name}:{variant}"
 
     def factor(self, variant: str, child: str) -> float:
-        """Requests for a child task that a request makes, where `variant` serves it."""
+        """Number of requests for a child task that a request makes, if `variant` serves it."""
         return self.factors.get(variant, {}).get(child, 1.0)
 
 
@@ -61,7 +64,7 @@ class Tree:
         tasks: in any order.
         slos_s: end-to-end latency SLO by class, seconds. The default class is "".
         path_accuracies: measured end-to-end accuracy, percent, by the variants from the root to a
-            last task; the product of the variants' accuracies for a path that is missing.
+            last task; a missing path has the product of its variants' accuracies.
     """
 
     name: str
@@ -96,19 +99,18 @@ class Tree:
             raise ValueError(f"tasks of {self.name!r}: two are named {twice[0]!r}")
         for task in self.tasks:
             if task.parent is not None and task.parent not in names:
-                raise ValueError(
-                    f"tasks.{task.name}.parent: no task {task.parent!r}; "
-                    f"the tasks are {', '.join(names)}"
+                raise Misplaced(
+                    f"tasks.{task.name}.parent",
+                    f"no task {task.parent!r}; the tasks are {', '.join(names)}"
+                    f"{nearest(task.parent, names)}",
                 )
         roots = [task.name for task in self.tasks if task.parent is None]
         if len(roots) > 1:
-            raise ValueError(
-                f"tasks of {self.name!r}: {', '.join(roots)} have no parent; a tree has one root"
-            )
+            raise Misplaced("tasks", f"{', '.join(roots)} have no parent; a tree has one root")
         if lost := [name for name in names if name not in self.parents]:
-            raise ValueError(
-                f"tasks of {self.name!r}: {', '.join(lost)} are in a cycle or below one; a tree "
-                "has no cycle"
+            raise Misplaced(
+                "tasks",
+                f"{', '.join(lost)} are in a cycle or below one; a tree has no cycle",
             )
         if not roots:
             raise ValueError(f"tasks of {self.name!r} must not be empty; a tree has one root")
@@ -116,18 +118,19 @@ class Tree:
             below = self.children(task.name)
             for variant, made in task.factors.items():
                 if unknown := [child for child in made if child not in below]:
-                    raise ValueError(
-                        f"tasks.{task.name}.factors.{variant}: {unknown[0]!r} is no child of "
-                        f"{task.name!r}; its children are {', '.join(below) or 'none'}"
+                    raise Misplaced(
+                        f"tasks.{task.name}.factors.{variant}",
+                        f"{unknown[0]!r} is no child of {task.name!r}; its children are "
+                        f"{', '.join(below) or 'none'}{nearest(unknown[0], below)}",
                     )
 
     @classmethod
     def of_model(cls, model: str, slos_s: Mapping[str, float]) -> Tree:
-        """The tree of a model alone."""
+        """The tree of a single model."""
         return cls(model, (TreeTask(model, model),), slos_s)
 
     def to_json(self) -> dict[str, Any]:
-        """As plain values."""
+        """The tree as plain values."""
         paths = [[list(path), accuracy] for path, accuracy in self.path_accuracies.items()]
         tasks = [
             {
@@ -143,7 +146,7 @@ class Tree:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Tree:
-        """Of what `to_json` gives."""
+        """The tree from the result of `to_json`."""
         tasks = tuple(TreeTask(**task) for task in data["tasks"])
         paths = {tuple(path): accuracy for path, accuracy in data["path_accuracies"]}
         return cls(data["name"], tasks, data["slos_s"], paths)
@@ -172,12 +175,12 @@ class Tree:
 
     @property
     def slo_s(self) -> float:
-        """Of the default class, seconds."""
+        """SLO of the default class, seconds."""
         return self.slos_s[DEFAULT_CLASS]
 
     @property
     def models(self) -> tuple[str, ...]:
-        """That serve its tasks, each once, in `order`."""
+        """Models that serve its tasks, each once, in `order`."""
         return tuple(dict.fromkeys(task.model for task in self.order))
 
     def __getitem__(self, task: str) -> TreeTask:
@@ -187,7 +190,7 @@ class Tree:
         return task in self._by_name
 
     def children(self, task: str) -> tuple[str, ...]:
-        """Tasks whose requests this one makes."""
+        """Tasks that get requests from this one."""
         return tuple(child.name for child in self.tasks if child.parent == task)
 
     def path(self, task: str) -> tuple[str, ...]:

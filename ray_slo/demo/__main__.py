@@ -13,13 +13,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from ray_slo.core.profiles import LatencyProfile
     from ray_slo.demo.calibrate import Calibration
+    from ray_slo.demo.client import Client
+    from ray_slo.demo.machine import Watch
+    from ray_slo.demo.progress import Shown
+    from ray_slo.demo.report import Found
     from ray_slo.demo.systems import Settings, System
-    from ray_slo.load.report import LoadResult
     from ray_slo.load.workload import Payloads, Recorded
 
-REPORT = "report.html"
+# By cost. digits-m is left out: digits-l reads as well, and its training comes with digits-xl's.
+NETWORKS = ("digits-xs", "digits-s", "digits-l", "digits-xl")
+QUICK_S = 8.0  # length of the stream with --quick
+MAX_BATCH_SIZE = 32
 
 
 def demo(
@@ -27,23 +32,33 @@ def demo(
         "out/demo"
     ),
     variant: Annotated[
-        str | None,
-        typer.Option(help="Train this network alone (default: train all, serve the last)."),
-    ] = None,
+        str,
+        typer.Option(help="The network to serve. @ray_slo.deployment has the smaller ones, too."),
+    ] = NETWORKS[-1],
     system: Annotated[
-        list[str] | None,
-        typer.Option(help="default, blocking, tuned, batch, deployment; repeatable."),
+        list[str] | None, typer.Option(help="tuned, batch, deployment; repeatable.")
     ] = None,
-    duration_s: Annotated[float, typer.Option(min=2, help="Of the run of each system.")] = 30.0,
-    rate: Annotated[float | None, typer.Option(help="Requests/s, instead of calibrating.")] = None,
+    duration_s: Annotated[
+        float | None,
+        typer.Option(min=2, help="Length of the stream in seconds (default: 46; 8 with --quick)."),
+    ] = None,
+    rate: Annotated[
+        float | None,
+        typer.Option(min=1, help="What tuned plain Serve holds, instead of calibrating."),
+    ] = None,
     slo_ms: Annotated[float | None, typer.Option(help="With --rate.")] = None,
     wait_ms: Annotated[float | None, typer.Option(help="Tuned wait, with --rate.")] = None,
     replicas: Annotated[int, typer.Option(min=1)] = 2,
-    seed: Annotated[int, typer.Option(help="Of the recorded workload.")] = 0,
-    quick: Annotated[bool, typer.Option("--quick", help="A minute: less of everything.")] = False,
+    seed: Annotated[int, typer.Option(help="Of the recorded stream.")] = 0,
+    extras: Annotated[
+        bool, typer.Option(help="Also two models on one pool, and replicas that follow the load.")
+    ] = True,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="About a minute: less of everything, no extras.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
 ) -> None:
-    """Serve real digit images with plain Ray Serve and with ray-slo, and compare."""
+    """Send the same rising and falling load to plain Ray Serve and to ray-slo, and compare."""
     from rich.console import Console
 
     if missing := [name for name in ("torch", "sklearn", "PIL") if find_spec(name) is None]:
@@ -58,8 +73,8 @@ def demo(
     console = Console(stderr=as_json)
     try:
         options = Options(
-            *(out, variant, system, min(duration_s, 6.0) if quick else duration_s, rate),
-            *(slo_ms, wait_ms, replicas, seed, quick),
+            *(out, variant, system, duration_s, rate, slo_ms, wait_ms),
+            *(replicas, seed, extras and not quick, quick),
         )
         figures = run(console, options)
     except (ValueError, ConnectionError) as error:
@@ -76,15 +91,55 @@ class Options:
     """What the command was asked for."""
 
     out: Path
-    variant: str | None
+    variant: str
     systems: list[str] | None
-    duration_s: float
+    duration_s: float | None
     rate: float | None
     slo_ms: float | None
     wait_ms: float | None
     replicas: int
     seed: int
+    extras: bool
     quick: bool
+
+    @property
+    def networks(self) -> tuple[str, ...]:
+        """The network that was asked for, after the smaller ones of `NETWORKS`.
+
+        Raises:
+            ValueError: unknown; lists the valid ones.
+        """
+        from ray_slo.demo.digits.family import FAMILY, spec
+
+        order = list(FAMILY)
+        last = order.index(spec(self.variant).name)
+        return (*(name for name in NETWORKS if order.index(name) < last), self.variant)
+
+    @property
+    def stream_s(self) -> float:
+        """Length of the stream after its warm-up."""
+        from ray_slo.demo.stream import STORY
+
+        usual = QUICK_S if self.quick else sum(stretch.length_s for stretch in STORY)
+        return self.duration_s or usual
+
+    @property
+    def warm_up_s(self) -> float:
+        from ray_slo.demo.stream import WARM_UP_S
+
+        return WARM_UP_S if self.stream_s > 3 * WARM_UP_S else self.stream_s / 6
+
+    def steps(self, systems: list[System]) -> dict[str, float]:
+        """Every step, and how many seconds it takes on two quiet cores."""
+        stream_s, start_s = self.stream_s + self.warm_up_s, 4 if self.quick else 8
+        return {
+            "train": 3.0,
+            "start": 12.0,
+            "calibrate": 0.0 if self.rate is not None else 20.0 if self.quick else 85.0,
+            **{system.key: stream_s + (2 if system.ours else 1) * start_s for system in systems},
+            **({"two models": 40.0, "following": 65.0} if self.extras else {}),
+            "report": 6.0,
+        }
 
 
 def run(console: Any, options: Options) -> dict[str, Any]:
@@ -95,170 +150,172 @@ def run(console: Any, options: Options) -> dict[str, Any]:
     """
     if options.rate is not None and (options.slo_ms is None or options.wait_ms is None):
         raise ValueError("--rate goes with --slo-ms and --wait-ms: nothing is calibrated then")
-    from ray_slo.demo import report
-    from ray_slo.demo.systems import choose
+    from ray_slo.demo.systems import choose, enter_fast_mode
 
-    systems = choose(options.systems)
+    mode = enter_fast_mode()  # before Ray Serve is imported
+    from ray_slo.demo import conclusions, machine, progress, report
+    from ray_slo.models.profiling import metadata
+
+    systems, networks = choose(options.systems), options.networks
     started = time.monotonic()
     options.out.mkdir(parents=True, exist_ok=True)
-    family = _train(console, options)
-    variant = options.variant or list(family)[-1]
-    load = _load(console)
-    profile, machine = _profile(console, variant, options)
-    calibration, results = _serve(console, systems, variant, profile, options)
+    with machine.Watch() as watch, progress.shown(console, options.steps(systems)) as shown:
+        family = _train(shown, networks)
+        about = metadata(quantile=0.95, threads=1)
+        about |= {"mode": mode, "load_average": os.getloadavg()[0]}
+        found = _serve(shown, watch, systems, family, about, options)
+        shown.step("report", "writing the report")
+        for system, result in found.results.items():
+            result.save(options.out / system.key)
+        found.seconds = time.monotonic() - started
+        next_steps = _next_steps(found.calibration)
+        path = report.write(options.out, found, next_steps)
 
-    settings = calibration.settings
-    title = f"{variant}, SLO {1e3 * settings.slo_s:.0f} ms, {options.replicas} replicas"
-    console.print(report.screen_table(results, title))
-    for system, result in results.items():
-        result.save(options.out / system.key)
-    next_steps = _next_steps(variant, calibration)
-    path = report.write(
-        options.out / REPORT, results, calibration, {variant: profile}, family, machine, next_steps
-    )
-    console.print(f"report: {path}   (done in {time.monotonic() - started:.0f} s)\n\nnext:")
+    settings = found.calibration.settings
+    title = f"{settings.variant}, SLO {1e3 * settings.slo_s:.0f} ms, {options.replicas} replicas"
+    console.print(report.screen_table(found.sums, title))
+    figures = report.figures(found)
+    for sentence in figures["conclusions"]:
+        console.print(f"* {sentence}", highlight=False)
+    disturbed, sentence = conclusions.machine(found.uses)
+    console.print(f"[yellow]{sentence}[/]" if disturbed else sentence, highlight=False)
+    console.print(f"\nreport: {path}   (done in {found.seconds:.0f} s)\n\nnext:")
     console.print(next_steps, highlight=False, soft_wrap=True)
-    return {
-        "machine": machine,
-        "load_average": load,
-        "variant": variant,
-        "slo_ms": 1e3 * settings.slo_s,
-        "server_slo_ms": settings.server_slo_ms,
-        "tuned_wait_ms": 1e3 * settings.tuned_wait_s,
-        "rate": calibration.rate,
-        "capacity": calibration.capacity,
-        "tried": calibration.tried,
-        "seconds": time.monotonic() - started,
-        "systems": {system.key: result.summary for system, result in results.items()},
-    }
+    return figures
 
 
-def _train(console: Any, options: Options) -> dict[str, float]:
+def _train(shown: Shown, networks: tuple[str, ...]) -> dict[str, float]:
     """Accuracy of each network."""
-    from ray_slo.cli._output import percent, table
+    from ray_slo.cli._output import percent
     from ray_slo.demo.digits.train import accuracies
 
-    with console.status("training the digits networks (kept for the next time)"):
-        family: dict[str, float] = accuracies([options.variant] if options.variant else None)
-    rows = [(name, percent(accuracy)) for name, accuracy in family.items()]
-    console.print(table("digits networks", ("network", "accuracy on unseen writers"), rows))
+    shown.step("train", "training the networks (once; kept for the next time)")
+    family: dict[str, float] = accuracies(networks)
+    each = ", ".join(f"{name} {percent(accuracy)}" for name, accuracy in family.items())
+    shown.print(f"right on unseen writers: {each}", highlight=False)
     return family
 
 
-def _load(console: Any) -> float:
-    """The machine's load average; warns where it is busy."""
-    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
-    if load > 0.5 * (os.cpu_count() or 1):
-        console.print(
-            f"[yellow]warning:[/] the machine is busy (load average {load:.1f}): "
-            "what follows is measured beside other work"
-        )
-    return load
-
-
-def _profile(console: Any, variant: str, options: Options) -> tuple[LatencyProfile, dict[str, Any]]:
-    """The network's profile on this machine, and what the machine is."""
-    from ray_slo.cli._output import number
-    from ray_slo.core.profiles import save_profiles
-    from ray_slo.models.profiling import Target, metadata, profile_class, to_profile
-
-    with console.status(f"measuring {variant}: batches of 1 to 32"):
-        target = Target("ray_slo.demo.digits:Digits", {"variant": variant})
-        samples = profile_class(target, max_batch_size=32, budget_s=3 if options.quick else 8)
-    profile = to_profile(samples, max_batch_size=32)
-    machine = metadata(quantile=0.95, threads=1)
-    save_profiles(options.out / "profile.json", {variant: profile}, **machine)
-    console.print(
-        f"{variant}: one image {number(1e3 * profile.latency(1))} ms, "
-        f"8 together {number(1e3 * profile.latency(8))} ms, "
-        f"32 together {number(1e3 * profile.latency(32))} ms"
-    )
-    return profile, machine
-
-
 def _serve(
-    console: Any, systems: list[System], variant: str, profile: LatencyProfile, options: Options
-) -> tuple[Calibration, dict[System, LoadResult]]:
-    """Calibrate, then give every system the same requests."""
-    from ray_slo.demo.calibrate import Calibration, calibrate, poisson
+    shown: Shown,
+    watch: Watch,
+    systems: list[System],
+    family: dict[str, float],
+    about: dict[str, Any],
+    options: Options,
+) -> Found:
+    """Calibrate, give every system the same requests, and show the rest."""
+    from ray_slo.demo import extras, stream
+    from ray_slo.demo.client import Client
     from ray_slo.demo.digits.data import test_pngs
-    from ray_slo.demo.systems import Settings, local_serve
+    from ray_slo.demo.report import Found
+    from ray_slo.demo.systems import Settings, Way, local_serve
     from ray_slo.load.workload import Payloads
 
     images, labels = test_pngs()
     payloads = Payloads(images, [str(label) for label in labels], "image/png")
     slo_ms, wait_ms = options.slo_ms or 1e3, options.wait_ms or 0.0
-    settings = Settings(variant, options.replicas, 32, slo_ms / 1e3, wait_ms / 1e3)
+    settings = Settings(
+        *(options.networks, options.replicas, MAX_BATCH_SIZE, slo_ms / 1e3, Way(wait_ms / 1e3)),
+        profile_s=1.0 if options.quick else 3.0,
+    )
     for system in systems:
         system.app(settings)  # what cannot be built is better said now than after minutes
-    results = {}
-    with console.status("starting Ray on this machine") as status, local_serve() as url:
-        if options.rate is None:
-            status.update("calibrating rate, SLO and wait on plain Serve")
-            calibration = calibrate(
-                url,
-                payloads,
-                profile,
-                settings,
-                probe_s=3.0 if options.quick else 8.0,
-                say=lambda text: console.print(f"  {text}", highlight=False),
-            )
-        else:
-            calibration = Calibration(settings, options.rate, options.rate, [])
-        duration_s = options.duration_s
-        warmup_s = min(3.0, duration_s / 3)
-        workload = poisson(
-            payloads, calibration.rate, duration_s, warmup_s=warmup_s, seed=options.seed
+    story = stream.shortened(stream.STORY, options.stream_s)
+    shown.step("start", "starting Ray on this machine")
+    with local_serve() as url, Client() as client:
+        bench = _Bench(shown, watch, client, url, payloads)
+        calibration = bench.calibrate(settings, options)
+        found = Found(calibration, family, about, story)
+        workload = stream.record(
+            story,
+            calibration.held,
+            payloads,
+            warm_up_s=options.warm_up_s,
+            seed=options.seed,
         )
-        workload.save(options.out / "workload.npz")
-        console.print(
-            f"every system now gets the same {len(workload)} requests in {duration_s:.0f} s; "
-            f"SLO {1e3 * calibration.settings.slo_s:.0f} ms"
+        workload.save(options.out / "stream.npz")
+        shown.print(
+            f"every system now gets the same {len(workload)} requests in "
+            f"{workload.duration_s:.0f} s; SLO {1e3 * calibration.settings.slo_s:.0f} ms"
         )
         for system in systems:
-            results[system] = _serve_one(
-                console, status, system, calibration.settings, url, workload, payloads
+            bench.stream(system, workload, found)
+        if options.extras:
+            tuned, seed = calibration.settings, options.seed
+            began_s = time.monotonic()
+            shown.step("two models", "two models with unlike SLOs on the same replicas")
+            found.models = extras.two_models(client, url, payloads, tuned, calibration.held, seed)
+            shown.step("following", "replicas that follow the load")
+            found.following = extras.following(client, url, payloads, tuned, calibration.held, seed)
+            found.uses["extras"] = watch.use(began_s, time.monotonic())
+    return found
+
+
+@dataclass(frozen=True)
+class _Bench:
+    """Where systems run, and who watches and tells."""
+
+    shown: Shown
+    watch: Watch
+    client: Client
+    url: str
+    payloads: Payloads
+
+    def calibrate(self, settings: Settings, options: Options) -> Calibration:
+        """SLO, rate and wait: measured, or as told."""
+        from ray_slo.demo.calibrate import FULL, QUICK, Calibration, calibrate
+        from ray_slo.demo.systems import plain, running
+
+        if options.rate is not None:
+            return Calibration(settings, options.rate, options.rate)
+        self.shown.step("calibrate", "finding the best wait for plain Serve, and what it holds")
+        with running(plain(settings, settings.way, tunable=True)):
+            self.client.wait_until_answered(self.url, self.payloads)
+            found = calibrate(
+                *(self.client, self.url, self.payloads, settings),
+                QUICK if options.quick else FULL,
+                say=lambda text: self.shown.print(f"  {text}", highlight=False),
             )
-        status.update("stopping Ray")
-    return calibration, results
+        self.shown.print(
+            f"tuned plain Serve holds {found.held:.0f} req/s with {found.settings.way.name}",
+            highlight=False,
+        )
+        return found
+
+    def stream(self, system: System, workload: Recorded, found: Found) -> None:
+        """Give a system the stream; fills in `found`."""
+        from ray_slo.cli._output import number
+        from ray_slo.demo.stream import GIVEN_UP_S
+        from ray_slo.demo.systems import running
+
+        settings = found.calibration.settings
+        self.shown.step(system.key, f"{system.name}: {len(workload)} requests")
+        with running(system.app(settings)):
+            self.client.wait_until_answered(self.url, self.payloads)
+            result, began_s = self.client.send(
+                self.url, workload, self.payloads, settings.slo_s, GIVEN_UP_S
+            )
+        late_s = 1e-3 * result.summary["generator"]["late_p99_ms"]
+        found.results[system] = result
+        found.uses[system.name] = self.watch.use(began_s, began_s + workload.duration_s, late_s)
+        summary = result.summary
+        self.shown.print(
+            f"  {system.name}: {number(summary['goodput'])} of "
+            f"{number(summary['offered_rate'])} req/s in time",
+            highlight=False,
+        )
+        for text, count in result.sample_errors.items():
+            self.shown.print(f"    [red]{count} ×[/] {text}", highlight=False)
 
 
-def _serve_one(
-    console: Any,
-    status: Any,
-    system: System,
-    settings: Settings,
-    url: str,
-    workload: Recorded,
-    payloads: Payloads,
-) -> LoadResult:
-    from ray_slo.cli._output import number
-    from ray_slo.demo.systems import running
-    from ray_slo.load.drive import run_http_process
-
-    status.update(f"{system.name}: starting")
-    with running(system.app(settings)):
-        status.update(f"{system.name}: serving {len(workload)} requests")
-        slo_s = settings.slo_s
-        result = run_http_process(url, workload, payloads, slo_s=slo_s, timeout_s=20).result()
-    summary = result.summary
-    console.print(
-        f"  {system.name}: {number(summary['goodput'])} of "
-        f"{number(summary['offered_rate'])} req/s in time",
-        highlight=False,
-    )
-    for text, count in result.sample_errors.items():
-        console.print(f"    [red]{count} ×[/] {text}", highlight=False)
-    return result
-
-
-def _next_steps(variant: str, calibration: Calibration) -> str:
+def _next_steps(calibration: Calibration) -> str:
     slo_ms = 1e3 * calibration.settings.slo_s
     return (
         "make serve                     # leave the application running, with a curl line\n"
         "ray-slo bench http://127.0.0.1:8000/ --payload ray_slo.demo.digits.data:test_pngs "
-        f"--rate {calibration.rate:.0f} --slo-ms {slo_ms:.0f}\n"
-        f"ray-slo profile ray_slo.demo.digits:Digits --variant {variant}\n"
+        f"--rate {calibration.held:.0f} --slo-ms {slo_ms:.0f}\n"
+        f"ray-slo profile ray_slo.demo.digits:Digits --variant {calibration.settings.variant}\n"
         "ray-slo simulate               # the same policies in virtual time\n"
     )
 

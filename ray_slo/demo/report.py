@@ -2,48 +2,112 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ray_slo.cli._output import number, percent
 from ray_slo.cli.report_html import Page, Section, Table, style, svg
+from ray_slo.demo import conclusions, plots
+from ray_slo.demo.stream import GIVEN_UP_S, PARTS, OverTime, Stretch, Sums, over_time, sums
 
 if TYPE_CHECKING:
-    from ray_slo.core.profiles import LatencyProfile
     from ray_slo.demo.calibrate import Calibration
-    from ray_slo.demo.systems import Settings, System
+    from ray_slo.demo.extras import Following, Model
+    from ray_slo.demo.machine import Use
+    from ray_slo.demo.systems import System
     from ray_slo.load.report import LoadResult
 
-COLUMNS = (
-    "system",
-    "offered/s",
-    "goodput/s",
-    "bad",
-    "p50 ms",
-    "p99 ms",
-    "batch",
-    "accuracy",
-)
-_NARROW = ("", "offered", "goodput", "bad", "p50", "p99", "batch", "accuracy")  # 80 columns
+COLUMNS = ("system", "offered/s", "in time/s", "bad", "p50 ms", "p99 ms", "accuracy")
+_NARROW = ("", "offered", "in time", "bad", "p50", "p99", "accuracy")  # 80 columns
 
 
-def cells(system: System, result: LoadResult) -> tuple[str, ...]:
+@dataclass
+class Found:
+    """All that a run of the demo found.
+
+    Attributes:
+        uses: what else the machine did, by what was measured then.
+        seconds: length of the whole demo.
+    """
+
+    calibration: Calibration
+    family: Mapping[str, float]
+    machine: Mapping[str, Any]
+    story: Sequence[Stretch]
+    results: dict[System, LoadResult] = field(default_factory=dict)
+    models: Sequence[Model] = ()
+    following: Following | None = None
+    uses: dict[str, Use] = field(default_factory=dict)
+    seconds: float = 0.0
+
+    @property
+    def sums(self) -> dict[System, dict[str, Sums]]:
+        """Figures by system and part of the run."""
+        return {system: sums(result, self.story) for system, result in self.results.items()}
+
+    @property
+    def times(self) -> dict[System, OverTime]:
+        """Each system's run second by second."""
+        return {system: over_time(result) for system, result in self.results.items()}
+
+    @property
+    def conclusions(self) -> list[str]:
+        """A sentence for each of our systems, beside plain Serve if that ran."""
+        all_sums = self.sums
+        plain = next((s for system, s in all_sums.items() if not system.ours), None)
+        if plain is None:
+            return []
+        return [
+            conclusions.compared(system.name, found, plain)
+            for system, found in all_sums.items()
+            if system.ours
+        ]
+
+    @property
+    def accuracy(self) -> str:
+        """What the deployment gave up in the overload; "" where it did not run."""
+        return next(
+            (
+                conclusions.accuracy(over_time(result), self.story, self.sums[system])
+                for system, result in self.results.items()
+                if system.key == "deployment"
+            ),
+            "",
+        )
+
+
+def milliseconds(value: float | None) -> str:
+    """A latency; those that were given up are longer than is known."""
+    given_up = value is not None and value >= 1e3 * GIVEN_UP_S
+    return f"> {1e3 * GIVEN_UP_S:.0f}" if given_up else number(value)
+
+
+def cells(name: str, found: Sums) -> tuple[str, ...]:
     """A row of the table."""
-    summary = result.summary
     return (
-        system.name,
-        number(summary["offered_rate"]),
-        number(summary["goodput"]),
-        percent(summary["bad_rate"]),
-        number(summary["p50_ms"]),
-        number(summary["p99_ms"]),
-        number(summary["mean_batch"]),
-        percent(summary["accuracy"]),
+        name,
+        number(found.offered),
+        number(found.goodput),
+        percent(found.bad),
+        milliseconds(found.p50_ms),
+        milliseconds(found.p99_ms),
+        percent(found.accuracy),
     )
 
 
-def screen_table(results: Mapping[System, LoadResult], title: str) -> Any:
+def rows(
+    found: Mapping[System, Mapping[str, Sums]],
+) -> list[tuple[str, list[tuple[System, tuple[str, ...]]]]]:
+    """The table: each part of the run, and in it a row for each system."""
+    return [
+        (part, [(system, cells(system.name, of[part])) for system, of in found.items()])
+        for part in PARTS
+    ]
+
+
+def screen_table(found: Mapping[System, Mapping[str, Sums]], title: str) -> Any:
     """The rich table, for 80 columns."""
     from rich import box
     from rich.table import Table as Screen
@@ -56,93 +120,164 @@ def screen_table(results: Mapping[System, LoadResult], title: str) -> Any:
     )
     for index, column in enumerate(_NARROW):
         table.add_column(column, justify="left" if index == 0 else "right", no_wrap=True)
-    for system, result in results.items():
-        table.add_row(*cells(system, result), style="bold green" if system.ours else "")
+    for part, of_part in rows(found):
+        table.add_row(part, style="italic")
+        for system, row in of_part:
+            table.add_row(f"  {row[0]}", *row[1:], style="bold green" if system.ours else "")
     return table
 
 
-def page(
-    results: Mapping[System, LoadResult],
-    calibration: Calibration,
-    profiles: Mapping[str, LatencyProfile],
-    family: Mapping[str, float],
-    machine: Mapping[str, Any],
-    next_steps: str,
-) -> Page:
+def page(found: Found, next_steps: str) -> Page:
     """The whole report."""
-    import matplotlib
-
-    from ray_slo.cli.profile import plot_profiles
-    from ray_slo.load.report import plot_latency_cdf, plot_runs
-
-    settings = calibration.settings
-    named = {system.name: result for system, result in results.items()}
-    with matplotlib.rc_context(style()):  # type: ignore[arg-type]
-        over_time, cdf = svg(plot_runs(named)), svg(plot_latency_cdf(named))
-        measured_profiles = svg(plot_profiles(dict(profiles)))
-    warnings = [
-        f"{system.name}: {text}."
-        for system, result in results.items()
-        for text in result.summary["warnings"]
+    disturbed, machine = conclusions.machine(found.uses)
+    settings = found.calibration.settings
+    facts = [
+        ("latency SLO", f"{1e3 * settings.slo_s:.0f} ms"),
+        ("tuned plain Serve holds", f"{found.calibration.held:.0f} req/s"),
+        ("replicas", str(settings.num_replicas)),
+        ("machine", str(found.machine.get("hardware", ""))),
+        ("was it quiet?", "no, see below" if disturbed else "yes"),
     ]
     sections = [
+        *_story(found),
+        *_extras(found),
+        Section("Was the machine disturbed?", text=[machine], table=_uses(found.uses)),
         Section(
-            "What each system made of the same requests",
-            text=warnings,
+            "How the systems differ",
             table=Table(
-                COLUMNS,
-                [cells(system, result) for system, result in results.items()],
-                [index for index, system in enumerate(results) if system.ours],
+                ("system", "batches"), [(s.name, s.about) for s in found.results], prose=True
             ),
-            figures=[
-                (cdf, "Share of all requests answered within a time. Dashed: the SLO."),
-                (over_time, "Every request by its intended send time. Dashed: the SLO."),
-            ],
         ),
-        Section(
-            "How they differ",
-            table=Table(("system", "batches"), [(s.name, s.about) for s in results]),
-        ),
-        Section("What is the same", text=_same(settings)),
-        Section("How rate, SLO and tuned wait were chosen", text=_chosen(calibration)),
-        Section(
-            "The networks on this machine",
-            text=["Execution time ℓ(b) of a batch of b images, one CPU thread, 95th percentile."],
-            table=Table(
-                ("network", "held-out accuracy"), [(n, percent(a)) for n, a in family.items()]
-            ),
-            figures=[(measured_profiles, "Measured profile of the network used.")],
-        ),
+        Section("What is the same", text=_same(found)),
+        _chosen(found.calibration),
+        _networks(found),
         Section("Next", code=next_steps),
     ]
-    facts = _facts(calibration, str(machine.get("hardware", "")))
     return Page("ray-slo beside plain Ray Serve, on this machine", _ABOUT, facts, sections)
 
 
 _ABOUT = (
-    "Goodput is what a client got within the SLO; the bad rate is the share of requests that were "
-    "answered too late, refused, or not answered at all."
+    "Every system gets the same requests: a calm stretch, a rise beyond what plain Serve holds, a "
+    "burst at twice that rate, and calm again. In time means: answered within the SLO. A bad "
+    "request is one that was answered too late, refused, or not answered at all."
 )
 
 
-def _facts(calibration: Calibration, machine: str) -> list[tuple[str, str]]:
-    settings = calibration.settings
+def _figure(make: Any) -> str:
+    import matplotlib
+
+    with matplotlib.rc_context(style()):  # type: ignore[arg-type]
+        return svg(make())
+
+
+def story_figure(found: Found) -> Any:
+    """Offered and answered in time, over time."""
+    calibration = found.calibration
+    slo_ms = 1e3 * calibration.settings.slo_s
+    return plots.story(found.times, found.story, slo_ms, calibration.held)
+
+
+def _story(found: Found) -> list[Section]:
+    lines: list[tuple[str, ...]] = []
+    strong = []
+    for part, of_part in rows(found.sums):
+        (_, (_, offered, *_)) = of_part[0]
+        lines.append((f"{part}: {offered}/s offered", *[""] * (len(COLUMNS) - 2)))
+        for system, (name, _, *figures) in of_part:
+            if system.ours:
+                strong.append(len(lines))
+            lines.append((name, *figures))
+    figure = _figure(lambda: story_figure(found))
     return [
-        ("latency SLO", f"{1e3 * settings.slo_s:.0f} ms"),
-        ("offered", f"{calibration.rate:.0f} req/s"),
-        ("tuned wait", f"{1e3 * settings.tuned_wait_s:.0f} ms"),
-        ("network", settings.variant),
-        ("machine", machine),
+        Section(
+            "What each system made of the same requests",
+            text=[*found.conclusions, *_warnings(found)],
+            figures=[(figure, "Requests by the second they were due.")],
+        ),
+        Section("The same in figures", table=Table((COLUMNS[0], *COLUMNS[2:]), lines, strong)),
     ]
 
 
-def _same(settings: Settings) -> list[str]:
+def _warnings(found: Found) -> list[str]:
+    return [
+        f"{system.name}: {text}."
+        for system, result in found.results.items()
+        for text in result.summary["warnings"]
+    ]
+
+
+def _extras(found: Found) -> list[Section]:
+    made = []
+    slo_ms = 1e3 * found.calibration.settings.slo_s
+    if found.accuracy:
+        figure = _figure(
+            lambda: plots.accuracy(found.times, found.story, slo_ms, found.calibration.held)
+        )
+        made.append(
+            Section(
+                "What gives way in the overload: accuracy, or latency?",
+                text=[found.accuracy],
+                figures=[(figure, "Above: 99 % of a second's requests took at most this long.")],
+            )
+        )
+    if found.models:
+        made.append(
+            Section(
+                "Two models with unlike SLOs on the same replicas",
+                text=[conclusions.two_models(found.models)],
+                table=Table(
+                    ("model", "network", "SLO ms", *COLUMNS[1:6], "batch"),
+                    [
+                        (
+                            model.name,
+                            model.network,
+                            number(1e3 * model.slo_s),
+                            *cells(model.name, model.sums)[1:6],
+                            number(model.batch),
+                        )
+                        for model in found.models
+                    ],
+                ),
+            )
+        )
+    if found.following is not None:
+        following = found.following
+        made.append(
+            Section(
+                "Do the replicas follow the load?",
+                text=[conclusions.following(following)],
+                figures=[(_figure(lambda: plots.following(following)), "One network.")],
+            )
+        )
+    return made
+
+
+def _uses(uses: Mapping[str, Use]) -> Table:
+    return Table(
+        ("while", "other programs' CPU", "taken by the host", "client late, p99 ms", "disturbed"),
+        [
+            (
+                name,
+                percent(use.others),
+                percent(use.stolen),
+                number(1e3 * use.late_s),
+                "yes" if use.complaints() else "no",
+            )
+            for name, use in uses.items()
+        ],
+    )
+
+
+def _same(found: Found) -> list[str]:
+    settings = found.calibration.settings
     return [
         f"{settings.num_replicas} replicas with one CPU thread each, network {settings.variant}, "
         f"at most {settings.max_batch_size} images in a batch, the same PNG decoding, warmed up; "
         "the same recorded Poisson arrivals and images from a load generator in its own process. "
         "Latency counts from the intended send time, and requests leave on time whatever the "
-        "answers, so waiting is never hidden.",
+        "answers, so waiting is never hidden. "
+        f"A request without an answer after {GIVEN_UP_S:.0f} s is given up. "
+        f"Mode of Serve: {found.machine.get('mode', 'unknown')}.",
         f"ray-slo was told {settings.server_slo_ms:.0f} ms: the client's SLO less 10 % for the way "
         "between client and server, which the server does not see.",
         "All run on the same cores as the proxy and the load generator, one system after another: "
@@ -150,20 +285,87 @@ def _same(settings: Settings) -> list[str]:
     ]
 
 
-def _chosen(calibration: Calibration) -> list[str]:
-    tried = "; ".join(
-        f"{1e3 * t['wait_s']:.0f} ms at {t['rate']:.0f} req/s: {percent(t['bad_rate'])} bad"
-        for t in calibration.tried
+def _chosen(calibration: Calibration) -> Section:
+    best = calibration.settings.way
+    return Section(
+        "How SLO, rates and tuned wait were chosen",
+        text=[
+            f"Plain Serve answered {calibration.capacity:.0f} requests/s with "
+            f"{8 * calibration.settings.num_replicas} always in flight; the SLO is three such "
+            "rounds.",
+            "Then several ways to batch took turns in short probes. A way's rate went up where at "
+            "most 1 % of a probe's requests were bad, and down where more were. The worse ways "
+            "left, round by round. The median of the last rates is what a way holds: "
+            f"{calibration.held:.0f} req/s for {best.name}, which is the tuned plain Serve above.",
+        ],
+        table=Table(
+            ("way to batch", "holds, req/s", "probes: rate and bad"),
+            [
+                (
+                    climb.way.name,
+                    number(climb.held),
+                    ", ".join(f"{rate:.0f}: {percent(bad)}" for rate, bad in climb.tried),
+                )
+                for climb in calibration.climbs
+            ],
+            [i for i, climb in enumerate(calibration.climbs) if climb.way == best],
+            prose=True,
+        )
+        if calibration.climbs
+        else None,
     )
-    return [
-        f"Plain Serve answered {calibration.capacity:.0f} requests/s with "
-        f"{8 * calibration.settings.num_replicas} always in flight; the SLO is three such rounds. "
-        "The rate is the highest of those tried at which plain Serve with its best wait kept up "
-        "(at most 1 % bad): the edge of what a hand-tuned system can do.",
-        f"Waits tried: {tried or 'none'}.",
-    ]
 
 
-def write(path: Path, *args: Any, **kwargs: Any) -> Path:
-    """Make the page and write it."""
-    return page(*args, **kwargs).write(path)
+def _networks(found: Found) -> Section:
+    return Section(
+        "The networks",
+        table=Table(
+            ("network", "right on unseen writers"),
+            [(name, percent(accuracy)) for name, accuracy in found.family.items()],
+        ),
+    )
+
+
+def write(folder: Path, found: Found, next_steps: str) -> Path:
+    """Write `report.html`, `demo.svg` and `demo.png`; the page's path."""
+    plots.save(lambda: story_figure(found), folder, "demo")
+    return page(found, next_steps).write(folder / "report.html")
+
+
+def figures(found: Found) -> dict[str, Any]:
+    """What `--json` prints."""
+    calibration, settings = found.calibration, found.calibration.settings
+    disturbed, machine = conclusions.machine(found.uses)
+    return {
+        "machine": dict(found.machine),
+        "disturbed": disturbed,
+        "disturbances": machine,
+        "uses": {name: asdict(use) for name, use in found.uses.items()},
+        "networks": list(settings.networks),
+        "slo_ms": 1e3 * settings.slo_s,
+        "server_slo_ms": settings.server_slo_ms,
+        "way": asdict(settings.way),
+        "capacity": calibration.capacity,
+        "held": calibration.held,
+        "tried": {climb.way.name: climb.tried for climb in calibration.climbs},
+        "story": [asdict(stretch) for stretch in found.story],
+        "seconds": found.seconds,
+        "parts": {
+            system.key: {part: asdict(one) for part, one in of.items()}
+            for system, of in found.sums.items()
+        },
+        "systems": {system.key: result.summary for system, result in found.results.items()},
+        "models": [asdict(model) for model in found.models],
+        "following": None
+        if found.following is None
+        else {
+            "workers": list(found.following.workers),
+            "parts": {name: asdict(one) for name, one in found.following.sums.items()},
+        },
+        "conclusions": [
+            *found.conclusions,
+            *filter(None, [found.accuracy]),
+            *([conclusions.two_models(found.models)] if found.models else []),
+            *([conclusions.following(found.following)] if found.following else []),
+        ],
+    }

@@ -2,34 +2,79 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
+import random
 import socket
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ray_slo.models.profiling import THREAD_VARIABLES
+from ray_slo.serve.proxy import modes
 
 APP = "demo"
+SERVER_SHARE = 0.9  # of the SLO, told to ray-slo; the rest is for the way from client and to it
+
+
+DEFAULT_WAIT_S = 0.01  # of @serve.batch
+WAY_HEADER = "x-demo-way"
+
+
+@dataclass(frozen=True)
+class Way:
+    """How plain Serve batches.
+
+    Attributes:
+        wait_s: of `@serve.batch`.
+        off_loop: the network runs in a thread; else it blocks the replica's event loop, where
+            requests then pile up to batches.
+    """
+
+    wait_s: float
+    off_loop: bool = True
+
+    @property
+    def name(self) -> str:
+        """In words."""
+        default = "the default, " if self.wait_s == DEFAULT_WAIT_S else ""
+        blocks = "" if self.off_loop else ", and a method that blocks"
+        return f"a wait of {default}{1e3 * self.wait_s:.0f} ms{blocks}"
+
+    @property
+    def header(self) -> dict[str, str]:
+        """The header with which a request asks a tunable application for this way."""
+        return {WAY_HEADER: json.dumps({"batch_wait_s": self.wait_s, "off_loop": self.off_loop})}
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What is equal for all systems, and the one wait that was tuned."""
+    """What is equal for all systems, and the one way to batch that was tuned.
 
-    variant: str
+    Attributes:
+        networks: the digits networks that `@ray_slo.deployment` may choose from, by cost. The other
+            systems have the last one.
+    """
+
+    networks: tuple[str, ...]
     num_replicas: int
     max_batch_size: int
     slo_s: float
-    tuned_wait_s: float
+    way: Way
+    profile_s: float = 4.0
+
+    @property
+    def variant(self) -> str:
+        """The network of systems that have only one."""
+        return self.networks[-1]
 
     @property
     def server_slo_ms(self) -> float:
         """What ray-slo is told: the client's SLO less a share for the way from and to it."""
-        return round(0.9 * 1e3 * self.slo_s, 1)
+        return round(SERVER_SHARE * 1e3 * self.slo_s, 1)
 
 
 @dataclass(frozen=True)
@@ -43,16 +88,17 @@ class System:
     ours: bool = False
 
 
-def plain(settings: Settings, wait_s: float, off_loop: bool = True) -> Any:
-    """Plain Serve with `@serve.batch`."""
+def plain(settings: Settings, way: Way, tunable: bool = False) -> Any:
+    """Plain Serve with `@serve.batch`; if it is tunable, it also obeys `Way.header`."""
     from ray_slo.demo.digits import plain as module
 
     return module.app(
         settings.variant,
         num_replicas=settings.num_replicas,
-        batch_wait_s=wait_s,
+        batch_wait_s=way.wait_s,
         max_batch_size=settings.max_batch_size,
-        off_loop=off_loop,
+        off_loop=way.off_loop,
+        tunable=tunable,
     )
 
 
@@ -69,44 +115,39 @@ def _batch(settings: Settings) -> Any:
 
 def _deployment(settings: Settings) -> Any:
     import ray_slo
-    from ray_slo.demo.digits import Digits
+    from ray_slo.demo.digits import DigitsFamily, variants
 
     deployment = ray_slo.deployment(
-        Digits,
+        DigitsFamily,
+        name="digits",
         latency_slo_ms=settings.server_slo_ms,
         num_replicas=settings.num_replicas,
         max_batch_size=settings.max_batch_size,
+        variants=variants(*settings.networks),
+        profile_seconds=settings.profile_s,
         ray_actor_options={"num_cpus": 1},
     )
-    return deployment.bind(settings.variant)
+    return deployment.bind()
 
-
-DEFAULT_WAIT_S = 0.01  # of @serve.batch
 
 SYSTEMS = (
     System(
-        "default",
-        "@serve.batch default",
-        "10 ms wait; the network runs in a thread, the event loop stays free",
-        lambda s: plain(s, DEFAULT_WAIT_S),
-    ),
-    System(
-        "blocking",
-        "@serve.batch blocking",
-        "10 ms wait; the network blocks the event loop, where requests then pile up to batches",
-        lambda s: plain(s, DEFAULT_WAIT_S, off_loop=False),
-    ),
-    System(
         "tuned",
-        "@serve.batch tuned",
-        "the best wait of those tried at this very load",
-        lambda s: plain(s, s.tuned_wait_s),
+        "@serve.batch, tuned",
+        "the way to batch that held the highest rate of those tried; one network",
+        lambda s: plain(s, s.way),
     ),
-    System("batch", "@ray_slo.batch", "the decorator exchanged, and an SLO given", _batch, True),
+    System(
+        "batch",
+        "@ray_slo.batch",
+        "the decorator exchanged, and an SLO given; the same network",
+        _batch,
+        True,
+    ),
     System(
         "deployment",
         "@ray_slo.deployment",
-        "one scheduler for all replicas, and an SLO given",
+        "one queue for all replicas, an SLO and the smaller networks given, too",
         _deployment,
         True,
     ),
@@ -126,11 +167,28 @@ def choose(keys: list[str] | None) -> list[System]:
 
 
 def free_port() -> int:
-    """A TCP port that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """A port that nobody has. It is none of those that the system, Ray or Serve give out, or
+    somebody might have it before it is used."""
+    while True:
+        port = random.randrange(20_000, 30_000)
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+
+
+def enter_fast_mode() -> str:
+    """Choose Serve's fast mode where it is possible, before anything imports Ray Serve.
+
+    HAProxy's own pages get free ports, so that another HAProxy on this machine does not matter.
+
+    Returns:
+        The mode, in words.
+    """
+    # After 5 s, Serve would take a proxy for dead that is only slow to start.
+    os.environ.setdefault("RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S", "60")
+    for name in ("RAY_SERVE_HAPROXY_STATS_PORT", "RAY_SERVE_HAPROXY_METRICS_PORT"):
+        os.environ.setdefault(name, str(free_port()))
+    return modes.enter()
 
 
 @contextmanager

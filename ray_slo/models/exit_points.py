@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ray_slo.models.running import Runner
+
 if TYPE_CHECKING:
     from torch import nn
 
@@ -32,7 +34,9 @@ def module_of(model: Any, attribute: str | None = None) -> nn.Module:
 
     if isinstance(model, torch.nn.Module) and attribute is None:
         return model
-    found = {k: v for k, v in vars(model).items() if isinstance(v, torch.nn.Module)}
+    # A network that is run by a `Runner` counts as the attribute that holds the runner.
+    held = {k: v.network if isinstance(v, Runner) else v for k, v in vars(model).items()}
+    found = {k: v for k, v in held.items() if isinstance(v, torch.nn.Module)}
     if attribute is not None and attribute in found:
         return found[attribute]
     if attribute is None and len(found) == 1:

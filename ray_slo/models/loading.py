@@ -7,6 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
+from ray_slo.core.environment import PAGE, WEIGHTS
+
 if TYPE_CHECKING:
     import torch
 
@@ -14,7 +16,7 @@ Word = Literal["none", "local", "download"]
 Source = Word | Path
 WORDS: tuple[Word, ...] = ("none", "local", "download")
 
-WEIGHTS_VARIABLE = "RAY_SLO_WEIGHTS"
+WEIGHTS_VARIABLE = WEIGHTS
 """Environment variable that decides for every loader whose argument `weights` is not given."""
 
 
@@ -63,15 +65,16 @@ def weights_source(
     Raises:
         ValueError: none of the words, and no such file or folder.
     """
-    field = "weights"
+    field, see = "weights", ""
     if weights is None:
+        see = f"\nSee {PAGE}"
         field, weights = WEIGHTS_VARIABLE, os.environ.get(WEIGHTS_VARIABLE) or "download"
     choices = (
         "'none' (random), 'local' (what is on this machine), "
         f"'download' (as local, and {download}) or the path of {wanted}"
     )
     if not isinstance(weights, str | Path) or not str(weights) or weights == "default":
-        raise ValueError(f"{field}: got {weights!r}, wanted {choices}")
+        raise ValueError(f"{field}: got {weights!r}, wanted {choices}{see}")
     for word in WORDS:
         if weights == word:
             return word
@@ -79,7 +82,7 @@ def weights_source(
     if not anywhere and not path.exists():
         raise ValueError(
             f"{field}: got {str(weights)!r}, which is no file or folder here ({Path.cwd()}); "
-            f"wanted {choices}"
+            f"wanted {choices}{see}"
         )
     return path
 

@@ -1,8 +1,9 @@
-"""Memory of this process and of its GPU: how much there is, and what each variant takes of it.
+"""Memory of this process and of its GPU: the size, and the use of each variant.
 
-A `Meter` attributes by difference: what loading a variant added, and what its largest batch so far
-took on top while it ran. What is freed and used again is not seen, so a figure is a lower bound.
-Nothing here imports torch or begins to use a GPU: a GPU is looked at once the user's code uses it.
+A `Meter` measures differences: the memory that loading a variant added, and the additional memory
+of its largest batch so far. Memory that is freed and used again is not seen, so a figure is a lower
+bound. This module does not import torch, and does not start to use a GPU. It reads a GPU after the
+user's code has used it.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from typing import Any, Protocol
 _MB = 2**20
 _STATUS = Path("/proc/self/status")
 _OUT_OF_MEMORY = frozenset({"OutOfMemoryError", "ResourceExhaustedError"})
-# What others' libraries say in errors that have no class of their own for it.
+# Messages of libraries whose errors have no class for it.
 _WORDS = (
     "out of memory",
     "can't allocate memory",
@@ -34,8 +35,8 @@ _WORDS = (
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:
-    """Whether an error, or what it was raised from, says that there was not enough memory: Python's
-    `MemoryError`, torch's `OutOfMemoryError`, and what other libraries raise."""
+    """Whether an error, or its cause, means that there was not enough memory: Python's
+    `MemoryError`, torch's `OutOfMemoryError`, and errors of other libraries."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))
@@ -43,7 +44,7 @@ def is_out_of_memory(error: BaseException | None) -> bool:
             return True
         if any(cls.__name__ in _OUT_OF_MEMORY for cls in type(error).__mro__):
             return True
-        # Only of such classes as libraries raise: a user's own error may quote a client's text.
+        # Only classes that libraries raise: a user's own error may quote a client's text.
         if isinstance(error, RuntimeError) or "Runtime" in type(error).__name__:
             with suppress(Exception):
                 said = str(error).lower()
@@ -54,7 +55,8 @@ def is_out_of_memory(error: BaseException | None) -> bool:
 
 
 def let_go(error: BaseException | None = None) -> None:
-    """Free what only cycles, or the frames of an error, still hold, and give it back."""
+    """Free objects that only cycles, or the frames of an error, still refer to, and return the
+    memory."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))
@@ -65,7 +67,7 @@ def let_go(error: BaseException | None = None) -> None:
 
 
 def release() -> None:
-    """Give free memory back, to the system and to others on the GPU."""
+    """Return free memory to the system, and to other users of the GPU."""
     if (cuda := _torch_cuda()) is not None:
         cuda.empty_cache()
     if (trim := trimmer()) is not None:
@@ -73,12 +75,12 @@ def release() -> None:
 
 
 def resident_mb() -> float:
-    """Of this process; nan where the system does not tell."""
+    """Resident memory of this process, MB; NaN if the system does not tell it."""
     return _status_mb("VmRSS")
 
 
 def trimmer() -> Callable[[], object] | None:
-    """What gives free memory back; None where the system has no such call."""
+    """The function that returns free memory; None if the system has none."""
     try:
         trim = ctypes.CDLL(None).malloc_trim
     except (OSError, AttributeError):
@@ -97,29 +99,29 @@ def _status_mb(name: str) -> float:
 
 
 class Device(Protocol):
-    """Memory of one sort that variants share. A figure is None while it is not known."""
+    """Memory of one sort that variants share. A figure is None while it is unknown."""
 
     @property
     def used_mb(self) -> float | None:
-        """What this process has."""
+        """Memory that this process uses, MB."""
 
     @property
     def peak_mb(self) -> float | None:
-        """The most that it had since `begin_peak`."""
+        """The largest use since `begin_peak`, MB."""
 
     @property
     def total_mb(self) -> float | None:
-        """What this process may have."""
+        """Memory that this process may use, MB."""
 
     def begin_peak(self) -> None:
         """Forget the peak so far."""
 
 
 class Host:
-    """Memory of this process: what is resident.
+    """Memory of this process: the resident part.
 
     Args:
-        limit_mb: what it may have; None: what its control group or the machine has.
+        limit_mb: memory that it may use, MB; None: that of its control group or of the machine.
     """
 
     def __init__(self, limit_mb: float | None = None) -> None:
@@ -138,16 +140,16 @@ class Host:
         return _machine_mb() if self._limit_mb is None else self._limit_mb
 
     def begin_peak(self) -> None:
-        with suppress(OSError):  # then the peak is that of the process's life
+        with suppress(OSError):  # otherwise the peak is that of the process's life
             Path("/proc/self/clear_refs").write_text("5")
 
 
 class Gpu:
-    """Memory of the GPU that the user's code uses: through torch where that is loaded, else through
-    NVML where `pynvml` is installed (which knows no peaks).
+    """Memory of the GPU that the user's code uses. It is read through torch if that is loaded,
+    otherwise through NVML if `pynvml` is installed (which knows no peaks).
 
     Args:
-        share: of the GPU that the worker was given.
+        share: the worker's share of the GPU.
     """
 
     def __init__(self, share: float = 1.0) -> None:
@@ -170,9 +172,9 @@ class Gpu:
         if (cuda := _torch_cuda()) is None:
             total_mb = _nvml_mb()[1]
             return None if total_mb is None else total_mb * self._share
-        if self._share < 1:  # others have the rest
+        if self._share < 1:  # other processes have the rest
             return self._share * _sum_mb(cuda, lambda i: cuda.get_device_properties(i).total_memory)
-        # What others, and CUDA itself, have taken is not to be had.
+        # Memory of other processes, and of CUDA itself, is not available.
         return _sum_mb(cuda, lambda i: cuda.mem_get_info(i)[0] + cuda.memory_reserved(i))
 
     def begin_peak(self) -> None:
@@ -192,7 +194,7 @@ def _sum_mb(cuda: Any, of: Callable[[int], float]) -> float:
 
 
 def _nvml_mb() -> tuple[float | None, float | None]:
-    """What this process has of the GPUs, and what those have that it uses."""
+    """Memory that this process uses on the GPUs, and their total memory, MB."""
     if "CUDA_VISIBLE_DEVICES" in os.environ and not os.environ["CUDA_VISIBLE_DEVICES"]:
         return None, None
     try:
@@ -216,7 +218,7 @@ def _nvml_mb() -> tuple[float | None, float | None]:
 
 
 def _machine_mb() -> float | None:
-    """The least of what the control group and the machine have."""
+    """The smaller memory of the control group and the machine, MB."""
     found = []
     for file in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
         with suppress(OSError, ValueError):  # "max": no limit
@@ -235,8 +237,8 @@ class Footprint:
     """Memory of a variant.
 
     Attributes:
-        load_mb: of its weights, and whatever else loading it took.
-        batch_mb: on top, while its largest batch runs; 0 before one was measured.
+        load_mb: memory that loading it added, MB: its weights and the rest.
+        batch_mb: additional memory while its largest batch runs, MB; 0 before a measurement.
         batch_size: of that batch.
     """
 
@@ -246,16 +248,16 @@ class Footprint:
 
     @property
     def mb(self) -> float:
-        """At its largest batch."""
+        """Memory at its largest batch, MB."""
         return self.load_mb + self.batch_mb
 
 
 @dataclass
 class _Of:
-    """What is known of one device.
+    """The measurements of one device.
 
     Attributes:
-        base_mb: used beside variants.
+        base_mb: memory that is used besides variants, MB.
     """
 
     device: Device
@@ -268,11 +270,10 @@ class Meter:
 
     Args:
         host: memory of the process.
-        gpu: memory of its GPU; where variants take some of it, that is what they share, else the
+        gpu: memory of its GPU. If variants use it, they share it; otherwise they share the
             process's.
-        limit_mb: what variants may take together of what they share, where that is less than there
-            is.
-        release: gives free memory back.
+        limit_mb: memory for all variants, MB, if it is less than the whole.
+        release: returns free memory.
     """
 
     def __init__(
@@ -289,7 +290,7 @@ class Meter:
 
     @contextmanager
     def loading(self, variant: str) -> Iterator[None]:
-        """What is added meanwhile is the variant's."""
+        """Count the memory that is added inside for the variant."""
         self._release()
         before = [(of, of.device.used_mb) for of in self._devices]
         self._loading += 1
@@ -302,18 +303,18 @@ class Meter:
             after_mb = of.device.used_mb
             if after_mb is None:
                 continue
-            # A GPU that was not used before had nothing of ours.
+            # We used no memory of a GPU before its first use.
             added_mb = max(after_mb - (before_mb or 0.0), 0.0)
             of.found[variant] = Footprint(added_mb)
             of.base_mb = max(after_mb - sum(f.load_mb for f in of.found.values()), 0.0)
 
     @contextmanager
     def running(self, variant: str, batch_size: int, *, check: bool = False) -> Iterator[None]:
-        """A batch runs: what it takes is measured if it is larger than any before. One that fails,
-        or that runs while another variant is being loaded, tells nothing.
+        """Measure the memory of a batch, if it is the largest so far. A batch that fails, or that
+        runs while another variant is loaded, is not counted.
 
         Args:
-            check: whether it may take only what there is room for.
+            check: whether to refuse it if it takes more than there is room for.
 
         Raises:
             MemoryError: it took more.
@@ -344,7 +345,7 @@ class Meter:
         return self._loading > 0
 
     def forget(self, variants: Iterable[str]) -> None:
-        """They were unloaded."""
+        """Forget unloaded variants."""
         for variant in variants:
             for of in self._devices:
                 of.found.pop(variant, None)
@@ -360,17 +361,17 @@ class Meter:
 
     @property
     def device(self) -> str:
-        """What variants share: "host" or "gpu"."""
+        """The memory that variants share: "host" or "gpu"."""
         return "gpu" if self._shared is self._gpu else "host"
 
     @property
     def variants(self) -> Mapping[str, Footprint]:
-        """Footprints of loaded variants on what they share."""
+        """Footprints of loaded variants in the memory that they share."""
         return dict(self._shared.found)
 
     @property
     def room_mb(self) -> float | None:
-        """What all variants together may take of what they share; None where nobody knows."""
+        """Memory for all variants together, MB; None if unknown."""
         shared = self._shared
         if (total_mb := shared.device.total_mb) is None:
             return self._limit_mb

@@ -116,10 +116,26 @@ class PreemptionProfile:
 
 
 def load_preemption(path: str | Path) -> dict[str, PreemptionProfile]:
-    """By variant, from the entry "preemption" of a profile file; empty if it has none."""
-    body = json.loads(Path(path).read_text(encoding="utf-8"))
-    entries = body.get("preemption", {})
-    return {name: PreemptionProfile.from_json(data) for name, data in entries.items()}
+    """By variant, from the entry "preemption" of a profile file; empty if it has none.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: it is damaged, or of another kind; the message names it.
+    """
+    try:
+        body = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path}: not a latency-profile file: {error}") from None
+    entries = body.get("preemption", {}) if isinstance(body, dict) else None
+    if not isinstance(entries, dict):
+        raise ValueError(f"{path}: preemption must be a mapping by name of variants")
+    found = {}
+    for name, data in entries.items():
+        try:
+            found[name] = PreemptionProfile.from_json(data)
+        except ValueError as error:
+            raise ValueError(f"{path}: preemption.{name}: {error}") from None
+    return found
 
 
 def profile_preemption(

@@ -1,8 +1,8 @@
-"""Measures ℓ(b): how long a batch method takes by batch size.
+"""Measures ℓ(b): the time of a batch method by batch size.
 
 `profile_callable` runs in the caller's process (a worker calls it for its warm-up sweep).
 `profile_class` measures a deployment class in a fresh process with one CPU thread, as a worker
-would run it, so that neither this process's threads nor its memory colour the figures.
+would run it, so that this process's threads and memory do not affect the figures.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ import numpy as np
 
 from ray_slo.core.names import import_attr
 from ray_slo.core.profiles import LatencyProfile, doubling_sizes
+from ray_slo.models.lanes import settled
+from ray_slo.models.memory import Meter
 from ray_slo.models.sweep import Sweep
 
 if TYPE_CHECKING:
@@ -55,7 +57,7 @@ def profile_callable(
 ) -> dict[int, list[float]]:
     """Seconds per call of `fn([example] * b)` for each batch size b, several samples each.
 
-    The order is that of `sweep.Sweep`: large sizes early, then those between, then rounds.
+    The order is that of `sweep.Sweep`: large sizes early, then those in between, then rounds.
 
     Args:
         fn: the batch method, a list in. If it is `async`, it is run to its end on a private loop.
@@ -88,7 +90,7 @@ def profile_callable(
 
 @contextmanager
 def _runner(fn: Callable[[list[Any]], Any]) -> Iterator[Callable[[list[Any]], Any]]:
-    """`fn`, waited for if it is async; no garbage collection in between."""
+    """A function that runs `fn`, waits if it is async, and collects no garbage meanwhile."""
     call = fn if inspect.isroutine(fn) else getattr(fn, "__call__", fn)  # noqa: B004
     collects = gc.isenabled()
     gc.disable()
@@ -100,7 +102,7 @@ def _runner(fn: Callable[[list[Any]], Any]) -> Iterator[Callable[[list[Any]], An
             finally:
                 loop.close()
         else:
-            yield fn
+            yield settled(fn)
     finally:
         if collects:
             gc.enable()
@@ -124,7 +126,7 @@ class Target:
         name: "module:Class", or "module:attr" of what `@ray_slo.deployment` made of a class.
         kwargs, args: of its constructor.
         variant: the network to hand its batch method (`ray_slo.Variant` or its like), if any.
-        environment: variables of the process that it is measured in.
+        environment: variables of the measuring process.
     """
 
     name: str
@@ -147,6 +149,7 @@ def profile_class(
     threads: int = 1,
     example: Any = None,
     progress: Callable[[float], None] | None = None,
+    about: Callable[[dict[str, Any]], None] | None = None,
 ) -> dict[int, list[float]]:
     """`profile_callable` of a class's `__call__`, in a fresh process with `threads` CPU threads.
 
@@ -154,13 +157,15 @@ def profile_class(
         example: one item as a client sends it (passed through the class's `preprocess`, if it
             has one); default: the class's `example_input()`.
         progress: called with the share of the budget that is used, 0 … 1, about 10 times a second.
+        about: called with further facts for the profile: `memory_mb` that loading the variant took,
+            `memory_of` ("host" or "gpu"), and how its network `runs`, if known.
 
     Raises:
         ProfilingError: not importable, no example, an error in the class, or the process died.
     """
     options = {"max_batch_size": max_batch_size, "budget_s": budget_s, "bound_s": bound_s}
     samples: dict[int, list[float]] = _in_fresh_process(
-        _sweep, target, threads, example, options, progress
+        _sweep, target, threads, example, options, progress, about
     )
     return samples
 
@@ -215,8 +220,9 @@ def _in_fresh_process(
     example: Any,
     options: dict[str, Any],
     progress: Callable[[float], None] | None,
+    about: Callable[[dict[str, Any]], None] | None = None,
 ) -> Any:
-    """What `work(built, options, progress)` returns there."""
+    """The result of `work(built, options, progress)` in a fresh process."""
     context = get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
     with _environment({**target.environment, **dict.fromkeys(THREAD_VARIABLES, str(threads))}):
@@ -237,6 +243,9 @@ def _in_fresh_process(
             if kind == "progress":
                 if progress:
                     progress(value)
+            elif kind == "about":
+                if about:
+                    about(value)
             elif kind == "error":
                 raise ProfilingError(f"{target.name}: {value}")
             else:
@@ -269,10 +278,13 @@ def _measure(
             sys.path.insert(0, "")  # as `python -m` would: deployments live in the working folder
         cls = import_attr(target.name)
         cls = getattr(cls, "user_class", cls)
-        batch = network = cls(*target.args, **target.kwargs)
-        if (variant := target.variant) is not None:
-            network = variant.loader()(*variant.args, **variant.kwargs)
-            batch = partial(batch, network)
+        meter = Meter()
+        with meter.loading("it"):
+            batch = network = cls(*target.args, **target.kwargs)
+            if (variant := target.variant) is not None:
+                network = variant.loader()(*variant.args, **variant.kwargs)
+                batch = partial(batch, network)
+        pipe.send(("about", _about(network, meter)))
         _limit_torch(threads)
         if example is not None:
             item = cls.preprocess(example) if hasattr(cls, "preprocess") else example
@@ -294,6 +306,16 @@ def _measure(
         pipe.send(("result", work(_Built(batch, network, item), options, progress)))
     except BaseException as error:
         pipe.send(("error", f"{type(error).__name__}: {error}"))
+
+
+def _about(network: Any, meter: Meter) -> dict[str, Any]:
+    """Further facts for the profile of a variant that was loaded as "it"."""
+    found: dict[str, Any] = {"memory_of": meter.device}
+    if (footprint := meter.variants.get("it")) is not None:
+        found["memory_mb"] = round(footprint.load_mb, 1)
+    if runs := getattr(network, "runs", ""):
+        found["runs"] = str(runs)
+    return found
 
 
 def _sweep(
@@ -348,7 +370,7 @@ def _environment(values: Mapping[str, str]) -> Iterator[None]:
 
 
 def metadata(*, quantile: float, threads: int) -> dict[str, Any]:
-    """What a profile file should say about how it was measured."""
+    """Facts for a profile file about its measurement."""
     versions = {"python": platform.python_version(), "numpy": np.__version__}
     for package in ("torch", "ray"):
         with suppress(PackageNotFoundError):

@@ -1,12 +1,12 @@
-"""Which batch size to measure next: the order of a warm-up sweep.
+"""Chooses the next batch size to measure in a warm-up sweep.
 
-A slow network has time for few calls, so a sweep first reaches for the largest size that its budget
-and its bound allow, by the latencies seen so far (`LatencyProfile.from_points`, which errs on the
-slow side). The sizes in between follow. Then come rounds over all of them, so that a passing
-disturbance touches every size alike. The first call of a size may compile or allocate; it counts
-only where no other call of the size was possible.
+A slow network has time for few calls. So a sweep first tries the largest size that its budget and
+its bound allow by the measured latencies (`LatencyProfile.from_points`, which errs on the slow
+side). The sizes in between follow. Then come rounds over all of them, so that a passing disturbance
+affects every size equally. The first call of a size may compile or allocate. It counts only if no
+other call of that size was possible.
 
-Worked example: 0.2 s per item, 3 s to spend, results are of use up to 2 s.
+Worked example: 0.2 s per item, a budget of 3 s, and a bound of 2 s.
 
     >>> sweep = Sweep((1, 2, 4, 8, 16), budget_s=3.0, bound_s=2.0)
     >>> calls = []
@@ -24,24 +24,24 @@ from collections.abc import Generator, Iterable
 
 from ray_slo.core.profiles import LatencyProfile
 
-_COSTLY = 0.25  # of the budget: a call that takes more is not repeated as its own warm-up
+_COSTLY = 0.25  # share of the budget; a longer call is not repeated after its warm-up
 
 
 class Sweep:
-    """Says which size to time next, and is told how long that took.
+    """Gives the next size to time, and takes its duration.
 
     Args:
         sizes: batch sizes to measure.
         budget_s: stop after about this many seconds in calls. Size 1 is always measured, and a
             second size where it takes no longer than the whole budget.
-        bound_s: larger sizes than the first that takes longer than this are of no use.
-        call_s: longest call, but for the smallest size: others wait for it meanwhile.
+        bound_s: no larger size is tried after the first one that takes longer, seconds.
+        call_s: longest call, seconds, except for the smallest size: others wait for it.
         repeats: rounds at most.
 
     Attributes:
-        size: to be timed next; None at the end.
+        size: the next size to time; None at the end.
         samples: seconds by batch size.
-        is_cut: larger sizes than those in `samples` do not fit.
+        is_cut: whether larger sizes than those in `samples` do not fit.
 
     Raises:
         ValueError: no sizes, or one below 1.
@@ -70,7 +70,7 @@ class Sweep:
         self.size: int | None = next(self._steps)
 
     def took(self, seconds: float) -> None:
-        """The call for `size` is over."""
+        """Take the duration of the call for `size`."""
         self._left_s -= seconds
         try:
             self.size = self._steps.send(seconds)
@@ -119,7 +119,7 @@ class Sweep:
             self._best[size] = min(seconds, (yield size)) if ends else (yield size)
 
     def _larger(self) -> int | None:
-        """The next size to reach for; None where that makes no sense."""
+        """The next larger size to try; None if there is none."""
         reached = max(self._best)
         beyond = [size for size in self._sizes if size > reached]
         if not beyond or self._best[reached] > self._bound_s:
@@ -128,7 +128,7 @@ class Sweep:
         limit_s = min(self._bound_s, self._call_s, self._left_s / 2)
         if fits := [size for size in beyond if expected(size) <= limit_s]:
             return fits[-1]
-        # It may take less than is expected: try the next one up, and a second size above all.
+        # It may be faster than expected: try the next one, and in any case a second size.
         left_s = self._left_s if len(self._best) > 1 else max(self._left_s, self._budget_s)
         return beyond[0] if expected(beyond[0]) <= min(left_s, self._call_s) else None
 

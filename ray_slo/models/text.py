@@ -16,15 +16,19 @@ Needs transformers (`pip install 'ray-slo[text]'`); importing this module does n
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 import string
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
+from ray_slo.core.text import quoted
 from ray_slo.models.fetching import TIMEOUT_S
+from ray_slo.models.lanes import Lane
 from ray_slo.models.loading import (
     Source,
     checked_by,
@@ -33,14 +37,24 @@ from ray_slo.models.loading import (
     say,
     weights_source,
 )
+from ray_slo.models.running import How, Runner, Staged, parse_how
+from ray_slo.models.ways import fit
 
 if TYPE_CHECKING:
     import torch
 
 LABELS = ("entailment", "neutral", "contradiction")  # GLUE's order
+_JSON_FILES = ("config.json", "tokenizer_config.json", "tokenizer.json")
 MAX_TOKENS = 128  # of a pair, as the miniatures were fine-tuned
 
 _SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+
+EXAMPLE = (
+    "The committee announced yesterday that the new hospital would be finished before the "
+    "winter, although half of the money for it has not been found yet.",
+    "The hospital has been paid for in full.",
+)
+"""A pair of usual length, to measure with."""
 
 _log = logging.getLogger(__name__)
 
@@ -82,38 +96,62 @@ class TextAnswer(TypedDict):
 
 @dataclass(frozen=True)
 class PairClassifier:
-    """A network with its tokenizer: pairs of texts to answers."""
+    """A network with its tokenizer: pairs of texts to answers.
+
+    Attributes:
+        runs: how the network is run, in words.
+    """
 
     name: str
-    network: Any
+    runner: Runner
     tokenizer: Any
     labels: list[str]
-    device: torch.device
     max_tokens: int = MAX_TOKENS
+    runs: str = ""
 
-    def __call__(self, pairs: list[tuple[str, str]]) -> list[TextAnswer]:
+    @property
+    def network(self) -> Any:
+        return self.runner.network
+
+    @property
+    def stages_ahead(self) -> bool:
+        """Whether staging a batch while another runs gains time; see `ImageClassifier`."""
+        return bool(self.runner.device.type == "cuda")
+
+    def stage(self, pairs: list[tuple[str, str]]) -> Staged:
+        """Cut texts into tokens and copy them to the device; `__call__` takes the result."""
+        return _stage(self.runner, self.tokenizer, self.max_tokens, pairs)
+
+    def __call__(self, pairs: list[tuple[str, str]] | Staged) -> list[TextAnswer]:
         """One answer per pair, in the same order."""
-        if not pairs:
-            return []
-        import torch
-
-        first, second = zip(*pairs, strict=True)
-        tokens = self.tokenizer(
-            list(first),
-            list(second),
-            padding=True,
-            truncation=True,
-            max_length=self.max_tokens,
-            return_tensors="pt",
-        )
-        with torch.inference_mode():
-            scores = self.network(**tokens.to(self.device)).logits.softmax(1)
+        if not isinstance(pairs, Staged):
+            if not pairs:
+                return []
+            pairs = self.stage(pairs)
+        scores = self.runner(pairs, lambda output: output.softmax(1))
         answers: list[TextAnswer] = []
         for row in scores.tolist():
             by_label = dict(zip(self.labels, row, strict=True))
             best = max(by_label, key=by_label.__getitem__)
             answers.append({"label": best, "confidence": by_label[best], "scores": by_label})
         return answers
+
+
+def _stage(runner: Runner, tokenizer: Any, max_tokens: int, pairs: list[tuple[str, str]]) -> Staged:
+    first, second = zip(*pairs, strict=True)
+
+    def make(lane: Lane) -> dict[str, torch.Tensor]:
+        tokens = tokenizer(
+            list(first),
+            list(second),
+            padding=True,
+            truncation=True,
+            max_length=max_tokens,
+            return_tensors="pt",
+        )
+        return {name: lane.put(tensor) for name, tensor in tokens.items()}
+
+    return runner.stage(make)
 
 
 def accuracy(name: str) -> float:
@@ -138,9 +176,18 @@ def _weights_of(name: str, weights: object, *, anywhere: bool = False) -> Source
     return weights_source(weights, wanted, anywhere=anywhere)
 
 
-def _check(name: str, weights: str | Path | None = None, *_: Any, **__: Any) -> None:
+def _check(
+    name: str,
+    weights: str | Path | None = None,
+    device: str = "auto",
+    max_tokens: int = MAX_TOKENS,
+    how: object = "auto",
+    *_: Any,
+    **__: Any,
+) -> None:
     size(name)
     _weights_of(name, weights, anywhere=True)
+    parse_how(how)
 
 
 @checked_by(_check)
@@ -149,6 +196,7 @@ def load(
     weights: str | Path | None = None,
     device: str = "auto",
     max_tokens: int = MAX_TOKENS,
+    how: str | Mapping[str, Any] | How = "auto",
 ) -> PairClassifier:
     """A BERT with a classifier on top, ready to answer.
 
@@ -162,9 +210,10 @@ def load(
             "download".
         device: "auto", "cpu", "cuda", "cuda:1", …
         max_tokens: of a pair; what is longer is cut.
+        how: the network is run; see `ray_slo.models.vision.load`.
 
     Raises:
-        ValueError: unknown name, no such weights or device, or weights of another network.
+        ValueError: unknown name, no such weights, device or `how`, or weights of another network.
         RuntimeError: the download failed.
         ImportError: transformers is missing, or does not fit the installed torch.
     """
@@ -186,14 +235,19 @@ def load(
         else:
             network, tokenizer = _published(dimensions.checkpoint, source)
     config = network.config
-    return PairClassifier(
-        name=name,
-        network=network.eval().to(place),
-        tokenizer=tokenizer,
-        labels=[config.id2label[index] for index in range(config.num_labels)],
-        device=place,
-        max_tokens=min(max_tokens, config.max_position_embeddings),
+    limit = min(max_tokens, config.max_position_embeddings)
+    runner, runs = fit(
+        network.eval(),
+        place,
+        lambda runner, size: _stage(runner, tokenizer, limit, [EXAMPLE] * size),
+        how,
+        plain=How(),
+        fixed_shape=False,  # a batch is as long as its longest pair
+        call=lambda network, tokens: network(**tokens).logits,
     )
+    _log.info("%s runs in %s", name, runs)
+    labels = [config.id2label[index] for index in range(config.num_labels)]
+    return PairClassifier(name, runner, tokenizer, labels, limit, runs)
 
 
 def _need_transformers() -> None:
@@ -270,6 +324,8 @@ def _from_folder(path: Path, name: str, dimensions: Size) -> tuple[Any, Any]:
             f"weights: {str(folder)!r} holds no tokenizer (tokenizer.json or vocab.txt); save it "
             "there with save_pretrained, too"
         )
+    for file in (folder / name for name in _JSON_FILES):
+        _check_json(file)
     try:
         config = transformers.BertConfig.from_pretrained(folder, local_files_only=True)
         found = (config.num_hidden_layers, config.hidden_size)
@@ -283,6 +339,18 @@ def _from_folder(path: Path, name: str, dimensions: Size) -> tuple[Any, Any]:
         f"weights: {str(folder)!r} holds {found[0]} layers of {found[1]}, but {name} has "
         f"{dimensions.layers} of {dimensions.hidden}"
     )
+
+
+def _check_json(file: Path) -> None:
+    """Name the file that is damaged: what transformers says does not always."""
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return
+    except (OSError, ValueError, RecursionError) as error:
+        raise ValueError(f"weights: cannot read {str(file)!r}: {error}") from None
+    if not isinstance(found, dict):
+        raise ValueError(f"weights: {str(file)!r} must hold a mapping, got {quoted(found)}")
 
 
 def _published(checkpoint: str, source: Source) -> tuple[Any, Any]:
@@ -344,4 +412,6 @@ def _pretrained(where: str | Path, **options: Any) -> tuple[Any, Any]:
 
 
 def _first_sentence(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0].partition(". ")[0].rstrip(".")
+    """What a library says; of errors that hold only a value, such as KeyError, also their kind."""
+    said = str(error).strip().partition("\n")[0].partition(". ")[0].rstrip(".")
+    return said if " " in said else f"{type(error).__name__}: {said}"

@@ -15,8 +15,9 @@ resizes, crops and normalises as its weights were published with. Needs torchvis
 from __future__ import annotations
 
 import logging
+import pickle
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -27,6 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ray_slo.models.fetching import fetch
+from ray_slo.models.lanes import Lane
 from ray_slo.models.loading import (
     Source,
     checked_by,
@@ -35,6 +37,8 @@ from ray_slo.models.loading import (
     say,
     weights_source,
 )
+from ray_slo.models.running import How, Runner, Staged, parse_how
+from ray_slo.models.ways import fit
 
 if TYPE_CHECKING:
     import torch
@@ -58,6 +62,8 @@ FAMILY = (
 _AUXILIARY = ("aux1.", "aux2.", "AuxLogits.")  # heads of two networks, for training only
 _TAKES_INPUT_TRANSFORM = ("googlenet", "inception_v3")
 
+_EXAMPLE = (375, 375, 3)  # a picture to measure with: the middle of one of the usual size
+
 _log = logging.getLogger(__name__)
 
 
@@ -76,24 +82,39 @@ class ImageAnswer(TypedDict):
 
 @dataclass(frozen=True)
 class ImageClassifier:
-    """A network with its preprocessing: pictures (height, width, 3) of uint8 to answers."""
+    """A network with its preprocessing: pictures (height, width, 3) of uint8 to answers.
+
+    Attributes:
+        runs: how the network is run, in words.
+    """
 
     name: str
-    network: Callable[[Any], Any]
+    runner: Runner
     transform: Callable[[Any], Any]
     categories: list[str]
-    device: torch.device
+    runs: str = ""
 
-    def __call__(self, pictures: list[NDArray[np.uint8]]) -> list[ImageAnswer]:
+    @property
+    def network(self) -> Any:
+        return self.runner.network
+
+    @property
+    def stages_ahead(self) -> bool:
+        """Whether staging a batch while another runs gains time: on a GPU, where it is copied and
+        prepared beside it. On a CPU it would take the running batch's time."""
+        return bool(self.runner.device.type == "cuda")
+
+    def stage(self, pictures: list[NDArray[np.uint8]]) -> Staged:
+        """Have pictures copied to the device and prepared there; `__call__` takes the result."""
+        return _stage(self.runner, self.transform, pictures)
+
+    def __call__(self, pictures: list[NDArray[np.uint8]] | Staged) -> list[ImageAnswer]:
         """One answer per picture, in the same order."""
-        if not pictures:
-            return []
-        import torch
-
-        with torch.inference_mode():
-            batch = torch.stack([self._prepared(picture) for picture in pictures])
-            batch = batch.to(memory_format=torch.channels_last)  # convolutions run faster in it
-            likeliest = self.network(batch).softmax(1).topk(TOP)
+        if not isinstance(pictures, Staged):
+            if not pictures:
+                return []
+            pictures = self.stage(pictures)
+        likeliest = self.runner(pictures, lambda output: output.softmax(1).topk(TOP))
         answers: list[ImageAnswer] = []
         for values, indices in zip(
             likeliest.values.tolist(), likeliest.indices.tolist(), strict=True
@@ -105,11 +126,17 @@ class ImageClassifier:
             answers.append({**top5[0], "top5": top5})
         return answers
 
-    def _prepared(self, picture: NDArray[np.uint8]) -> Any:
-        import torch
 
-        # A copy: what Ray hands out is read-only, which torch warns of.
-        return self.transform(torch.tensor(picture, device=self.device).permute(2, 0, 1))
+def _stage(
+    runner: Runner, transform: Callable[[Any], Any], pictures: Iterable[NDArray[np.uint8]]
+) -> Staged:
+    import torch
+
+    def make(lane: Lane) -> torch.Tensor:
+        there = [lane.put(picture).permute(2, 0, 1) for picture in pictures]
+        return torch.stack([transform(picture) for picture in there])
+
+    return runner.stage(make)
 
 
 @cache
@@ -135,8 +162,16 @@ def weights_of(name: str, weights: object, *, anywhere: bool = False) -> Source:
     return weights_source(weights, wanted, anywhere=anywhere)
 
 
-def _check(name: str, weights: str | Path | None = None, *_: Any, **__: Any) -> None:
+def _check(
+    name: str,
+    weights: str | Path | None = None,
+    device: str = "auto",
+    how: object = "auto",
+    *_: Any,
+    **__: Any,
+) -> None:
     weights_of(name, weights, anywhere=True)
+    parse_how(how)
     if name in FAMILY:
         return  # without torchvision
     with suppress(ImportError):  # the workers may have it
@@ -144,7 +179,12 @@ def _check(name: str, weights: str | Path | None = None, *_: Any, **__: Any) -> 
 
 
 @checked_by(_check)
-def load(name: str, weights: str | Path | None = None, device: str = "auto") -> ImageClassifier:
+def load(
+    name: str,
+    weights: str | Path | None = None,
+    device: str = "auto",
+    how: str | Mapping[str, Any] | How = "auto",
+) -> ImageClassifier:
     """A network of torchvision, ready to answer.
 
     Args:
@@ -155,27 +195,33 @@ def load(name: str, weights: str | Path | None = None, device: str = "auto") -> 
             it as `<name>.pth` or under the name of torchvision's download. Default:
             $RAY_SLO_WEIGHTS, else "download".
         device: "auto", "cpu", "cuda", "cuda:1", …
+        how: the network is run: "auto", "measure", or fields of `ray_slo.models.running.How`; see
+            `parse_how` there.
 
     Raises:
-        ValueError: unknown name, no such weights or device, or weights of another network.
+        ValueError: unknown name, no such weights, device or `how`, or weights of another network.
         RuntimeError: the download failed.
         ImportError: torchvision is missing, or does not fit the installed torch.
     """
     source = weights_of(name, weights)
     published = _published(name)
     place = pick_device(device)
-    import torch
 
     # These two change their input as their published weights want it, but only if told so.
     options = {"transform_input": True, "init_weights": False, "aux_logits": False}
     network = build(name, source, published, **(options if name in _TAKES_INPUT_TRANSFORM else {}))
-    return ImageClassifier(
-        name=name,
-        network=network.to(place, memory_format=torch.channels_last),
-        transform=published.transforms(),
-        categories=published.meta["categories"],
-        device=place,
+    transform = published.transforms()
+    picture = np.random.default_rng(0).integers(0, 256, _EXAMPLE, np.uint8)
+    runner, runs = fit(
+        network,
+        place,
+        lambda runner, size: _stage(runner, transform, [picture] * size),
+        how,
+        plain=How(channels_last=True),  # convolutions run faster in it
+        fixed_shape=True,
     )
+    _log.info("%s runs in %s", name, runs)
+    return ImageClassifier(name, runner, transform, published.meta["categories"], runs)
 
 
 def build(name: str, source: Source, published: Any, **options: Any) -> Any:
@@ -282,7 +328,8 @@ def _fill(network: Any, name: str, path: Path) -> None:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # zip, pickle and torch each have their own
         raise ValueError(
-            f"weights: {str(path)!r} is not what torch.save(network.state_dict(), path) writes"
+            f"weights: {str(path)!r} is not what torch.save(network.state_dict(), path) writes "
+            f"({_why(error)})"
         ) from error
     if not isinstance(state, dict) or not all(isinstance(key, str) for key in state):
         raise ValueError(
@@ -300,6 +347,13 @@ def _fill(network: Any, name: str, path: Path) -> None:
         raise ValueError(
             f"weights: {str(path)!r} is not a state dict of {name}: {difference}"
         ) from error
+
+
+def _why(error: Exception) -> str:
+    """Why torch cannot read a file."""
+    if isinstance(error, pickle.UnpicklingError) and "Weights only load failed" in str(error):
+        return "it holds other Python objects, such as a whole network, which are not loaded"
+    return _short(error) or type(error).__name__
 
 
 def _short(said: object) -> str:

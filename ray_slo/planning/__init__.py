@@ -3,7 +3,7 @@
     from ray_slo.planning import herd
     plan = herd.plan(herd.Problem(models, workers=100, group_worker_limit=12, memory_mb=16_000))
 
-Nothing here imports ray or torch, reads a clock or does I/O; a time limit is handed to the solver.
+Nothing here imports ray or torch, reads a clock or does I/O; a time limit is passed to the solver.
 """
 
 from ray_slo.planning.result import Infeasible

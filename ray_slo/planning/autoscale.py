@@ -1,8 +1,8 @@
 """Autoscaling signals: bad rate and idle time → workers to add or to remove (Symphony §3.5).
 
-A scheduler with a flat top answers peak goodput p whatever is offered, so at load o > p the bad
-rate is r = (o − p)/o and N·r/(1 − r) more workers would serve it all; at o < p the idle fraction is
-f = (p − o)/p and N·f workers could go.
+A scheduler with a flat top reaches its peak goodput p at any higher load. So at load o > p the bad
+rate is r = (o − p)/o, and N·r/(1 − r) more workers would serve everything. At o < p the idle
+fraction is f = (p − o)/p, and N·f workers could be removed.
 
 Worked example: 8 workers, 20 % bad: the load is that of 10. 8 workers, 30 % idle: 5.6 are busy.
 
@@ -12,11 +12,11 @@ Worked example: 8 workers, 20 % bad: the load is that of 10. 8 workers, 30 % idl
     >>> plan(Problem(Signals(workers=8, bad_rate=0.0, idle_fraction=0.3), limits)).workers
     6
 
-Adding is rounded up, removing down. What keeps it from flapping: a bad rate up to `bad_rate_above`
-and an idle fraction up to `idle_above` change nothing, a direction must be wanted for
-`periods_up` / `periods_down` periods in a row, and what goes is the least that any of these periods
-could spare. The state between periods is an argument and part of the result: `plan` itself keeps
-none.
+Additions are rounded up, removals down. Three rules prevent oscillation. A bad rate up to
+`bad_rate_above` and an idle fraction up to `idle_above` change nothing. A direction must be wanted
+for `periods_up` / `periods_down` periods in a row. The number of removed workers is the least that
+any of these periods could spare. The state between periods is an argument and part of the result:
+`plan` itself keeps none.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ Part = Annotated[float, Field(ge=0, le=1)]
 
 @dataclass(frozen=True)
 class Signals:
-    """What was measured in a period.
+    """Measurements of a period.
 
     Args:
-        workers: N, workers that are running.
+        workers: N, number of running workers.
         bad_rate: r, share of the requests that were late or dropped.
         idle_fraction: f, share of the workers' time in which they ran nothing.
     """
@@ -55,14 +55,14 @@ class Signals:
 
 @dataclass(frozen=True)
 class Limits:
-    """How the signals are acted on.
+    """Limits for reactions to the signals.
 
     Args:
         min_workers, max_workers: the range.
-        bad_rate_above: bad rates up to this are what the SLO allows.
-        idle_above: idle fractions up to this are kept. 0 is the published rule, which takes the
-            last idle worker and with it what Poisson arrivals need.
-        keep_idle: idle fraction to be left when workers go, at most `idle_above`.
+        bad_rate_above: bad rates up to this are allowed by the SLO.
+        idle_above: idle fractions up to this are kept. 0 is the published rule, which removes the
+            last idle worker, and with it the reserve that Poisson arrivals need.
+        keep_idle: idle fraction that is left when workers are removed, at most `idle_above`.
         periods_up, periods_down: periods in a row that must want a direction.
     """
 
@@ -106,7 +106,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class Plan:
-    """`workers`: how many there should be. `state` is the next problem's."""
+    """`workers`: the wanted number. `state`: input of the next problem."""
 
     workers: int
     state: State
@@ -114,7 +114,7 @@ class Plan:
 
 
 def plan(problem: Problem) -> Plan | Infeasible[Plan]:
-    """How many workers there should be; infeasible where the load needs more than `max_workers`."""
+    """The wanted number of workers; infeasible if the load needs more than `max_workers`."""
     now, limits, before = problem.signals, problem.limits, problem.state
     n = now.workers
     if now.bad_rate > limits.bad_rate_above:
@@ -143,7 +143,7 @@ def plan(problem: Problem) -> Plan | Infeasible[Plan]:
     same = direction != 0 and before.streak * direction > 0
     streak = (before.streak if same else 0) + direction
     if direction < 0:
-        # What goes is what none of these periods had work for.
+        # Remove the workers that none of these periods needed.
         wanted = min(n, max(wanted, before.wanted)) if same else wanted
     state = State(streak, wanted if direction else 0)
     target = n

@@ -1,4 +1,4 @@
-"""Instance types: what they cost and what Ray needs to know to place a worker on one.
+"""Instance types: their prices, and the resources that Ray needs to place a worker on one.
 
     from ray_slo.planning.catalogue import CATALOGUE, load_catalogue
     CATALOGUE["g4dn.xlarge"].price_per_hour          # Kairos Table 4
@@ -12,10 +12,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Annotated
 
-from pydantic import ConfigDict, Field, NonNegativeFloat, PositiveFloat, ValidationError
+from pydantic import ConfigDict, Field, NonNegativeFloat, PositiveFloat
 
 from ray_slo.core.documents import Strict, load_yaml
+from ray_slo.core.explain import validated
+
+MAX_PRICE = 1e9
+"""The highest price of a machine per hour in a config or a document."""
+
+Price = Annotated[float, Field(gt=0, le=MAX_PRICE)]
 
 
 class InstanceType(Strict):
@@ -23,33 +30,33 @@ class InstanceType(Strict):
 
     Attributes:
         name: also the hardware kind under which latency profiles are kept.
-        price_per_hour: in any currency, the budget's.
-        memory_gb: main memory, where known.
-        accelerator_type: as Ray names it ("T4"), where there is one.
-        resources: of one worker on it: num_cpus, num_gpus and custom resources.
-        spot_price_per_hour: of an instance that may be taken away, where there is one. Such prices
-            change by the day and by region, so `CATALOGUE` has none.
-        interruptions_per_hour: how often a spot instance is taken away, on average.
+        price_per_hour: price in the budget's currency.
+        memory_gb: main memory, if known.
+        accelerator_type: Ray's name of the accelerator ("T4"), if there is one.
+        resources: resources of one worker: num_cpus, num_gpus and custom resources.
+        spot_price_per_hour: price of a spot instance, if there are any. These prices change every
+            day and by region, so `CATALOGUE` has none.
+        interruptions_per_hour: mean number of times that a spot instance is taken away per hour.
     """
 
     model_config = ConfigDict(frozen=True)
 
     name: str
-    price_per_hour: PositiveFloat
+    price_per_hour: Price
     memory_gb: PositiveFloat | None = None
     accelerator_type: str | None = None
     resources: dict[str, NonNegativeFloat] = Field(default_factory=dict)
-    spot_price_per_hour: PositiveFloat | None = None
+    spot_price_per_hour: Price | None = None
     interruptions_per_hour: NonNegativeFloat = 0.0
 
     def availability(self, replacement_s: float) -> float:
-        """Share of the time that a spot instance is there, if another takes its place
-        `replacement_s` seconds after an interruption."""
+        """Share of the time for which a spot instance is present, if it is replaced `replacement_s`
+        seconds after an interruption."""
         return 1 / (1 + self.interruptions_per_hour * replacement_s / 3600)
 
     @property
     def ray_actor_options(self) -> dict[str, object]:
-        """For a Serve deployment whose replicas run on this type."""
+        """Options of a Serve deployment whose replicas run on this type."""
         named = {k: v for k, v in self.resources.items() if k in ("num_cpus", "num_gpus")}
         custom = {k: v for k, v in self.resources.items() if k not in named}
         options: dict[str, object] = dict(named)
@@ -72,10 +79,12 @@ def load_catalogue(path: str | Path) -> dict[str, InstanceType]:
         raise ValueError(f"{path}: must be a mapping from names to instance types")
     types = {}
     for name, fields in data.items():
+        given = {} if fields is None else fields
+        given = {**given, "name": str(name)} if isinstance(given, Mapping) else given
         try:
-            types[str(name)] = InstanceType(**{**(fields or {}), "name": str(name)})
-        except (ValidationError, TypeError) as error:
-            raise ValueError(f"{path}: instance type {name!r}: {error}") from None
+            types[str(name)] = validated(InstanceType, given, str(name))
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from None
     return types
 
 

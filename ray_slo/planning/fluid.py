@@ -9,9 +9,9 @@ workers of kind w, a linear program:
     served    Σ x(m, ·) + u(m) = λ(m)                    for every model m
     workers   Σ x·ℓ(v, b, w)/b ≤ K(w)                    for every kind w
 
-u(m) is what cannot be served. No scheduler can do better with such batches, however clever. Its
-duals are prices: of a worker-second of kind w, μ(w), and of a request of model m, π(m). A batch
-pays where b·(accuracy − π) ≥ μ·ℓ(b).
+u(m) is the rate that cannot be served. No scheduler can do better with such batches. The duals are
+prices: μ(w) of a worker-second of kind w, and π(m) of a request of model m. A batch is worth its
+time if b·(accuracy − π) ≥ μ·ℓ(b).
 
 Worked example: 2 workers, a quick variant (10 ms, accuracy 60) and a good one (40 ms, 80), batches
 of one, 100 requests/s. Each may take 20 ms on average: a third of them gets the good variant. A
@@ -38,16 +38,16 @@ from ray_slo.core.cluster import Model
 
 @dataclass(frozen=True)
 class Problem:
-    """What is to be served by what.
+    """Models, their rates, and workers.
 
     Args:
-        models: their variants need an accuracy.
+        models: models; their variants need an accuracy.
         rates: requests per second, by model.
-        workers: how many, by hardware kind. Every worker has every variant loaded, unless
-            `loaded` says otherwise.
-        loaded: variants by kind of worker; a kind that is not here has all of them.
-        hardware: hardware (key of the profiles) by kind of worker; by default its name.
-        violation_cost: points that a request costs which is not served.
+        workers: number of workers by kind. Every worker has every variant loaded, unless `loaded`
+            says otherwise.
+        loaded: variants by kind of worker; a missing kind has all of them.
+        hardware: hardware (key of the profiles) by kind of worker; by default the kind's name.
+        violation_cost: cost of a request that is not served, points of accuracy.
 
     Raises:
         ValueError: a model without rate or accuracy, or a negative number.
@@ -88,7 +88,7 @@ class Batches:
 
     @property
     def busy(self) -> float:
-        """Workers that they keep busy."""
+        """Number of workers that they keep busy."""
         return self.rate * self.latency_s / self.size
 
 
@@ -131,7 +131,7 @@ def solve(problem: Problem) -> Fluid:
                 if profile is None or (loaded is not None and variant.name not in loaded):
                     continue
                 assert variant.accuracy is not None
-                # Of all batches the one with the least work a request: no other is ever better.
+                # Only the batch with the least work per request: no other is ever better.
                 sizes = range(1, profile.max_batch_within(model.latency_slo_s) + 1)
                 works = [(profile(b) / b, b) for b in sizes]
                 if works:
@@ -142,7 +142,7 @@ def solve(problem: Problem) -> Fluid:
     if not rates.sum():
         zero = {m.name: 0.0 for m in problem.models}
         return Fluid(math.nan, zero, [], dict.fromkeys(kinds, 0.0), dict(zero))
-    # The last columns are what is not served.
+    # The last columns are the rates that are not served.
     value = np.array([c[5] for c in columns] + [-problem.violation_cost] * models)
     served = np.zeros((models, count + models))
     busy = np.zeros((len(kinds), count + models))

@@ -1,11 +1,10 @@
-"""What to run while workers start: a plan for those that there may be, and one for those that are
-there.
+"""Plans for the time while workers start: one for all wanted workers, and one for the present ones.
 
-The first says how many workers there should be. Until they are, or where the cluster never has room
-for them, the others lower the accuracy rather than shed requests. The live planner and the
-simulator both go by `plan_both`.
+The first plan sets the number of workers. Until they have started, or if the cluster has no room
+for them, the present workers lower the accuracy rather than shed requests. The live planner and the
+simulator both use `plan_both`.
 
-Worked example: one worker of three is there, for a task with a large and a small network.
+Worked example: one of three workers is present, for a task with a large and a small network.
 
     >>> from ray_slo.core.profiles import LatencyProfile
     >>> fixed = lambda ms: LatencyProfile([ms / 1e3])
@@ -33,9 +32,9 @@ class Plans(NamedTuple):
     """Both plans.
 
     Attributes:
-        whole: for all workers that there may be.
-        now: for those that are there, where that differs; else `whole` itself.
-        present: how many are there.
+        whole: plan for all workers that there may be.
+        now: plan for the present workers, if it differs; otherwise `whole`.
+        present: number of present workers.
     """
 
     whole: Made
@@ -44,12 +43,12 @@ class Plans(NamedTuple):
 
     @property
     def shortfall(self) -> str | None:
-        """What is out of reach with all workers; None where nothing is."""
+        """The part that even all workers cannot serve; None if there is none."""
         return self.whole.reason if isinstance(self.whole, Infeasible) else None
 
     @property
     def why(self) -> str:
-        """For people."""
+        """The reason, for people."""
         text = best(self.whole).explanation
         if self.shortfall is not None:
             text = f"Best effort, as {self.shortfall}. {text}"
@@ -72,10 +71,10 @@ def plan_both(
     """Both plans.
 
     Args:
-        problem: for all workers that there may be.
-        present: how many are there; 0 where nobody knows.
-        last: where the search starts.
-        planner: `loki.plan`, or another that does as it does.
+        problem: problem for all workers that there may be.
+        present: number of present workers; 0 if unknown.
+        last: plans from which the search starts.
+        planner: `loki.plan`, or another planner with the same interface.
     """
     whole = planner(problem, last)
     if best(whole).workers <= present or not 0 < present < problem.workers:

@@ -10,12 +10,12 @@ Variables carry a label and a shape; constraints come in named blocks, one per e
     >>> solution.status, solution.objective, solution[x].round().tolist()
     ('optimal', 9.0, [1.0, 0.0, 1.0])
 
-A term is (coefficients, variables). Its last axis is summed, what is before it are the rows of the
+A term is (coefficients, variables). Its last axis is summed; the axes before it are the rows of the
 block: `(1, x)` with x of shape (rows, n) is Σ over n in every row, `(1, x[:, None])` one variable
 per row.
 
-SciPy's solver is imported by who builds a model: that takes 0.4 s, and every replica imports this
-module.
+SciPy's solver is imported only when a model is built: that takes 0.4 s, and every replica imports
+this module.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 Indices = NDArray[np.int64]
 Floats = NDArray[np.float64]
 Cells = tuple[Indices, Indices, Floats]
-"""Row, column and value of the entries of a matrix; those of the same place add up."""
+"""Row, column and value of the entries of a matrix; entries of the same place are added."""
 
 Backend = Literal["auto", "highs", "gurobi"]
 Status = Literal["optimal", "feasible", "infeasible", "unbounded", "unknown"]
@@ -46,8 +46,8 @@ GUROBI_PIP_LIMIT = 2000  # variables, and constraints, of the licence in gurobip
 
 @dataclass(frozen=True)
 class Solution:
-    """`status` "feasible": the limit came first, `bound` says how much better it could be;
-    "unknown": the limit came before any solution. `values` is empty without a solution."""
+    """`status` "feasible": the time limit came first; `bound` says how much better a solution could
+    be. "unknown": the limit came before any solution. `values` is empty without a solution."""
 
     status: Status
     objective: float
@@ -83,7 +83,7 @@ class Milp:
         upper: ArrayLike = math.inf,
         integer: bool = False,
     ) -> Indices:
-        """New variables: their indices, in the asked shape. Bounds are broadcast to it."""
+        """Indices of new variables, in the given shape. Bounds are broadcast to it."""
         if label in self.labels:
             raise ValueError(f"variables: {label!r} is taken")
         count = int(np.prod(shape, dtype=int))
@@ -138,14 +138,14 @@ class Milp:
     ) -> Solution:
         """Solve, leaving out the blocks named in `without`.
 
-        "auto" is Gurobi where it is installed and its licence takes a model of this size, else
-        HiGHS. `seed` is Gurobi's: HiGHS through SciPy always starts from its own fixed one.
-        `heuristics` is HiGHS's: without its searches for first solutions, which take most of the
-        time of a small program, it finds the same optimum.
+        "auto" is Gurobi if it is installed and its licence covers a model of this size, else HiGHS.
+        `seed` is Gurobi's: HiGHS through SciPy always starts from its own fixed one. `heuristics`
+        is HiGHS's: without its searches for first solutions, which take most of the time of a small
+        program, it finds the same optimum.
 
         Raises:
-            ImportError: backend "gurobi" where gurobipy is not installed.
-            ValueError: an unknown backend; "gurobi" with a licence that does not cover the size.
+            ImportError: backend "gurobi" without gurobipy. ValueError: an unknown backend; "gurobi"
+            with a licence that does not cover the size.
         """
         if backend not in ("auto", "highs", "gurobi"):
             raise ValueError(f"backend must be auto, highs or gurobi, got {backend!r}")
@@ -159,10 +159,11 @@ class Milp:
         return _highs(program, time_limit_s, relative_gap, heuristics)
 
     def duals(self, fixed: Indices, values: Floats) -> dict[str, Floats]:
-        """What a unit more on the right of each row is worth to the objective, by block, in the
+        """Dual values by block: gain in the objective per unit on the right side of each row. They
+        are of the
         linear program in which the variables `fixed` have `values` and no others are integers.
-
-        Empty where that program has no optimum.
+        Empty
+        if that program has no optimum.
         """
         from scipy import optimize, sparse
 

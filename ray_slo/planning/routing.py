@@ -1,8 +1,8 @@
-"""MostAccurateFirst: who sends how much to whom in a pipeline (Loki §5.1, Algorithm 1).
+"""MostAccurateFirst: routing tables of a pipeline (Loki §5.1, Algorithm 1).
 
-Tasks are taken parents first. Each worker's outgoing requests go to the most accurate workers of
-the child task that have capacity left, then to less accurate ones; what is left over at the end
-makes the backup tables that opportunistic rerouting chooses from (§5.2).
+Tasks are processed parents first. Each worker's outgoing requests go to the most accurate workers
+of the child task that have capacity left, then to less accurate ones. The capacity that is left at
+the end makes the backup tables, from which opportunistic rerouting chooses (§5.2).
 
 Worked example: one detector makes 4 requests per frame; a large recogniser takes 100 per second, a
 small one 200. At 60 frames per second 100 of 240 requests go to the large one.
@@ -32,19 +32,21 @@ _EPS = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """A worker as the plan has it.
+    """A worker in a plan.
 
     Args:
         id: unique among the workers.
-        task: that it serves.
-        accuracy: of its variant alone, percent.
+        task: task that it serves.
+        accuracy: accuracy of its variant alone, percent.
         capacity: requests per second at its configured batch size.
-        execution_s: of a batch of that size: its task's latency budget, and the y of §5.2.
+        execution_s: time of a batch of that size, seconds: its task's latency budget, and the y of
+            §5.2.
         factors: requests made for each child task per request (multiplicative factor times branch
-            ratio, as planned or as learned); 1 for a child that is not named.
-        planned: requests per second that the plan gives it; None is its capacity. Workers are
-            filled so far first. A plan need not use up its accurate workers, as those may make more
-            requests than the children can take; so far, no child gets more than planned.
+            ratio, planned or learned); 1 for a missing child.
+        planned: planned requests per second; None means its capacity. Workers are first filled up
+            to this rate. A plan need not use all capacity of accurate workers, because these may
+            make more requests than the children can take. Up to this rate, no child gets more than
+            planned.
     """
 
     id: Hashable
@@ -57,8 +59,8 @@ class Worker:
 
 
 class Entry(NamedTuple):
-    """A request goes to `worker` with `probability`. Those of a table sum to less than 1 where the
-    child's workers are all saturated: the rest finds no capacity."""
+    """A request goes to `worker` with `probability`. The sum of a table is less than 1 if all of
+    the child's workers are saturated: the rest finds no capacity."""
 
     worker: Hashable
     probability: float
@@ -75,12 +77,12 @@ class Backup(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Routing:
-    """Who sends to whom.
+    """Routing tables.
 
     Attributes:
         frontend: table of the frontend, to the workers of the root.
-        tables: by worker and child task.
-        backup: by task, its workers with capacity left, most accurate first (of those as accurate,
+        tables: tables by worker and child task.
+        backup: workers with capacity left, by task, the most accurate first (with equal accuracy,
             the fastest first).
         incoming: requests per second that each worker gets.
         unrouted: by task, requests per second that find no capacity there.
@@ -104,8 +106,8 @@ def most_accurate_first(
         parents: parent by task, parents before their children; the root's is None.
 
     Raises:
-        ValueError: `parents` is no tree in that order; a worker of an unknown task; ids that are
-            not unique; a demand below 0.
+        ValueError: `parents` is not a tree in that order; a worker of an unknown task; duplicate
+            ids; a demand below 0.
     """
     if not demand >= 0:
         raise ValueError(f"demand must be at least 0, got {demand}")
@@ -187,7 +189,8 @@ def _by_task(tasks: Iterable[str], workers: Iterable[Worker]) -> dict[str, list[
 
 
 def _slots(members: list[Worker]) -> list[tuple[Hashable, float]]:
-    """What can be sent to workers, the last first: as planned, then up to their capacities."""
+    """Rates that can be sent to workers, the last first: as planned, then up to their
+    capacities."""
     planned, beyond = [], []
     for w in members:
         room = w.capacity if w.planned is None else min(w.planned, w.capacity)
@@ -205,9 +208,9 @@ def _falling_accuracy(worker: Worker) -> float:
 def workers_of(problem: Problem, plan: Plan, *, as_planned: bool = True) -> list[Worker]:
     """The workers that a plan asks for, with ids (task, variant, batch size, number).
 
-    `as_planned` fills them as the plan does first, so that all demand up to the planned one finds
-    capacity. False is Algorithm 1 to the letter: it saturates the accurate detectors even where the
-    plan does not, and they may find more than the plan has workers for.
+    `as_planned` first fills them as the plan does, so that all demand up to the planned one finds
+    capacity. False is exactly Algorithm 1: it saturates accurate detectors even if the plan does
+    not, and they may find more items than the plan has workers for.
     """
     variants = {(t.name, v.name): v for t in problem.tasks for v in t.variants}
     return [

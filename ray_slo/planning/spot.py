@@ -1,29 +1,29 @@
-"""Spot beside on-demand instances: what to rent when a part of it may be taken away.
+"""Spot and on-demand instances: what to rent if a part of it may be taken away.
 
     types = [InstanceType(name="gpu", price_per_hour=0.5, spot_price_per_hour=0.2,
                           interruptions_per_hour=0.5), …]
     chosen = plan(Problem(types, profiles, latency_slo_s, sizes, budget_per_hour=2.5))
     chosen.on_demand, chosen.spot, chosen.bound
 
-A spot instance is interrupted ρ times an hour, and another takes its place after `replacement_s`:
-it is there a = 1 / (1 + ρ·replacement_s / 3600) of the time. With n on-demand and m spot instances,
-and B the bound of `ray_slo.planning.kairos` on what instances can serve, a throughput λ is planned
-for only if
+A spot instance is interrupted ρ times an hour, and is replaced after `replacement_s`. So it is
+present for the share a = 1 / (1 + ρ·replacement_s / 3600) of the time. With n on-demand and m spot
+instances, and B the bound of `ray_slo.planning.kairos` on what instances can serve, a throughput λ
+may be planned only if
 
-* B(n + m) ≥ λ, and B(n + a·m) ≥ λ: what is expected to be there suffices;
-* E[(1 − B(n + K) / λ)⁺] ≤ `loss`: with K of the m there (each by itself, so K is binomial), the
-  share in brackets at least is late or dropped, and on average it is no more than `loss`. Where
-  few large instances come and go this needs spare ones, which the mean alone does not tell;
+* B(n + m) ≥ λ, and B(n + a·m) ≥ λ: the expected number of instances is enough;
+* E[(1 − B(n + K) / λ)⁺] ≤ `loss`: with K of the m present (independently, so K is binomial), at
+  least the share in brackets is late or dropped. On average this is at most `loss`. With few large
+  instances this needs spare ones, which the mean alone does not show;
 * `large_load`·n_base·Q_b^{s+} ≥ λ·(1 − f): Equation 12 with the on-demand instances alone. The
-  requests that none of the auxiliary types rented can serve in time live through the loss of all
-  spot instances, if the policy prefers them (`pick="scarce"`), with so much room as they need to
-  come at random.
+  requests that none of the rented auxiliary types can serve in time survive the loss of all spot
+  instances, if the policy prefers them (`pick="scarce"`). `large_load` leaves room for random
+  arrivals.
 
-The first two are true of any policy, so `bound`, the largest λ, is an upper bound.
+The first two hold for any policy, so `bound`, the largest λ, is an upper bound.
 
-Worked example: 2 spot instances that are there 90 % of the time, each good for 10 requests/s, and
-1 % may be lost. 1.8 instances are expected, but both are gone 1 % of the time and one 18 %: at
-λ = 10, already 1 % is lost. λ = 10 it is, not 18.
+Worked example: 2 spot instances that are present 90 % of the time, each for 10 requests/s, and 1 %
+may be lost. 1.8 instances are expected, but both are gone 1 % of the time and one 18 %: at λ = 10,
+already 1 % is lost. λ = 10 it is, not 18.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ from ray_slo.planning.result import Infeasible
 Limit = Literal["capacity", "interruptions", "large requests"]
 
 _MOST = 1_000_000
-"""Configurations that are scored with every type on demand and as spot instances."""
+"""Largest number of configurations with every type both on demand and as spot instances."""
 
 _AT_ONCE, _LOOKED_AT = 128, 4096
 """Configurations whose interruptions are looked at together, and in all, by falling expectation."""
 
 _RARE = 1e-5
-"""Numbers of instances less likely than this are left out, which can only raise a bound."""
+"""Less likely numbers of instances are ignored, which can only raise a bound."""
 
 
 @dataclass(frozen=True)
@@ -58,12 +58,12 @@ class SpotPlan:
     """What to rent and why.
 
     Attributes:
-        on_demand, spot: instances by type, those that are rented.
-        cost_per_hour: of them all, if none is interrupted.
+        on_demand, spot: number of rented instances by type.
+        cost_per_hour: total cost if none is interrupted.
         bound: upper bound on the throughput, requests per second.
         large_size: larger requests are served even if all spot instances are gone.
-        limit: what `bound` is due to.
-        considered: configurations scored.
+        limit: the condition that limits `bound`.
+        considered: number of configurations with a bound.
         explanation: the choice in words.
     """
 
@@ -93,21 +93,21 @@ def plan(
 ) -> SpotPlan | Infeasible[SpotPlan]:
     """The on-demand and spot instances with the highest bound under the budget.
 
-    Any type may be rented either way. Where that makes more than a million configurations,
-    auxiliary types are rented in the way that costs less per second that they are there.
+    Any type may be rented in both ways. If this gives more than a million configurations, each
+    auxiliary type is rented in the way that costs less per second of presence.
 
     Args:
-        problem: its types say what spot instances cost and how often they are interrupted.
-        replacement_s: from an interruption until another instance is ready.
+        problem: its types have the prices and interruptions of spot instances.
+        replacement_s: time from an interruption until another instance is ready, seconds.
         loss: share of the requests that may be late or dropped on average, above 0.
-        large_size: requests larger than this must live through the loss of all spot instances;
-            by default what the auxiliary types rented cannot serve in time.
+        large_size: requests larger than this must survive the loss of all spot instances; by
+            default those that the rented auxiliary types cannot serve in time.
         large_load: share of the on-demand base instances' time that these may take: at 1 there are
             just enough instances, if requests came one after the other.
 
     Returns:
-        `Infeasible` where no type meets the SLO at every size, or the budget does not pay for one
-        on demand; its best effort is all on demand.
+        `Infeasible` if no type meets the SLO at every size, or the budget is too small for one on
+        demand; its best effort is completely on demand.
 
     Raises:
         ValueError: an argument out of its range.
@@ -137,7 +137,7 @@ def plan(
     cost = firm @ t.prices + spot @ np.nan_to_num(_spot_prices(problem), posinf=0.0)
     order = np.lexsort((cost, -expected))
     best_bound, chosen, limit = 0.0, int(order[0]), _LIMITS[0]
-    # Interruptions only lower what is expected, so the rest needs no look once it is no better.
+    # Interruptions only lower the expectation, so the rest can be skipped once it is no better.
     for start in range(0, min(len(order), _LOOKED_AT), _AT_ONCE):
         at = order[start : start + _AT_ONCE]
         if expected[at[0]] <= best_bound:
@@ -158,13 +158,13 @@ _LIMITS: tuple[Limit, ...] = ("large requests", "interruptions", "capacity")
 
 
 def _spot_prices(problem: Problem) -> Floats:
-    """`inf` where there are no spot instances."""
+    """Spot prices; `inf` for types without spot instances."""
     return np.array([t.spot_price_per_hour or math.inf for t in problem.types])
 
 
 def _configurations(problem: Problem, base: int, there: Floats) -> tuple[Ints, Ints]:
     """On-demand and spot instances by type, shape (n, types) each. Only configurations with as many
-    of what is cheapest as the budget allows: fewer serve less."""
+    of the cheapest instances as the budget allows: fewer serve less."""
     prices = np.array([t.price_per_hour for t in problem.types])
     spot = _spot_prices(problem)
     either = [(prices[k], k, False) for k in range(len(prices))]
@@ -192,7 +192,7 @@ def _configurations(problem: Problem, base: int, there: Floats) -> tuple[Ints, I
 
 
 def _reach(t: Tables, counts: Ints, large_size: int | None) -> Ints:
-    """How many of the sizes need not live through the loss of all spot instances."""
+    """Number of sizes that need not survive the loss of all spot instances."""
     if large_size is not None:
         return np.full(len(counts), int(np.searchsorted(t.sizes, large_size, "right")))
     auxiliary = np.where(t.reach < len(t.sizes), t.reach, 0)
@@ -237,7 +237,7 @@ def _with_interruptions(
 
 
 def _present(instances: int, availability: float) -> list[tuple[int, float]]:
-    """How many of the instances are there, and how likely; rare numbers left out."""
+    """Possible numbers of present instances with their probabilities, without rare ones."""
     numbers = np.arange(instances + 1)
     chances = binom.pmf(numbers, instances, availability)
     return [(n, p) for n, p in zip(numbers.tolist(), chances.tolist(), strict=True) if p > _RARE]

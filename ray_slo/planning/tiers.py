@@ -5,13 +5,13 @@
     chosen = plan(problem)                       # all at once
     second = plan(problem, counts={"gpu": 3})    # variants for hardware that is there already
 
-Kairos rents for one network; Loki chooses among networks on hardware that it is given. Together
-they gain: a smaller variant is fast enough for larger requests on cheap instances, so the best pool
-for a mix of variants is not that of the largest. Steps as in Loki (`ray_slo.planning.loki`):
+Kairos rents for one network; Loki chooses among networks on given hardware. A combination gains
+more: a smaller variant is fast enough for larger requests on cheap instances, so the best pool for
+a mix of variants is not that of the largest variant. Steps as in Loki (`ray_slo.planning.loki`):
 
 1. *hardware*: the cheapest pool that serves the demand with the most accurate variant;
-2. *accuracy*: where that is above the budget, the highest mean accuracy at the demand;
-3. *share*: where no variants suffice, the largest share of it, and the highest accuracy at that.
+2. *accuracy*: if that is above the budget, the highest mean accuracy at the demand;
+3. *share*: if no variants are fast enough, the largest share of it, with the highest accuracy.
 
 A mixed-integer linear program over n(k, v), the instances of type k that run variant v, and the
 share f(k, v, c) of the requests that are of size class c and go there:
@@ -20,16 +20,17 @@ share f(k, v, c) of the requests that are of size class c and go there:
     Σ price_k · n(k, v) ≤ budget,   maximise Σ accuracy_v · f(k, v, c)
 
 t is the time per request: of a size s in batches of b, ℓ(b·s) / b. For a type, a variant and a
-size the best b is the one of least time that is fast enough, so batches need no variables. More
-than one request must be answered in time after waiting as long as their batch runs (as in Loki).
+size the best b is the one of least time that is fast enough, so batches need no variables. For a
+batch of several requests, the wait counts as long as its execution (as in Loki), and they must be
+in time.
 
-*The Kairos bound as a cut.* What is larger than size s needs a type and variant that are fast
-enough for it. Equation 12 with the fastest of those says how many instances that takes at least,
-and as instances come whole, it may be rounded up:
+*The Kairos bound as a cut.* Requests larger than size s need a type and variant that are fast
+enough for them. Equation 12 with the fastest of those gives the least number of instances.
+Instances are whole, so it may be rounded up:
 
     Σ n(k, v) over those that serve more than s  ≥  ⌈demand · E[min t; size > s] / load⌉
 
-for every s at which one of them ends. The linear relaxation knows only what is not rounded.
+for every s at which one of them ends. The linear relaxation contains only the unrounded bound.
 """
 
 from __future__ import annotations
@@ -55,29 +56,30 @@ Step = Literal["hardware", "accuracy", "share"]
 
 _EPS = 1e-6
 _CLASSES = 24
-"""Size classes, besides those that begin where an instance is too slow."""
+"""Number of size classes, in addition to those that begin where an instance is too slow."""
 
 _PER_BUDGET = 1e-3
-"""Points of accuracy that are given up to save the whole budget: cheaper of equals."""
+"""Points of accuracy that may be given up to save the whole budget: chooses the cheaper of
+equals."""
 
 
 @dataclass(frozen=True)
 class Problem:
-    """What to serve, with what, on what, for how much.
+    """The problem: requests, variants, instance types and a budget.
 
     Attributes:
-        types: to choose from.
-        variants: each with its accuracy and ℓ(items) by name of type; types that it has no profile
-            for cannot run it.
+        types: instance types to choose from.
+        variants: each with its accuracy and ℓ(items) by name of type; a type without a profile
+            cannot run it.
         demand: requests per second.
-        latency_slo_s: every request's.
-        sizes: of recent requests, shape (n,).
-        budget_per_hour: not to be exceeded.
+        latency_slo_s: SLO of every request, seconds.
+        sizes: sizes of recent requests, shape (n,).
+        budget_per_hour: upper limit of the cost.
         xi: share of the SLO that may be used, as in the policy.
-        load: share of an instance's time that may be planned. What no policy gets done, as requests
-            come at random; the `kairos` policy attains 0.92 of its bound with one variant.
+        load: share of an instance's time that may be planned. Requests come at random, so no policy
+            uses all of it; the `kairos` policy reaches 0.92 of its bound with one variant.
         batch_sizes: requests per batch that the policy may form.
-        waiting_factor: a batch of several requests takes this many times ℓ, waiting included.
+        waiting_factor: a batch of several requests takes this many times ℓ, including the wait.
         backend, time_limit_s, relative_gap, seed: of the solver, for each step.
     """
 
@@ -130,12 +132,12 @@ class Plan:
     """What to rent, what to load on it, and why.
 
     Attributes:
-        step: which of the three steps found it.
-        assignments: what is rented.
-        cost_per_hour: of it all.
+        step: the step that found it.
+        assignments: the rented instances.
+        cost_per_hour: total cost.
         accuracy: mean over the served requests, percent.
         shed_share: share of the demand that is not planned for.
-        gap: relative, of the objective; 0 is proven optimal.
+        gap: relative gap of the objective; 0 is proven optimal.
         explanation: the choice in words.
     """
 
@@ -160,11 +162,11 @@ def plan(problem: Problem, counts: Mapping[str, int] | None = None) -> Plan | In
     """Instances, and a variant for each, of the highest accuracy under the budget.
 
     Args:
-        counts: the instances by type, where they are given; the budget then says nothing.
+        counts: number of instances by type, if fixed; the budget is then ignored.
 
     Returns:
-        `Infeasible` where the demand is too large or no variant is fast enough for some size;
-        its best effort serves the largest share of the demand.
+        `Infeasible` if the demand is too large, or no variant is fast enough for some size; its
+        best effort serves the largest share of the demand.
 
     Raises:
         ValueError: `counts` names no type of the problem.
@@ -197,7 +199,7 @@ def plan(problem: Problem, counts: Mapping[str, int] | None = None) -> Plan | In
 
 
 class _Program:
-    """The program of one problem: kinds (k, v), size classes and what a request takes."""
+    """The program of one problem: kinds (k, v), size classes and times of requests."""
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
@@ -218,7 +220,7 @@ class _Program:
         self.reach = np.searchsorted(edges, reach)
 
     def _times(self, profile: LatencyProfile, sizes: NDArray[np.int64]) -> Floats:
-        """Seconds per request by size, at the best batch; `inf` where it is late."""
+        """Seconds per request by size, at the best batch; `inf` if it is late."""
         problem = self.problem
         room = problem.xi * problem.latency_slo_s
         table, made = profile.table, np.full(len(sizes), np.inf)
@@ -269,7 +271,7 @@ class _Program:
         return m
 
     def _cut(self, m: Milp) -> None:
-        """Equation 12, rounded up, for what is beyond each reach."""
+        """Equation 12, rounded up, for sizes beyond each reach."""
         p = self.problem
         least = np.where(np.isfinite(fast := self.times.min(axis=0, initial=np.inf)), fast, 0.0)
         for r in sorted({0, *self.reach.tolist()}):
@@ -280,7 +282,7 @@ class _Program:
                 m.block(f"(12) beyond class {r}", (1, self.n[able]), lower=lower)
 
     def plan(self, step: Step, solution: Solution) -> Plan:
-        """What a solution says, without instances that it has no use for."""
+        """The plan of a solution, without unused instances."""
         p = self.problem
         f, n = np.zeros(self.times.shape), np.zeros(len(self.kinds), int)
         if solution.found:

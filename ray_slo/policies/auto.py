@@ -1,19 +1,19 @@
 """One policy for every application: it rehearses the others, and runs the best.
 
 `Auto` holds one *inner* policy at a time, made from a *setting*: a policy's name and arguments.
-Which setting is best depends on profiles, SLOs, popularity, burstiness and load, and nobody can say
-so beforehand for every application. So the last seconds of real traffic are played through the
-simulator with each of a few settings (`wanted`, `solved`; `simulation.rehearsal`), and the best one
-is put in force if it gains more than chance explains (`auto_choice`). Rehearsals follow each other
-quickly at first and when the load changes, and rarely when nothing does.
+The best setting depends on profiles, SLOs, popularity, burstiness and load, so it cannot be known
+beforehand for every application. So the simulator plays the last seconds of real traffic with each
+of a few settings (`wanted`, `solved`; `simulation.rehearsal`). The best one is used if it gains
+more than chance explains (`auto_choice`). Rehearsals are frequent at first and when the load
+changes, and rare otherwise.
 
-The first guess, before the first rehearsal, is what suits most: `deferred`, or `price` for one
-model with variants.
+The first guess, before the first rehearsal, suits most applications: `price` if models have
+variants, else `deferred`. It stays unless another setting gains more than chance explains.
 
-A swap loses and reorders nothing: the new policy adopts the batches in flight, and gets what waits
-in order of arrival. Batches are numbered on.
+A swap loses no request and changes no order. The new policy adopts the batches in flight, and gets
+the waiting requests in order of arrival. Batch numbers continue.
 
-A request costs a reference in a list and one in a dict beyond what the inner policy costs.
+Compared with the inner policy, a request costs one more reference in a list and one in a dict.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from ray_slo.core.trees import Tree
 from ray_slo.policies import registry
 from ray_slo.policies.auto_choice import Choice, Evidence
 from ray_slo.policies.auto_notes import Notes
-from ray_slo.policies.auto_settings import Shape, candidates, make
+from ray_slo.policies.auto_settings import Shape, candidates, collapses, make
 from ray_slo.policies.auto_traffic import Made, Pace, Recent, Story
 
 _ALL, _EVERY = 1000, 4
@@ -49,15 +49,16 @@ class Auto(Abilities):
     """Runs the setting that did best on the last seconds of traffic.
 
     Args:
-        candidates: what it may choose from, the first to begin with: names of policies, or
+        candidates: the settings to choose from, the first one to begin with: names of policies, or
             {"policy": name, "kwargs": arguments}. Default: what fits the application.
-        fairness: of the mean share of requests in time, what the worst model must keep, 0 to 1.
-            Settings that keep less are not chosen where another keeps it.
+        fairness: share of the mean share of requests in time that the worst model must keep, 0 to
+            1. A setting that keeps less is not chosen if another keeps it.
         preempt: running batches may be stopped.
-        trees: of the application, as JSON; models without a tree are trees of one task.
+        trees: trees of the application, as JSON; models without a tree are trees of one task.
         planned: a planner assigns variants to workers.
-        waiting_factor, communication_s: of `policies.composed.Composed`.
-        live_slo_ms: given by a live host, whose clock and batches are not exact: the shortest SLO.
+        waiting_factor, communication_s: as in `policies.composed.Composed`.
+        live_slo_ms: the shortest SLO, milliseconds. A live host sets it, because its clock and
+            batch times are not exact.
 
     Raises:
         ValueError: an argument out of its range, or a candidate that cannot take over.
@@ -68,7 +69,7 @@ class Auto(Abilities):
 
     @staticmethod
     def live_arguments(shortest_slo_ms: float) -> dict[str, Any]:
-        """What settings are given live depends on the policy."""
+        """The live arguments of settings depend on their policies."""
         return {"live_slo_ms": shortest_slo_ms}
 
     @checked
@@ -102,7 +103,7 @@ class Auto(Abilities):
         self._inner: Policy | None = None
         self._batch_id = 0
         self._now = -math.inf
-        self._held: dict[RequestId, Request] = {}
+        self._held: set[Request] = set()  # by identity: the requests that the inner policy has
         self._flights: dict[WorkerId, list[InFlight]] = {}
         self._recent, self._pace, self._notes = Recent(), Pace(), Notes()
         self._evidence, self._story = Evidence(fairness), Story()
@@ -117,11 +118,11 @@ class Auto(Abilities):
         waiting_factor: float = 2.0,
         communication_s: float = 0.0,
     ) -> None:
-        """What the application is, before the first event; arguments as of the class."""
+        """The application's shape, before the first event; arguments as in the class."""
         self._trees, self._planned = list(trees), planned
         self._composing = {"waiting_factor": waiting_factor, "communication_s": communication_s}
         self._tree_of = {tree.root: tree.name for tree in trees}
-        # Of a pipeline's SLO a plan keeps a part for every task; a choice batch by batch does not.
+        # A plan keeps a part of a pipeline's SLO for every task; a choice per batch does not.
         self.follows_assignments = any(len(tree.tasks) > 1 for tree in trees)
         self._made = Made(trees) if any(len(tree.tasks) > 1 for tree in trees) else None
 
@@ -131,24 +132,17 @@ class Auto(Abilities):
         self._recent.add(now, requests)
         if self._made is not None:
             self._made.arrived(requests)
-        held, sized = self._held, False
-        for r in requests:
-            held[r.id] = r
-            if r.size != 1:
-                sized = True
-        if sized and not self._sizes:
-            self._sizes = True
+        if not self._sizes:
             for r in requests:
-                del held[r.id]
-            self._reshape(now)
-            held.update((r.id, r) for r in requests)
+                if r.size != 1:
+                    self._sizes = True
+            if self._sizes:
+                self._reshape(now)
+        self._held.update(requests)
         self._inner.requests_arrived(now, requests)  # type: ignore[union-attr]
 
     def requests_cancelled(self, now: float, requests: Sequence[Request]) -> None:
-        held = self._held
-        for r in requests:
-            if held.get(r.id) is r:
-                del held[r.id]
+        self._held.difference_update(requests)
         self._policy.requests_cancelled(now, requests)
 
     def batch_finished(self, now: float, worker: WorkerId, outcome: BatchOutcome) -> None:
@@ -168,7 +162,7 @@ class Auto(Abilities):
         self._inner.batch_finished(now, worker, outcome)  # type: ignore[union-attr]
 
     def preempt_failed(self, now: float, worker: WorkerId, batch_id: int) -> None:
-        """A batch that was preempted runs on."""
+        """A preempted batch does not stop."""
         flights = self._flights.get(worker, [])
         for i, flight in enumerate(flights):
             if flight.dispatch.batch_id == batch_id:
@@ -183,19 +177,20 @@ class Auto(Abilities):
         slos_s = [m.latency_slo_s for m in cluster.models.values()]
         slos_s += [slo_s for tree in self._trees for slo_s in tree.slos_s.values()]
         self._recent.slo_s = max(slos_s, default=0.0)
+        self._evidence.planned = any(worker.assigned for worker in cluster.workers.values())
         if self._inner is None or Shape.of(cluster, self._sizes) != self._shape:
             self._reshape(now)
         else:
             self._inner.cluster_changed(now, cluster)
 
     def solved(self, now: float, answers: Sequence[Any]) -> None:
-        """A rehearsal was held: put the best setting in force."""
+        """A rehearsal is done: use the best setting."""
         for found in answers:
             if not isinstance(found, Rehearsed) or found.number <= self._number:
                 continue
             self._number = found.number
             moved = self._evidence.add(found)
-            choice = self._evidence.choose(self._label)
+            choice = self._evidence.choose(self._label, self._recent.lag_s)
             news = moved or choice.label != self._label
             self._story.add(now, found, self._label, choice)
             self._rehearsed = found
@@ -211,8 +206,7 @@ class Auto(Abilities):
         held = self._held
         for i, action in enumerate(actions):
             if type(action) is Dispatch:
-                for r in action.requests:
-                    del held[r.id]
+                held.difference_update(action.requests)
                 here_at = now + self._cluster.delay(len(action.requests))
                 flights = self._flights[action.worker]
                 if self._explain:
@@ -223,8 +217,7 @@ class Auto(Abilities):
                 flights.append(InFlight(action, here_at, action.finish_at))
                 self._batch_id = action.batch_id
             elif type(action) is Drop:
-                for r in action.requests:
-                    del held[r.id]
+                held.difference_update(action.requests)
                 self._story.bad += len(action.requests)
             elif type(action) is Preempt:
                 flights = self._flights[action.worker]
@@ -241,7 +234,7 @@ class Auto(Abilities):
     # -- settings ------------------------------------------------------------------------------
 
     def _reshape(self, now: float) -> None:
-        """The application has another shape: begin with the best guess for it."""
+        """The shape of the application changed: begin with the best guess for it."""
         self._shape = Shape.of(self._cluster, self._sizes)
         fit = self._own or candidates(self._shape, self._trees, self.preempts)
         if self._planned:
@@ -258,7 +251,7 @@ class Auto(Abilities):
             if not fit:
                 raise ValueError("candidates: none of them can serve requests with sizes")
         self._settings = {setting.label: setting for setting in fit}
-        self._evidence.clear()
+        self._evidence.begin(fit[0].label, (s.label for s in fit if collapses(s)))
         self._recent.begin(now)
         label = self._label if self._label in self._settings else fit[0].label
         self._swap(now, Choice(label, "first guess for this application"))
@@ -278,12 +271,12 @@ class Auto(Abilities):
         if hasattr(self._inner, "expect_load"):
             self._inner.expect_load(now, self._recent.rates(now))
         if self._held:
-            waiting = sorted(self._held.values(), key=_arrival)
+            waiting = sorted(self._held, key=_arrival)
             self._inner.requests_arrived(now, waiting)
 
     @property
     def explain(self) -> bool:
-        """Set by a host: dispatches are to say why."""
+        """Set by a host: dispatches must contain reasons."""
         return self._explain
 
     @explain.setter
@@ -299,7 +292,7 @@ class Auto(Abilities):
         if len(self._settings) < 2 or not self._cluster.workers:
             return []
         surprise = self._story.surprise()
-        recent, news = self._recent.due(self._now, surprise)
+        recent, before, news = self._recent.due(self._now, surprise)
         if not recent:
             return []
         tried = self._settings.keys() if news else self._evidence.worth(self._settings)
@@ -309,7 +302,7 @@ class Auto(Abilities):
             Rehearsal(
                 self._number + 1,
                 self._cluster,
-                _traffic(recent),
+                _traffic(recent, before),
                 in_order,
                 [tree.to_json() for tree in self._trees],
                 self._composing,
@@ -337,10 +330,10 @@ class Auto(Abilities):
             hardware = self._cluster.workers[worker].hardware
             self._pace.add((d.variant, hardware), took_s / predicted_s)
 
-    # -- what it knows of itself ---------------------------------------------------------------
+    # -- its own state -------------------------------------------------------------------------
 
     def expected(self) -> Mapping[str, Expected]:
-        """By the last rehearsal of the setting in force: by model, or by pipeline."""
+        """Predictions from the last rehearsal of the current setting, by model or pipeline."""
         found = self._rehearsed
         score = None if found is None else found.scores.get(self._label)
         if found is None or score is None or not score.good:
@@ -355,17 +348,18 @@ class Auto(Abilities):
         }
 
     def in_force(self) -> dict[str, Any]:
-        """Plain data: the setting in force, why, and since when, seconds in the host's clock."""
+        """The current setting, its reason, and its start, seconds in the host's clock; plain
+        data."""
         return self._story.now()
 
     def story(self) -> list[dict[str, Any]]:
-        """Plain data: settings in force, and the last rehearsals, with what was tried, predicted
-        and measured."""
+        """The settings used and the last rehearsals: what was tried, predicted and measured; plain
+        data."""
         return self._story.told()
 
 
 def _settings(given: Sequence[str | Mapping[str, Any]], preempt: bool) -> list[Setting]:
-    """Candidates as a user names them. Raises ValueError for those that cannot be."""
+    """The settings for a user's candidates. Raises ValueError for invalid ones."""
     if not given:
         raise ValueError("candidates must name at least one policy, got none")
     found = []
@@ -396,7 +390,7 @@ def _settings(given: Sequence[str | Mapping[str, Any]], preempt: bool) -> list[S
     return found
 
 
-def _traffic(requests: Sequence[Request]) -> Traffic:
+def _traffic(requests: Sequence[Request], before: int) -> Traffic:
     roots = list(dict.fromkeys([(r.model, r.task) for r in requests]))
     index = {root: i for i, root in enumerate(roots)}
     sizes = np.array([r.size for r in requests], dtype=np.int64)
@@ -406,6 +400,7 @@ def _traffic(requests: Sequence[Request]) -> Traffic:
         np.array([r.arrival for r in requests]),
         np.array([r.deadline for r in requests]),
         sizes if (sizes != 1).any() else None,
+        before,
     )
 
 

@@ -1,46 +1,50 @@
-"""Which setting `auto` takes, from what its rehearsals showed."""
+"""Chooses the setting of `auto` from the results of its rehearsals."""
 
 from __future__ import annotations
 
 import math
 from collections import deque
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 
 from ray_slo.core.rehearsal import Rehearsed, Score
 
-_KNOWN, _REMEMBERED = 24, 6  # rehearsals; of these, the last ones under the same load
+_KNOWN, _REMEMBERED = 24, 6  # rehearsals; and the last ones under the same load
 _SAME_RATE = 1.3  # times; rates that differ by less are the same load
 _SAME_MIX = 0.3  # of the requests may be for other models
-_CALM = 0.05  # bad share below which latency counts, too
-_EQUAL, _UNSURE = 0.003, 0.01  # of the value: settings that differ by less are equal there,
-# or by less than the second, if that is within the standard error
+_CALM = 0.05  # below this bad share, latency counts too
+_EQUAL = 0.003  # of the value: below `_CALM`, settings that differ by less are equal
 _LEVEL = 0.0005  # the same above
-_ELSEWHERE = 0.005  # of the value: what is lost by more under other loads is not equal
 _CLEAN = 0.01  # bad share of the worst model that is asked for
-_FOR_CLEAN = 0.007  # of the value is given for that
+_FOR_CLEAN = 0.007  # share of the value that may be given up for `_CLEAN`
 _QUICKER = 0.01  # of p50: less is no reason to change
-_NEAR = 0.95  # of the best value: what has less is tried every second time
-_SURE = 0.5  # standard errors that a gain must have: what is in force was chosen by chance, too
+_NEAR = 0.95  # of the best value: settings with less are tried every second time
+_PRIOR, _SPREAD = -0.005, 0.03  # of the value: gain over the first guess, before any rehearsal
+_CHANCE = 0.02  # of the value: error between two rehearsals, in addition to the standard error
+_MOST_ELSEWHERE = 0.5  # weight of other loads
+_FRAGILE = 0.015  # of the value: gain that is asked of settings that collapse in overload
+_PLANNED = 0.02  # of the value: gain that is asked for if a planner assigns variants
+_STAY = 0.002  # of the value: less is no reason to change
 
 
 class Choice(NamedTuple):
-    """A setting's label, and why it."""
+    """A setting's label, and the reason for it."""
 
     label: str
     why: str
 
 
 class _Standing(NamedTuple):
-    """What is known of a setting.
+    """The results of a setting.
 
     Attributes:
-        value: per request.
-        bad: share.
-        excess: of the worst model's bad share over what is asked for.
-        fair: the worst model's share in time over the mean share.
+        value: mean value per request.
+        bad: bad share.
+        excess: amount by which the worst model's bad share is above the aim.
+        fair: the worst model's share in time, divided by the mean share.
     """
 
     value: float
@@ -51,26 +55,40 @@ class _Standing(NamedTuple):
 
 
 class Evidence:
-    """Rehearsals under one load.
+    """Rehearsals, of this load and of others.
+
+    A part of each result is chance, and the best of ten settings is partly the luckiest. So the
+    gain of a setting over the *first guess* is combined with the gain that is expected before any
+    rehearsal, as the posterior mean of a normal distribution.
+
+    If loads change quickly, a setting meets the next load before the change is seen. So results
+    under other loads count too, weighted by the share of the time for which this happens.
 
     Args:
         fairness: share of the mean share of requests in time that the worst model must keep.
+
+    Attributes:
+        planned: a planner assigns variants. It answers to what a setting does, which no rehearsal
+            shows, so another setting must gain more.
     """
 
     def __init__(self, fairness: float) -> None:
         self._fairness = fairness
         self._known: deque[Rehearsed] = deque(maxlen=_KNOWN)
-        self._seen: list[Rehearsed] = []  # of these, under the load of the last one
+        self._seen: list[Rehearsed] = []  # those under the load of the last one
+        self._first = ""
+        self._fragile: frozenset[str] = frozenset()
+        self.planned = False
 
     def add(self, found: Rehearsed) -> bool:
-        """Whether the load is another than before."""
+        """Add a rehearsal; whether the load has changed."""
         other = bool(self._known) and not _alike(self._known[-1], found)
         self._known.append(found)
         self._seen = [known for known in self._known if _alike(known, found)][-_REMEMBERED:]
         return other
 
     def worth(self, labels: Iterable[str]) -> list[str]:
-        """Those worth trying next: what was far behind the last time is left out once."""
+        """Settings to try next: one that was far behind the last time is left out once."""
         if not self._seen:
             return list(labels)
         last = self._seen[-1]
@@ -84,13 +102,22 @@ class Evidence:
         ]
         return near if len(near) > 2 else list(labels)
 
-    def clear(self) -> None:
-        """Forget: the system has changed."""
-        self._known.clear()
-        self._seen = []
+    def begin(self, first: str, fragile: Iterable[str] = ()) -> None:
+        """The system is new: forget everything.
 
-    def choose(self, current: str) -> Choice:
-        """The best setting, by what is known; `current` unless another gains more than noise."""
+        Args:
+            first: the first guess for it.
+            fragile: settings that collapse if the load exceeds the workers.
+        """
+        self._known.clear()
+        self._seen, self._first, self._fragile = [], first, frozenset(fragile)
+
+    def choose(self, current: str, lag_s: float = 0.0) -> Choice:
+        """The best setting so far; `current` unless another gains more than noise.
+
+        Args:
+            lag_s: time from a change of the load until it is seen, seconds.
+        """
         able = [
             label
             for label, score in self._seen[-1].scores.items()
@@ -98,8 +125,9 @@ class Evidence:
         ]
         if not able:
             return Choice(current, "no setting could be rehearsed")
-        base = current if current in able else able[0]
-        known = {label: self._standing(label, base) for label in able}
+        base = next(label for label in (self._first, current, *able) if label in able)
+        elsewhere = self._elsewhere(lag_s)
+        known = {label: self._standing(label, base, elsewhere) for label in able}
         fair = {s for s in able if known[s].fair >= self._fairness}
         if not fair:
             most = max(standing.fair for standing in known.values())
@@ -107,8 +135,8 @@ class Evidence:
         in_order = [s for s in able if s in fair]
         best = max(in_order, key=lambda s: known[s].value)
         value = max(known[best].value, 1e-9)
-        calm = known[best].bad < _CALM
-        equal = [s for s in in_order if self._equals(s, best, value, calm)]
+        level = (_EQUAL if known[best].bad < _CALM else _LEVEL) * value
+        equal = [s for s in in_order if known[best].value - known[s].value <= level]
         why = "most value in time"
         clean = [s for s in equal if known[s].excess <= 0]
         if not clean:
@@ -118,55 +146,71 @@ class Evidence:
                 most = max(known[s].value for s in clean)
                 clean = [s for s in clean if known[s].value >= most - _EQUAL * value]
                 why = "every model under 1 % bad"
-        equal = self._robust(clean or equal, value)
+        equal = clean or equal
         pick = min(equal, key=lambda s: known[s].p50_s)
         if current in equal and known[current].p50_s <= (1 + _QUICKER) * known[pick].p50_s:
             return Choice(current, f"{why}, no other is quicker")
         if len(equal) > 1:
             why += ", and the least p50 of its equals"
         if current in fair and current not in equal and pick != current:
-            gain, error = self._gain(pick, current)
+            gain = known[pick].value - known[current].value
             cleaner = known[pick].excess <= 0 < known[current].excess
-            if gain < _SURE * error and not cleaner:
+            if gain < _STAY * value and not cleaner:
                 return Choice(current, f"{pick} gains no more than chance may")
         return Choice(pick, why)
 
-    def _equals(self, label: str, best: str, value: float, calm: bool) -> bool:
-        behind, error = self._gain(best, label)
-        if not calm:
-            return behind <= _LEVEL * value
-        return behind <= _EQUAL * value or behind <= min(error, _UNSURE * value)
-
-    def _robust(self, equal: list[str], value: float) -> list[str]:
-        """Of settings that are equal under this load, those that were the best under others: they
-        may come again."""
-        others = [found for found in self._known if found not in self._seen]
-        kept = list(equal)
-        for label in equal:
-            for other in equal:
-                if self._gain(other, label, others)[0] > _ELSEWHERE * value and label in kept:
-                    kept.remove(label)
-        return kept or equal
+    def _elsewhere(self, lag_s: float) -> float:
+        """Weight of other loads: time until a change is seen, divided by the time between
+        changes."""
+        pairs = list(pairwise(self._known))
+        changes = sum(not _alike(one, other) for one, other in pairs)
+        if not changes:
+            return 0.0
+        over_s = self._known[-1].at - self._known[0].at
+        return min(changes * lag_s / over_s, _MOST_ELSEWHERE) if over_s > 0 else _MOST_ELSEWHERE
 
     def _gain(
-        self, label: str, other: str, among: Sequence[Rehearsed] | None = None
+        self, label: str, other: str, among: Iterable[Rehearsed], value: float
     ) -> tuple[float, float]:
-        """Value per request of one setting over another's on the same requests; standard error."""
-        differences, counts = [], []
-        for found in self._seen if among is None else among:
+        """Gain per request of one setting over another on the same requests, and its error.
+
+        Args:
+            value: value per request of `other`.
+        """
+        differences, counts, rehearsals = [], [], 0
+        for found in among:
             a, b = found.scores.get(label), found.scores.get(other)
             if a is None or b is None:
                 continue
+            rehearsals += bool(a.value and b.value)
             for x, y, n in zip(a.value, b.value, found.stretches, strict=False):
                 differences.append((x - y) / n)
                 counts.append(n)
         if not counts:
             return 0.0, math.inf
         mean = float(np.average(differences, weights=counts))
-        return mean, float(np.std(differences)) / math.sqrt(len(counts))
+        variance = float(np.var(differences)) / len(counts) + (_CHANCE * value) ** 2 / rehearsals
+        return mean, math.sqrt(variance)
 
-    def _standing(self, label: str, base: str) -> _Standing:
-        """By rehearsals that it went through to the end; its value beside that of `base`."""
+    def _expected(self, label: str, base: str, elsewhere: float, value: float) -> float:
+        """Gain per request over `base`, posterior mean."""
+        if label == base:
+            return 0.0
+        gain, error = self._gain(label, base, self._seen, value)
+        others = [found for found in self._known if found not in self._seen]
+        there, there_error = self._gain(label, base, others, value)
+        if elsewhere and math.isfinite(there_error):
+            gain = (1 - elsewhere) * gain + elsewhere * there
+            error = math.hypot((1 - elsewhere) * error, elsewhere * there_error)
+        # A gain far beyond its error is not chance, however unlikely it was: empirical Bayes.
+        beyond = math.sqrt(max(gain**2 - error**2, 0.0)) if math.isfinite(error) else 0.0
+        prior, spread = _PRIOR * value, max(_SPREAD * value, beyond)
+        trust = spread**2 / (spread**2 + error**2) if spread > 0 else 1.0
+        handicap = _FRAGILE * (label in self._fragile) + _PLANNED * self.planned
+        return trust * gain + (1 - trust) * prior - handicap * value
+
+    def _standing(self, label: str, base: str, elsewhere: float) -> _Standing:
+        """Results from complete rehearsals; the value is relative to that of `base`."""
         scores = [
             (found, score)
             for found in self._seen
@@ -178,7 +222,7 @@ class Evidence:
         good = _by_root([(f.roots, s.good) for f, s in scores])
         shares = [good[root] / n for root, n in arrived.items() if n]
         mean = sum(good.values()) / max(sum(arrived.values()), 1)
-        # A model with few requests need not have 99 of 100 in time.
+        # A model with few requests need not reach 99 of 100 in time.
         excess = max(
             (
                 (n - good[root] - _CLEAN * n - math.sqrt(_CLEAN * n)) / n
@@ -192,7 +236,7 @@ class Evidence:
         ]
         of_base = sum(v for v, _ in values) / max(sum(n for _, n in values), 1)
         return _Standing(
-            of_base + self._gain(label, base)[0],
+            of_base + self._expected(label, base, elsewhere, of_base),
             1 - mean,
             max(excess, 0.0),
             min(shares, default=1.0) / mean if mean > 0 else 1.0,

@@ -1,4 +1,4 @@
-"""Why a batch is as it is, in words, as far as that can be told beside the policy that made it."""
+"""Reasons for batches, in words, as far as they are visible outside the policy."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from ray_slo.core.cluster import Cluster
 from ray_slo.core.decisions import Dispatch
 from ray_slo.core.requests import WorkerId
 
-_WORTH_SAYING = 0.02  # of the time that the batch takes: shorter waits are not told
+_WORTH_SAYING = 0.02  # of the batch's time: shorter waits are not mentioned
 
 
 class Notes:
-    """Notes on dispatches: of waits beside an idle worker, and of quick variants."""
+    """Notes on dispatches: about waits while a worker is idle, and about fast variants."""
 
     def __init__(self) -> None:
         self._idle_since: dict[WorkerId, float] = {}
 
     def idle(self, now: float, worker: WorkerId) -> None:
-        """A worker has nothing more to do."""
+        """A worker has become idle."""
         self._idle_since[worker] = now
 
     def of(self, now: float, d: Dispatch, cluster: Cluster, *, idle: bool) -> str:
-        """On one dispatch; "" where nothing is to be said.
+        """The note on one dispatch; "" if there is none.
 
         Args:
             idle: nothing ran on its worker.
@@ -39,7 +39,7 @@ class Notes:
 
 
 def _variant(d: Dispatch, cluster: Cluster) -> str:
-    """Of a variant that is not the most accurate: whether that would have been late."""
+    """For a variant that is not the most accurate one: whether that one would have been late."""
     model = cluster.models.get(d.requests[0].model)
     worker = cluster.workers[d.worker]
     if model is None or len(model.variants) < 2:

@@ -1,4 +1,4 @@
-"""What `auto` may run: settings of the other policies, by the shape of the application."""
+"""The settings that `auto` may use, by the shape of the application."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ray_slo.core.cluster import Cluster, Variant
 from ray_slo.core.policy import InFlight, Policy, PolicyWrapper
@@ -15,25 +15,25 @@ from ray_slo.core.trees import Tree
 from ray_slo.policies.registry import policy_for
 
 PLAIN = Setting("deferred", {})
+PREFIX = Setting("deferred", {"gathering": "prefix"})
 CONSOLIDATE = Setting("deferred", {"objective": "consolidate"})
 EAGER = Setting("eager", {})
 PRICE = Setting("price", {})
 KAIROS = Setting("kairos", {"batch": True})
 LARGEST = Setting("flex", {"preemption": False})
 FLEX = Setting("flex", {})
-GAINING = Setting("deferred_flex", {"preemption": False})
 DEFERRED_FLEX = Setting("deferred_flex", {})
 CONSOLIDATE_FLEX = Setting("deferred_flex", {"objective": "consolidate"})
 
 
 class Shape(NamedTuple):
-    """What decides which settings fit.
+    """The properties that decide which settings fit.
 
     Attributes:
-        models: how many.
-        variants: the largest number of a model's.
-        kinds: kinds of hardware.
-        sizes: requests of other sizes than 1 came.
+        models: number of models.
+        variants: largest number of variants of a model.
+        kinds: number of kinds of hardware.
+        sizes: whether requests with sizes other than 1 came.
     """
 
     models: int = 0
@@ -43,7 +43,7 @@ class Shape(NamedTuple):
 
     @classmethod
     def of(cls, cluster: Cluster, sizes: bool) -> Shape:
-        """Of what the workers serve."""
+        """The shape of what the workers serve."""
         return cls(
             len(cluster.models),
             max((len(m.variants) for m in cluster.models.values()), default=0),
@@ -57,15 +57,15 @@ def candidates(shape: Shape, trees: Sequence[Tree], preempt: bool) -> list[Setti
     tree = any(len(t.tasks) > 1 for t in trees)
     several = shape.variants > 1
     found = [PLAIN]
-    if several:
-        found.insert(1 if tree else 0, PRICE)
+    if several or shape.models > 1:
+        found.insert(0 if several else 1, PRICE)  # which shares workers by the fluid limit
     if shape.sizes:
         found.append(KAIROS)
     found += [EAGER, LARGEST]
-    if shape.models > 1:
-        found.append(GAINING)  # in overload the model goes first that gains most
-        if not several:
-            found.append(PRICE)  # which shares workers by the fluid limit
+    if tree:
+        found += [found[0]._replace(limited=False), LARGEST._replace(limited=False)]
+    elif shape.models > 1 or shape.sizes:
+        found.append(PREFIX)
     if several:
         found += [PLAIN._replace(quickest=True), LARGEST._replace(quickest=True)]
     else:
@@ -77,23 +77,30 @@ def candidates(shape: Shape, trees: Sequence[Tree], preempt: bool) -> list[Setti
     return found
 
 
+def collapses(setting: Setting) -> bool:
+    """Whether a setting serves ever smaller batches if the load exceeds the workers."""
+    prefix = setting.kwargs.get("gathering") == "prefix"
+    return prefix or setting.policy in ("eager", "timeout", "kairos")
+
+
 def make(
     setting: Setting,
     cluster: Cluster,
     trees: Sequence[Tree],
     planned: bool,
-    composing: Mapping[str, float],
+    composing: Mapping[str, Any],
 ) -> Policy:
-    """The policy of a setting, composed with what it lacks for an application."""
+    """The policy of a setting, composed with what it lacks for the application."""
     variants = {m.name: len(m.variants) for m in cluster.models.values()}
     if setting.quickest:
         variants = dict.fromkeys(variants, 1)
-    made = policy_for(setting.policy, setting.kwargs, trees, variants, planned=planned, **composing)
+    composing = {"planned": planned, "limited": setting.limited, **composing}
+    made = policy_for(setting.policy, setting.kwargs, trees, variants, **composing)
     return Quickest(made) if setting.quickest else made
 
 
 class Quickest(PolicyWrapper):
-    """A policy that is told of the quickest variant of each model alone."""
+    """A policy that sees only the fastest variant of each model."""
 
     def cluster_changed(self, now: float, cluster: Cluster) -> None:
         loaded = {name for worker in cluster.workers.values() for name in worker.loaded}
@@ -112,7 +119,7 @@ class Quickest(PolicyWrapper):
 
 
 def _latency_s(loaded: Collection[str], variant: Variant) -> float:
-    """Of one request, on all kinds of workers together; infinite where nobody runs it."""
+    """Latency of one request over all kinds of workers; infinite if no worker runs it."""
     if variant.name not in loaded:
         return math.inf
     return sum(profile.latency(1) for profile in variant.profiles.values())

@@ -1,10 +1,11 @@
-"""What `auto` remembers: traffic, how exact batch times are, and what came of its choices."""
+"""What `auto` remembers: traffic, the error of batch times, and the results of its choices."""
 
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ray_slo.core.rehearsal import Rehearsed
@@ -13,98 +14,113 @@ from ray_slo.core.trees import Tree
 from ray_slo.policies.auto_choice import Choice
 
 _LEAST = 200  # requests of a rehearsal
-_MOST, _LIMIT = 4_000, 20_000  # remembered; and where that is not yet `_SLOS`
+_MOST, _LIMIT = 4_000, 20_000  # remembered requests; and if that is less than `_SLOS`
 _SLOS = 15.0  # of traffic
+_MORE = 500  # new requests before old ones are removed again
 _LEAST_SLOS = 2.0  # a rehearsal begins with an empty system
 _WINDOW_S, _WINDOW_SLOS = 20.0, 20.0
 _FIRST_S, _FIRST_SLOS, _LONGEST_S = 1.0, 6.0, 30.0  # between rehearsals
-_NEWS_S, _NEWS_SLOS = 0.5, 6.0  # the time over which a change of the load is seen
+_WARM_S, _WARM_SLOS = 0.3, 5.0  # warm-up before the requests that count
+_NEWS_S, _NEWS_SLOS = 0.5, 6.0  # time until a change of the load is seen
 _RISE, _FALL = 1.4, 0.6  # times the rate that was rehearsed
-_FEW = 50  # items from which on rates are told
-_SEEN = 50  # requests from which on what they make is believed
+_FEW = 50  # rates are given from this number of items on
+_SEEN = 50  # factors are used from this number of requests on
 _STORIES = 20
 
 
 class Recent:
-    """Requests of clients since the last rehearsal, the newest of them, and when the next is due.
+    """The newest requests of clients, and when the next rehearsal is due.
 
-    Bunches of requests are kept as they came: one reference per bunch.
+    Requests are kept in the groups in which they came: one reference per group.
 
     Attributes:
-        slo_s: the longest, seconds.
+        slo_s: the longest SLO, seconds.
     """
 
     slo_s = 0.0
 
     def __init__(self) -> None:
         self._bunches: deque[tuple[float, Sequence[Request]]] = deque()
-        self._count = 0
-        self._whole_from = math.inf  # all that came since then is here
+        self._came = self._gone = 0  # requests that came; those of them that were forgotten
+        self._rehearsed = 0  # number of requests before the last rehearsal
+        self._rehearsed_to = -math.inf
+        self._full = _MOST  # number of requests until some are forgotten
+        self._whole_from = math.inf  # all requests since then are here
         self._look_at = -math.inf
         self._every_s = _FIRST_S
-        self._rate = 0.0  # that was rehearsed
+        self._rate = 0.0  # the rate of the last rehearsal
 
     def begin(self, now: float) -> None:
         """The system is new."""
         self._every_s, self._rate, self._look_at = _FIRST_S, 0.0, now
 
     def add(self, now: float, requests: Sequence[Request]) -> None:
-        """They arrived."""
+        """Requests arrived."""
         bunches = self._bunches
         if not bunches:
             self._whole_from = now
         bunches.append((now, requests))
-        self._count += len(requests)
-        if self._count > _MOST:
+        self._came += len(requests)
+        if self._came > self._full:
             self._forget(now)
 
     def _forget(self, now: float) -> None:
         bunches = self._bunches
-        while self._count > _MOST:
+        while (count := self._came - self._gone) > _MOST:
             at, oldest = bunches[0]
-            if self._count <= _LIMIT and at > now - _SLOS * self.slo_s:
-                return
+            if count <= _LIMIT and at > now - _SLOS * self.slo_s:
+                break
             bunches.popleft()
-            self._count -= len(oldest)
+            self._gone += len(oldest)
             self._whole_from = at
+        self._full = self._gone + max(count, _MOST) + _MORE
 
     def rehearsed(self, now: float, found: Rehearsed, news: bool) -> None:
-        """Another rehearsal is due in a while: sooner where this one brought news."""
+        """Set the time of the next rehearsal: sooner if this one brought news."""
         first_s = max(_FIRST_S, _FIRST_SLOS * self.slo_s)
         self._every_s = first_s if news else max(min(2 * self._every_s, _LONGEST_S), first_s)
         self._look_at = now + self._every_s
         self._rate = found.rate
-        bunches = self._bunches
-        while bunches and bunches[0][0] <= found.at:
-            self._whole_from, gone = bunches.popleft()
-            self._count -= len(gone)
+        self._rehearsed_to = found.at
+        self._rehearsed = self._came - sum(len(bunch) for _, bunch in self._later(found.at))
 
-    def due(self, now: float, surprise: bool) -> tuple[list[Request], bool]:
-        """The requests to rehearse with, none if it is not time; and whether the load is another
-        than before. It changes nothing."""
-        if self._count < _LEAST:
-            return [], False
-        since = now - max(_NEWS_S, _NEWS_SLOS * self.slo_s)
+    def due(self, now: float, surprise: bool) -> tuple[list[Request], int, bool]:
+        """The requests to rehearse with (none if it is not time), the number of them that only warm
+        up, and whether the load has changed. It changes nothing."""
+        if self._came - self._rehearsed < _LEAST:
+            return [], 0, False
+        since = now - self.lag_s
         latest: list[Request] = []
-        if self._rate > 0 and since >= self._whole_from:
-            latest = self._since(since)
+        if self._rate > 0 and since >= max(self._whole_from, self._rehearsed_to):
+            # Preempted requests count twice here, which matters only below.
+            came = sum(len(b) for _, b in self._later(since) if b and b[0].upstream is None)
+            latest = self._since(since) if self._moved(came / (now - since)) else []
             if len(latest) < _LEAST or not self._moved(len(latest) / (now - since)):
                 latest = []
         if now < self._look_at and not latest and not surprise:
-            return [], False
-        chosen = latest or self._since(now - max(_WINDOW_S, _WINDOW_SLOS * self.slo_s))
+            return [], 0, False
+        if not latest:
+            since = max(now - max(_WINDOW_S, _WINDOW_SLOS * self.slo_s), self._rehearsed_to)
         least_s = _LEAST_SLOS * self.slo_s
-        if len(chosen) < _LEAST or chosen[-1].arrival - chosen[0].arrival < least_s:
-            return [], False
-        return chosen, bool(latest) or surprise
+        if now - max(since, self._bunches[0][0]) < least_s:
+            return [], 0, False
+        warm_s = max(_WARM_S, _WARM_SLOS * self.slo_s)
+        chosen = self._since(since - warm_s)
+        before = bisect_right(chosen, since, key=_arrival)
+        if len(chosen) - before < _LEAST or chosen[-1].arrival - chosen[before].arrival < least_s:
+            return [], 0, False
+        return chosen, before, bool(latest) or surprise
+
+    @property
+    def lag_s(self) -> float:
+        """Time until a change of the load is seen, seconds."""
+        return max(_NEWS_S, _NEWS_SLOS * self.slo_s)
 
     def rates(self, now: float) -> dict[str, float]:
-        """Items per second by model, lately; empty where too little is known."""
-        since = max(now - max(_NEWS_S, _NEWS_SLOS * self.slo_s), self._whole_from)
+        """Recent items per second by model; empty if too little is known."""
+        since = max(now - self.lag_s, self._whole_from)
         counts: dict[str, int] = {}
-        for then, bunch in reversed(self._bunches):
-            if then <= since:
-                break
+        for _, bunch in self._later(since):
             for r in bunch:
                 counts[r.model] = counts.get(r.model, 0) + r.size
         if now <= since or sum(counts.values()) < _FEW:
@@ -116,14 +132,21 @@ class Recent:
 
     def _since(self, at: float) -> list[Request]:
         """Requests of clients, each once, in order of arrival."""
-        found: list[Sequence[Request]] = []
-        for then, bunch in reversed(self._bunches):
-            if then < at:
-                break
-            found.append(bunch)
-        # What was preempted or lost arrives again; what a request made is no client's.
+        found = [bunch for _, bunch in self._later(at)]
+        # Preempted and lost requests arrive again; requests that a request made are not clients'.
         once = {r.id: r for bunch in reversed(found) for r in bunch if r.upstream is None}
         return sorted(once.values(), key=lambda r: (r.arrival, r.id))
+
+    def _later(self, at: float) -> Iterator[tuple[float, Sequence[Request]]]:
+        """Groups of requests that came later, the newest first."""
+        for then, bunch in reversed(self._bunches):
+            if then <= at:
+                return
+            yield then, bunch
+
+
+def _arrival(r: Request) -> float:
+    return r.arrival
 
 
 class Pace:
@@ -154,7 +177,7 @@ class Pace:
 
 
 class Made:
-    """How many requests for each child task the requests of a task make, by variant."""
+    """Number of requests for each child task that a request of a task makes, by variant."""
 
     def __init__(self, trees: Sequence[Tree]) -> None:
         self._parent = {t.name: t.parent for tree in trees for t in tree.tasks if t.parent}
@@ -162,7 +185,7 @@ class Made:
         self._finished: dict[tuple[str, str], int] = {}
 
     def arrived(self, requests: Sequence[Request]) -> None:
-        """Also such as other requests made."""
+        """Requests arrived, including those that other requests made."""
         for r in requests:
             if r.upstream is not None:
                 key = r.upstream.variant, r.task
@@ -175,7 +198,7 @@ class Made:
             self._finished[key] = self._finished.get(key, 0) + 1
 
     def factors(self) -> dict[tuple[str, str], float]:
-        """Requests made per request, by (variant, child task), where enough were seen."""
+        """Requests made per request, by (variant, child task), if enough were seen."""
         found = {}
         for (variant, child), made in self._made.items():
             parent = self._parent.get(child)
@@ -185,10 +208,10 @@ class Made:
 
 
 class Story:
-    """What was tried, predicted, and what came of it.
+    """What was tried and predicted, and the results.
 
     Attributes:
-        good, bad: requests since the last rehearsal: in time, and late or given up.
+        good, bad: requests since the last rehearsal: in time, and late or dropped.
     """
 
     def __init__(self) -> None:
@@ -198,11 +221,11 @@ class Story:
         self._predicted: float | None = None
 
     def in_force(self, now: float, choice: Choice) -> None:
-        """A setting is put in force."""
+        """A setting becomes the current one."""
         self._label, self._why, self._at = choice.label, choice.why, now
 
     def surprise(self) -> bool:
-        """Whether more is bad than was predicted, by more than chance explains."""
+        """Whether more requests are bad than predicted, by more than chance explains."""
         n = self.good + self.bad
         if self._predicted is None or n < _LEAST:
             return False
@@ -210,7 +233,7 @@ class Story:
         return self.bad / n > bad + 0.01 + 3 * math.sqrt((bad * (1 - bad) + 0.01) / n)
 
     def add(self, now: float, found: Rehearsed, label: str, choice: Choice) -> None:
-        """A rehearsal was held while `label` was in force."""
+        """A rehearsal was done while `label` was the current setting."""
         if self._told and self.good + self.bad:
             self._told[-1]["measured_bad"] = self.bad / (self.good + self.bad)
         self.good = self.bad = 0
@@ -243,11 +266,12 @@ class Story:
         )
 
     def now(self) -> dict[str, Any]:
-        """The setting in force, why, and since when."""
+        """The current setting, its reason and its start."""
         return {"setting": self._label, "why": self._why, "since": self._at}
 
     def told(self) -> list[dict[str, Any]]:
-        """The last rehearsals, the newest last; the setting in force and why, if there was none."""
+        """The last rehearsals, the newest last; if there was none, the current setting and its
+        reason."""
         if self._told:
             return list(self._told)
         return [{"at": self._at, "setting": self._label, "why": self._why}]

@@ -1,46 +1,47 @@
-"""What deadline-aware batching policies share: queues, workers, matchmaking, lazy timers.
+"""Shared code of deadline-aware batching policies: queues, workers, matching, lazy timers.
 
-`BatchingPolicy` is Symphony's Algorithm 1 with the delays of Appendix D; a policy says when a
-candidate batch is due (`_send_at`) and how large a batch is worth dropping the head for
-(`Lane.target`). Pools, lanes and the other words are those of `shared.lanes`.
+`BatchingPolicy` is Symphony's Algorithm 1 with the delays of Appendix D. A policy defines when a
+candidate batch is due (`_send_at`), and for which batch size the head may be dropped
+(`Lane.target`). For pools, lanes and the other terms, see `shared.lanes`.
 
-Every arrival makes its model dirty; `decide` updates a dirty model's candidates once, however
-many requests came. Times at which something must happen lie in heaps whose stale entries are
-thrown away when they surface. So an arrival costs O(log M + log G) for M models and G pools'
-workers, whatever the queue's length.
+Every arrival makes its model dirty. `decide` updates the candidates of a dirty model once, for any
+number of arrivals. Times at which something must happen are in heaps; stale entries are removed
+when they reach the top. So an arrival costs O(log M + log G) for M models and G pools' workers,
+whatever the queue's length.
 """
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from bisect import bisect_right
 from collections.abc import Sequence
 from heapq import heappop, heappush
 from typing import ClassVar
 
 from ray_slo.core.arguments import Count, NonNegative, checked
 from ray_slo.core.cluster import Cluster, DispatchDelay, Kind, Model
-from ray_slo.core.decisions import Action, Decision, Dispatch, Drop, DropReason
+from ray_slo.core.decisions import Action, Decision, Dispatch
 from ray_slo.core.policy import Abilities, InFlight, Policy
-from ray_slo.core.requests import BatchOutcome, Request, WorkerId
+from ray_slo.core.requests import BatchOutcome, BatchStatus, Request, WorkerId
 from ray_slo.policies.shared.lanes import Flight, Lane, ModelState, Pool, Worker
 from ray_slo.policies.shared.refusals import TOLERANCE_S, drops
 from ray_slo.policies.shared.timers import Timers, earliest
 
 LIVE_JITTER = 0.05
-"""Of the shortest SLO: how much earlier than it must a live deferred batch goes."""
+"""Share of the shortest SLO by which a live deferred batch starts before its latest time."""
 
 LIVE_MARGIN = 0.02
-"""Of the shortest SLO: how much earlier than it must a live batch ends that is as large as its
-deadlines allow."""
+"""Share of the shortest SLO by which a live batch that is as large as its deadlines allow ends
+before them."""
 
 
 class BatchingPolicy(Abilities, ABC):
-    """Algorithm 1; a subclass says when a candidate is due (`_send_at`).
+    """Algorithm 1; a subclass defines when a candidate is due (`_send_at`).
 
     Args:
-        max_batch_size: upper bound beside the profile's; a full batch is due at once.
-        margin_ms: kept between a batch's predicted finish and its tightest deadline.
+        max_batch_size: upper bound, in addition to the profile's; a full batch is due at once.
+        margin_ms: time kept between a batch's predicted end and its earliest deadline.
 
     Raises:
         ValueError: an argument out of its range.
@@ -57,10 +58,11 @@ class BatchingPolicy(Abilities, ABC):
         self._max_batch_size = max_batch_size
         self._margin_s = margin_ms / 1e3
         self._delay = DispatchDelay()
+        self._ahead = False  # batches are sent to busy workers, ahead of their ends
         self._models: dict[str, ModelState] = {}
         self._workers: dict[WorkerId, Worker] = {}
         self._pools: list[Pool] = []
-        self._dirty: dict[ModelState, None] = {}  # dicts, as sets have no stable order
+        self._dirty: dict[ModelState, None] = {}  # dicts, because sets have no stable order
         self._active: dict[Pool, None] = {}
         self._due, self._wakes = Timers[Lane](), Timers[Pool]()
         self._drops = Timers[ModelState]()
@@ -68,22 +70,26 @@ class BatchingPolicy(Abilities, ABC):
         self._wake_at = math.inf  # the first of them
         self._serial = 0
         self._batch_id = 0
-        self._paid: float | None = None  # of the next dispatch, where a policy has one
-        self._taken = False  # workers will be free later than they were going to be
+        self._paid: float | None = None  # price of the next dispatch, if the policy has one
+        self._taken = False  # workers will be free later than predicted before
         self._actions: list[Action] = []
 
     # What a policy decides -------------------------------------------------------------------
 
     @abstractmethod
     def _send_at(self, lane: Lane, first: int, size: int, now: float) -> float:
-        """When the candidate, not a full one, is due, seconds: `lane.count` requests of the queue
-        from `first` on, with `size` items."""
+        """When the candidate, not a full one, is due, seconds. It is `lane.count` requests of the
+        queue from `first` on, with `size` items."""
 
     def _waited(self, pool: Pool, wait_s: float) -> None:
-        """A batch is sent `wait_s` after it was due."""
+        """A batch was sent `wait_s` after it was due."""
 
     def _measure(self, now: float) -> None:
         """Called first in `decide`: adapt the lanes' targets to the measured load."""
+
+    def _target_of(self, lane: Lane, now: float) -> int:
+        """Batch size up to which heads are dropped that would keep the batch smaller."""
+        return lane.target
 
     # Events ----------------------------------------------------------------------------------
 
@@ -91,7 +97,12 @@ class BatchingPolicy(Abilities, ABC):
         models, dirty = self._models, self._dirty
         for request in requests:
             model = models.get(request.model) or self._model(request.model)
-            model.queue.push(request)
+            queue = model.queue
+            items = queue.items
+            if len(items) > queue.start and items[-1].deadline > request.deadline:
+                queue.push(request)
+            else:  # the usual case
+                items.append(request)
             if request.size == 1:
                 model.arrived += 1
             else:
@@ -113,6 +124,8 @@ class BatchingPolicy(Abilities, ABC):
         for i, flight in enumerate(flights):
             if flight.batch_id == outcome.batch_id:
                 del flights[i]
+                if i == 0 and outcome.status is BatchStatus.FINISHED:
+                    state.pool.ended(flight.end_at - outcome.finished_at)
                 if flights:
                     if i == 0:  # the batch sent ahead starts now, not when it was predicted to
                         rest = flights[0]
@@ -126,13 +139,13 @@ class BatchingPolicy(Abilities, ABC):
 
     def cluster_changed(self, now: float, cluster: Cluster) -> None:
         self._delay = cluster.delay
-        waits = {pool.kind: pool.wait_s for pool in self._pools}
+        self._ahead = cluster.delay(1) > 0
+        learned = {pool.kind: (pool.wait_s, pool.early_s) for pool in self._pools}
         pools: dict[Kind, Pool] = {}
         known, self._workers = self._workers, {}
         for rank, worker in enumerate(cluster.workers.values()):
-            if (pool := pools.get(worker.kind)) is None:
-                kind = worker.kind
-                pool = pools[kind] = Pool(self._next_serial(), kind, waits.get(kind, 0.0))
+            if (pool := pools.get(kind := worker.kind)) is None:
+                pool = pools[kind] = Pool(self._next_serial(), kind, *learned.get(kind, ()))
             state = self._workers[worker.id] = known.get(worker.id) or Worker(worker.id)
             state.rank, state.pool, state.overdue = rank, pool, False
             pool.size += 1
@@ -166,7 +179,7 @@ class BatchingPolicy(Abilities, ABC):
         for flight in flights:
             worker = flight.dispatch.worker
             self._workers.setdefault(worker, Worker(worker)).take_over(flight)
-        if isinstance(former, BatchingPolicy):  # what it has learned of waits
+        if isinstance(former, BatchingPolicy):  # take over what it has learned about waits
             self._pools = former._pools
 
     def _model(self, name: str) -> ModelState:
@@ -175,7 +188,7 @@ class BatchingPolicy(Abilities, ABC):
         return model
 
     def _lanes(self, model: ModelState, spec: Model, pool: Pool) -> Sequence[Lane]:
-        """One through the first variant that the pool runs; none without one."""
+        """One lane, for the first variant that the pool runs; none if there is no variant."""
         for variant, profile in spec.runnable(*pool.kind):
             lane = Lane(self._next_serial(), model, pool, variant.name, profile)
             lane.set_times(self._delay, self._margin_s, self._max_batch_size)
@@ -217,15 +230,19 @@ class BatchingPolicy(Abilities, ABC):
             self._dirty[model] = None
 
     def _update(self, model: ModelState, now: float) -> None:
-        """UPDATECANDIDATE on every lane of a model; requests that cannot be served leave."""
+        """UPDATECANDIDATE on every lane of a model; drops requests that cannot be served."""
         queue, lanes = model.queue, model.lanes
         if model.sized:
-            self._refuse_hopeless(model, now)
-        elif (length := len(queue)) and len(lanes) == 1 and lanes[0].pool.idle:
-            # The usual case, cut short: one lane, an idle worker, and all that waits fits a batch.
-            lane, deadline = lanes[0], queue[0].deadline
+            self._actions += model.hopeless(now)
+        elif len(lanes) == 1 and (length := len(queue.items) - queue.start):
+            # Short cut for the usual case: one lane, and the head is neither late nor dropped.
+            lane, deadline = lanes[0], queue.items[queue.start].deadline
             size = min(length, lane.max_batch_size)
-            if lane.reach[size - 1] <= deadline - now + TOLERANCE_S:
+            idle, enough = len(lane.pool.idle), 1
+            if lane.reach[size - 1] > (slack := deadline - now + TOLERANCE_S):
+                size = bisect_right(lane.reach, slack, hi=size)
+                enough = self._target_of(lane, now) if idle < 2 else 1
+            if size >= enough and (idle or deadline + TOLERANCE_S >= self._soonest(model, now)):
                 self._file(lane, 0, size, size, now)
                 drop_at = deadline - model.reach_1 + 2 * TOLERANCE_S
                 if drop_at != model.timer_at:
@@ -235,14 +252,12 @@ class BatchingPolicy(Abilities, ABC):
             soonest = self._soonest(model, now)
             if queue[0].deadline + TOLERANCE_S < soonest:
                 self._refuse(model, queue.take(queue.position(soonest - TOLERANCE_S)), now)
-        idle = 0
-        for pool in model.pools:
-            idle += len(pool.idle)
+        idle = sum([len(pool.idle) for pool in model.pools])
         for lane in lanes:
             size = 0
             if queue:
-                # While a second worker idles, a head that is dropped wins nothing.
-                first, size = lane.gather(now, now, lane.target if idle < 2 else 1)
+                # While a second worker idles, dropping a head gains nothing.
+                first, size = lane.gather(now, now, self._target_of(lane, now) if idle < 2 else 1)
                 if first and lane is lanes[0] and lane.may_give_up():
                     self._refuse(model, queue.take(first), now)
                     first = 0
@@ -254,19 +269,20 @@ class BatchingPolicy(Abilities, ABC):
         if queue:
             alone_s = model.alone_s(queue[0].size) if model.sized else model.reach_1
             drop_at = queue[0].deadline - alone_s + 2 * TOLERANCE_S
-            if model.sized and drop_at < now + TOLERANCE_S:  # it became the head just now
+            if model.sized and drop_at < now + TOLERANCE_S:  # it has just become the head
                 self._dirty[model] = None
         self._drops.set(model, drop_at, model.order)
 
     def _file(self, lane: Lane, first: int, count: int, size: int, now: float) -> None:
-        """The lane's candidate is `queue[first : first + count]` from now on, `size` items."""
+        """Set the lane's candidate: `queue[first : first + count]`, with `size` items."""
         lane.count = count
         full = size >= lane.max_batch_size
         if lane.model.sized:
             full = lane.is_full(first + count, size)
         send_at = now if full else self._send_at(lane, first, size, now)
         lane.size = size
-        latest = lane.model.queue[first].deadline - lane.rush[size - 1]
+        queue = lane.model.queue
+        latest = queue.items[queue.start + first].deadline - lane.rush[size - 1]
         if send_at > now:
             if send_at != lane.timer_at:
                 self._due.set(lane, send_at, lane.order)
@@ -285,7 +301,9 @@ class BatchingPolicy(Abilities, ABC):
         self._active[lane.pool] = None
 
     def _match(self, pool: Pool, now: float) -> None:
-        """Workers of a pool take its due candidates, the nearest `latest` first."""
+        """Give the pool's due candidates to its workers, the nearest `latest` first."""
+        if not (pool.idle or self._ahead):
+            return
         ready = pool.ready
         passed_over = []
         while ready:
@@ -293,11 +311,9 @@ class BatchingPolicy(Abilities, ABC):
             if not lane.ready or lane.latest != latest:
                 heappop(ready)
                 continue
-            target = lane.target
+            target = 1 if len(pool.idle) > 1 else self._target_of(lane, now)
             if pool.idle:
                 free_at, worker = now, pool.idle[0][1]
-                if len(pool.idle) > 1:
-                    target = 1
             else:
                 ahead = self._delay(lane.count)
                 busy = pool.next_free(now) if ahead else None
@@ -315,7 +331,7 @@ class BatchingPolicy(Abilities, ABC):
             heappush(ready, entry)
 
     def _too_soon(self, pool: Pool, send_at: float, now: float) -> bool:
-        """Whether a batch that is sent ahead must wait; if so, wake up for it."""
+        """Whether a batch that is sent ahead must wait; if so, set the wake-up for it."""
         if send_at <= now + TOLERANCE_S:
             return False
         if send_at < pool.timer_at:
@@ -327,7 +343,7 @@ class BatchingPolicy(Abilities, ABC):
     ) -> None:
         model, pool = lane.model, lane.pool
         size = model.items(first, count)
-        # A slower lane leaves them to a quicker one.
+        # A slower lane leaves them to a faster one.
         if first and lane is model.lanes[0] and lane.may_give_up():
             self._refuse(model, model.queue.take(first), now)
             first = 0
@@ -352,30 +368,13 @@ class BatchingPolicy(Abilities, ABC):
         self._taken = True
         self._update(model, now)
 
-    # Requests with sizes ---------------------------------------------------------------------
-
-    def _refuse_hopeless(self, model: ModelState, now: float) -> None:
-        """Heads that no worker could serve in time, as large as they are."""
-        queue = model.queue
-        while queue and model.lanes:
-            alone_s = model.alone_s(queue[0].size)
-            if queue[0].deadline + TOLERANCE_S >= now + alone_s:
-                break
-            finish_at = now + alone_s if alone_s < math.inf else math.nan
-            reason = DropReason.EXPIRED if queue[0].deadline <= now else DropReason.WOULD_MISS
-            self._actions.append(Drop(queue.take(1), reason, finish_at))
-
     def _soonest(self, model: ModelState, now: float) -> float:
         """Requests with an earlier deadline cannot be served, even alone."""
-        soonest = math.inf
-        for lane in model.lanes:
-            soonest = min(
-                soonest, max(now + lane.reach[0], lane.pool.free_from(now) + lane.need[0])
-            )
-        return soonest if model.lanes else now
+        return model.soonest(now)
 
     def _find_hopeless(self, now: float) -> bool:
-        """After workers were taken: the nearest head, if none can serve it in time any more."""
+        """After workers were taken: whether no worker can serve the nearest head in time any
+        more."""
         model = self._drops.first()
         if model is not None and model.queue[0].deadline + TOLERANCE_S < self._soonest(model, now):
             self._dirty[model] = None
@@ -388,6 +387,7 @@ class BatchingPolicy(Abilities, ABC):
 
 
 def succeed(policy: BatchingPolicy, before: BatchingPolicy) -> None:
-    """Hand on what another has queued and running. A `cluster_changed` must follow."""
+    """Pass the queued and running requests of one policy to another. A `cluster_changed` must
+    follow."""
     policy._models, policy._workers = before._models, before._workers
     policy._serial, policy._batch_id = before._serial, before._batch_id

@@ -1,18 +1,19 @@
 """Any policy in any application: deadlines per task, and a choice of variants.
 
-`Composed` stands between a host and a policy that knows neither trees of tasks nor variants. It
-hands on copies of the requests, and takes what is decided back to the originals:
+`Composed` is between a host and a policy that knows neither trees of tasks nor variants. It passes
+on copies of the requests, and maps decisions back to the originals:
 
-* a request has the *deadline of its task*: the end-to-end one less what the rest of its path needs
-  (`shared.paths`), by what workers are assigned, else by batches that the SLO has time for;
+* a request gets the *deadline of its task*: the end-to-end deadline minus the time that the rest of
+  its path needs (`shared.paths`). That time follows from the workers' assignments, or else from
+  batches that fit into the SLO;
 * every variant is a *lane*: a model of the inner policy, with the variant's name. A request goes to
-  the most accurate one that has planned share left and can be in time (`shared.choice`). A policy
-  that chooses variants itself sees its models as they are;
-* a request that the inner policy drops is tried again: on a quicker variant, once on each; and once
-  with all the time that the tasks below can spare.
+  the most accurate lane that has planned share left and can be in time (`shared.choice`). A policy
+  that chooses variants itself sees the models unchanged;
+* a request that the inner policy drops is tried again: once on each faster variant, and once with
+  all the time that the later tasks can spare.
 
-Workers show the inner policy what they are assigned, where a planner assigns. An arrival costs O(1)
-more, and a choice of variants O(their number).
+If a planner assigns variants, the inner policy sees only the assigned ones. An arrival costs O(1)
+more, and a choice of variants O(number of variants).
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from dataclasses import replace
 
 from ray_slo.core.cluster import Cluster, Model
 from ray_slo.core.decisions import Action, Decision, Dispatch, Drop, DropReason
-from ray_slo.core.policy import InFlight, Policy, PolicyWrapper
+from ray_slo.core.policy import InFlight, Policy, PolicyWrapper, wrapper
 from ray_slo.core.profiles import LatencyProfile
 from ray_slo.core.requests import BatchOutcome, Request, RequestId, WorkerId
 from ray_slo.core.trees import Tree, tree_of_task
@@ -31,15 +32,16 @@ from ray_slo.policies.shared.choice import Choice, Lane, serving
 from ray_slo.policies.shared.paths import Part, parts_of, planned_batches
 from ray_slo.policies.shared.refusals import TOLERANCE_S
 
-_ALONE = Part(0.0, 0.0, math.inf)  # a task that no tree names
+_ALONE = Part(0.0, 0.0, math.inf)  # a task that is in no tree
 
 
 class _Copy(Request):
-    """What the inner policy has of a request.
+    """The inner policy's copy of a request.
 
     Attributes:
-        latest: all the time that the tasks below can spare; `deadline` may be earlier.
-        lane: where it waits; None where the inner policy chooses.
+        latest: deadline with all the time that the later tasks can spare; `deadline` may be
+            earlier.
+        lane: lane where it waits; None if the inner policy chooses.
         tried: bits of the lanes that it was in.
     """
 
@@ -52,13 +54,13 @@ class _Copy(Request):
 
 
 class Composed(PolicyWrapper):
-    """A policy that serves trees of tasks with variants, made of one that need not.
+    """Makes any policy serve trees of tasks with variants.
 
     Args:
-        policy: the inner one.
-        trees: of the application; a model without a tree is a tree of one task.
+        policy: the inner policy.
+        trees: trees of the application; a model without a tree is a tree of one task.
         waiting_factor: planned time of a task, in executions of a batch.
-        communication_s: from a task to the next one.
+        communication_s: time from a task to the next one, seconds.
 
     Raises:
         ValueError: two trees have a task of the same name.
@@ -165,7 +167,7 @@ class Composed(PolicyWrapper):
             self._reroute(now)
 
     def _reroute(self, now: float) -> None:
-        """Requests whose variant nobody runs any more go to another."""
+        """Move requests whose variant no worker runs any more to another one."""
         assert self._choice is not None
         moved = []
         for copy in self._held.values():
@@ -199,10 +201,10 @@ class Composed(PolicyWrapper):
                 copies.append(copy)
             self._flights.setdefault(d.worker, {})[d.batch_id] = copies
             taken.append(flight._replace(dispatch=replace(d, requests=copies)))
-        if isinstance(former, Composed):
-            if self._choice is not None and former._choice is not None:
-                self._choice.learn(former._choice)
-            former = former.policy
+        if (composed := wrapper(former, Composed)) is not None:
+            if self._choice is not None and composed._choice is not None:
+                self._choice.learn(composed._choice)
+            former = composed.policy
         self.policy.adopt(now, taken, batch_id, former)  # type: ignore[attr-defined]
 
     def expect_load(self, now: float, rates: Mapping[str, float]) -> None:
@@ -216,7 +218,7 @@ class Composed(PolicyWrapper):
     # -- plans ---------------------------------------------------------------------------------
 
     def _slo_s(self, model: Model) -> float:
-        """The time that its requests have for it, at the least."""
+        """The least time that requests have for this model, seconds."""
         mine = [
             self._parts[task.name].slo_s
             for tree in self._trees.values()
@@ -253,7 +255,7 @@ class Composed(PolicyWrapper):
             self._parts |= parts_of([tree], times, alone, self._communication_s)
 
     def _planned_s(self, cluster: Cluster) -> dict[str, float]:
-        """By model, what a request of it takes in the batches that are assigned, at the most."""
+        """The longest time of a request in the assigned batches, by model, seconds."""
         model_of = {v.name: m.name for m in cluster.models.values() for v in m.variants}
         found: dict[str, float] = {}
         for worker in cluster.workers.values():
@@ -274,8 +276,8 @@ class Composed(PolicyWrapper):
         quickest: Mapping[str, LatencyProfile],
         slowest: Mapping[str, LatencyProfile],
     ) -> dict[str, LatencyProfile]:
-        """Profiles to plan with where nobody has: the slowest of a task that leave the others of
-        its path time for their quickest."""
+        """Profiles to plan with if there is no plan: by task, the slowest one that leaves the other
+        tasks of its path time for their fastest."""
         used = {t.name: quickest[t.model] for t in tree.tasks if t.model in quickest}
         for task in tree.tasks:
             if task.model not in quickest:
@@ -305,7 +307,7 @@ class Composed(PolicyWrapper):
         return Decision(actions, decision.wake_at)
 
     def _originals(self, actions: Iterable[Action], now: float) -> list[Action]:
-        """The same for the originals; requests that are tried again are kept back."""
+        """The actions for the originals; requests that are tried again are left out."""
         found: list[Action] = []
         for action in actions:
             if isinstance(action, Dispatch):
@@ -340,7 +342,7 @@ class Composed(PolicyWrapper):
         if not refused:
             return []
         reason = drop.reason
-        if reason is DropReason.EXPIRED:  # of the task, maybe
+        if reason is DropReason.EXPIRED:  # perhaps only the task's deadline
             late = [r for r in refused if r.deadline > now]
             if late:
                 rest = [r for r in refused if r.deadline <= now]
@@ -349,7 +351,7 @@ class Composed(PolicyWrapper):
         return [Drop(refused, reason, drop.finish_at)]
 
     def _tries_again(self, copy: _Copy, now: float) -> bool:
-        """On a quicker variant; or with all the time that there is."""
+        """Try it on a faster variant, or with all the remaining time; False if neither helps."""
         before, lane = copy.lane, None
         if before is not None and self._choice is not None:
             model = self._choice.models.get(copy.original.model)
@@ -369,7 +371,7 @@ class Composed(PolicyWrapper):
 
     @staticmethod
     def _quicker(copy: _Copy, lanes: Sequence[Lane], now: float) -> Lane | None:
-        """The most accurate of those that are quicker, and may be in time."""
+        """The most accurate lane that is faster and may be in time."""
         assert copy.lane is not None
         most_s = copy.deadline - now + TOLERANCE_S
         for lane in lanes:

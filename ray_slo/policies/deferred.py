@@ -1,40 +1,47 @@
 """Deferred batch scheduling (Symphony, Algorithm 1 and Appendix D): wait while waiting is free.
 
-A batch of b requests, the tightest due at d, may start until *latest* = d − ℓ(b). From *frontrun*
-= d − ℓ(b + 1) on, one request more would make it late, so waiting wins nothing: the batch is due.
-Dispatching no earlier forms the largest batches that the deadlines allow, and the workers fall
-into a staggered pattern by themselves. When several models are due, a worker that falls free takes
-the one with the nearest `latest`. Decisions go out `delay(b)` ahead, to a busy worker too.
+A batch of b requests with the earliest deadline d may start until *latest* = d − ℓ(b). From
+*frontrun* = d − ℓ(b + 1) on, one more request would make it late. Waiting gains nothing then, so
+the batch is due. This forms the largest batches that the deadlines allow, and the workers fall into
+a staggered pattern by themselves. If several models are due, a free worker takes the one with the
+nearest `latest`. Decisions are sent `delay(b)` ahead, to a busy worker too.
 
 Worked example (§3.3): 3 workers, ℓ(b) = b + 5, SLO 12, a request every 0.75. R4 arrives at 2.25;
 R1 is due at 12, so frontrun is 12 − ℓ(5) = 2 and latest 12 − ℓ(4) = 3: R1–R4 leave at 2.25. R5–R8
 leave at 5.25, R9–R12 at 8.25, and R13–R16 at 11.25, when the first worker is free again.
 
-Two choices beyond the paper, measured by `python -m benchmarks deferred-objectives`:
+Two arguments go beyond the paper; `python -m benchmarks deferred-objectives` measures them:
 
-* *objective*. `consolidate` is the above: few busy workers, and every request has nearly the
-  latency of a full system. `responsive` sends a batch at once when the queue is long enough for
-  the load: when batches of this size, sent back to back, leave the workers busy for at most
-  `headroom` of the time. Below that, it waits: for frontrun, or until three times as long as the
-  missing requests should take at the measured rate (the load has fallen, then).
+* *objective*. `consolidate` is the rule above: few workers are busy, and every request has almost
+  the latency of a full system. `responsive` sends a batch at once if the queue is long enough for
+  the load: batches of this size, sent back to back, must keep the workers busy for at most
+  `headroom` of the time. With a shorter queue it waits until frontrun. It also stops waiting after
+  three times the time in which the missing requests should come at the measured rate, because the
+  load has then fallen.
 * *gathering*. `prefix` takes the longest batch that meets the head's deadline, and collapses in
-  overload: late heads allow only tiny batches. `drop_head` gives the head up when its slack allows
-  fewer than min(target, queue) requests. The target is the smallest batch that sustains the
-  measured load, at most the staggered batch: the largest b with (1 + 1/n)·ℓ(b) ≤ SLO (§3.3, n =
-  workers that the load needs). Batches grow past the target as far as the head allows. While two
-  workers idle, nothing is dropped for the sake of larger batches.
+  overload: late heads allow only tiny batches. `drop_head` drops the head if its slack allows fewer
+  than min(target, queue) requests. The target is the smallest batch that sustains the measured
+  load, at most the staggered batch: the largest b with (1 + 1/n)·ℓ(b) ≤ SLO (§3.3, n = workers that
+  the load needs). In overload (ρ ≥ 1.3) more than the staggered batch can be gathered in the time
+  that dropped requests leave, and the target is the batch that serves most. The measured load lags
+  behind a burst, so the rate at which the waiting requests came counts if it is an overload.
+  Batches grow beyond the target as far as the head allows. While two workers idle, nothing is
+  dropped for larger batches.
 
-Several models share a pool of workers by its *load* ρ: what all models' measured rates need over
-the workers there are, each model in its best batch (the staggered one, or what comes within its
-SLO, if less). Every model then aims at batches with the share ρ of its own best throughput per
-worker (ρ / headroom for `responsive`), so that each gives up batching efficiency in the same
-proportion. A batch that is due only at frontrun may find no worker in a shared pool; so
+For several models, the *load* ρ of a pool is the number of workers that all measured rates need,
+divided by the workers that there are. Each model counts with its best batch (the staggered one, or
+the requests that come within its SLO, if fewer). Every model then uses batches with the share ρ of
+its own best throughput per worker (ρ / headroom for `responsive`). So all give up batching
+efficiency in the same proportion. In a shared pool, a batch that is due only at frontrun may find
+no worker. So
 
-* batches are due earlier by the time that nearly all of them (97 %) waited for a worker lately. For
-  one below its target that is bounded: batches would get smaller and waits longer without end;
-* `responsive` does not wait at all while the workers, taking whatever is there, go round all models
-  within their SLOs (`_round_s`). No head is dropped then for more than half of what comes in a
-  round.
+* batches are due earlier, by the recent wait for a worker (97th percentile). For a batch below its
+  target this is bounded. Otherwise batches would get smaller and waits longer without end;
+* if the load exceeds the workers (ρ ≥ 1) and not all due candidates can be sent in time, the one
+  with the most requests per second of execution goes first, not the one with the nearest `latest`;
+* `responsive` does not wait at all while the workers can serve all models in turn within their
+  SLOs, each time with all that waits (`_round_s`). Then no head is dropped for a batch of more than
+  half of the requests of a round.
 """
 
 from __future__ import annotations
@@ -44,7 +51,9 @@ from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Mapping, Sequence
 from copy import copy
+from heapq import nlargest
 from itertools import accumulate
+from operator import attrgetter
 from typing import Any, Literal
 
 from ray_slo.core.arguments import Count, NonNegative, Positive, Share, checked
@@ -53,19 +62,25 @@ from ray_slo.core.load import Ticks
 from ray_slo.core.policy import InFlight, Policy
 from ray_slo.policies.batching import LIVE_JITTER, BatchingPolicy
 from ray_slo.policies.shared.lanes import Lane, ModelState, Pool
+from ray_slo.policies.shared.refusals import TOLERANCE_S
 
 Objective = Literal["responsive", "consolidate"]
 Gathering = Literal["drop_head", "prefix"]
 
-_PATIENCE = 3.0  # times the expected wait for the requests that a batch lacks
-_BUCKETS = 20  # of the sliding window over which arrivals are counted
-_WINDOW_PER_MODEL_S = 0.004  # so that measuring many models stays below a few % of a core
-_ENOUGH = 0.99  # of a model's best throughput: no request waits, nor is dropped, for more
-_ON_TIME = 0.97  # of the batches find a worker when they must
-_WAIT_STEP = 0.02  # of the shortest SLO: how fast the margin for waiting adapts
-_WAIT_MOST = 0.3  # of what a request alone leaves of its SLO, per model and worker: that margin
-_ROUND_MARGIN = 1.25  # rounds that must fit into the SLOs, as a round varies
-_ROUND_SHARE = 0.5  # of what comes in a round: heads are dropped for no larger batches
+_PATIENCE = 3.0  # times the expected wait for the missing requests of a batch
+_BUCKETS = 20  # of the sliding window in which arrivals are counted
+_WINDOW_PER_MODEL_S = 0.004  # limits the measurement of many models to a few % of a core
+_ENOUGH = 0.99  # of a model's best throughput: no request waits or is dropped for more
+_ON_TIME = 0.97  # share of the batches that find a worker in time
+_WAIT_STEP = 0.02  # of the shortest SLO: step by which the margin for waiting adapts
+_WAIT_MOST = 0.3  # largest margin, per model and worker: of the SLO that one request leaves free
+_ROUND_MARGIN = 1.25  # rounds that must fit into the SLOs, because rounds vary
+_ROUND_SHARE = 0.5  # of the requests of a round: heads are dropped for no larger batches
+
+_LANES_PER_LOOK = 8  # with n due lanes, they are compared once in n / 8 dispatches
+_OVERLOAD = 1.3  # load of a pool from which on it is surely overloaded: measured loads have errors
+
+_latest = attrgetter("latest")
 
 
 class Deferred(BatchingPolicy):
@@ -74,11 +89,11 @@ class Deferred(BatchingPolicy):
     Args:
         objective: `responsive` (low latency below capacity) or `consolidate` (the paper's).
         gathering: `drop_head` (holds in overload) or `prefix`.
-        target_batch_size: of `drop_head`; by default it follows the measured load.
-        max_batch_size: upper bound beside the profile's; a full batch is due at once.
-        margin_ms: kept between a batch's predicted finish and its tightest deadline.
-        jitter_ms: how much before frontrun a batch is due, as hosts wake late.
-        headroom: of `responsive`: the utilisation to aim at, above 0 and at most 1.
+        target_batch_size: target of `drop_head`; by default it follows the measured load.
+        max_batch_size: upper bound, in addition to the profile's; a full batch is due at once.
+        margin_ms: time kept between a batch's predicted end and its earliest deadline.
+        jitter_ms: a batch is due this much before frontrun, because hosts wake late.
+        headroom: the utilisation that `responsive` allows, above 0 and at most 1.
         rate_window_s: arrivals are counted over this time; by default 5 × the longest SLO, and at
             least 1 s and 4 ms per model.
 
@@ -88,8 +103,8 @@ class Deferred(BatchingPolicy):
 
     @staticmethod
     def live_arguments(shortest_slo_ms: float) -> dict[str, Any]:
-        """An event loop wakes late. Where frontrun and the last moment are a millisecond apart,
-        that would make a request that waited for its batch miss."""
+        """Arguments for an event loop, which wakes late. If frontrun and the last moment are a
+        millisecond apart, a request that waited for its batch would be late."""
         return {"jitter_ms": LIVE_JITTER * shortest_slo_ms}
 
     @checked
@@ -148,20 +163,20 @@ class Deferred(BatchingPolicy):
     def adopt(
         self, now: float, flights: Sequence[InFlight], batch_id: int, former: Policy | None
     ) -> None:
-        """Take over, with the measured load of a policy of this kind."""
+        """Take over from another policy, with its measured load if it is of this kind."""
         super().adopt(now, flights, batch_id, former)
         if isinstance(former, Deferred):
             self._ticks = copy(former._ticks)
             for name, known in former._models.items():
                 model = self._model(name)
-                # What waits arrives again.
+                # Waiting requests arrive again.
                 model.arrived = known.arrived - sum(r.size for r in known.queue)
                 model.rate = known.rate
                 counts = former._counts.get(known, ())
                 self._counts[model] = deque(counts, maxlen=_BUCKETS)
 
     def expect_load(self, now: float, rates: Mapping[str, float]) -> None:
-        """Items per second by model, as measured before it took over, where it knows none."""
+        """Use the measured items per second by model, if it has no measurements of its own."""
         for name, rate in rates.items():
             model = self._models.get(name)
             if model is not None and not model.rate:
@@ -170,34 +185,91 @@ class Deferred(BatchingPolicy):
         self._set_targets()
 
     def _send_at(self, lane: Lane, first: int, size: int, now: float) -> float:
-        queue, pool = lane.model.queue, lane.pool
-        length = len(queue)
-        waiting = length - first
-        if lane.model.sized:
-            waiting = lane.waiting(first, lane.max_batch_size)
+        model, pool = lane.model, lane.pool
+        queue = model.queue
+        items, first = queue.items, queue.start + first
+        waiting = len(items) - first
+        if model.sized:
+            waiting = lane.waiting(first - queue.start, lane.max_batch_size)
         missing = lane.go_size - waiting
         if missing <= 0:
             return now
-        # Frontrun; `size` is below the maximum, so reach[size] is that of one request more.
-        frontrun = queue[first].deadline - lane.reach[size] - self._jitter_s
-        # A model alone falls into a pattern in which a worker is free when it must be.
+        # Frontrun; `size` is below the maximum, so reach[size] is that of one more request.
+        frontrun = items[first].deadline - lane.reach[size] - self._jitter_s
+        # A single model falls into a pattern in which a worker is free when it is needed.
         if waiting >= lane.target:
             frontrun -= pool.wait_s
         elif pool.load < 1 and pool.models > 1:
-            # Only so much: smaller batches keep workers from others, which then wait longer.
+            # This is limited: smaller batches occupy workers, and other batches then wait longer.
             frontrun -= min(pool.wait_s, self._wait_most_s * pool.models / pool.size)
-        if not self._responsive or not lane.model.rate:
+        if not self._responsive or not model.rate:
             return frontrun
-        # What is missing should have come by now: the load has fallen since it was measured.
-        patient = queue[length - 1].arrival + _PATIENCE * missing / lane.model.rate
+        # The missing requests should have come by now: the load has fallen.
+        patient = items[-1].arrival + _PATIENCE * missing / model.rate
         return patient if patient < frontrun else frontrun
 
+    def _target_of(self, lane: Lane, now: float) -> int:
+        """The lane's target; in a burst, the batch with which most of its requests are served."""
+        target, model, pool = lane.target, lane.model, lane.pool
+        waiting = len(model.queue)
+        if waiting <= target or not self._drop_head or self._fixed_target or pool.round_s:
+            return target
+        rate = (waiting - math.sqrt(waiting)) / max(now - model.queue[0].arrival, 1e-9)
+        if rate <= model.rate:
+            return target
+        efficiency = self._efficiency[lane]
+        load = pool.load + (rate - model.rate) / (efficiency.best * pool.size)
+        return max(target, efficiency.serving_most(rate)) if load >= _OVERLOAD else target
+
     def _waited(self, pool: Pool, wait_s: float) -> None:
-        # Follows the quantile: up by as much more as it must exceed fewer waits than not.
+        # Follows the quantile: steps up and down are in the ratio of its two shares.
         if wait_s > pool.wait_s:
             pool.wait_s += _ON_TIME * self._wait_step_s
         else:
             pool.wait_s = max(0.0, pool.wait_s - (1 - _ON_TIME) * self._wait_step_s)
+
+    # The order of candidates --------------------------------------------------------------------
+
+    def _match(self, pool: Pool, now: float) -> None:
+        while 0 < len(pool.idle) < len(pool.ready) and (best := self._best(pool, now)):
+            lane, first, count = best
+            self._dispatch(lane, pool.idle[0][1], first, count, now, now)
+        super()._match(pool, now)
+
+    def _due_lanes(self, pool: Pool) -> list[Lane]:
+        """By `latest`, the nearest first."""
+        due = {lane: None for latest, _, lane in pool.ready if lane.ready and lane.latest == latest}
+        return sorted(due, key=_latest)
+
+    def _best(self, pool: Pool, now: float) -> tuple[Lane, int, int] | None:
+        """In overload the due candidate with the most items per second, unless all can be sent in
+        time: (lane, first, count)."""
+        if pool.load < 1:
+            return None
+        if pool.look_in <= 0:
+            due = self._due_lanes(pool)
+            pool.look_in = max(1, len(due) // _LANES_PER_LOOK)
+            calm = len(due) <= len(pool.idle) or self._all_in_time(pool, due, now)
+            pool.first = [] if calm else nlargest(pool.look_in, due, key=_rate)[::-1]
+        pool.look_in -= 1
+        while pool.first:
+            lane = pool.first.pop()
+            if lane.ready:
+                first, count = lane.gather(now, now, self._target_of(lane, now))
+                if count:
+                    return lane, first, count
+        return None
+
+    @staticmethod
+    def _all_in_time(pool: Pool, due: Sequence[Lane], now: float) -> bool:
+        """Whether every candidate is sent in time if the nearest `latest` goes first, and the
+        workers fall free evenly."""
+        at, each = now - TOLERANCE_S, 1 / pool.size
+        for lane in due:
+            if at > lane.latest:
+                return False
+            at += each * lane.reach[lane.size - 1]
+        return True
 
     # The measured load -------------------------------------------------------------------------
 
@@ -212,10 +284,17 @@ class Deferred(BatchingPolicy):
             counts.extend([0] * min(elapsed - 1, _BUCKETS))
             model.arrived = 0
             model.rate = sum(counts) / (len(counts) * ticks.every_s)
+        if (rise := self._rise()) > 1:
+            for model in self._models.values():
+                model.rate *= rise
         self._set_targets()
 
+    def _rise(self) -> float:
+        """Factor for all rates if the load rises; for policies that detect this."""
+        return 1.0
+
     def _set_targets(self) -> None:
-        """Batch sizes that the load asks for, on every lane."""
+        """Set the batch sizes for the measured load, on every lane."""
         work = self._work()
         for pool in self._pools:
             pool.load = sum(work.get(lane, 0.0) for lane in pool.lanes) / pool.size
@@ -229,29 +308,27 @@ class Deferred(BatchingPolicy):
                     lane.target = self._fixed_target
                 elif self._drop_head:
                     needed = min(max(math.ceil(work.get(lane, 0.0)), 1), pool.size)
-                    lane.target = min(
-                        efficiency.smallest(pool.load),
-                        efficiency.staggered(needed),
-                        efficiency.gathered,
-                    )
-            if self._responsive and pool.models > 1 and (round_s := self._round_s(pool, work)):
+                    lane.target = efficiency.sustaining(pool.load, needed, lane.model.rate)
+            rounds = self._responsive and pool.models > 1
+            pool.round_s = self._round_s(pool, work) if rounds else 0.0
+            if pool.round_s:
                 for lane in pool.lanes:
                     lane.go_size = 1
                     if self._drop_head and self._fixed_target is None:
-                        # Nobody waits for more than comes in a round.
-                        comes = max(1, math.ceil(_ROUND_SHARE * lane.model.rate * round_s))
+                        # No request waits for more than comes in a round.
+                        comes = max(1, math.ceil(_ROUND_SHARE * lane.model.rate * pool.round_s))
                         lane.target = min(lane.target, comes)
 
     def _round_s(self, pool: Pool, work: Mapping[Lane, float]) -> float:
-        """How long a round takes, if workers that take what is there serve every model often
-        enough for its SLO; else 0.
+        """Time of a round, seconds, if workers that never wait serve every model often enough for
+        its SLO; else 0.
 
         In a round of T seconds a model of rate λ is served once, in a batch of λT, or with the
         chance λT, alone. The workers go round in T if Σ min(1, λT)·ℓ(max(1, λT)) ≤ T · workers.
         """
         lanes = [(lane, lane.model.rate) for lane in pool.lanes if work.get(lane)]
         if len({lane.model for lane, _ in lanes}) < len(lanes):
-            return 0.0  # a model has batches of several kinds: which one comes next is not known
+            return 0.0  # a model has several kinds of batches, and the next one is not known
 
         def batch_s(lane: Lane, expected: float) -> float:
             return lane.profile.latency(max(1, math.ceil(expected)))
@@ -264,7 +341,7 @@ class Deferred(BatchingPolicy):
             if work_s > round_s * pool.size:
                 return 0.0
             round_s = work_s / pool.size
-        # The nearest `latest` goes first, so the tight ones wait less than the others.
+        # The nearest `latest` goes first, so models with short SLOs wait less than the others.
         wait_s = _ROUND_MARGIN * round_s
         spare_s = (
             lane.model.slo_s - wait_s - batch_s(lane, rate * round_s) for lane, rate in lanes
@@ -279,7 +356,7 @@ class Deferred(BatchingPolicy):
         """Workers that each lane's part of the measured rate keeps busy."""
         work = {}
         for model in self._models.values():
-            # A model with several lanes uses them in proportion to what they can serve.
+            # A model with several lanes uses them in proportion to their throughput.
             lanes = self._carrying(model)
             served = [lane.pool.size * self._efficiency[lane].at_rate(model.rate) for lane in lanes]
             for lane, part in zip(lanes, served, strict=True):
@@ -287,12 +364,17 @@ class Deferred(BatchingPolicy):
         return work
 
 
+def _rate(lane: Lane) -> float:
+    """Items per second of its candidate."""
+    return lane.size / lane.reach[lane.size - 1]
+
+
 class _Efficiency:
     """Requests per second and worker by batch size.
 
     Attributes:
-        gathered: the batch that a lane forms when no worker keeps it waiting: what comes within
-            the SLO less the time that the batch takes. Larger ones are out of the load's reach.
+        gathered: the batch that a lane forms if it need not wait for a worker: the requests that
+            come within the SLO minus the batch's time. The load is too low for larger ones.
         best: throughput with it, or with the staggered batch of the whole pool if this is smaller.
     """
 
@@ -306,34 +388,48 @@ class _Efficiency:
         self.at_rate(math.inf)
 
     def at_rate(self, rate: float) -> float:
-        """Set what depends on the requests per second; `best`."""
+        """Set the values that depend on the requests per second; returns `best`."""
         lane = self._lane
-        slo_s, gap_s = lane.model.slo_s + 1e-9, 1 / rate if rate else 0.0
-
-        def takes_s(b: int) -> float:
-            return lane.reach[b - 1] + (b - 1) * gap_s
-
-        most = lane.max_batch_size
-        size = max(1, bisect_right(range(1, most + 1), slo_s, key=takes_s))
-        self.gathered = size
+        size = self.gathered = self._within(rate)
         staggered = self.staggered(lane.pool.size)
         self.best = self._rates[min(staggered, size) - 1]
-        if size < min(staggered, most) and takes_s(size) < slo_s:
+        slo_s, takes_s = lane.model.slo_s + 1e-9, self._takes_s(size, rate)
+        if size < min(staggered, lane.max_batch_size) and takes_s < slo_s:
             # The mean batch lies between this size and the next.
-            part = (slo_s - takes_s(size)) / (takes_s(size + 1) - takes_s(size))
+            part = (slo_s - takes_s) / (self._takes_s(size + 1, rate) - takes_s)
             latency = lane.profile.latency
             mean_s = latency(size) + part * (latency(size + 1) - latency(size))
             self.best = max(self.best, (size + part) / mean_s)
         return self.best
 
+    def sustaining(self, load: float, workers: int, rate: float) -> int:
+        """The smallest batch that sustains a load of the pool, if one does."""
+        if load >= _OVERLOAD:
+            return self.serving_most(rate)
+        return min(self.smallest(load), self.staggered(workers), self.gathered)
+
+    def serving_most(self, rate: float) -> int:
+        """The smallest batch with enough throughput of those that come within the SLO."""
+        most = self._within(rate)
+        return bisect_left(self._rates, _ENOUGH * self._rates[most - 1], hi=most) + 1
+
+    def _takes_s(self, size: int, rate: float) -> float:
+        """Until a batch is over, from the arrival of its first request on."""
+        return self._lane.reach[size - 1] + ((size - 1) / rate if rate else 0.0)
+
+    def _within(self, rate: float) -> int:
+        """The largest batch that comes within the SLO less the time that it takes."""
+        sizes, slo_s = range(1, self._lane.max_batch_size + 1), self._lane.model.slo_s + 1e-9
+        return max(1, bisect_right(sizes, slo_s, key=lambda b: self._takes_s(b, rate)))
+
     def staggered(self, workers: int) -> int:
-        """`staggered_batch`, remembered: it is asked for on every lane at every measurement."""
+        """`staggered_batch`, cached: it is needed on every lane at every measurement."""
         if (batch := self._staggered.get(workers)) is None:
             batch = self._staggered[workers] = staggered_batch(self._lane, workers)
         return batch
 
     def smallest(self, share: float) -> int:
-        """The smallest batch with this share of `best`, or with enough of it."""
+        """The smallest batch with this share of `best`, or with `_ENOUGH` of it."""
         return bisect_left(self._rates, min(share, _ENOUGH) * self.best) + 1
 
 

@@ -1,11 +1,11 @@
-"""FLEX (SHEPHERD §5.2, Algorithms 1 and 2): the largest batch first, by preemption if need be.
+"""FLEX (SHEPHERD §5.2, Algorithms 1 and 2): the largest batch first, with preemption if needed.
 
-A worker that falls free takes the largest batch that meets its deadlines, over all models. A batch
-that became possible and is at least λ times as large as one that runs preempts it; the requests of
-the stopped batch arrive again, and those that can no longer be served are refused. With λ = 3.03
-the requests served are never fewer than the best schedule with knowledge of the future serves,
-over 12.62·K, where K measures how unlike the models are (`affinity`, Eq. 4; Theorem 5.2); for one
-model on one worker λ = 2.38 gives 10.81 (Theorem B.1). Without preemption no bound exists.
+A free worker takes the largest batch that meets its deadlines, over all models. A batch that became
+possible and is at least λ times as large as a running one preempts it. The requests of the stopped
+batch arrive again, and those that can no longer be served in time are refused. With λ = 3.03 it
+serves at least 1 / (12.62·K) of the requests that the best schedule with knowledge of the future
+serves. K measures how much the models differ (`affinity`, Eq. 4; Theorem 5.2). For one model on one
+worker, λ = 2.38 gives 10.81 (Theorem B.1). Without preemption no bound exists.
 
 Worked example (Figure 4): ℓ(b) = 9 + b ms, one worker. r arrives at 0 with deadline 10 and runs.
 Scenario A: nothing else comes, r is served. Scenario B: at 5 come 20 requests with deadline 34. As
@@ -14,17 +14,17 @@ when 15 of the 20 can still be served.
 
 Two readings of "largest feasible batch":
 
-* `largest`: the largest set of requests that can be served together. Heads that are too tight for
-  it stay in the queue. This is what the theorem needs (any feasible batch of λ times the size
-  preempts) and what holds in overload;
+* `largest`: the largest set of requests that can be served together. Heads whose deadlines are too
+  early for it stay in the queue. The theorem needs this (any feasible batch of λ times the size
+  preempts), and it holds in overload;
 * `prefix`: Algorithm 2 to the letter: requests in the order of deadlines, until one more would make
-  the batch late. A late head keeps batches small, and overload collapses the goodput.
+  the batch late. A late head keeps batches small, and the goodput collapses in overload.
 
-Of batches equally large the fastest goes first. Algorithm 2 leaves that open; it is the choice with
-the highest value density (§5.2), and decides where several models can fill the maximum.
+Among equally large batches, the fastest goes first. Algorithm 2 leaves this open. It is the choice
+with the highest value density (§5.2), and matters if several models can fill the maximum.
 
 Candidates are kept per lane (a model on a pool of equal workers) and recomputed when requests
-arrive (Appendix C); as time passes and requests leave they only shrink, so a heap by their last
+arrive (Appendix C); they only shrink as time passes and requests leave, so a heap by their last
 size finds the largest. An arrival costs O(log Q · log B), plus one look at every worker whose batch
 is small enough to be preempted. Unlike `deferred`, nothing is sent ahead to a busy worker.
 """
@@ -65,7 +65,7 @@ class _Model:
     sized: bool = False  # a request of another size than 1 has come
     claimed: int = 0  # requests that wait for a preemption to be carried out
     reach_1: float = 0.0  # shortest time in which one request can be served
-    timer_at: float = math.inf  # its head can be served no more
+    timer_at: float = math.inf  # time when its head can no longer be served
 
 
 @dataclass(eq=False, repr=False, slots=True)
@@ -78,13 +78,13 @@ class _Lane:
     variant: str
     profile: LatencyProfile
     reach: list[float]  # reach[b − 1] = delay(b) + ℓ(b) + margin, seconds
-    most: int  # items of a batch; a request alone may have more
-    size: int = 0  # of the candidate, or more
+    most: int  # items of a batch; a single request may have more
+    size: int = 0  # size of the candidate, or more
 
 
 @dataclass(eq=False, repr=False, slots=True)
 class _Pool:
-    """Workers alike in hardware and loaded variants."""
+    """Workers with the same hardware and loaded variants."""
 
     lanes: dict[_Model, _Lane] = field(default_factory=dict)
     idle: list[tuple[int, _Worker]] = field(default_factory=list)  # heap by rank
@@ -109,8 +109,8 @@ class _Worker:
     requests: Sequence[Request] = ()  # in order of deadlines
     end_at: float = -math.inf  # predicted
     claim: tuple[_Model, int] | None = None  # preempted for this number of waiting requests
-    is_deaf: bool = False  # its batch was preempted and runs on
-    stopped_at: float = -math.inf  # a batch of it, by preemption
+    is_deaf: bool = False  # its batch was preempted and still runs
+    stopped_at: float = -math.inf  # time of its last preemption
 
 
 class Flex(Abilities):
@@ -121,10 +121,10 @@ class Flex(Abilities):
             number of GPUs and models, 2.38 for one of each.
         gathering: `largest`, or `prefix` (Algorithm 2 to the letter).
         preemption: False for "SHEPHERD-NP" (§7.2).
-        max_batch_size: upper bound beside the profile's (§5.2: 128).
-        margin_ms: kept between a batch's predicted finish and its tightest deadline.
-        preempt_delay_ms: expected from a preemption until the worker is free: a batch that would
-            be late by then does not preempt. Default: what the cluster says.
+        max_batch_size: upper bound, in addition to the profile's (§5.2: 128).
+        margin_ms: time kept between a batch's predicted end and its earliest deadline.
+        preempt_delay_ms: expected time from a preemption until the worker is free. A batch that
+            would be late after it does not preempt. Default: the cluster's value.
 
     Raises:
         ValueError: an argument out of its range.
@@ -136,7 +136,8 @@ class Flex(Abilities):
 
     @staticmethod
     def live_arguments(shortest_slo_ms: float) -> dict[str, Any]:
-        """Batches are as large as deadlines allow, and late as a whole."""
+        """Arguments for a live host: batches are as large as deadlines allow, and late as a
+        whole."""
         return {"margin_ms": LIVE_MARGIN * shortest_slo_ms}
 
     @checked
@@ -160,7 +161,7 @@ class Flex(Abilities):
         self._cluster = Cluster({}, {})
         self._models: dict[str, _Model] = {}
         self._workers: dict[WorkerId, _Worker] = {}
-        self._dirty: dict[_Model, None] = {}  # dicts, as sets have no stable order
+        self._dirty: dict[_Model, None] = {}  # dicts, because sets have no stable order
         self._active: dict[_Pool, None] = {}
         self._drops = Timers[_Model]()
         self._serial = 0
@@ -193,7 +194,7 @@ class Flex(Abilities):
             self._active[state.pool] = None
 
     def preempt_failed(self, now: float, worker: WorkerId, batch_id: int) -> None:
-        """The batch runs on: what waits for its end may go elsewhere."""
+        """The batch still runs: requests that wait for its end may go to another worker."""
         state = self._workers.get(worker)
         if state is not None and state.batch_id == batch_id and state.claim is not None:
             self._release(state)
@@ -240,7 +241,7 @@ class Flex(Abilities):
         self._batch_id = batch_id
         for flight in flights:
             d = flight.dispatch
-            ahead = d.worker in self._workers  # of another one, which cannot be stopped
+            ahead = d.worker in self._workers  # sent by another policy; it cannot be stopped
             worker = self._workers.setdefault(d.worker, _Worker(d.worker, 0, _Pool()))
             worker.batch_id, worker.end_at = d.batch_id, flight.end_at
             worker.model = self._model(d.requests[0].model)
@@ -248,7 +249,7 @@ class Flex(Abilities):
             worker.is_deaf = ahead or flight.stops
 
     def _add_lane(self, model: _Model, spec: Model, kind: Kind, pool: _Pool) -> None:
-        """Through the first variant that the pool runs, if there is one."""
+        """Add the lane of the first variant that the pool runs, if there is one."""
         for variant, profile in spec.runnable(*kind):
             table = profile.table
             most = min(self._max_batch_size, len(table))
@@ -269,7 +270,7 @@ class Flex(Abilities):
         return self._serial
 
     def _release(self, worker: _Worker) -> None:
-        """What waited for a preemption may be taken by any worker again."""
+        """Requests that waited for a preemption may go to any worker again."""
         if worker.claim is not None:
             model, count = worker.claim
             model.claimed -= count
@@ -291,7 +292,7 @@ class Flex(Abilities):
         return Decision(self._actions, self._drops.next_at())
 
     def _update(self, model: _Model, now: float) -> None:
-        """Refuse what not even an idle worker could serve; recompute the model's candidates."""
+        """Refuse requests that not even an idle worker could serve; recompute the candidates."""
         queue = model.queue
         soonest = now + model.reach_1
         if queue and queue[0].deadline + TOLERANCE_S < soonest:
@@ -353,7 +354,7 @@ class Flex(Abilities):
             return self._gather_items(lane, start)
 
         def count(size: int) -> int:
-            """How many requests have the time for a batch of `size`."""
+            """Number of requests that have enough time for a batch of `size`."""
             deadline = start + reach[size - 1]
             there = max(len(queue) - queue.position(deadline) - claimed, 0)
             return there + len(running) - bisect_left(running, deadline, key=_deadline)
@@ -368,15 +369,15 @@ class Flex(Abilities):
             size = bisect_right(reach, min(h.deadline for h in heads) - start, hi=upper)
             return first, size
         size = upper
-        if count(upper) < upper:  # fewer requests have the time, the larger the batch
+        if count(upper) < upper:  # the larger the batch, the fewer requests have time for it
             size = bisect_left(range(1, upper), True, key=lambda b: count(b) < b)
         return queue.position(start + reach[size - 1]) + claimed, size
 
     def _gather_items(self, lane: _Lane, start: float) -> tuple[int, int]:
-        """The same for requests with sizes: later heads have the time for larger batches, and fewer
-        items wait behind them. Requests of the lane that run do not compete. O(queue)."""
+        """The same for requests with sizes. Later heads have time for larger batches, but fewer
+        items wait behind them. Running requests of the lane do not compete. O(queue)."""
         queue, reach = lane.model.queue, lane.reach
-        behind = [0]  # items from a position on, the last first
+        behind = [0]  # items behind a position, the last first
         for i in range(len(queue) - 1, lane.model.claimed - 1, -1):
             behind.append(behind[-1] + queue[i].size)
         best = 0, 0
@@ -393,7 +394,7 @@ class Flex(Abilities):
             if items and self._prefix:
                 break
             if behind[len(queue) - i - 1] <= best[1] or best[1] >= lane.most:
-                break  # nothing larger follows
+                break  # later ones are not larger
         return best
 
     def _dispatch(self, lane: _Lane, first: int, size: int, worker: _Worker, now: float) -> None:
@@ -417,14 +418,15 @@ class Flex(Abilities):
         later = now + self._preempt_delay_s
         passed_over: list[tuple[int, int, int, _Worker]] = []
         found = False
-        # A candidate of a running batch's own model exceeds it by what waits at most. So no batch
-        # can be preempted whose size times (λ − 1) is more than the largest candidate.
+        # A candidate of the running batch's own model exceeds it at most by the waiting requests.
+        # So a batch is not preempted if its size times (λ − 1) is more than the largest candidate.
         while pool.running and (self._lambda - 1) * pool.running[0][0] <= top.size:
             entry = heappop(pool.running)
             running, _, batch_id, worker = entry
             if worker.batch_id != batch_id or worker.end_at <= now:
-                continue  # over, or about to be heard of
-            if worker.stopped_at == now:  # or what comes back could be sent and stopped for ever
+                continue  # it is over, or its report is on the way
+            # Otherwise returned requests could be sent and stopped forever.
+            if worker.stopped_at == now:
                 passed_over.append(entry)
                 continue
             own = pool.lanes.get(worker.model) if worker.model else None
@@ -453,7 +455,7 @@ def _items(requests: Sequence[Request]) -> int:
 
 
 def _requests(model: _Model, first: int, items: int) -> int:
-    """Requests from `queue[first]` on that have `items` items together, or all that are there."""
+    """Number of requests from `queue[first]` on that have `items` items together, or all."""
     queue = model.queue
     if not model.sized:
         return min(items, len(queue) - first)

@@ -1,21 +1,23 @@
-"""Kairos' query distribution (§5.1): queries of unlike sizes, instances of unlike speed.
+"""Kairos' query distribution (§5.1): requests of different sizes, instances of different speed.
 
 At every event that frees a worker or brings a request, the waiting requests are matched to the
-workers one to one, at the least total cost (scipy's Jonker–Volgenant). Request i on worker j costs
+workers one to one, with the least total cost (scipy's Jonker–Volgenant). Request i on worker j
+costs
 
     C_j · L_ij,    L_ij = what is left of j's running batch + ℓ_j(size_i)           (Eq. 2, 4)
 
-where C_j is the *heterogeneity coefficient*: ℓ of the largest request on the fastest kind over that
-on j (Definition 1). So a second of a weak worker is cheap, and requests that gain most from a
-strong one get it. A pair that would finish after ξ times the SLO costs 10 SLOs instead (Eq. 5, 8).
-Pairs with an idle worker are carried out; the others are only plans, made anew at the next event.
+where C_j is the *heterogeneity coefficient*: ℓ of the largest request on the fastest kind, divided
+by that on j (Definition 1). So a second of a slow worker is cheap, and the requests that gain most
+from a fast worker get it. A pair that would finish after ξ times the SLO costs 10 SLOs instead (Eq.
+5, 8). Pairs with an idle worker are carried out. The others are only plans, made again at the next
+event.
 
-Where we differ from the paper: the penalty is not weighted by C_j (weighted, a request that cannot
-be served in time is drawn to the cheapest worker and pushes away those that can), and requests
-that no worker can serve in time, by what is predicted, take no part in the matching. With more
-requests than workers, the paper takes those that are cheapest to serve, the small ones, and large
-ones wait until they are late; `pick="urgent"` matches the most urgent instead. The programs
-`kairos-matching` and `kairos-fig14` have the measurements.
+We differ from the paper in three points. The penalty is not weighted by C_j: with the weight, a
+late request goes to the cheapest worker and displaces requests that can be in time. Requests that
+no worker can serve in time, as predicted, are not matched. With more requests than workers, the
+paper takes the cheapest, small ones, and large ones wait until they are late; `pick="urgent"`
+matches the most urgent instead. The programs `kairos-matching` and `kairos-fig14` have the
+measurements.
 
 Worker latencies are those of the cluster's profiles, or (`learn=True`) learned from the batches
 that finish: first a straight line, then a table that fills by size (§5.1, Remarks).
@@ -23,9 +25,9 @@ that finish: first a straight line, then a table that fills by size (§5.1, Rema
 Worked example (Figure 5; units are seconds): a strong worker with ℓ(s) = s / 2, a weak one with
 ℓ(s) = s, SLO 8, so that C = 1 and 0.5. Requests of sizes 4 and 10 wait. First come, first served
 puts the 4 on the strong worker, and the 10 on the weak one, where it is late and blocks until 10.
-The matching sees costs of 2 and 2 for the 4, but 5 and (late) 80 for the 10: it uses the weak
-worker for the 4. At 4, requests of sizes 8 and 4 come and are in time as well; of the four, first
-come, first served answers three.
+In the matching, the 4 costs 2 and 2, but the 10 costs 5 and (late) 80. So the 4 goes to the weak
+worker. At 4, requests of sizes 8 and 4 come and are in time as well. Of the four, first come, first
+served answers three in time.
 """
 
 from __future__ import annotations
@@ -49,8 +51,8 @@ from ray_slo.policies.shared.refusals import TOLERANCE_S, by_reason, reason
 from ray_slo.policies.shared.workers import Sent, sent_before, take
 
 _OVERRUN = 0.05
-"""A batch past its predicted end is expected to last this share of its length longer, or as long
-again as it is late."""
+"""A batch past its predicted end is expected to last longer by this share of its length, or by the
+time that it is already late."""
 
 
 class _Worker:
@@ -64,23 +66,23 @@ class _Worker:
 
 
 class Kairos(Abilities):
-    """Matches waiting requests to unlike workers at the least weighted time.
+    """Matches waiting requests to workers of different speed, with the least weighted time.
 
     Args:
-        xi: ξ: a request is planned to be answered within this share of its SLO; within all of it
-            if it needs that and nothing else is to be done.
-        late: what becomes of a request that cannot be: "drop", or "serve" it on a worker that
-            nobody else wants.
+        xi: ξ: an answer is planned within this share of its SLO. A request that is alone may use
+            all of it.
+        late: what happens to a late request: "drop", or "serve" it on a worker that no other
+            request needs.
         pick: with more requests than workers, match the "cheapest" (the paper), the most "urgent",
-            or the "scarce" ones, for which one kind of hardware alone is fast enough, and then the
-            most urgent. Those live through an overload that the others bring about, as when all
-            other kinds of workers are lost.
-        batch: let waiting requests join one that is sent, where all stay in time and the time that
-            they add, weighted, is less than they would take anywhere alone. The paper never
-            batches: a request is a batch already.
+            or the "scarce" ones, for which only one kind of hardware is fast enough, and then the
+            most urgent. The scarce ones survive an overload by other requests, for example after
+            the loss of all other kinds of workers.
+        batch: waiting requests may join one that is sent, if all stay in time and the added
+            weighted time is less than they would take alone anywhere. The paper never batches: a
+            request is a batch already.
         learn: learn latencies from the batches that finish, beginning with a straight line through
-            the cluster's profiles. Otherwise the profiles are taken at their word: a live
-            scheduler learns them itself.
+            the cluster's profiles. Otherwise the profiles are used unchanged; a live scheduler
+            learns them itself.
         penalty: cost of a pair that would be late, in SLOs.
 
     Raises:
@@ -123,11 +125,11 @@ class Kairos(Abilities):
         for r in requests:
             model = self._tables.models.get(r.model, -1)
             row = min(r.size, self._tables.max_size + 1)
-            # A little is given back for rounding, but never a deadline.
+            # A small tolerance for rounding, but never beyond the deadline.
             due = r.arrival + self._xi * (r.deadline - r.arrival) + TOLERANCE_S
             shortest = float(self._tables.shortest[model, row])
             if alone and due < now + self._delay_s + shortest + 2 * TOLERANCE_S:
-                due = r.deadline + TOLERANCE_S  # nobody else needs what ξ keeps free
+                due = r.deadline + TOLERANCE_S  # no other request needs the time that ξ reserves
             self._waiting.add(r, model, row, due)
             give_up = r.deadline if shortest == math.inf else due - shortest - self._delay_s
             self._drop_at = min(self._drop_at, give_up)
@@ -197,7 +199,7 @@ class Kairos(Abilities):
     # -- what workers take ---------------------------------------------------------------------
 
     def _place(self, state: _Worker) -> None:
-        """When a worker is free, and from when on it can be sent a batch (`inf`: not before an
+        """Set when a worker is free, and when it can be sent a batch (`inf`: not before an
         event)."""
         i = state.index
         if not state.flights:
@@ -210,7 +212,7 @@ class Kairos(Abilities):
     # -- decisions -----------------------------------------------------------------------------
 
     def _give_up(self, now: float, actions: list[Action]) -> None:
-        """Drop what not even an idle worker could serve in time; when to look again."""
+        """Drop requests that not even an idle worker could serve in time; set the next check."""
         w, n = self._waiting, len(self._waiting.requests)
         shortest = self._tables.shortest[w.model[:n], w.size[:n]]
         served = np.isfinite(shortest)
@@ -226,10 +228,10 @@ class Kairos(Abilities):
         self._drop_at = float(give_up[now < give_up].min(initial=np.inf))
 
     def _match(self, now: float, actions: list[Action]) -> None:
-        """Match what waits to the workers and send what goes to one that is ready."""
+        """Match waiting requests to workers, and send those that are matched to a ready worker."""
         ready = (self._ready_from <= now) & ((self._free_at >= now) | (self._free_at == -np.inf))
         if not ready.any():
-            # Nothing can be sent: no need to plan. Events wake us; so does the delay's lead time.
+            # Nothing can be sent, so no plan is needed. Events and the delay's lead time wake us.
             self._wake_at = self._next_ready(now)
             return
         self.matchings += 1
@@ -256,10 +258,10 @@ class Kairos(Abilities):
             self._wake_at = min(self._next_ready(now), self._next_surprise(now))
 
     def _wait(self, now: float) -> Floats:
-        """Time from now until each worker could start: what is left of its batch."""
+        """Time from now until each worker could start: the rest of its batch."""
         wait = self._free_at - now
         late = (wait < 0) & ~np.isneginf(wait)
-        if late.any():  # overdue: who knows; the later it is, the longer it may still take
+        if late.any():  # overdue: the later it is, the longer it may still take
             for j in np.flatnonzero(late).tolist():
                 _, _, start, finish = self._order[j].flights[-1]
                 wait[j] = max(now - finish, _OVERRUN * (finish - start))
@@ -268,7 +270,7 @@ class Kairos(Abilities):
     def _pairs(
         self, rows: NDArray[np.int64], total: Floats, in_time: NDArray[np.bool_]
     ) -> list[tuple[int, int]]:
-        """Requests and workers at the least total cost.
+        """Pairs of requests and workers with the least total cost.
 
         Args:
             rows: the requests that can be in time.
@@ -298,7 +300,7 @@ class Kairos(Abilities):
     def _serve_late(
         self, now: float, rows: NDArray[np.int64], idle: NDArray[np.int64], total: Floats
     ) -> list[tuple[int, int]]:
-        """Requests that will be late, on idle workers that nobody wants."""
+        """Serve late requests on idle workers that no other request needs."""
         w = self._waiting
         hopeless = (
             w.due[rows] - self._tables.shortest[w.model[rows], w.size[rows]] <= now + self._delay_s
@@ -312,12 +314,12 @@ class Kairos(Abilities):
         return list(zip(rows[i][fine].tolist(), columns[fine].tolist(), strict=True))
 
     def _next_ready(self, now: float) -> float:
-        """From when on a busy worker may be sent a batch ahead."""
+        """Time from which a busy worker may be sent a batch ahead."""
         ready = self._ready_from
         return float(ready[(ready > now) & (ready < np.inf)].min(initial=np.inf))
 
     def _next_surprise(self, now: float) -> float:
-        """When a batch should have ended: plans that count on its worker are out of date then."""
+        """Time when a batch should have ended: plans that use its worker are then out of date."""
         at = math.inf
         for state in self._order:
             if state.flights:

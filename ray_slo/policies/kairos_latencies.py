@@ -1,4 +1,4 @@
-"""What waits, and how long a worker takes for it: the columns and tables of `Kairos`."""
+"""Waiting requests and their latencies on workers: the columns and tables of `Kairos`."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from ray_slo.core.requests import BatchOutcome, Request
 Floats = NDArray[np.float64]
 
 _LINE_WEIGHT = 0.5
-"""Samples that the straight line counts for, beside those measured at a size."""
+"""Weight of the straight line, in samples, beside those measured at a size."""
 
 
 class LearnedLatency:
     """ℓ(size) of one kind of worker, learned from single measurements (§5.1, Remarks).
 
-    Starts as the straight line through `prior`; a least-squares line once two sizes were measured;
-    at sizes that were measured, their mean.
+    It starts as the straight line through `prior`. After two measured sizes it is a least-squares
+    line. At measured sizes it is their mean.
 
     Attributes:
         table: seconds by size 0 … max_size, shape (max_size + 1,); entry 0 is unused.
@@ -40,7 +40,7 @@ class LearnedLatency:
         self.table: Floats = self._line.copy()
 
     def add(self, size: int, duration_s: float) -> bool:
-        """Take a measurement in. Whether all of `table` changed, not only the entry of `size`."""
+        """Add a measurement. Whether all of `table` changed, and not only the entry of `size`."""
         self._total[size] += duration_s
         self._count[size] += 1
         self.samples += 1
@@ -55,7 +55,7 @@ class LearnedLatency:
     def _fit(self) -> None:
         measured = np.flatnonzero(self._count)
         weight, mean = self._count[measured], self._total[measured] / self._count[measured]
-        if len(measured) == 1:  # nothing is known of the slope: the prior's, scaled
+        if len(measured) == 1:  # the slope is unknown: the prior's, scaled
             self._line = self._line * (mean[0] / self._line[measured[0]])
             return
         centre = np.average(measured, weights=weight)
@@ -108,17 +108,17 @@ class Latencies:
     """ℓ by (model, size, kind of worker), of the first variant that a kind runs.
 
     Args:
-        xi: the policy's.
-        learn: from the batches that finish; else the profiles are taken at their word.
+        xi: as in the policy.
+        learn: learn from the batches that finish; otherwise the profiles are used unchanged.
 
     Attributes:
-        models: index by name; the last index is of a model that is not served.
+        models: index by name; the last index is for a model that is not served.
         max_size: a larger request is not served.
         variant: name, by model and kind.
-        latency: seconds, `inf` where it is not served; shape (models, sizes, kinds).
-        shortest: of all kinds, shape (models, sizes).
+        latency: seconds, `inf` if it is not served; shape (models, sizes, kinds).
+        shortest: shortest latency of all kinds, seconds; shape (models, sizes).
         weight: heterogeneity coefficients (Definition 1), shape (models, kinds).
-        scarce: whether one kind of hardware alone, there now or before, is fast enough; shape
+        scarce: whether only one kind of hardware, present now or before, is fast enough; shape
             (models, sizes).
     """
 
@@ -148,7 +148,8 @@ class Latencies:
         self.max_size = max((p.max_batch_size for p in profiles.values()), default=1)
         shape = len(self.models) + 1, self.max_size + 2, len(kinds)
         self.latency = np.full(shape, np.inf)  # the last model and the last size: not served
-        # Whether one kind of hardware alone, there now or before, is fast enough, by (model, size).
+        # Whether only one kind of hardware, present now or before, is fast enough, by (model,
+        # size).
         self._seen.update(hardware for hardware, _ in kinds)
         able = np.zeros(shape[:2], dtype=np.int64)
         for model in cluster.models.values():

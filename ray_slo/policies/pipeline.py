@@ -1,52 +1,52 @@
-"""Loki's load balancer (§5): routing tables, and what becomes of requests that fall behind.
+"""Loki's load balancer (§5): routing tables, and the treatment of late requests.
 
-A task of a pipeline is a *model* here, a request that another one made says so in `upstream`, and
-deadlines are end to end: no clock starts again at a task. A planner gives workers a variant and a
-batch size (`Worker.assigned`); `planning.routing.most_accurate_first` makes tables of that for the
-demand at the root and the multiplicative factors, both measured here, whenever the cluster changes
-and every `rebalance_s`. A request goes where the table of its upstream worker says, by a
-low-discrepancy sequence in place of dice; one that finds no capacity there goes to whoever would
-finish it first. Workers take what waits for them in the order of deadlines, as soon as they are
-idle, in batches of at most the configured size.
+A task of a pipeline is a *model* here. A request that another one made has `upstream`. Deadlines
+are end to end: no clock starts again at a task. A planner gives workers a variant and a
+batch size (`Worker.assigned`); `planning.routing.most_accurate_first` makes routing tables from
+these, for the demand at the root and the multiplicative factors. Both are measured here. It does so
+when the cluster changes, and every `rebalance_s`. The table of the upstream worker says where a
+request goes, with a low-discrepancy sequence in place of random numbers. If there is no capacity
+left, the request goes to the group that would finish it first. As soon as workers are idle, they
+take their waiting requests in the order of deadlines, in batches of at most the configured size.
 
 The *budget* of a task. By the plan, Σ waiting_factor · ℓ(configured batch) on a path is within the
-SLO: the factor, 2, is for a wait as long as an execution (§4.1). What a request spends at a task,
-waiting included, is therefore held against waiting_factor · ℓ; against ℓ alone, as §4.2 may be
-read, whatever waits would be late.
+SLO: the factor, 2, is for a wait as long as an execution (§4.1). So the time of a request at a
+task, with its wait, is compared with waiting_factor · ℓ. Compared with ℓ alone, as §4.2 may be
+read, every waiting request would be late.
 
-What becomes of a request that is late by x at a task, against its budget (§5.2, §6.3):
+What happens to a request that is late by x at a task, compared with its budget (§5.2, §6.3):
 
-* `none`: nothing, it is served late;
-* `last_task`: nothing, but at a last task it is dropped when less is left than an execution;
+* `none`: nothing; it is served late;
+* `last_task`: nothing, but at a last task it is dropped if less time than one execution is left;
 * `per_task`: it is dropped before the next task;
-* `opportunistic`: where the table says a worker with execution time y, it goes to the most accurate
+* `opportunistic`: if the table names a worker with execution time y, it goes to the most accurate
   worker with capacity left and an execution time of at most y − x, or else is dropped.
 
-The last two also drop what could not meet its deadline if it were run now.
+The last two also drop a request that could not meet its deadline even if it ran now.
 
 Worked example: a detector with ℓ = 20 ms makes 4 requests per frame; a large recogniser takes 20 ms
 as well, a small one 10 ms. Budgets: 40, 40 and 20 ms. A frame that spent 45 ms at the detector is
 late by x = 5 ms. Its requests would go to the large one, y = 20 ms; as y − x = 15 ms, they go to
 the small one if it has capacity left.
 
-Ours is `slack`, the default. Not what was spent decides, but what is left:
+Ours is `slack`, the default. The remaining time decides, and not the time that was spent:
 
-* a request goes where the table says if it is expected to be done there so early that the rest of
-  the path has the time that the plan gives it; else to the most accurate group of which that is
-  true; else to the one that is done first;
-* it is dropped when a batch is made, if that would end later than the deadline less the least that
-  must follow: after what waits at the tasks below already, and what the batches that run now will
-  make, batches of the fastest variants there, as large as this batch and the queues will fill them.
-  Frames for which the tasks below have no room leave at the root, before they cost anything; a lone
-  frame needs no more than a small batch there, and goes;
+* a request goes where the table says, if it is expected to end there early enough for the planned
+  time of the rest of the path. Otherwise it goes to the most accurate group for which this is true,
+  or else to the one that ends first;
+* it is dropped when a batch is formed, if the batch would end too late for the least time of the
+  later tasks. That time counts the requests that already wait there, and those that running batches
+  will make. It assumes the fastest variants, with batches as large as this batch and the queues
+  fill them. So frames for which later tasks have no room are dropped at the root, before they cost
+  anything. A single frame needs only a small batch there, and is served;
 * the workers of a variant share a queue (`queues="variant"`): a request does not wait for one of
   them while another is idle;
-* where a plan leaves a variant with fewer workers, what waits for it is routed again.
+* if a plan leaves a variant with fewer workers, its waiting requests are routed again.
 
-The paper itself: `drop="opportunistic", queues="worker"`; `loki-fig7` has the measurements.
+The paper's own rule is `drop="opportunistic", queues="worker"`; `loki-fig7` has the measurements.
 
-A request costs O(log n) for its queue and its table, and a look at the task's groups only where the
-table's choice is full or too late.
+A request costs O(log n) for its queue and its table. The task's other groups are examined only if
+the table's choice is full or too late.
 """
 
 from __future__ import annotations
@@ -81,8 +81,8 @@ DropRule = Literal["slack", "opportunistic", "per_task", "last_task", "none"]
 Queues = Literal["variant", "worker"]
 
 _LEAST_SHARE = 0.75
-"""The head is dropped if the batch that it can still be in is smaller than this share of the batch
-without it: small batches would make even more late."""
+"""The head is dropped if its batch could only be smaller than this share of the batch without it:
+small batches would make even more requests late."""
 
 
 class Pipeline(Abilities):
@@ -90,20 +90,20 @@ class Pipeline(Abilities):
 
     Args:
         parents: parent by task, the root's None; the root first, parents before children.
-        factors: requests made for each child task per request, by variant, as far as known;
-            1 for a child that is not named. They are learned.
-        drop: what becomes of late requests: "slack" (ours), or one of the paper's rules,
+        factors: requests made for each child task per request, by variant, if known; 1 for a
+            missing child. They are learned.
+        drop: what happens to late requests: "slack" (ours), or one of the paper's rules,
             "opportunistic", "per_task", "last_task", "none".
         queues: the workers of a variant share a queue ("variant"), or each has its own ("worker").
-        waiting_factor: of the planner: a task's budget, in executions of a batch.
+        waiting_factor: as in the planner: a task's budget, in executions of a batch.
         rebalance_s: the longest time between new tables while requests arrive.
-        communication_s: of the planner: delay on the way to a worker, seconds.
+        communication_s: as in the planner: delay on the way to a worker, seconds.
 
     Attributes:
-        factors: as learned, a `core.demand.Factors`.
+        factors: the learned factors, a `core.demand.Factors`.
 
     Raises:
-        ValueError: an argument out of its range; `parents` is no tree in that order.
+        ValueError: an argument out of its range; `parents` is not a tree in that order.
     """
 
     serves_late: bool = False
@@ -146,12 +146,12 @@ class Pipeline(Abilities):
         self._batch_id = 0
 
     def demand(self, now: float) -> float:
-        """Requests per second at the root, as anticipated."""
+        """Predicted requests per second at the root."""
         return self._routes.demand(now)
 
     @property
     def factors(self) -> Factors:
-        """As learned."""
+        """The learned factors."""
         return self._routes.factors
 
     # -- events --------------------------------------------------------------------------------
@@ -171,7 +171,7 @@ class Pipeline(Abilities):
             group = self._home.get(r.id)
             if group is not None and group.queue.remove(r):
                 del self._home[r.id]
-        if self._refused:  # but not yet told
+        if self._refused:  # but not yet in a decision
             gone = {id(r) for r in requests}
             refused = self._refused
             self._refused = {}
@@ -253,7 +253,7 @@ class Pipeline(Abilities):
         while self._dirty:
             dirty, self._dirty = self._dirty, {}
             groups = [g for g in dirty if g.queue]
-            if len(groups) > 1:  # they may share a worker
+            if len(groups) > 1:  # the groups may share a worker
                 groups.sort(key=_head_deadline)
             for group in groups:
                 self._serve(now, group, actions)
@@ -263,7 +263,7 @@ class Pipeline(Abilities):
         return Decision(actions, self._timers.next_at())
 
     def _place(self, now: float, worker: Member) -> None:
-        """After its flights changed: list a worker where it is looked for."""
+        """After its flights changed: enter a worker in the lists of its groups."""
         flights, at = worker.flights, math.inf
         if not flights or worker.may_send_ahead(now, self._delay_s):
             for group in worker.groups:
@@ -293,7 +293,7 @@ class Pipeline(Abilities):
     def _keep(
         self, now: float, r: Request, upstream: Upstream | None, group: Group
     ) -> Group | None:
-        """Where a request goes that the table sends to `group`; None if it is dropped."""
+        """The group for a request that the table sends to `group`; None if it is dropped."""
         rule = self._drop
         if not group.members or rule == "none":
             return group
@@ -320,15 +320,15 @@ class Pipeline(Abilities):
         return best
 
     def _alone(self, now: float, r: Request) -> Group | None:
-        """Where the only request that an idle system has is done first; None if it is not the only
-        one, or late anywhere. No rule is so strict as to refuse it."""
+        """The group that ends first, for the only request of an idle system. None if it is not the
+        only one, or late everywhere. No drop rule refuses such a request."""
         if any(w.flights for w in self._workers.values()) or self._home:
             return None
         best = self._soonest(now, r.model)
         return best if best.finish_at(now, self._delay_s) <= r.deadline + TOLERANCE_S else None
 
     def _late_by(self, upstream: Upstream) -> float:
-        """x: what a request spent at its parent's task beyond the budget."""
+        """x: the time beyond the budget that a request spent at its parent's task, seconds."""
         budget_s = self._budget.get((upstream.worker, upstream.variant))
         if budget_s is None:
             budget_s = self._last_budget.get(upstream.variant, math.inf)
@@ -348,11 +348,11 @@ class Pipeline(Abilities):
         return best
 
     def _soonest(self, now: float, task: str) -> Group:
-        """The group that would be done first."""
+        """The group that would end first."""
         return min(self._of_task[task], key=lambda g: g.finish_at(now, self._delay_s))
 
     def _expect(self, flight: Sent, size: int) -> None:
-        """A batch of `size` runs and will make requests; 0: it is over."""
+        """Note the requests that a running batch of `size` will make; 0: the batch is over."""
         if size:
             factors = self._routes.factors_of.get(flight.variant, {})
             made = self._makes[flight.batch_id] = {c: size * f for c, f in factors.items()}
@@ -364,7 +364,7 @@ class Pipeline(Abilities):
     # -- batches -------------------------------------------------------------------------------
 
     def _serve(self, now: float, group: Group, actions: list[Action]) -> None:
-        """Send what can be sent, drop what has to be; look again when the head's time comes."""
+        """Send what can be sent, drop what is late, and set the timer of the head."""
         queue = group.queue
         while queue and (worker := group.ready(now, self._delay_s)) is not None:
             self._send(now, group, worker, actions)
@@ -386,13 +386,13 @@ class Pipeline(Abilities):
         return math.inf
 
     def _drops_late(self, task: str) -> bool:
-        """Whether the rule drops what cannot meet its deadline at this task."""
+        """Whether the rule drops requests at this task that cannot meet their deadlines."""
         if self._drop == "last_task":
             return not self._tree.children[task]
         return self._drop != "none"
 
     def _send(self, now: float, group: Group, worker: Member, actions: list[Action]) -> None:
-        """A batch of the earliest deadlines, less those that would be late in it."""
+        """Send a batch of the earliest deadlines, without those that would be late in it."""
         queue, task = group.queue, group.task
         drops, by_slack = self._drops_late(task), self._drop == "slack"
         while queue:

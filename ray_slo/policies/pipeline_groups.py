@@ -1,4 +1,4 @@
-"""Groups of alike workers in a pipeline, who serves which task, and what a path still takes."""
+"""Groups of equal workers in a pipeline, their tasks, and the remaining time of a path."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Tree:
 
 @dataclass(eq=False, repr=False, slots=True)
 class Member:
-    """A worker, in every group that it serves. `timer_at`: a batch may be sent ahead then."""
+    """A worker, in every group that it serves. `timer_at`: when a batch may be sent ahead."""
 
     id: WorkerId
     rank: int = 0
@@ -45,7 +45,7 @@ class Member:
         return self.flights[-1].end_at if self.flights else -math.inf
 
     def may_send_ahead(self, now: float, delay_s: float) -> bool:
-        """Within the delay of the predicted end of its only batch."""
+        """Whether the predicted end of its only batch is within the delay."""
         if len(self.flights) != 1 or delay_s == 0:
             return False
         end_at = self.flights[0].end_at
@@ -54,8 +54,8 @@ class Member:
 
 @dataclass(eq=False, repr=False, slots=True)
 class Group:
-    """Workers of a task that are alike, and the queue that they share. Without members: where
-    requests wait for a worker. `timer_at`: the head is looked at, if nothing else happens."""
+    """Equal workers of a task, with a shared queue. Without members, it holds requests that wait
+    for a worker. `timer_at`: when the head is checked, if nothing else happens."""
 
     task: str
     variant: str
@@ -66,7 +66,7 @@ class Group:
     queue: DeadlineQueue = field(default_factory=DeadlineQueue)
     timer_at: float = math.inf
     members: list[Member] = field(default_factory=list)
-    # Heaps; what is stale in them is thrown away when it surfaces.
+    # Heaps; stale entries are removed when they reach the top.
     _idle: list[tuple[int, Member]] = field(default_factory=list)
     _listed: set[Member] = field(default_factory=set)  # in `_idle`
     _busy: list[tuple[float, int, Member]] = field(default_factory=list)
@@ -89,7 +89,7 @@ class Group:
         heappush(self._busy, (worker.free_at, worker.rank, worker))
 
     def _first_busy(self) -> float | None:
-        """When the first busy member falls free, as predicted."""
+        """Predicted time when the first busy member becomes free."""
         busy = self._busy
         while busy and busy[0][2].free_at != busy[0][0]:
             heappop(busy)
@@ -107,9 +107,9 @@ class Group:
         return None
 
     def try_larger(self, worker: Member, now: float, delay: DispatchDelay, planned_s: float) -> int:
-        """A batch of up to twice the largest size that was measured, where even its assumed latency
-        leaves the rest of the path its planned time: nobody would ever know it otherwise, as plans
-        are for measured sizes."""
+        """Size of a batch of up to twice the largest measured size, if even its assumed latency
+        leaves the rest of the path its planned time. Larger sizes would never be measured
+        otherwise, because plans use measured sizes."""
         queue, profile = self.queue, self.profile
         size = min(2 * profile.measured_to, len(queue), profile.max_batch_size)
         start_at = max(worker.free_at, now + delay(size))
@@ -117,7 +117,7 @@ class Group:
         return size if in_time else profile.measured_to
 
     def finish_at(self, now: float, delay_s: float) -> float:
-        """When one more request would be done, as far as can be told."""
+        """Predicted end of one more request."""
         if not self.members:
             return math.inf
         waiting, size = len(self.queue), self.batch_size
@@ -132,7 +132,7 @@ class Group:
 
 
 class Service(NamedTuple):
-    """A worker does a variant's work for a task."""
+    """A worker serves a task with a variant."""
 
     task: str
     worker: Worker
@@ -146,11 +146,11 @@ class Service(NamedTuple):
 def serving(
     cluster: Cluster, levels: int, waiting_factor: float, communication_s: float
 ) -> Iterator[Service]:
-    """As assigned; a task that nobody is assigned to is served by workers without assignment, each
-    by all the variants that it has, and takes an equal part of the SLO.
+    """Services as assigned. A task without assigned workers is served by workers without
+    assignment, each with all its variants, and gets an equal part of the SLO.
 
     Args:
-        levels: of the tree.
+        levels: number of levels of the tree.
     """
 
     def default_batch_size(model: Model, profile: LatencyProfile) -> int:
@@ -188,7 +188,7 @@ def serving(
 
 
 Key = tuple[str, str, str, str, str]
-"""Of a group: task, variant, batch size, hardware, and its worker where each has its own queue."""
+"""Key of a group: task, variant, batch size, hardware, and its worker if each has its own queue."""
 
 
 def regroup(
@@ -198,8 +198,8 @@ def regroup(
     old: Mapping[Key, Group],
     own_queues: bool,
 ) -> tuple[dict[Key, Group], dict[str, list[Group]]]:
-    """Groups of the workers that serve alike; and by task, the most accurate first. Groups that
-    there were keep their queues. A task that nobody serves has a group without members."""
+    """Groups of workers with the same service; and groups by task, the most accurate first.
+    Existing groups keep their queues. A task without workers has a group without members."""
     groups: dict[Key, Group] = {}
     of_task: dict[str, list[Group]] = {task: [] for task in tree.parents}
     for s in services:
@@ -223,14 +223,14 @@ def regroup(
 
 
 class Rest:
-    """Time after each task until all of its sinks are done.
+    """Time after each task until all later tasks are done.
 
     Args:
-        of_task: groups, the most accurate first.
+        of_task: groups by task, the most accurate first.
 
     Attributes:
-        planned: as planned, by task, seconds.
-        least: alone, by the fastest.
+        planned: planned time by task, seconds.
+        least: time of a single request with the fastest variants, by task, seconds.
     """
 
     def __init__(
@@ -243,7 +243,7 @@ class Rest:
         self._of_task, self._communication_s = of_task, communication_s
         self.planned: dict[str, float] = {}
         self.least: dict[str, float] = {}
-        # What a task can take: requests per second, and in a batch of every worker.
+        # Capacity of a task: requests per second, and in one batch of every worker.
         self._capacity: dict[str, float] = {}
         self._room: dict[str, int] = {}
         for task in reversed(tree.parents):
@@ -270,13 +270,13 @@ class Rest:
         variant: str,
         requests: float,
     ) -> float:
-        """Least time after a task for what leaves it `ahead_s` from now, after all that waits for
-        the tasks below by then.
+        """Least time after a task for requests that leave it `ahead_s` from now, after all that
+        waits for the later tasks by then.
 
         Args:
             factors: requests made per request, by variant and child task.
             coming: requests that running batches will make, by task.
-            variant, requests: what leaves it, and how many requests it is, more or less.
+            variant, requests: variant and approximate number of the requests that leave the task.
         """
         rest_s = 0.0
         for child, factor in factors[variant].items():
@@ -287,7 +287,7 @@ class Rest:
             ahead = max(waiting - capacity * ahead_s, 0.0) + made  # and itself
             room = self._room[child]
             waves = math.floor(max(ahead - 1e-9, 0.0) / room)  # batches of every worker
-            # Of factors that are averages, the integer part: one request more may be one too many.
+            # Factors are averages, so use the integer part: one more request may be too many.
             size = max(int(ahead - waves * room + 1e-9), 1)
             latency_s, fastest = min(
                 (g.profile.latency(min(g.batch_size, size)), g.variant)

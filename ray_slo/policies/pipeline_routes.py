@@ -1,4 +1,4 @@
-"""Loki's routing tables in a policy: the demand and the factors measured, tables made of them."""
+"""Loki's routing tables in a policy, made from the measured demand and factors."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ class Table(NamedTuple):
     groups: list[Group]
 
     def at(self, u: float) -> Group | None:
-        """The group at 0 ≤ u < 1; None where the table has no capacity left."""
+        """The group at 0 ≤ u < 1; None if the table has no capacity left."""
         i = bisect_right(self.bounds, u)
         return self.groups[i] if i < len(self.groups) else None
 
 
 class Routes:
-    """Learns demand and factors, and makes routing tables of them (MostAccurateFirst).
+    """Learns demand and factors, and makes routing tables from them (MostAccurateFirst).
 
     Args:
-        given: requests made for each child task per request, by variant, as far as known.
+        given: requests made for each child task per request, by variant, if known.
 
     Attributes:
-        factors: as learned.
-        factors_of: by variant, as of the last tables.
-        backup: by task, accuracy, execution time and group of what has capacity left.
+        factors: the learned factors.
+        factors_of: factors by variant at the time of the last tables.
+        backup: by task, the accuracy, execution time and group of those with capacity left.
     """
 
     def __init__(self, tree: Tree, given: Mapping[str, Mapping[str, float]]) -> None:
@@ -48,7 +48,7 @@ class Routes:
         self.factors_of: dict[str, dict[str, float]] = {}
         self.backup: dict[str, list[tuple[float, float, Group]]] = {}
         self._variants: dict[str, str] = {}  # task by variant
-        self._finished: dict[Hashable, int] = {}  # by variant, since the last look
+        self._finished: dict[Hashable, int] = {}  # by variant, since the last tables
         self._made: dict[Hashable, dict[str, int]] = {}
         self._demand = Demand("ewma", 1.0)
         self._frontend: Table | None = None
@@ -56,11 +56,11 @@ class Routes:
         self._position: dict[str, float] = dict.fromkeys(tree.parents, 0.5)
 
     def demand(self, now: float) -> float:
-        """Requests per second at the root, as anticipated."""
+        """Predicted requests per second at the root."""
         return self._demand.rate(now)
 
     def arrived(self, now: float, roots: int) -> None:
-        """Requests came at the root."""
+        """Requests arrived at the root."""
         if roots:
             self._demand.arrived(now, roots)
 
@@ -72,12 +72,12 @@ class Routes:
                 made[request.model] += 1
 
     def finished(self, variant: str, requests: int) -> None:
-        """A batch of a variant is done."""
+        """A batch of a variant has finished."""
         if variant in self._finished:
             self._finished[variant] += requests
 
     def learn_anew(self, cluster: Cluster) -> None:
-        """Factors of new variants begin as given, those of the others stay as learned."""
+        """Set the given factors for new variants, and keep the learned ones of the others."""
         variants = {v.name: m.name for m in cluster.models.values() for v in m.variants}
         if variants == self._variants:
             return
@@ -99,7 +99,7 @@ class Routes:
         self._made = {v: dict.fromkeys(f, 0) for v, f in prior.items()}
 
     def rebalance(self, now: float, services: Sequence[Service], groups: Iterable[Group]) -> None:
-        """Learn factors, make tables."""
+        """Learn factors, and make new tables."""
         for variant, made in self._made.items():
             if self._finished[variant] or any(made.values()):
                 self.factors.observe(variant, self._finished[variant], made)
@@ -137,14 +137,14 @@ class Routes:
             tables = made_tables.tables[s.worker.id, s.variant]
             of_children = {child: table(entries) for child, entries in tables.items()}
             self._tables[s.worker.id, s.variant] = of_children
-            self._tables["", s.variant] = of_children  # of a worker that is gone
+            self._tables["", s.variant] = of_children  # for a worker that is gone
         self.backup = {
             task: [(b.accuracy, b.execution_s, of_worker[b.worker]) for b in backups]
             for task, backups in made_tables.backup.items()
         }
 
     def _planned_demand(self, workers: Sequence[routing.Worker]) -> float:
-        """Before anything was measured."""
+        """The planned demand, for the time before anything was measured."""
         return sum(
             w.capacity if w.planned is None else w.planned
             for w in workers
@@ -152,7 +152,7 @@ class Routes:
         )
 
     def group(self, request: Request) -> Group | None:
-        """Where a request goes, by a low-discrepancy sequence; None where nothing has capacity."""
+        """The group for a request, by a low-discrepancy sequence; None if no group has capacity."""
         task, upstream, table = request.model, request.upstream, None
         if task == self._tree.root:
             table = self._frontend

@@ -1,20 +1,20 @@
-"""Which variant answers, by the price of a worker's time.
+"""Chooses variants by the price of a worker's time.
 
-A model has several variants: slow accurate ones, quick poor ones. Little load makes time cheap:
-accurate variants, small batches. Much makes it dear. There is nothing to set: prices follow from
-the profiles, the SLOs, the number of workers and the measured load. There are two ways to find
-them, and `Price` takes the one that fits what there is to serve:
+A model has several variants, from slow and accurate to fast and less accurate. At low load, time is
+cheap: accurate variants, small batches. At high load, time is expensive. There is nothing to set:
+prices follow from the profiles, the SLOs, the number of workers and the measured load. There are
+two ways to find them, and `Price` uses the one that fits:
 
-* one model's requests of size 1 (`policies.price_alone`): a value of the queue's length, exact but
-  for the workers' ends, tells what every free worker takes;
-* several models on the same workers, requests with sizes, or arrivals that come too many at once
-  for the variants with the largest throughput (`policies.price_shared`): the fluid limit of all
-  measured rates tells how many requests every variant is to serve, and batches are deferred, each
-  of the variant whose turn it is.
+* one model's requests of size 1 (`policies.price_alone`): a value of the queue's length says what
+  every free worker takes. It is exact, except for the times when workers become free;
+* several models on the same workers, requests with sizes, or bursts that are too large for the
+  variants with the largest throughput (`policies.price_shared`): the fluid limit of all measured
+  rates says how many requests each variant should serve. Batches are deferred, and each uses the
+  variant whose turn it is.
 
-Arrivals are too many where ρ + 0.3·√(D/n) exceeds 1.1: ρ is what the rate needs of n workers, D the
-dispersion of the arrivals. A value of the queue's length then takes heads of the queue for lost too
-late; deferral gives them up for full batches.
+Bursts are too large if ρ + 0.3·√(D/n) exceeds 1.1: ρ is the share of n workers that the rate needs,
+and D the dispersion of the arrivals. A value of the queue's length then drops heads of the queue
+too late, while deferral drops them for full batches.
 """
 
 from __future__ import annotations
@@ -38,19 +38,26 @@ from ray_slo.policies.price_load import TICKS_PER_SLO
 from ray_slo.policies.price_shared import Shared, least_work_s
 
 _BURST = 0.3
-_CROWDED, _CALM = 1.1, 0.95  # ρ + 0.3·√(D/n), from which on, and up to which
-_TICKS, _LOOK_EVERY = 128, 16  # quarters of the SLO: that arrivals are counted over, until a look
+_CROWDED, _CALM = (
+    1.1,
+    0.95,
+)  # ρ + 0.3·√(D/n): bursts are too large above the first, and no longer below the second
+_TICKS, _LOOK_EVERY = (
+    128,
+    16,
+)  # quarters of the SLO: in which arrivals are counted, and between two checks
 
 
 class Price(Abilities):
     """Variants and batch sizes by the price of a worker-second.
 
     Args:
-        violation_cost: points of accuracy that a request counts which misses its SLO. At the
-            default a model gives up one point of accuracy to keep one request in 1000 in time.
-        max_batch_size: upper bound beside the profile's.
-        margin_ms: kept between a batch's predicted finish and its tightest deadline, beside what
-            is learned.
+        violation_cost: cost of a request that misses its SLO, in points of accuracy. At the
+            default, a model gives up one point of accuracy to keep one more request in 1000 in
+            time.
+        max_batch_size: upper bound, in addition to the profile's.
+        margin_ms: time kept between a batch's predicted end and its earliest deadline, in addition
+            to what is learned.
 
     Raises:
         ValueError: an argument out of its range.
@@ -78,14 +85,14 @@ class Price(Abilities):
         self._sized = self._crowded = False
         self._capacity, self._workers = 0.0, 0
         self._ticks = Ticks(0.0, math.inf)
-        self._counts: deque[int] = deque(maxlen=_TICKS)  # of arrivals
+        self._counts: deque[int] = deque(maxlen=_TICKS)  # arrivals per tick
         self._arrived, self._look_in = 0, _LOOK_EVERY
         self._explain = False
         self._adopted: tuple[float, Sequence[InFlight], int, Policy | None] | None = None
 
     @property
     def explain(self) -> bool:
-        """Whether dispatches say what they are worth: points per second of a worker's time."""
+        """Whether dispatches contain their value: points per second of a worker's time."""
         return self._explain
 
     @explain.setter
@@ -117,20 +124,20 @@ class Price(Abilities):
         self._follow(now)
 
     def expect_load(self, now: float, rates: Mapping[str, float]) -> None:
-        """Items per second by model, as measured before it took over."""
+        """Use the items per second by model that were measured before it took over."""
         if isinstance(self._way, Shared):
             self._way.expect_load(now, rates)
 
     def adopt(
         self, now: float, flights: Sequence[InFlight], batch_id: int, former: Policy | None
     ) -> None:
-        """Take over, with what a policy of this kind has learned."""
+        """Take over from another policy, with what it has learned if it is of this kind."""
         if isinstance(former, Price):
             self._sized, former = former._sized, former._way
         self._adopted = now, flights, batch_id, former
 
     def _follow(self, now: float) -> None:
-        """The way that fits, with what the one before has queued and running."""
+        """Use the way that fits; it takes over queued and running requests from the other one."""
         several = self._sized or self._crowded or len(_served(self._cluster)) > 1
         way = Shared if several else Alone
         if not isinstance(self._way, way):
@@ -154,7 +161,7 @@ class Price(Abilities):
         return self._way.decide(now)
 
     def _look(self, now: float) -> None:
-        """Whether there come too many at once, or no longer."""
+        """Check whether bursts are too large, or no longer."""
         counts = np.array(self._counts)
         mean = float(counts.mean())
         dispersion = max(float(counts.var()) / mean, 1.0) if mean else 1.0
@@ -167,14 +174,14 @@ class Price(Abilities):
 
 
 def _served(cluster: Cluster) -> list[Model]:
-    """Models that a worker has loaded: those of other groups of workers have none."""
+    """Models that some worker has loaded; models of other groups have none."""
     kinds = {worker.kind for worker in cluster.workers.values()}
     return [m for m in cluster.models.values() if any(any(m.runnable(*kind)) for kind in kinds)]
 
 
 def _capacity(cluster: Cluster) -> float:
-    """Requests per second of the variants with the largest throughput within the SLO; of one model.
-    Else 0."""
+    """Requests per second of the variants with the largest throughput within the SLO, if there is
+    one model; else 0."""
     served = _served(cluster)
     if len(served) != 1:
         return 0.0

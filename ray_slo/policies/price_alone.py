@@ -1,37 +1,36 @@
-"""One model's requests of size 1, by price: `Price`'s half for that.
+"""One model's requests of size 1: this half of `Price` uses a value of the queue.
 
-Every free worker asks what the
-requests that wait are worth to it and takes the (variant, batch size) of the largest value
+Every free worker takes the (variant, batch size) with the largest value
 
     b·accuracy − price(q) · ℓ(b) − b · worth(q)
 
-where the price of a worker-second and the worth of a place in the queue follow from the load and
-the queue's length q alone (`planning/queue_value.py`). If that is a larger batch than the queue, it
-waits for the rest, at most until the last moment for the best that it could run at once. A short
-queue makes time cheap: accurate variants, small batches. A long one makes it dear. There is nothing
-to set: prices follow from the profiles, the SLO, the number of workers and the measured load.
+The price of a worker-second and the worth of a place in the queue follow only from the load and the
+queue's length q (`planning/queue_value.py`). If the best batch is larger than the queue, the worker
+waits for the rest. It waits at most until the last moment for the best batch that it could run at
+once. With a short queue, time is cheap: accurate variants, small batches. With a long one, time is
+expensive. There is nothing to set: prices follow from the profiles, the SLO, the number of workers
+and the measured load.
 
 Worked example: 60 workers, SLO 150 ms, the nine ImageNet models of RAMSIS §7, 2000 requests/s. In
 the fluid limit efficientnet_b0 serves 61 % in batches of 4, mobilenet_v3_large the others in
 batches of 8: 75.9 %. These batches take nearly the whole SLO, so their requests must come within
-a few milliseconds. What is possible depends on how many wait for how long, and what pays on that
-and the price: 55 % are served by mobilenet in sevens, 23 % by efficientnet_b2 in pairs, 18 % by
-efficientnet_b0 in fours. `python -m benchmarks ramsis-price` shows 75.6 %; per-worker queues with
-tables for this load reach 75.0 %.
+a few milliseconds. The possible batches depend on how many requests wait for how long. The best one
+also depends on the price: 55 % are served by mobilenet in sevens, 23 % by efficientnet_b2 in pairs,
+18 % by efficientnet_b0 in fours. `python -m benchmarks ramsis-price` shows 75.6 %; per-worker
+queues with tables for this load reach 75.0 %.
 
-What it learns on the way:
+It learns two things:
 
-* the *load*, per model: arrivals of the last 32 SLOs; if the latest contradict them, of these.
-  Their dispersion (1 for Poisson) makes the price rise earlier where arrivals are bursty;
-* how exact the *profiles* are: variants and batches are chosen with the latency times the 99th
-  percentile of measured over predicted time (at least 1); the pace of work counts with the mean.
-  A request that only an optimist could serve in time is still tried, on the quickest variant.
+* the *load* per model: arrivals of the last 32 SLOs, or only the latest ones if these contradict
+  the others. With a higher dispersion (1 for Poisson), the price rises earlier;
+* the error of the *profiles*: variants and batches are chosen with the latency times the 99th
+  percentile of measured over predicted time (at least 1). The pace of work uses the mean. A request
+  that is in time only without this margin is still tried, on the fastest variant.
 
-Unlike workers count by their price in the fluid limit (`planning/fluid.py`).
+Different workers count by their price in the fluid limit (`planning/fluid.py`).
 
-Prices are solved for (2 to 30 ms per model) when a load is met for the first time, or when a
-profile or the number of workers has changed. From then on a decision is a table lookup, whatever
-the queue's length.
+Prices are solved (2 to 30 ms per model) for each new load, and when a profile or the number of
+workers has changed. After that, a decision is a table lookup for any length of the queue.
 """
 
 from __future__ import annotations
@@ -86,7 +85,7 @@ class Alone(BatchingPolicy):
     """Variants and batch sizes of one model by the price of a worker-second.
 
     Args:
-        violation_cost, max_batch_size, margin_ms: as of `Price`.
+        violation_cost, max_batch_size, margin_ms: as in `Price`.
     """
 
     chooses_variants = True
@@ -103,9 +102,9 @@ class Alone(BatchingPolicy):
         self._sizes: list[int] = []
         self._tables: _Tables = {}
         self._values: dict[tuple[int, ...], QueueValue] = {}  # solved so far
-        self.explain = False  # points per second of a worker's time, in every dispatch
-        self._priced: dict[ModelState, tuple[int, ...]] = {}  # the one in force
-        self._watched: list[ModelState] = []  # whose load is not known yet
+        self.explain = False  # put points per second of a worker's time into every dispatch
+        self._priced: dict[ModelState, tuple[int, ...]] = {}  # the current one
+        self._watched: list[ModelState] = []  # models whose load is not known yet
         self._short_s = 0.0
         self._levels = (0, 0)
 
@@ -138,7 +137,7 @@ class Alone(BatchingPolicy):
         super().batch_finished(now, worker, outcome)
 
     def _lanes(self, model: ModelState, spec: Model, pool: Pool) -> Sequence[Lane]:
-        """One through every variant that the pool runs; none without any."""
+        """One lane for all variants that the pool runs; none if there are none."""
         offers = [Offer(v.name, p, accuracy_of(v)) for v, p in spec.runnable(*pool.kind)]
         if not offers:
             return ()
@@ -168,13 +167,13 @@ class Alone(BatchingPolicy):
         ):
             return
         self._set_prices(now)
-        # Of a model without a measured load every doubling of what has arrived is news.
+        # For a model without a measured load, every doubling of its arrivals is news.
         self._watched = [m for m, demand in self._demand.items() if not demand.mean]
         for model in self._watched:
             self._demand[model].look_at = max(2 * model.arrived, 4)
 
     def _set_prices(self, now: float) -> None:
-        """Every lane's value for the measured load."""
+        """Set every lane's value for the measured load."""
         models = [model for model in self._models.values() if model.lanes]
         moved = False
         for model in models:
@@ -192,7 +191,7 @@ class Alone(BatchingPolicy):
             self._price(model, self._weights(model))
 
     def _weights(self, model: ModelState) -> dict[Pool, float]:
-        """What a worker of every pool counts, of all that the model has; their sum is 1."""
+        """Weight of a worker of each pool among all of the model's workers; the sum is 1."""
         pools = {str(lane.pool.order): lane.pool for lane in model.lanes}
         if len(pools) == 1:
             return {pool: 1 / pool.size for pool in pools.values()}
@@ -207,7 +206,7 @@ class Alone(BatchingPolicy):
                 violation_cost=self._violation_cost,
             )
         )
-        # Where nobody pays for time, workers count by their speed.
+        # If time costs nothing, workers count by their speed.
         dearest = max(found.worker_price.values()) or 1.0
         speeds = {lane.pool: lane.throughput for lane in lanes_of(model)}
         fastest = max(speeds.values())
@@ -222,7 +221,7 @@ class Alone(BatchingPolicy):
         """Set the value of a model's lanes.
 
         Args:
-            weights: of a pool's worker in all that the model gets.
+            weights: weight of a pool's worker among all of the model's workers.
         """
         demand, precision = self._demand[model], self._precision
         of_pools = (level(weights[lane.pool]) for lane in model.lanes)
@@ -262,7 +261,7 @@ class Alone(BatchingPolicy):
         return now  # whether to wait is decided in `_match`
 
     def _match(self, pool: Pool, now: float) -> None:
-        """A free worker takes what pays most for its time."""
+        """A free worker takes the batch with the most value for its time."""
         pool.ready.clear()
         while pool.lanes and (length := len(pool.lanes[0].model.queue)):
             lane = lanes_of(pool)[0]
@@ -287,7 +286,7 @@ class Alone(BatchingPolicy):
             self._dispatch(lane, worker, best.first, best.size, free_at, now)
 
     def _choose(self, lane: PriceLane, now: float, free_at: float) -> Choice:
-        """What to run on a worker that is free then."""
+        """The batch for a worker that is free at `free_at`."""
         queue = lane.model.queue
         length = len(queue)
         start_at = max(now + self._delay(min(length, lane.max_batch_size)), free_at)
@@ -302,7 +301,7 @@ class Alone(BatchingPolicy):
                 first += 1
                 continue
             if run < 0:
-                # Too late for any batch with the margin that was learned. Without it, perhaps.
+                # Too late for any batch with the learned margin, but perhaps not without it.
                 size = lane.fit(queue[first].deadline, now, free_at, length - first)
                 if size:
                     return Choice(lane, first, *lane.quickest[size - 1], size)

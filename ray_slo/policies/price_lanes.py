@@ -1,4 +1,4 @@
-"""What a worker may run for a model, and what to do by the queue and the slack: `price`'s lanes."""
+"""Lanes of `price`: the batches that a worker may run, and the action by queue and slack."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from ray_slo.planning.queue_value import Columns, QueueValue
 from ray_slo.policies.shared.lanes import Lane, ModelState, Pool
 
 WAIT, SHED = -1, -2
-"""Acts of a row that are no run."""
+"""Actions of a row that do not run a batch."""
 
 _IDLE_MAX = 32  # idle workers; more make no difference
-_MAX_SIZES = 24  # batch sizes per variant; of more, some in between are left out
+_MAX_SIZES = 24  # batch sizes per variant; with more, some in between are left out
 
 
 def accuracy_of(variant: Variant) -> float:
-    """Where it is not known, variants count alike: the quickest will do."""
+    """Accuracy of a variant. Unknown ones are equal, so the fastest variant is chosen."""
     return 100.0 if variant.accuracy is None else variant.accuracy
 
 
@@ -32,15 +32,15 @@ class Offer(NamedTuple):
 
 
 class PriceLane(Lane):
-    """A model on a pool, with everything that the pool may run for it.
+    """A model on a pool, with all batches that the pool may run for it.
 
     Attributes:
-        runs: (variant, profile, batch size), the quickest first.
-        latency_s, accuracy: of each; accuracy_of: by variant.
-        limits: slack that each needs from its start on, seconds, non-decreasing.
-        quickest: (variant, profile) of the quickest batch of b, at b − 1.
-        throughput: the largest, requests per second and worker.
-        columns, counts, value: what prices are made of; None before the first load.
+        runs: (variant, profile, batch size), the fastest first.
+        latency_s, accuracy: latency and accuracy of each run; accuracy_of: accuracy by variant.
+        limits: slack that each run needs from its start, seconds, non-decreasing.
+        quickest: (variant, profile) of the fastest batch of b, at index b − 1.
+        throughput: the largest throughput, requests per second and worker.
+        columns, counts, value: inputs of the prices; None before the first load.
         rows: see `row`.
     """
 
@@ -96,7 +96,7 @@ class PriceLane(Lane):
         self.rows = {}
 
     def row(self, queue: int, idle: int) -> Row:
-        """What to do with `queue` waiting and `idle` other workers idle."""
+        """The actions for `queue` waiting requests and `idle` other idle workers."""
         queue = min(queue, self.top)
         key = queue, min(idle, _IDLE_MAX) if queue <= self.largest_run else 0
         if (row := self.rows.get(key)) is None:
@@ -106,7 +106,7 @@ class PriceLane(Lane):
     def _row(self, queue: int, idle: int) -> Row:
         assert self.value is not None
         assert self.columns is not None
-        # Other idle workers wait too: what comes next is theirs.
+        # Other idle workers wait too, and take the next requests.
         virtual = queue
         for _ in range(idle):
             virtual -= self._wanted(virtual)
@@ -127,7 +127,7 @@ class PriceLane(Lane):
         return row
 
     def _wanted(self, queue: int) -> int:
-        """Size of the best batch with `queue` waiting, were there slack for any."""
+        """Size of the best batch for `queue` waiting requests with unlimited slack."""
         if (size := self.wanted.get(queue)) is None:
             assert self.value is not None
             assert self.columns is not None
@@ -141,8 +141,8 @@ class PriceLane(Lane):
 
 
 class Row(NamedTuple):
-    """What to do, by how many of `limits` the slack exceeds: a run, or to wait or shed; and what to
-    run if it is to be now (−1: nothing can)."""
+    """Actions, indexed by the number of `limits` that the slack exceeds: a run, or to wait or shed.
+    And the run if it must start now (−1: none is possible)."""
 
     limits: list[float]
     acts: list[int]
@@ -150,7 +150,7 @@ class Row(NamedTuple):
 
 
 def _front(offers: Sequence[Offer], slo_s: float, largest: int) -> list[tuple[Offer, int]]:
-    """What meets the SLO, without what is beaten at its batch size; the quickest first."""
+    """Offers that meet the SLO, without dominated ones at each batch size; the fastest first."""
     sizes = sorted(
         {round(b) for b in np.geomspace(1, largest, _MAX_SIZES)}
         | set(range(1, min(largest, 12) + 1))

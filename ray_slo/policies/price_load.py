@@ -1,5 +1,5 @@
-"""What `Price` learns: the load of a model, and how exact the profiles are. Both lie on a grid, so
-that prices are solved for few of them."""
+"""What `Price` learns: the load of a model, and the error of the profiles. Both are rounded to a
+grid, so that prices are solved for few values."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import numpy as np
 from ray_slo.core.requests import BatchOutcome, BatchStatus
 from ray_slo.policies.shared.lanes import Worker
 
-_TICKS = 128  # that the load is measured over
-_RECENT = (1, 2, 4, 8)  # of them must not contradict the others,
+_TICKS = 128  # in which the load is measured
+_RECENT = (1, 2, 4, 8)  # latest ticks that must not contradict the others,
 _SURPRISE = 4.0  # standard deviations
-_PER_OCTAVE = 16  # loads are rounded to this grid, and so are speeds
+_PER_OCTAVE = 16  # grid for loads and speeds
 _MARGIN_QUANTILE = 0.99
 _MARGIN_SAMPLES = 512
 _MARGIN_MAX = 2.0
@@ -24,7 +24,7 @@ TICKS_PER_SLO = 4
 """Arrivals are counted in ticks of the shortest SLO."""
 
 SHORT = 0.1
-"""Of the SLO: of shorter batches it does not matter how inexact they are."""
+"""Share of the SLO: the error of shorter batches does not matter."""
 
 
 def level(value: float) -> int:
@@ -37,7 +37,7 @@ class TickedLoad:
 
     Attributes:
         mean: arrivals per tick.
-        level, burst: of the load and the dispersion that prices are for, on a grid.
+        level, burst: grid values of the load and the dispersion that the prices are for.
     """
 
     def __init__(self) -> None:
@@ -70,7 +70,8 @@ class TickedLoad:
         self.mean = mean
 
     def settle(self, rate: float) -> bool:
-        """Whether prices for another load are needed. What may be chance is passed over."""
+        """Whether prices for another load are needed. Differences that may be chance are
+        ignored."""
         at = _PER_OCTAVE * math.log2(rate)
         burst = self._log_dispersion
         # One standard deviation of the measured rate, on the grid.
@@ -82,16 +83,16 @@ class TickedLoad:
 
     @property
     def rate(self) -> float:
-        """Requests per second that prices are for."""
+        """Requests per second that the prices are for."""
         return float(2 ** (self.level / _PER_OCTAVE))
 
 
 class Precision:
-    """How long batches take over what was predicted.
+    """Ratio of measured to predicted times of batches.
 
     Attributes:
-        margin: what predictions are to be multiplied by so that almost all hold; at least 1.
-        pace: time taken over time predicted, of all together.
+        margin: factor for predictions such that almost all hold; at least 1.
+        pace: total measured time over total predicted time.
         levels: both, on a grid.
     """
 
@@ -102,7 +103,7 @@ class Precision:
         self._fresh = 0
 
     def learn(self, worker: Worker | None, outcome: BatchOutcome, short_s: float) -> bool:
-        """From a batch that is over; whether the margin has changed."""
+        """Learn from a finished batch; whether the margin has changed."""
         if worker is not None and outcome.status is BatchStatus.FINISHED:
             for flight in worker.flights:
                 if flight.batch_id == outcome.batch_id:
@@ -111,10 +112,10 @@ class Precision:
         return False
 
     def add(self, took_s: float, predicted_s: float, short_s: float) -> bool:
-        """Whether the margin has changed.
+        """Add a batch; whether the margin has changed.
 
         Args:
-            short_s: the error of a shorter batch counts relative to this.
+            short_s: the error of a shorter batch counts relative to this time, seconds.
         """
         error = (took_s - predicted_s) / max(predicted_s, short_s)
         self._samples.append((1 + error, took_s, predicted_s))
@@ -125,11 +126,11 @@ class Precision:
         ratio, took, predicted = np.array(self._samples).T
         quantile = min(_MARGIN_QUANTILE, len(ratio) / (len(ratio) + 1))
         margin = min(max(float(np.quantile(ratio, quantile)), 1.0), _MARGIN_MAX)
-        # A batch that hangs says nothing of the others.
+        # A batch that hangs says nothing about the others.
         took = np.minimum(took, _MARGIN_MAX * np.maximum(predicted, short_s))
         pace = min(max(float(took.sum() / predicted.sum()), 0.25), _MARGIN_MAX)
         before = self.levels
-        # Of the margin the grid is finer, and upwards: it is what keeps batches in time.
+        # The margin has a finer grid and is rounded up, because it keeps batches in time.
         self.levels = math.ceil(4 * _PER_OCTAVE * math.log2(margin) - 1e-6), level(pace)
         self.margin = 2 ** (self.levels[0] / (4 * _PER_OCTAVE))
         self.pace = 2 ** (self.levels[1] / _PER_OCTAVE)

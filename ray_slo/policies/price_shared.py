@@ -1,20 +1,24 @@
-"""Model selection where several models share the workers, or requests have sizes: `Price`'s other
-half.
+"""Choice of variants if several models share the workers, or requests have sizes: the other half of
+`Price`.
 
-A value per queue (`planning/queue_value.py`) knows nothing of the other queues that a worker must
-go round. So the choice is made in two steps:
+A value per queue (`planning/queue_value.py`) does not know the other queues of a worker. So the
+choice is made in two steps:
 
-* *what for whom*: the fluid limit of the measured rates (`planning/fluid.py`), with batches no
-  larger than come within the SLO, says how many requests per second of each model every variant is
-  to serve;
+* *how much*: the fluid limit of the measured rates (`planning/fluid.py`), with batches no larger
+  than come within the SLO, says how many requests per second of each model every variant serves;
 * *when*: batches are deferred, gathered and dropped as by `Deferred`. A model's requests stay in
-  one queue until a batch leaves. Whose *turn* it is, is decided then: the most accurate variant
+one
+  queue until a batch leaves. Only then it is decided whose *turn* it is: the most accurate variant
   that has served less than was planned for it, else the *base* variant, the one with the most
-  requests per second. If no worker comes free in time for that, a quicker one has the batch.
+  requests per second. If no worker becomes free in time for that, a faster one gets the batch.
 
 The plan is for a part of the workers, the *utilisation*: a little more with every plan that nobody
 missed a deadline under, less where more than one in a thousand did. Where not all can be served,
-all models are left to their base variants, and it is `Deferred` that decides.
+all models use their base variants, and `Deferred` decides.
+
+Rates are measured over some SLOs. A rise of the load is seen earlier: if the work of the last
+arrivals exceeds the work before by more than chance explains, all rates are raised in that
+proportion.
 """
 
 from __future__ import annotations
@@ -22,6 +26,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from typing import cast
+
+import numpy as np
 
 from ray_slo.core.cluster import Cluster, Model, Variant
 from ray_slo.core.decisions import Decision, Drop
@@ -34,16 +40,17 @@ from ray_slo.policies.price_load import SHORT, Precision
 from ray_slo.policies.shared.lanes import Lane, ModelState, Pool, Worker
 
 _PLAN_S, _PLAN_SLOS = 0.5, 5.0  # from one plan to the next, at least
-_MOVED = 0.1  # of the work: a change of the load after which the plan is made anew at once
+_MOVED = 0.1  # of the work: after this change of the load, a new plan is made at once
 _IDLE = 0.4  # times ρ/√n of n workers, of which the base variants need ρ: not planned with
 _LEAST, _MOST = -0.5, 0.1  # added to that, as learned
 _UP = 0.01  # added with every plan without misses
-_MISS_COST = 10.0  # what a share of misses takes away
+_MISS_COST = 10.0  # times the share of misses: taken away
 _FALLEN_COST = 0.1  # what a share of requests takes away that a less accurate variant had to serve
 _DOWN = 0.05  # at most
-_PAYS = 0.92  # of the throughput that a batch should have: an accurate one goes with so much
-_SPARE = 20.0  # times the measured rate, at most, that a variant is given where workers are idle
-_JITTER = 0.01  # of the shortest SLO, that a batch is due before it must be
+_PAYS = 0.92  # of the planned throughput: an accurate batch starts with this share
+_SPARE = 20.0  # times the measured rate: the most that a variant gets if workers are idle
+_LAST, _SURPRISE = 2, 3.0  # tenths of the window, and standard errors: a rise of the load
+_JITTER = 0.01  # of the shortest SLO: a batch is due this much before it must be
 
 
 class VariantLane(Lane):
@@ -52,9 +59,9 @@ class VariantLane(Lane):
     Attributes:
         accuracy: percent.
         base: the lane of the same model and pool with the largest throughput.
-        siblings: all of them, the most accurate first.
-        rate: planned, items per second; tokens: planned less served, items, at most `depth`.
-        busy: workers that the plan keeps busy with it.
+        siblings: all lanes of that model and pool, the most accurate first.
+        rate: planned items per second; tokens: planned minus served items, at most `depth`.
+        busy: number of workers that the plan keeps busy with it.
     """
 
     __slots__ = ("accuracy", "at", "base", "busy", "depth", "rate", "siblings", "tokens")
@@ -76,14 +83,14 @@ class VariantLane(Lane):
         self.rate = self.busy = self.depth = self.tokens = self.at = 0.0
 
     def earned(self, now: float) -> float:
-        """Tokens that it has now."""
+        """The current number of tokens."""
         if now > self.at:
             self.tokens = min(self.tokens + (now - self.at) * self.rate, self.depth)
             self.at = now
         return self.tokens
 
     def give(self, now: float, rate: float, busy: float, depth: float) -> None:
-        """A new plan."""
+        """Set a new plan."""
         self.earned(now)
         self.rate, self.busy, self.depth = rate, busy, depth
         self.tokens = min(max(self.tokens, -depth), depth)
@@ -101,7 +108,8 @@ class VariantLane(Lane):
         return best
 
     def gather(self, now: float, free_at: float, target: int) -> tuple[int, int]:
-        """A more accurate lane than the base takes the head, in a batch that pays, or nothing."""
+        """A more accurate lane than the base takes the head, in a large enough batch, or
+        nothing."""
         if self is self.base:
             return super().gather(now, free_at, target)
         first, size = super().gather(now, free_at, self.target)
@@ -112,7 +120,7 @@ class Shared(Deferred):
     """Deferred batches, each of the variant whose turn it is.
 
     Args:
-        violation_cost, max_batch_size, margin_ms: as of `Price`.
+        violation_cost, max_batch_size, margin_ms: as in `Price`.
     """
 
     chooses_variants = True
@@ -126,14 +134,14 @@ class Shared(Deferred):
         self._short_s = 0.0
         self._cluster = Cluster({}, {})
         self._now = 0.0
-        self._learned = 0.0  # of the workers, that more is planned with
+        self._learned = 0.0  # share of the workers that is added to the plan
         self._planned_at = -math.inf
         self._planned: dict[ModelState, float] = {}  # rates
-        self._all: dict[ModelState, list[VariantLane]] = {}  # the quickest first
+        self._all: dict[ModelState, list[VariantLane]] = {}  # the fastest first
         self._feasible = True
         self._binding = False
         self._worth: dict[str, float] = {}  # of a request less, in points, by its model's order
-        self.explain = False  # points per second of a worker's time, in every dispatch
+        self.explain = False  # put points per second of a worker's time into every dispatch
         self._missed = self._served = self._fallen = 0
 
     # Events ----------------------------------------------------------------------------------
@@ -199,8 +207,37 @@ class Shared(Deferred):
                     lane.target = min(lane.target, pays)
                     lane.go_size = min(lane.go_size, pays)
 
+    def _target_of(self, lane: Lane, now: float) -> int:
+        own = cast(VariantLane, lane)
+        return super()._target_of(lane, now) if own is own.base else lane.target
+
+    def _rise(self) -> float:
+        """Work of the last arrivals relative to the whole window; 1 if chance explains the
+        difference."""
+        work_s = {
+            model: 1 / self._efficiency[cast(VariantLane, model.lanes[0]).base].best
+            for model in self._models.values()
+            if model.lanes
+        }
+        counts = [
+            (self._counts[model], of_one_s)
+            for model, of_one_s in work_s.items()
+            if model in self._counts
+        ]
+        buckets = max((len(of) for of, _ in counts), default=0)
+        if buckets < _LAST + 2:
+            return 1.0
+        by_bucket = np.zeros(buckets)
+        for of, of_one_s in counts:
+            by_bucket[buckets - len(of) :] += np.array(of) * of_one_s
+        before, last = by_bucket[:-_LAST], by_bucket[-_LAST:]
+        mean, error = float(before.mean()), float(before.std(ddof=1)) / math.sqrt(_LAST)
+        if not mean or last.mean() <= mean + _SURPRISE * error:
+            return 1.0
+        return float(last.mean() / by_bucket.mean())
+
     def _due_for_a_plan(self) -> bool:
-        """It is old, or no longer that of the load."""
+        """Whether the plan is old, or the load has changed."""
         longest_s = max((model.slo_s for model in self._models.values() if model.lanes), default=0)
         if self._now >= self._planned_at + max(_PLAN_S, _PLAN_SLOS * longest_s):
             return True
@@ -253,7 +290,8 @@ class Shared(Deferred):
                     lane.give(now, rate, part.busy, max(rate * model.slo_s, 1.0))
 
     def _grant_one(self, now: float, model: ModelState, found: fluid.Fluid) -> None:
-        """Of a model that nobody asked for lately, the next batch is of what is worth its time."""
+        """For a model without recent requests, grant the next batch to the variant that is worth
+        its time."""
 
         def worth(lane: VariantLane) -> float:
             price = found.worker_price[str(lane.pool.order)]
@@ -265,7 +303,7 @@ class Shared(Deferred):
         best.tokens = 1.0
 
     def _use(self, feasible: bool, models: Iterable[ModelState]) -> None:
-        """All lanes, or the base lanes alone where not all can be served."""
+        """Use all lanes, or only the base lanes if not all requests can be served."""
         self._feasible = feasible
         for model in models:
             lanes = self._all[model]
@@ -279,7 +317,7 @@ class Shared(Deferred):
                 self._dirty[model] = None
 
     def _bounded(self, name: str, model: ModelState) -> Model:
-        """With batches as large as come while the first request can wait."""
+        """The model with batches limited to the requests that come while the first one can wait."""
         profiles: dict[str, dict[str, LatencyProfile]] = {}
         accuracy: dict[str, float] = {}
         for lane in self._all[model]:
@@ -293,11 +331,11 @@ class Shared(Deferred):
         return Model(name, model.slo_s, variants)
 
     def _adapt(self) -> None:
-        """What the last plan says of the part of the workers to plan with."""
+        """Adapt the part of the workers that plans use, by the results of the last plan."""
         total = self._missed + self._served
         if total and self._binding:
             change = _UP - (_MISS_COST * self._missed + _FALLEN_COST * self._fallen) / total
-            # Where the base variants serve all, misses are not for want of a better plan.
+            # If only base variants serve, a better plan would not prevent the misses.
             self._learned += max(change, -_DOWN if self._feasible else 0.0)
             self._learned = min(max(self._learned, _LEAST), _MOST)
         self._missed = self._served = self._fallen = 0
@@ -306,7 +344,8 @@ class Shared(Deferred):
         return [lane for lane in self._all.get(model, ()) if lane is lane.base]
 
     def _work(self) -> dict[Lane, float]:
-        """Workers that the plan keeps busy; where it cannot serve all, those that are needed."""
+        """Workers that the plan keeps busy; if it cannot serve all, the workers that would be
+        needed."""
         if not self._feasible:
             return super()._work()
         return {
@@ -337,7 +376,7 @@ class Shared(Deferred):
         turn = lane.turn(now)
         if turn is lane:
             return super()._send_at(lane, first, size, now)
-        # Standing by: not before it must, nor while the lane whose turn it is can do it.
+        # Reserve: not before it must, and not while the lane whose turn it is can do it.
         deadline = lane.model.queue[first].deadline
         frontrun = deadline - lane.reach[size] - self._jitter_s - lane.pool.wait_s
         return max(frontrun, deadline - turn.reach[min(size, turn.target) - 1])
@@ -360,7 +399,7 @@ class Shared(Deferred):
         super()._dispatch(lane, worker, first, count, free_at, now)
 
     def _is_needed(self, lane: VariantLane, back_at: float, now: float) -> bool:
-        """Whether another model's head would miss, if a worker takes a batch until `back_at`."""
+        """Whether another model's head would be late if a worker takes a batch until `back_at`."""
         pool = lane.pool
         if len(pool.idle) > 1:
             return False
@@ -377,6 +416,6 @@ class Shared(Deferred):
 
 
 def least_work_s(profile: LatencyProfile, slo_s: float) -> float:
-    """Of a worker's time per request, in batches within the SLO."""
+    """Least time of a worker per request, in batches within the SLO, seconds."""
     most = max(1, profile.max_batch_within(slo_s))
     return min(profile.latency(b) / b for b in range(1, most + 1))

@@ -1,24 +1,26 @@
-"""RAMSIS: which variant answers, chosen by tables that know how arrivals fall (RAMSIS §3, §6).
+"""RAMSIS: tables, solved for the pattern of arrivals, choose the variant (RAMSIS §3, §6).
 
-Every worker has a queue of its own; requests are dealt out round robin (to unlike workers in
+Every worker has its own queue. Requests are distributed round robin (to different workers in
 proportion to their speed), or to the shortest queue (Appendix I). When a worker is idle, the number
 of requests n in its queue and the slack of the first of them (deadline − now) are looked up in a
 table: (n, slack) → (variant, batch size), O(1). A table is solved for one load
-(`ray_slo.planning.ramsis`); in force is the one for the lowest load that covers the anticipated one
-(`LoadMonitor`), of those for arrivals as bursty as the measured ones (`Dispersion`): Poisson, or
-Gamma gaps of shape 1/2, 1/4 or 1/8. So a lull is used for an accurate variant, and a queue
-that fills makes the next batch a quick one, before requests are late.
+(`ray_slo.planning.ramsis`). The current table is the one for the lowest load that covers the
+predicted one (`LoadMonitor`), among those for arrivals as bursty as the measured ones
+(`Dispersion`): Poisson, or Gamma gaps of shape 1/2, 1/4 or 1/8. So a quiet moment is used for an
+accurate variant. When the queue grows, the next batch uses a fast variant, before requests are
+late.
 
-Where tables come from. Given ones (`tables`) are used where they cover the load. Else a table is
-solved for the anticipated load, rounded up to a grid (`load_step`): at once, by the `solver`; or,
-with `solver=None`, by the host: `wanted()` says which problems, `solved` brings the answers,
-and until then the nearest safe table serves: the lowest load above, else the highest there is.
-Without any table the fastest variant serves. When workers come or go, or a latency drifts by more
-than `drift`, the tables of before serve (by the load per worker) until new ones are there.
+Origin of the tables. Given tables (`tables`) are used if they cover the load. Otherwise a table is
+solved for the predicted load, rounded up to a grid (`load_step`). The `solver` does it at once.
+With `solver=None`, the host does it: `wanted()` lists the problems, and `solved` brings the
+answers. Until then the nearest safe table is used: that for the next higher load, or else for the
+highest load. Without any table the fastest variant serves. When workers come or go, or a latency
+changes by more than `drift`, the old tables are used (by the load per worker) until new ones are
+there.
 
-Several models and SLOs (Appendix G): a worker serves one (model, SLO) at a time. Workers are dealt
-out in proportion to the work that each of these groups brings, anew every `deal_every_s`. Where
-there are fewer workers than groups, some serve several, the most urgent request first.
+Several models and SLOs (Appendix G): a worker serves one (model, SLO) at a time. Workers are
+distributed to these groups in proportion to their work, again every `deal_every_s`. If there are
+fewer workers than groups, some workers serve several groups, the most urgent request first.
 
 Worked example: variants of 20 and 60 ms per request, SLO 100 ms, one worker. At 5 requests/s the
 table says "slow" for (1, 100 ms): the next request will most likely come later than in 60 ms. For
@@ -68,27 +70,27 @@ class Ramsis(Expecting, Abilities):
     """See the module's docstring.
 
     Args:
-        tables: solved ones: a policy set of `ray_slo.planning.ramsis`, a table, the path of a
-            file of either, or a list of these. Each serves the model, SLO and variants that it
-            was solved for.
+        tables: solved tables: a policy set of `ray_slo.planning.ramsis`, a table, the path of a
+            file of either, or a list of these. Each serves the model, SLO and variants that it was
+            solved for.
         solver: solves a problem that no given table covers, inside `decide`: a function or
             "module:attr". None: the host asks `wanted` and answers by `solved`.
-        load_rps: requests/s, where known: one number for every model, or one per model (with
-            several SLOs, of each). Measured otherwise.
+        load_rps: requests/s: one number for every model, or one per model (with several SLOs, of
+            each). Default: measured.
         arrivals: what tables are solved for: "measured", "poisson", or as in `ray-slo solve`
             {"kind": "gamma", "shape": 0.3}, {"kind": "empirical", "file": …}; or an `Arrivals`.
-        headroom: tables are for this many times the load.
+        headroom: tables are solved for the load times this factor.
         load_step: a measured load is rounded up to a power of this (per worker).
-        balancing: how requests are dealt out: "round_robin" or "shortest_queue".
-        late: "drop" refuses what even the fastest variant would finish late; "serve" runs it all
-            the same, as in the paper.
-        slos_ms: SLOs per model, where it has several. A request belongs to the largest one that
-            is not above its own.
-        monitor: of the load: "mean", "ewma" or "peak".
-        window_ms: of the load monitor.
-        drift: share by which a latency may differ from the one that a table was solved for.
-        margin_ms: kept between a batch's predicted finish and its tightest deadline.
-        deal_every_s: how often workers are dealt out anew between groups.
+        balancing: how requests are distributed: "round_robin" or "shortest_queue".
+        late: "drop" refuses requests that would be late even with the fastest variant; "serve" runs
+            them, as in the paper.
+        slos_ms: SLOs per model, if it has several. A request belongs to the largest one that is not
+            above its own.
+        monitor: kind of load monitor: "mean", "ewma" or "peak".
+        window_ms: window of the load monitor.
+        drift: allowed relative change of a latency since its table was solved.
+        margin_ms: time kept between a batch's predicted end and its earliest deadline.
+        deal_every_s: seconds between two distributions of the workers to the groups.
         options: more fields of `planning.ramsis.Problem`, for the tables that are solved; by
             default model-based discretisation, variable batching, `late_penalty` 300.
 
@@ -102,7 +104,7 @@ class Ramsis(Expecting, Abilities):
 
     @staticmethod
     def live_arguments(shortest_slo_ms: float) -> dict[str, Any]:
-        """Tables take a second to solve: the host has that done elsewhere."""
+        """A table takes a second to solve, so the host does it in another process."""
         return {"solver": None}
 
     @checked
@@ -146,13 +148,13 @@ class Ramsis(Expecting, Abilities):
         self._margin_s = margin_ms / 1e3
         self._deal_every_s = deal_every_s
 
-        self.explain = False  # the table in force, in every dispatch
+        self.explain = False  # put the current table into every dispatch
         self._cluster = Cluster({}, {})
         self._groups: dict[str, list[Group]] = {}  # by model; SLOs rising
         self._workers: dict[WorkerId, Worker] = {}
         self._dealt: Dealt = {}
         self._deal_at = -math.inf
-        # May be idle with work; a dict, as sets have no order.
+        # Workers that may be idle with work; a dict, because sets have no order.
         self._ready: dict[Worker, None] = {}
         self._timers = Timers[Lane]()
         self._batch_id = 0
@@ -160,15 +162,15 @@ class Ramsis(Expecting, Abilities):
     # For a host that solves elsewhere ----------------------------------------------------------
 
     def wanted(self) -> list[Problem]:
-        """Problems whose tables are missing; without a `solver` they are the host's to solve."""
+        """Problems whose tables are missing; without a `solver`, the host solves them."""
         return self._tables.wanted()
 
     def solved(self, now: float, tables: Iterable[Table]) -> None:
-        """Answers to `wanted`. Those that are not wanted any more are ignored."""
+        """Take the answers to `wanted`. Those that are no longer wanted are ignored."""
         self._tables.solved(tables)
 
     def tables_in_force(self) -> list[dict[str, Any]]:
-        """For people: by model, SLO and kind of worker, with what to expect of it (RAMSIS §5.1)."""
+        """For people: tables by model, SLO and kind of worker, with predictions (RAMSIS §5.1)."""
         return self._tables.status()
 
     # Events ------------------------------------------------------------------------------------
@@ -227,7 +229,7 @@ class Ramsis(Expecting, Abilities):
         return Decision(actions, self._timers.next_at())
 
     def _send(self, worker: Worker, now: float, actions: list[Action]) -> None:
-        """The most urgent queue of an idle worker gets a batch."""
+        """Send a batch of the most urgent queue of an idle worker."""
         while lanes := [lane for lane in worker.lanes if lane.queue]:
             lane = min(lanes, key=lambda one: one.queue.head.deadline)
             if self._late == "drop" and self._refuse(lane, now, actions):
@@ -263,8 +265,8 @@ class Ramsis(Expecting, Abilities):
         return Dispatch(self._batch_id, worker.id, name, requests, start_at, finish_at, note=note)
 
     def _helps(self, request: Request, now: float, actions: list[Action]) -> bool:
-        """Serve the only request that an idle system has, on the fastest worker, although its own
-        worker is too slow or its table would not; False where it cannot be in time anywhere."""
+        """Serve the only request of an idle system on the fastest worker, if its own worker cannot.
+        False if it cannot be in time anywhere."""
         if any(w.running is not None for w in self._workers.values()):
             return False
         if any(r is not request for lane in self._lanes() for r in lane.queue):
@@ -286,13 +288,13 @@ class Ramsis(Expecting, Abilities):
         return True
 
     def _choose(self, lane: Lane, served: Served, now: float) -> tuple[int | None, int]:
-        """Index of the variant, and the batch size; without a variant, how many to give up."""
+        """Index of the variant, and the batch size; without a variant, the number of drops."""
         waiting = len(lane.queue)
         slack_s = lane.queue.head.deadline - now - self._margin_s + TOLERANCE_S
         variant, size = served.fastest, waiting
         if table := self._table(lane, served, now):
-            # The full-queue state stands for requests that are late (§4.2.3). Where those are
-            # dropped, a queue that is merely long is not: its first N are looked up.
+            # The full-queue state means late requests (§4.2.3). If these are dropped, the first N
+            # requests of a long queue are looked up.
             known = waiting if self.serves_late else min(waiting, table.max_queue)
             name, size = table.lookup(known, slack_s)
             if not name and not self.serves_late:
@@ -313,7 +315,7 @@ class Ramsis(Expecting, Abilities):
             self._arm(lane)
 
     def _arm(self, lane: Lane) -> None:
-        """Wake up when the head can be served no more."""
+        """Set the timer for the time when the head can no longer be served."""
         at = math.inf
         if lane.queue:
             deadline = lane.queue.head.deadline
@@ -324,7 +326,7 @@ class Ramsis(Expecting, Abilities):
         self._timers.set(lane, at)
 
     def _refuse(self, lane: Lane, now: float, actions: list[Action]) -> bool:
-        """Give up what can be served no more; whether there was any."""
+        """Drop requests that can no longer be served; whether there was any."""
         queue, served = lane.queue, lane.served
         expired = queue.take(queue.position(math.nextafter(now, math.inf)))
         if served is None:
@@ -346,7 +348,7 @@ class Ramsis(Expecting, Abilities):
     # Groups and workers ------------------------------------------------------------------------
 
     def _table(self, lane: Lane, served: Served, now: float) -> Table | None:
-        """The table in force; None before there is any."""
+        """The current table; None before there is any."""
         group = lane.group
         load, measured = self._load(group, now)
         if load is None:
@@ -357,7 +359,7 @@ class Ramsis(Expecting, Abilities):
         return self._tables.in_force(served, now, lane.equals, of_worker, group.burst, measured)
 
     def _load(self, group: Group, now: float) -> tuple[float | None, bool]:
-        """Anticipated requests/s of a group, and whether they were measured."""
+        """Predicted requests/s of a group, and whether they were measured."""
         known = self._load_rps
         if isinstance(known, Mapping):
             known = known.get(group.model)
@@ -373,7 +375,7 @@ class Ramsis(Expecting, Abilities):
 
     def _group_of(self, request: Request) -> Group:
         groups = self._groups.get(request.model)
-        if groups is None:  # its model is gone: it waits in case that it comes back
+        if groups is None:  # its model is gone; it waits, because the model may come back
             groups = self._groups[request.model] = [self._group(request.model, math.inf)]
         if len(groups) == 1:
             return groups[0]
@@ -389,12 +391,12 @@ class Ramsis(Expecting, Abilities):
                     yield from group.lanes
 
     def _take_all(self) -> list[Request]:
-        """Every waiting request, taken out of its queue, in order of arrival."""
+        """Take all waiting requests out of their queues, in order of arrival."""
         taken = [r for lane in self._lanes() for r in lane.queue.take(len(lane.queue))]
         return sorted(taken, key=lambda r: (r.arrival, r.id))
 
     def _deal(self, now: float, waiting: list[Request] | None = None) -> None:
-        """Deal workers out to groups; where that changes anything, requests to workers."""
+        """Distribute workers to groups; if that changes anything, distribute the requests again."""
         self._deal_at = now + self._deal_every_s
         served = self._tables.served
         by_key = {(g.model, g.slo_s): g for g in self._all()}

@@ -1,7 +1,7 @@
-"""Who waits where: a queue per worker and group, and how workers are dealt out to groups.
+"""Queues per worker and group, and the distribution of workers to groups.
 
-Requests are dealt out in proportion to speed. A worker that gets the share w of them sees what one
-of 1/w equal workers would: every (1/w)-th arrival. (The paper deals out in turn, evenly, §3.2.1.)
+Requests are distributed in proportion to speed. A worker with the share w gets every (1/w)-th
+arrival, as one of 1/w equal workers would. (The paper distributes evenly, in turn, §3.2.1.)
 Worked example: speeds 3 and 1. Of four requests the first worker gets three; its table is for one
 worker at 3/4 of the load. The other gets every fourth; its table is for one of four workers.
 """
@@ -23,19 +23,20 @@ from ray_slo.policies.ramsis_tables import Served, ServedKey
 Dealt = dict[WorkerId, tuple[Kind, list[tuple[str, float]]]]
 """The kind of each worker, and the groups (model, SLO) that it serves."""
 
-_RESPEED = 0.1  # a worker's speed that changed by a smaller share is no reason for other shares
+_RESPEED = 0.1  # shares are kept if a worker's speed changed by less
 
 
 @dataclass(eq=False, repr=False, slots=True)
 class Lane:
-    """The queue of a worker for one group; or of a group that no worker serves.
+    """The queue of a worker for one group, or of a group without workers.
 
     Attributes:
-        speed: of its worker, by which it gets requests; 1 for all where none can be in time.
-        stride: requests that the group's quickest lane gets for one of this lane's.
-        equals: how many workers like this lane's the group's would be.
+        speed: speed of its worker, in proportion to which it gets requests; 1 for all if none can
+            be in time.
+        stride: requests that the group's fastest lane gets for one request of this lane.
+        equals: number of workers like this lane's that equals all workers of the group.
         filed: its key in the group's heap of shortest queues.
-        timer_at: when the head can be served no more, seconds.
+        timer_at: when the head can no longer be served, seconds.
     """
 
     group: Group
@@ -63,15 +64,15 @@ class Group:
     """A model and an SLO, and the workers that serve it.
 
     Args:
-        in_turn: requests are dealt out round robin, else to the shortest queue.
-        look_s: the load is measured anew this often, seconds.
+        in_turn: requests are distributed round robin, otherwise to the shortest queue.
+        look_s: seconds between two measurements of the load.
 
     Attributes:
         lanes: one per worker.
-        speed: of its workers, where one that serves several groups counts as a part.
+        speed: total speed of its workers; one that serves several groups counts in part.
         burst: 4 to the power of this is the index of dispersion of its arrivals.
-        homeless: where requests wait while no worker serves them.
-        shortest: heap of the queues, where requests go to the shortest.
+        homeless: queue for requests while no worker serves the group.
+        shortest: heap of the queues, if requests go to the shortest one.
     """
 
     def __init__(
@@ -86,7 +87,7 @@ class Group:
         self.speed = 0.0
         self.homeless = Lane(self, None, None)
         self._in_turn = in_turn
-        self._turns: list[tuple[float, int, Lane]] = []  # heap: whose turn it is, in strides
+        self._turns: list[tuple[float, int, Lane]] = []  # heap of turns, in strides
         self.shortest: list[tuple[tuple[float, bool, int], Lane]] = []
         self._serial = 0
         self._load: float | None = None
@@ -98,8 +99,8 @@ class Group:
         self._dispersion.arrived(now)
 
     def load(self, now: float) -> float | None:
-        """Anticipated, requests/s; None before the first look."""
-        if self._look_at == -math.inf:  # the first request says nothing of a load
+        """Predicted requests/s; None before the first measurement."""
+        if self._look_at == -math.inf:  # the first request says nothing about the load
             self._look_at = now + self._look_s
         elif now >= self._look_at:
             self._load = self.monitor.rate(now)
@@ -107,13 +108,13 @@ class Group:
         return self._load
 
     def look_for_bursts(self) -> None:
-        """Follow the dispersion of arrivals, but not what may be chance."""
+        """Follow the dispersion of arrivals; ignore differences that may be chance."""
         measured = 0.5 * math.log2(max(self._dispersion.value, 1.0))
         if abs(measured - self.burst) > 0.5 + 1.5 * self._dispersion.error:
             self.burst = round(measured)
 
     def next(self, now: float) -> Lane:
-        """Where the next request goes."""
+        """The lane for the next request."""
         if not self.lanes:
             return self.homeless
         if self._in_turn:
@@ -124,7 +125,7 @@ class Group:
         return heap[0][1]
 
     def _next_in_turn(self, now: float) -> Lane:
-        """Whose turn it is; a worker that hangs is passed over."""
+        """The lane whose turn it is; a worker that hangs is skipped."""
         turns = self._turns
         for _ in range(len(turns)):
             at, rank, lane = turns[0]
@@ -136,8 +137,8 @@ class Group:
         return lane
 
     def file(self, lane: Lane) -> None:
-        """Keep the heap of shortest queues: by the time until one more would be served, then idle
-        workers, then the one that was touched longest ago."""
+        """Update the heap of shortest queues. Its order is the time until one more request would be
+        served, then idle workers, then the least recently changed."""
         if self._in_turn or lane.worker is None:
             return
         self._serial += 1
@@ -150,7 +151,7 @@ class Group:
             heappush(heap, (lane.filed, lane))
 
     def leave(self) -> None:
-        """No worker serves it any more."""
+        """The group has lost all its workers."""
         self.lanes, self.shortest, self._turns, self.speed = [], [], [], 0.0
         self.homeless.timer_at = math.inf
 

@@ -11,6 +11,7 @@ from ray_slo.core.names import import_attr, nearest
 from ray_slo.core.policy import Policy, unwrapped
 from ray_slo.core.trees import Tree
 from ray_slo.policies.composed import Composed
+from ray_slo.policies.limited import Limited
 
 POLICIES: dict[str, str] = {
     "auto": "ray_slo.policies.auto:Auto",
@@ -32,14 +33,8 @@ EXACT: dict[str, str] = {
 }
 """Policies as their papers print them, without our improvements: with `exact: true`."""
 
-DEFAULTS: dict[str, str] = {
-    "models": "deferred",
-    "tasks": "deferred",
-    "variants": "price",
-    "sizes": "kairos",
-    "pipeline": "pipeline",
-}
-"""The policy where the user names none: by what it has to serve."""
+DEFAULT = "auto"
+"""The policy where the user names none. The planners of papers bring their own."""
 
 
 def make_policy(policy: str | Policy, kwargs: Mapping[str, Any] | None = None) -> Policy:
@@ -68,7 +63,9 @@ def make_policy(policy: str | Policy, kwargs: Mapping[str, Any] | None = None) -
                 raise ValueError(
                     f"policy {policy!r}{exact}: {name} contradicts it: {target.beyond[name]}"
                 )
-            takes = [*valid, *(["exact"] if _name_of_class(improved) in EXACT else [])]
+            told = _TOLD if getattr(target, "composes", False) else ()
+            takes = [name for name in valid if name not in told]
+            takes += ["exact"] if _name_of_class(improved) in EXACT else []
             raise ValueError(
                 f"policy {policy!r}{exact} has no argument {', '.join(unknown)}; "
                 f"it takes {', '.join(takes) or 'none'}"
@@ -110,6 +107,7 @@ def follows_assignments(policy: Policy) -> bool:
 
 
 COMPOSE = f"{__name__}:compose"
+_TOLD = ("trees", "planned")  # arguments that follow from the application
 
 
 def policy_for(
@@ -139,7 +137,8 @@ def recipe_for(
         trees: of the application; none for models alone.
         variants: how many each model has.
         planned: a planner assigns variants to workers.
-        composing: further arguments of `policies.composed.Composed`.
+        composing: further arguments of `policies.composed.Composed`, and `limited`: whether
+            pipelines limit what their roots admit (`policies.limited`).
 
     Raises:
         ValueError: as of `make_policy`.
@@ -163,7 +162,7 @@ def recipe_for(
         or (planned and name_of(made) in POLICIES)
     ):
         if not isinstance(policy, str):
-            return Composed(made, trees, **composing), {}
+            return _composed(made, trees, **composing), {}
         shapes = [tree.to_json() for tree in trees]
         return COMPOSE, {"policy": policy, "kwargs": kwargs, "trees": shapes, **composing}
     return policy, kwargs
@@ -173,11 +172,19 @@ def compose(
     policy: str,
     kwargs: Mapping[str, Any] | None = None,
     trees: Sequence[Mapping[str, Any]] = (),
-    **composing: float,
+    **composing: Any,
 ) -> Policy:
     """A composed policy from plain values, as decision logs hold them."""
     shapes = [Tree.from_json(tree) for tree in trees]
-    return Composed(make_policy(policy, kwargs), shapes, **composing)
+    return _composed(make_policy(policy, kwargs), shapes, **composing)
+
+
+def _composed(
+    policy: Policy, trees: Sequence[Tree], *, limited: bool = True, **composing: Any
+) -> Policy:
+    composed = Composed(policy, trees, **composing)
+    piped = any(len(tree.tasks) > 1 for tree in trees)
+    return Limited(composed, trees) if limited and piped else composed
 
 
 def _parameters(target: Any) -> tuple[dict[str, inspect.Parameter], bool]:
@@ -224,7 +231,7 @@ def refuse_told(policy: str | Policy, kwargs: Mapping[str, Any]) -> None:
     Raises:
         ValueError: names them.
     """
-    given = [name for name in ("trees", "planned") if name in kwargs]
+    given = [name for name in _TOLD if name in kwargs]
     if given and getattr(_target(policy), "composes", False):
         raise ValueError(
             f"policy {policy!r}: {' and '.join(given)} follow from the application; leave them out"

@@ -1,4 +1,4 @@
-"""Rows of the decision log as the rounds of policies."""
+"""Reads rows of the decision log as rounds of policies."""
 
 from __future__ import annotations
 
@@ -62,11 +62,12 @@ def _open(path: Path) -> _File:
 
 @dataclass(frozen=True)
 class Life:
-    """What one policy object was fed and decided, from its start or from what is left of it.
+    """The events and decisions of one policy object, from its start or from the first row that is
+    left.
 
     Attributes:
-        begins: its first event is here; without it a replay cannot be exact.
-        lost: rows that were not kept, and files that are missing (as −1 each).
+        begins: whether its first event is here. Without it, a replay cannot be exact.
+        lost: numbers of lost rows; −1 for each missing file.
     """
 
     scheduler: str
@@ -77,14 +78,14 @@ class Life:
 
     @property
     def whole(self) -> bool:
-        """Whether everything from its beginning is here."""
+        """Whether every row from its start is here."""
         return self.begins and not self.lost
 
     def rounds(self, load_table: Callable[[Path], Any] | None = None) -> Iterator[Round]:
         """In order; read file by file.
 
         Args:
-            load_table: makes a policy's table of its file; without it, tables are None.
+            load_table: makes a policy's table from its file; without it, tables are None.
         """
         decoder = Decoder(load_table)
         for path, begin, end in self._slices:
@@ -96,8 +97,8 @@ def read(path: str | Path) -> list[Life]:
 
     Raises:
         FileNotFoundError: no such file or folder.
-        ValueError: no decision log there, or a file that is cut short or something else; it is
-            named.
+        ValueError: there is no decision log, or a file is truncated or of another kind. The message
+            names it.
     """
     path = Path(path)
     paths = sorted(path.glob(f"*{SUFFIX}")) if path.is_dir() else [path]
@@ -143,7 +144,7 @@ def _life(scheduler: str) -> dict[str, Any]:
 def _read_rows(path: Path, begin: int, end: int | None) -> Iterator[Row]:
     import pyarrow.parquet as pq
 
-    # Opened once: a live writer may put a longer file in its place at any time.
+    # Opened once: a live writer may replace it by a longer file at any time.
     with pq.ParquetFile(path) as file:
         table = file.read(list(COLUMNS)).slice(begin)
     if "task" not in table.column_names:  # an older log
@@ -154,7 +155,7 @@ def _read_rows(path: Path, begin: int, end: int | None) -> Iterator[Row]:
 
 
 class Decoder:
-    """Rows in, rounds out: the inverse of `Encoder`."""
+    """Makes rounds from rows: the inverse of `Encoder`."""
 
     def __init__(self, load_table: Callable[[Path], Any] | None = None) -> None:
         self._load_table = load_table
@@ -163,7 +164,8 @@ class Decoder:
         self._requests: dict[int, Request] = {}
 
     def decode(self, rows: Iterable[Row]) -> Iterator[Round]:
-        """Rounds of one file; what follows its last `decide` belongs to the next file's first."""
+        """Rounds of one file. Rows after its last `decide` belong to the next file's first
+        round."""
         (event_at, at_at, what_at), i = (INDEX[k] for k in ("event", "at", "what")), INDEX
         events: list[tuple[str, tuple[Any, ...]]] = []
         last: tuple[Any, ...] = ()
@@ -224,7 +226,8 @@ class Decoder:
             yield deciding
 
     def _answer(self, said: Any) -> Any:
-        """What was solved aside; in older logs, whose rows are "tables", it is a table's text."""
+        """The answer to a policy's problem. In older logs, whose rows are "tables", it is a table's
+        text."""
         if isinstance(said, dict):
             if "rehearsed" in said:
                 return Rehearsed.from_json(said["rehearsed"])
@@ -253,7 +256,7 @@ class Decoder:
         return request
 
     def _known(self, number: int) -> Request:
-        """A request that arrived before; nameless where that is not in the log any more."""
+        """An earlier request; without its fields if its row is not in the log any more."""
         request = self._requests.get(number)
         if request is None:
             request = self._requests[number] = Logged(number, "", math.nan, math.nan)

@@ -1,4 +1,4 @@
-"""Rounds of a policy as rows of the decision log."""
+"""Writes rounds of a policy as rows of the decision log."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from ray_slo.record.rows import (
 
 
 class Encoder:
-    """Rounds in, rows out. `rows` is taken from by the caller."""
+    """Makes rows from rounds. The caller takes them from `rows`."""
 
     def __init__(self) -> None:
         self.rows: list[Row] = []
@@ -58,11 +58,11 @@ class Encoder:
         self._row(0, at, "start", detail=start.to_json())
 
     def lost(self, rows: int, at: float) -> None:
-        """So many rows were not kept."""
+        """Note the number of lost rows."""
         self._row(0, at, "lost", size=rows)
 
     def new_file(self) -> None:
-        """Repeat what a reader of the next rows alone must know."""
+        """Repeat the facts that a reader of only the next rows needs."""
         self._profiles.clear()
         if self._start is not None:
             self._row(0, self._at, "start", reason=AGAIN, detail=self._start.to_json())
@@ -83,7 +83,7 @@ class Encoder:
             self._row(0, now, "error", detail=round.error)
         else:
             wake_at = round.decision.wake_at
-            # As in `_row`, which would be most of the cost of a quiet round.
+            # As in `_row`, whose call would be most of the cost of a quiet round.
             self.rows.append((number, 0, now, "decide", *none * BEFORE_WAKE, wake_at, None, None))
             for i, action in enumerate(round.decision.actions):
                 self._action(i, now, action)
@@ -222,7 +222,7 @@ def _assigned(assigned: Assigned) -> list[Any]:
 
 
 def _answer(answer: Any) -> dict[str, Any] | None:
-    """What was solved aside; None for what has no file format."""
+    """The answer to a policy's problem; None if it has no file format."""
     if isinstance(answer, Rehearsed):
         return {"rehearsed": answer.to_json()}
     return {"table": _table_text(answer)} if hasattr(answer, "save") else None
@@ -237,9 +237,9 @@ def _table_text(table: Any) -> str:
 
 
 class Lines:
-    """A sink that writes one log into a folder, in order and at once: for simulated runs.
+    """A sink for simulated runs that writes one log into a folder, in order and at once.
 
-    A live scheduler has `ray_slo.record.writer`, which does not make decisions wait.
+    A live scheduler has `ray_slo.serve.watch.log_writer`, which does not make decisions wait.
     """
 
     def __init__(self, folder: str | Path, name: str, start: Start, at: float = 0.0) -> None:
@@ -251,7 +251,7 @@ class Lines:
         self._encoder.add(round)
 
     def close(self) -> Path:
-        """Write the file; its path."""
+        """Write the file, and return its path."""
         self._folder.mkdir(parents=True, exist_ok=True)
         path = self._folder / file_name(self._name, 0)
         write_file(path, to_arrow(self._encoder.rows), self._name, 0)

@@ -1,12 +1,13 @@
-"""What planners decided, and why: a table of its own beside the decision log of the schedulers.
+"""The planners' decisions and their reasons: a separate table beside the decision log of the
+schedulers.
 
-A row is a question to a planner: what made it ask, what it went by, its answer, and what that
-changes. The table lies in the folder `_plans` of the log, as Parquet readers take a folder for one
-table and pass over names that begin so. Columns are described in docs/decision-log.md.
+A row is a question to a planner: its cause, its input, its answer, and the changes. The table is in
+the folder `_plans` of the log. Parquet readers read a folder as one table, and skip names that
+begin with `_`. Columns are described in docs/decision-log.md.
 
-Times are the planner's clock. `shift` puts them on a scheduler's: processes of one machine read the
-same monotonic clock (`clock` of both says so); of another machine's, the planner measured how far
-it was ahead, from messages. Wall-clock times are there for people.
+Times are in the planner's clock. `shift` converts them to a scheduler's clock. Processes of one
+machine share a monotonic clock, which `clock` names. For another machine's clock, the planner
+measured from messages how far it was ahead. Wall-clock times are for people.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ PLANS = Table(
     "ray-slo/plan-log/1",
     ".plans.parquet",
     {
-        "number": "int64",  # of the question, since the planner started
+        "number": "int64",  # number of the question since the planner started
         "at": "double",
         "wall_at": "double",
         "what": "string",
@@ -58,12 +59,12 @@ _INDEX = {name: i for i, name in enumerate(PLANS.columns)}
 
 @dataclass(frozen=True)
 class Outline:
-    """A plan as far as its changes are told.
+    """The part of a plan whose changes are reported.
 
     Attributes:
-        targets: workers wanted of each kind, or in each group; None: as many as there are.
-        variants: workers that are to run it, by variant.
-        batches: the largest batch of a variant, where all its workers have the same.
+        targets: wanted workers by kind, or by group; None: no change.
+        variants: number of workers that should run it, by variant.
+        batches: the largest batch of a variant, if all its workers have the same.
         groups: group of each model.
     """
 
@@ -86,7 +87,7 @@ class Outline:
         return cls(targets, variants, batches)
 
     def changes(self, last: Outline) -> list[str]:
-        """What is not as it was, a line each.
+        """The changes, one line each.
 
         >>> old, new = Outline({"gpu": 2}, {"small": 2}), Outline({"gpu": 3}, {"large": 3})
         >>> new.changes(old)
@@ -116,23 +117,23 @@ class Outline:
 
 @dataclass(frozen=True)
 class Planned:
-    """One question to a planner, and what came of it.
+    """One question to a planner, and its answer.
 
     Attributes:
-        at: when it was asked, in the planner's clock.
-        trigger: what made it ask: "first plan", "period", "demand changed", "worker lost", …
-        demand: requests per second that it was asked to plan for.
-        inputs: what else it went by, in short.
-        targets: workers wanted, by kind (or group).
+        at: time of the question in the planner's clock, seconds.
+        trigger: its cause: "first plan", "period", "demand changed", "worker lost", …
+        demand: requests per second to plan for.
+        inputs: the rest of its input, in short.
+        targets: wanted workers by kind (or group).
         plan: what the planner said.
-        workers: what each worker is to run.
-        changes: against the last plan.
+        workers: the variant for each worker.
+        changes: changes from the last plan.
         why: the planner's own words.
-        shortfall: what the plan leaves out.
-        error: why there is no plan; the last one holds.
-        took_s: from the question to the answer.
+        shortfall: what the plan does not serve.
+        error: why there is no plan. The last one stays in force.
+        took_s: time from the question to the answer, seconds.
         wall_at: Unix time, for people.
-        clocks: how far other machines' clocks were ahead of the planner's, by clock.
+        clocks: how far other machines' clocks were ahead of the planner's, by clock, seconds.
     """
 
     at: float
@@ -156,7 +157,7 @@ _PLAIN = ("wall_at", "trigger", "demand", "why", "shortfall", "error", "took_s")
 
 
 class PlanEncoder:
-    """As `encode.Encoder`, of `Planned`."""
+    """As `encode.Encoder`, for `Planned`."""
 
     def __init__(self) -> None:
         self.rows: list[Row] = []
@@ -176,11 +177,11 @@ class PlanEncoder:
         self._row(at, "start", detail=start.to_json())
 
     def lost(self, rows: int, at: float) -> None:
-        """So many rows were not kept."""
+        """Note the number of lost rows."""
         self._row(at, "lost", detail=str(rows))
 
     def new_file(self) -> None:
-        """Repeat what a reader of the next rows alone must know."""
+        """Repeat the facts that a reader of only the next rows needs."""
         if self._start is not None:
             self._row(self._at, "start", reason=AGAIN, detail=self._start.to_json())
 
@@ -195,12 +196,12 @@ class PlanEncoder:
 
 @dataclass
 class Planner:
-    """What one planner decided, in order; at least what is left of it.
+    """The decisions of one planner, in order, as far as they are left.
 
     Attributes:
         name: of the writer.
         start: `policy` is the planner's name; `about` has application, models, clock, wall_at.
-        lost: rows that were not kept.
+        lost: number of lost rows.
     """
 
     name: str
@@ -209,8 +210,8 @@ class Planner:
     lost: int = 0
 
     def shift(self, clock: str | None, at: float) -> float | None:
-        """What to add to a time of this planner's clock, around `at`, for that of `clock`; None
-        where that was never measured."""
+        """The difference from this planner's clock to `clock` around `at`, seconds; None if it was
+        never measured."""
         if clock is not None and clock == self.start.about.get("clock"):
             return 0.0
         known = [(abs(p.at - at), p.clocks[clock or ""]) for p in self.plans if clock in p.clocks]
@@ -218,10 +219,10 @@ class Planner:
 
 
 def read(path: str | Path) -> list[Planner]:
-    """Every planner in the log of a folder, by name; none where it has no such table.
+    """Every planner in the log of a folder, by name; empty if it has no such table.
 
     Raises:
-        ValueError: a file that is no plan log, or cut short; it is named.
+        ValueError: a file is no plan log, or is truncated. The message names it.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -254,7 +255,7 @@ def _planned(row: Mapping[str, Any]) -> Planned:
 
 
 class PlanLines:
-    """A sink that writes a planner's table into the folder of a log, at once: of simulated runs."""
+    """A sink for simulated runs that writes a planner's table into the folder of a log at once."""
 
     def __init__(self, folder: str | Path, name: str, start: Start, at: float = 0.0) -> None:
         self._folder, self._name = Path(folder) / FOLDER, name
@@ -265,7 +266,7 @@ class PlanLines:
         self._encoder.add(planned)
 
     def close(self) -> Path:
-        """Write the file; its path."""
+        """Write the file, and return its path."""
         self._folder.mkdir(parents=True, exist_ok=True)
         path = self._folder / file_name(self._name, 0, PLANS)
         rows = to_arrow(self._encoder.rows, kind=PLANS)

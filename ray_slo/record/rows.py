@@ -1,12 +1,12 @@
-"""The decision log: everything that a policy was fed and everything that it decided, as Parquet.
+"""The decision log: all events and all decisions of a policy, as Parquet.
 
-A `Recording` stands between a host and its policy, live and in the simulator alike, and hands one
-`Round` per `decide` to a sink. An `encode.Encoder` makes rows of rounds, `write_file` files of
-rows, and `decode.read` gives the rounds back exactly, to the last bit of every time.
+A `Recording` is between a host and its policy, live and in the simulator. It gives a sink one
+`Round` per `decide`. An `encode.Encoder` makes rows from rounds, and `write_file` makes files from
+rows. `decode.read` gives the rounds back, exactly to the last bit of every time.
 
-One table; what stands in a column depends on `what` the row says (docs/decision-log.md). Every file
-can be read without the others: it repeats who decides, and the cluster with its profiles. What a
-planner decided is a table of its own (`plans`).
+There is one table. The column `what` decides the meaning of the others (docs/decision-log.md).
+Every file can be read without the others: it repeats the policy, and the cluster with its profiles.
+The planner's decisions are a separate table (`plans`).
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ _OF_REQUEST = {  # attributes of a `Request`, in the order of its arguments afte
     "arrival": "double",
     "deadline": "double",
     "size": "int32",  # of a request: its items; of a batch: its requests
-    "task": "string",  # not in logs before trees of tasks: named as the model
+    "task": "string",  # older logs have none: the task has the model's name
 }
 COLUMNS: dict[str, str] = {
-    "round": "int64",  # number of the decision; an event belongs to the one that follows it
-    "event": "int32",  # which call to the policy in its round; an action: which in the decision
+    "round": "int64",  # number of the decision; an event belongs to the next one
+    "event": "int32",  # number of the call in its round; for an action, its number in the decision
     "at": "double",
     "what": "string",
     "request": "int64",
@@ -63,7 +63,7 @@ OF_REQUEST = slice(INDEX["model"], INDEX["model"] + len(_OF_REQUEST))
 of_request = attrgetter(*_OF_REQUEST)
 AFTER_REQUEST = INDEX["detail"] - OF_REQUEST.stop  # columns between
 BEFORE_WAKE = INDEX["wake_at"] - INDEX["what"] - 1
-AGAIN = "again"  # reason of rows that repeat at the head of a file what is known by then
+AGAIN = "again"  # reason of rows at the head of a file, which repeat earlier ones
 
 Row = tuple[Any, ...]
 
@@ -84,8 +84,8 @@ class Round(NamedTuple):
 
     Attributes:
         events: (method of `Policy`, its arguments: `now` and the rest).
-        decision: None where the policy raised `error`.
-        setting: of `auto` and why, where it is another one than before; for readers only.
+        decision: None if the policy raised `error`.
+        setting: a new setting of `auto`, and its reason; only for readers.
     """
 
     now: float
@@ -97,11 +97,11 @@ class Round(NamedTuple):
 
 @dataclass(frozen=True)
 class Start:
-    """Who decides, from here on.
+    """The policy from here on.
 
     Attributes:
-        policy: name or "module:attr"; None where it was a ready-made object.
-        kwargs: its arguments; None where they are nothing that JSON can hold.
+        policy: name or "module:attr"; None if it was an object.
+        kwargs: its arguments; None if JSON cannot contain them.
         about: free-form, as JSON: application, wall-clock time, …
     """
 
@@ -132,7 +132,7 @@ class Start:
 
 
 class Recording(PolicyWrapper):
-    """A policy that tells `sink` of every round. Everything else is the inner policy's."""
+    """A policy that gives `sink` every round. Everything else is the inner policy's."""
 
     def __init__(self, policy: Policy, sink: Callable[[Round], None]) -> None:
         super().__init__(policy)
@@ -181,7 +181,7 @@ class Recording(PolicyWrapper):
 
 
 class Logged(Request):
-    """A request from a log. `origin`: whose it was there (client, its number), if known."""
+    """A request from a log. `origin`: its client and its number there, if known."""
 
     __slots__ = ("origin",)
     origin: tuple[str, int] | None
@@ -215,7 +215,8 @@ def to_arrow(
 def write_file(
     path: Path, table: Any, scheduler: str, sequence: int, kind: Table = DECISIONS
 ) -> int:
-    """Write an Arrow table of rows; bytes. The file is there whole or not at all."""
+    """Write an Arrow table of rows. Return the number of bytes. The file appears whole or not at
+    all."""
     import pyarrow.parquet as pq
 
     about = {"format": kind.format, "scheduler": scheduler, "sequence": sequence}
@@ -242,10 +243,10 @@ def file_name(scheduler: str, sequence: int, kind: Table = DECISIONS) -> str:
 
 
 def about_file(path: Path, schema: Any, kind: Table = DECISIONS) -> dict[str, Any]:
-    """Who wrote a file (`scheduler`), and which of its files it is (`sequence`).
+    """The writer of a file (`scheduler`), and the file's number (`sequence`).
 
     Raises:
-        ValueError: it is no such file.
+        ValueError: it is not a file of this kind.
     """
     about: dict[str, Any] = json.loads((schema.metadata or {}).get(_METADATA, b"{}"))
     if (found := about.get("format")) != kind.format:

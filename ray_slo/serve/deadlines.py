@@ -1,20 +1,22 @@
-"""Which deadline does a request have? Its headers, and the scope of the call that runs now.
+"""The deadline of a request, from its headers or from the scope of the current call.
 
 `HEADERS` lists the request headers of ray-slo: bounds, proxies, frontends, gRPC and the OpenAPI
-document read it. `TimeLimits` is the one parser of those that say how much time there is.
+document read it. `TimeLimits` is the only parser of headers about time.
 
-A deadline in user code (`@ray_slo.batch`, `remaining_ms`) comes, first found first taken, from
+A deadline in user code (`@ray_slo.batch`, `remaining_ms`) comes from the first of these that
+exists:
 
 1. `deadline_scope(...)` around the call;
-2. the HTTP request that Serve is handling, in deployments that use `@ray_slo.batch`. In others,
-   `with deadline_scope(request):` says it;
-3. the gRPC request's metadata, by the same names; `ray_slo.serve.grpc.with_deadlines` puts gRPC's
-   own deadline there, which Serve does not read.
+2. the HTTP request that Serve is handling, in deployments that use `@ray_slo.batch`. In others, use
+   `with deadline_scope(request):`;
+3. the gRPC request's metadata, with the same names. `ray_slo.serve.grpc.with_deadlines` puts gRPC's
+   own deadline there, because Serve does not read it.
 
 `x-slo-latency-ms` replaces the model's SLO; `x-slo-class` names another of the model's.
-`x-request-timeout-seconds` can only tighten it: it is when Serve's proxy gives up, and gateways set
-it to minutes. None of them crosses a `DeploymentHandle`: pass `latency_slo_ms=remaining_ms()` on.
-Deadlines here are `time.monotonic()` seconds of this process. This module does not import Ray.
+`x-request-timeout-seconds` can only shorten it: it is the time when Serve's proxy gives up, and
+gateways set it to minutes. None of them passes through a `DeploymentHandle`: pass
+`latency_slo_ms=remaining_ms()` on. Deadlines here are `time.monotonic()` seconds of this process.
+This module does not import Ray.
 """
 
 from __future__ import annotations
@@ -24,14 +26,15 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import Context, ContextVar, copy_context
-from typing import Any, Literal, NamedTuple, Protocol, overload, runtime_checkable
+from typing import Any, Literal, NamedTuple, NoReturn, Protocol, overload, runtime_checkable
 
+from ray_slo.core.requests import MAX_LATENCY_MS
 from ray_slo.core.text import quoted
 
 PROXY_CALLBACK_ENV = "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH"
 PROXY_CALLBACK = "ray_slo.serve.proxy:middlewares"
-MAX_LATENCY_MS = 86_400_000.0  # a day: what a client, or a config, may give a request
 
+HTTP_PAGE = "docs/reference/http.md"
 LATENCY_HEADER = "x-slo-latency-ms"
 CLASS_HEADER = "x-slo-class"
 TIMEOUT_HEADER = "x-request-timeout-seconds"
@@ -39,17 +42,19 @@ PROXIED_HEADER = "x-slo-timeout-ms"
 WHOLE_HEADER = "x-slo-body-whole"
 REFUSED_HEADER = "x-slo-refused-before"
 ATTEMPT_HEADER = "x-slo-attempt"
-CAPACITY_HEADER = "x-slo-capacity"  # of answers: what the frontend says that it can do
+ARRIVED_HEADER = "x-slo-arrived"
+CAPACITY_HEADER = "x-slo-capacity"  # of answers: the capacity that the frontend reports
 
 
 class Header(NamedTuple):
     """A request header.
 
     Attributes:
-        said_by: a proxy drops what a client says in the name of our proxies.
-        means: for the OpenAPI document.
-        per_s: units in a second, for one that is a time; 0 for others.
+        said_by: who sets it. A proxy drops headers of a client that only our proxies may set.
+        means: meaning, for the OpenAPI document.
+        per_s: units per second, if it is a time; 0 for others.
         most: the largest value, in its unit.
+        unit: its unit, for messages.
     """
 
     name: str
@@ -57,6 +62,7 @@ class Header(NamedTuple):
     means: str
     per_s: float = 0.0
     most: float = math.inf
+    unit: str = ""
 
 
 HEADERS = {
@@ -68,6 +74,7 @@ HEADERS = {
             "The request's own SLO, milliseconds, instead of the model's.",
             per_s=1e3,
             most=MAX_LATENCY_MS,
+            unit="milliseconds",
         ),
         Header(
             CLASS_HEADER,
@@ -80,10 +87,12 @@ HEADERS = {
             "When the client gives up, seconds; can only tighten the SLO.",
             per_s=1.0,
             most=MAX_LATENCY_MS / 1e3,
+            unit="seconds",
         ),
         Header(PROXIED_HEADER, "failover", "What is left of the client's timeout.", per_s=1e3),
         Header(ATTEMPT_HEADER, "failover", "Names this sending of the request."),
         Header(WHOLE_HEADER, "door", '"1": the proxy has the whole body; else "0".'),
+        Header(ARRIVED_HEADER, "door", "When the request came to HAProxy, and by whose clock."),
         Header(REFUSED_HEADER, "door", "How many requests the proxy refused before this one."),
     )
 }
@@ -93,21 +102,21 @@ _BY_KEY: dict[str | bytes, Header] = {
 _SAID_BY = {key: header.said_by for key, header in _BY_KEY.items()}
 _TIMES = {key: header.name for key, header in _BY_KEY.items() if header.per_s}
 _LONGEST_NUMBER = 32  # characters
-_LONGEST_CLASS = 100  # characters, as of all names
-_LEAST_MS = 1.0  # stands for a deadline that has passed: 0 would be refused as no SLO
+_LONGEST_CLASS = 100  # characters, as for all names
+_LEAST_MS = 1.0  # means a deadline that has passed: 0 would be refused as an invalid SLO
 
 
 # -- headers -----------------------------------------------------------------------------------
 
 
 class TimeLimits:
-    """What the headers of a request (metadata of gRPC) say of its time.
+    """The time limits in the headers of a request (or the metadata of gRPC).
 
-    A value must be a positive decimal number, within the header's bound, and be there once.
+    A value must be a positive decimal number within the header's bound, and appear once.
 
     Args:
-        headers: pairs of text or bytes, names in small letters; others are passed over.
-        strict: refuse a bad value; without, it counts as absent.
+        headers: pairs of text or bytes, names in small letters; other headers are ignored.
+        strict: refuse a bad value; otherwise it counts as absent.
         proxied: whether a proxy of ours was before, so that `x-slo-timeout-ms` is not the client's.
     """
 
@@ -121,7 +130,7 @@ class TimeLimits:
                 self._found.setdefault(name, []).append(value)
 
     def own_s(self) -> float | None:
-        """The SLO that the client gives the request, seconds; None: as the model says.
+        """The SLO that the client sets for the request, seconds; None: the model's SLO.
 
         Raises:
             BadHeader: a bad value, if `strict`.
@@ -129,7 +138,7 @@ class TimeLimits:
         return self._seconds(LATENCY_HEADER)
 
     def timeout_s(self) -> float | None:
-        """When the client hangs up, seconds; None: it does not say.
+        """Time until the client gives up, seconds; None if it does not say.
 
         Raises:
             BadHeader: a bad value, if `strict`.
@@ -138,7 +147,7 @@ class TimeLimits:
         return self._seconds(TIMEOUT_HEADER) if proxied_s is None else proxied_s
 
     def named_s(self) -> float | None:
-        """Until the deadline that the client names, seconds."""
+        """Time until the deadline that the client names, seconds."""
         own_s = self.own_s()
         return self.timeout_s() if own_s is None else own_s
 
@@ -149,11 +158,11 @@ class TimeLimits:
     def budget_s(self, slo_s: float | None) -> float | None: ...
 
     def budget_s(self, slo_s: float | None) -> float | None:
-        """From the request's arrival to its deadline, seconds: the SLO that the client names, or
-        the model's, which a timeout can only tighten.
+        """Time from the request's arrival to its deadline, seconds: the client's SLO, or the
+        model's. A timeout can only shorten it.
 
         Args:
-            slo_s: the model's; None: not known.
+            slo_s: the model's SLO; None: not known.
 
         Raises:
             BadHeader: a bad value, if `strict`.
@@ -167,34 +176,54 @@ class TimeLimits:
             return None
         header, value = HEADERS[name], _number(values[0])
         if len(values) > 1:
-            bad = f"is there {len(values)} times; send one"
+            bad = _twice(len(values))
         elif value == 0 and name == TIMEOUT_HEADER:
             return None  # Serve's way of saying "no timeout"
         elif 0 < value <= header.most and value < math.inf:
             return value / header.per_s
         else:
-            bound = f" of at most {header.most:.0f}" if header.most < math.inf else ""
-            bad = f"must be a positive number{bound}, like 250 or 0.5, got {quoted(values[0])}"
-        if not self._strict:
-            return None
-        from ray_slo.serve.errors import BadHeader  # imports Ray
+            unit = f" of {header.unit}" if header.unit else ""
+            bound = f", at most {header.most:.0f}" if header.most < math.inf else ""
+            bad = f"must be a positive number{unit}{bound}, got {quoted(values[0])}"
+        if self._strict:
+            _refuse(name, bad)
+        return None
 
-        raise BadHeader(f"header {name} {bad}", field=name)
+
+def slo_class_of(headers: Iterable[tuple[Any, Any]], *, strict: bool = False) -> str:
+    """The SLO class that a client names; empty if it names none.
+
+    Args:
+        headers: pairs of text or bytes, names in small letters; other headers are ignored.
+        strict: refuse a header that is there twice; otherwise the first one counts. Return any
+            name; otherwise a name that is too long counts as absent.
+
+    Raises:
+        BadHeader: the header is there twice, if `strict`.
+    """
+    found = [value for name, value in headers if _BY_KEY.get(name) is HEADERS[CLASS_HEADER]]
+    if not found:
+        return ""
+    if strict and len(found) > 1:
+        _refuse(CLASS_HEADER, _twice(len(found)))
+    text = found[0].decode("latin-1") if isinstance(found[0], bytes) else str(found[0])
+    return text if strict or len(text) <= _LONGEST_CLASS else ""
 
 
-def slo_class_of(headers: Iterable[tuple[Any, Any]]) -> str:
-    """The SLO class that a client names; empty where it names none, or no possible one."""
-    for name, value in headers:
-        if _BY_KEY.get(name) is HEADERS[CLASS_HEADER]:
-            text = value.decode("latin-1") if isinstance(value, bytes) else str(value)
-            return text if len(text) <= _LONGEST_CLASS else ""
-    return ""
+def _twice(times: int) -> str:
+    return f"is there {times} times; send one"
+
+
+def _refuse(name: str, bad: str) -> NoReturn:
+    from ray_slo.serve.errors import BadHeader  # imports Ray
+
+    raise BadHeader(f"header {name} {bad}. See {HTTP_PAGE}#requests", field=name)
 
 
 def _number(value: Any) -> float:
     """A decimal number as text; NaN for anything else."""
     text = value.decode("latin-1") if isinstance(value, bytes) else value
-    # An exception takes thirty times as long as to look.
+    # An exception takes thirty times as long as this check.
     if not text or len(text) > _LONGEST_NUMBER or not text.isascii() or "_" in text:
         return math.nan
     try:
@@ -215,26 +244,26 @@ def positive(value: Any) -> float | None:
 
 
 def tightest(*times: float | None) -> float | None:
-    """The least of those that are known."""
+    """The smallest of the known times."""
     return min((t for t in times if t is not None), default=None)
 
 
 def without(headers: Iterable[tuple[Any, Any]], *said_by: str) -> list[tuple[Any, Any]]:
-    """Headers without those that only a proxy of ours may say: a client's word is not believed."""
+    """Headers without those that only a proxy of ours may set: a client's value is not trusted."""
     return [pair for pair in headers if _SAID_BY.get(pair[0]) not in said_by]
 
 
 def spent(
     headers: Iterable[tuple[Any, Any]], spent_s: float, other_s: float | None = None
 ) -> list[tuple[Any, Any]]:
-    """A request's headers as a frontend should hear them.
+    """A request's headers as a frontend should see them.
 
-    Times are less by what was spent. `x-request-timeout-seconds`, which Serve acts upon, becomes
-    `x-slo-timeout-ms`. A bad value is left as it is: whoever reads it says so.
+    Times are reduced by the time spent. `x-request-timeout-seconds`, which Serve acts upon, becomes
+    `x-slo-timeout-ms`. A bad value is unchanged: the reader reports it.
 
     Args:
         headers: pairs of bytes or of text.
-        spent_s: since the request came, seconds.
+        spent_s: time since the request came, seconds.
         other_s: another timeout from now, seconds.
     """
     told, timeout_s, is_text = [], other_s, False
@@ -257,7 +286,7 @@ def spent(
 
 
 def left_ms(slo_ms: float, spent_s: float) -> float:
-    """What is left of an SLO, milliseconds."""
+    """The rest of an SLO, milliseconds."""
     return max(slo_ms - 1e3 * spent_s, _LEAST_MS)
 
 
@@ -266,19 +295,19 @@ def _millis(seconds: float, is_text: bool) -> Any:
     return text if is_text else text.encode()
 
 
-# -- the call that runs now --------------------------------------------------------------------
+# -- the current call --------------------------------------------------------------------------
 
 
 @runtime_checkable
 class HasHeaders(Protocol):
-    """A Starlette or FastAPI request, or what looks like one."""
+    """A Starlette or FastAPI request, or an object with `headers`."""
 
     @property
     def headers(self) -> Mapping[str, str]: ...
 
 
 class _Limit(NamedTuple):
-    at: float  # time.monotonic() seconds; inf for "none, whatever the request around says"
+    at: float  # time.monotonic() seconds; inf for "no deadline, even if the request has one"
     replaces_slo: bool
 
 
@@ -287,11 +316,11 @@ _limit: ContextVar[_Limit | None] = ContextVar("ray_slo_limit", default=None)
 
 @contextmanager
 def deadline_scope(latency_ms: float | HasHeaders | None) -> Iterator[None]:
-    """Give the calls inside a deadline, whatever the request around them says.
+    """Set a deadline for the calls inside; it replaces that of the surrounding request.
 
     Args:
         latency_ms: milliseconds from now; or an HTTP request (anything with `headers`), whose
-            headers are read; None: as their model says.
+            headers are read; None: the SLO of their model.
     """
     if latency_ms is None:
         limit = None
@@ -331,7 +360,7 @@ def deadline_for(latency_slo_s: float) -> float:
 
 
 def remaining_ms() -> float | None:
-    """Milliseconds left of the deadline of what runs now, at least 0; None when there is none."""
+    """Milliseconds until the deadline of the current call, at least 0; None if there is none."""
     limit = _current_limit()
     if limit is None or limit.at == math.inf:
         return None

@@ -1,17 +1,16 @@
-"""gRPC beside HTTP: the service for Serve's gRPC proxy, its deadlines, and a stub for clients.
+"""gRPC: the service for Serve's gRPC proxy, its deadlines, and a stub for clients.
 
 Start Serve with `grpc_options={"port": …, "grpc_servicer_functions": [SERVICER]}`; every ray-slo
-application then answers `ray_slo.v1.Inference` (`protos/inference.proto`) as it answers HTTP.
+application then answers `ray_slo.v1.Inference` (`protos/inference.proto`) in the same way as HTTP.
 
-Serve hands a call's metadata to the application but not its deadline. `with_deadlines` writes what
-is left of it into the metadata, where `deadlines` looks for it; it does so for services of
-one's own, too. What happens when a frontend dies: `proxy.grpc`.
+Serve passes a call's metadata to the application but not its deadline. `with_deadlines` writes the
+remaining time into the metadata, where `deadlines` reads it. It also works for your own services.
+`proxy.grpc` handles a frontend that dies.
 """
 
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
@@ -35,16 +34,13 @@ from ray_slo.serve.ray_private.grpc_server import Handle, on_failure, through
 
 SERVICER = "ray_slo.serve.grpc:add_inference_to_server"
 ERROR_METADATA = "x-slo-error"
-PUSHBACK_METADATA = "grpc-retry-pushback-ms"  # how gRPC says Retry-After
-HOST_ENV = "RAY_SLO_GRPC_HOST"
-MAX_BODY_ENV = "RAY_SLO_MAX_BODY_BYTES"
+PUSHBACK_METADATA = "grpc-retry-pushback-ms"  # gRPC's form of Retry-After
 
-# Bytes: clients take 8 KB of trailing metadata, where a byte may be written as six.
+# Bytes: clients accept 8 KB of trailing metadata, in which a byte may be written as six.
 _MAX_MESSAGE = 600
 _MAX_BODY = 4096
-_MAX_BODY_BYTES = 256 * 2**20
-MESSAGE_OVERHEAD = 4096  # of a message, beside the item
-_OF_ANSWER = [  # fields of a reply that an answer has by the same name
+MESSAGE_OVERHEAD = 4096  # bytes of a message, in addition to the item
+_OF_ANSWER = [  # fields of a reply that have the same name in an answer
     field.name
     for field in InferReply.DESCRIPTOR.fields
     if field.name != "stages" and hasattr(Answer, field.name)
@@ -71,9 +67,9 @@ class InferenceStub:
 
 
 def reported(error: Any) -> dict[str, Any]:
-    """What a failed call's `grpc.RpcError` says of its reason: the body of HTTP's answer.
+    """The reason of a failed call's `grpc.RpcError`: the body of HTTP's answer.
 
-    Empty where the application did not answer, as when the client's deadline passed first.
+    Empty if the application did not answer, for example if the client's deadline passed first.
     """
     said = dict(error.trailing_metadata() or ()).get(ERROR_METADATA)
     return {} if said is None else dict(json.loads(said))
@@ -83,13 +79,13 @@ def reported(error: Any) -> dict[str, Any]:
 
 
 def with_deadlines(add_to_server: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
-    """A servicer function whose calls tell the application their deadline.
+    """A servicer function whose calls pass their deadline to the application.
 
     Args:
-        add_to_server: what protoc makes for a service, `add_…Servicer_to_server`.
+        add_to_server: the function that protoc makes for a service, `add_…Servicer_to_server`.
 
     Returns:
-        The same for `grpc_servicer_functions`, by the name that you give it in a module.
+        A function for `grpc_servicer_functions`; give it a name in a module.
     """
 
     async def call(handle: Handle, request: Any, context: Any) -> Any:
@@ -125,25 +121,6 @@ def add_inference_to_server(servicer: Any, server: Any) -> None:
     through(_add_inference, call, WithDeadline)(servicer, server)
 
 
-def grpc_host() -> str:
-    """Where Serve's gRPC server listens: 127.0.0.1, or `HOST_ENV`'s."""
-    return os.environ.get(HOST_ENV) or "127.0.0.1"
-
-
-def max_body_bytes() -> int:
-    """Largest body, or message, that Serve's proxies of this process take in: `MAX_BODY_ENV`.
-
-    Raises:
-        ValueError: it is no positive number.
-    """
-    text = os.environ.get(MAX_BODY_ENV, "")
-    if not text:
-        return _MAX_BODY_BYTES
-    if not text.isdecimal() or not 0 < int(text) < 2**31:
-        raise ValueError(f"{MAX_BODY_ENV} must be a number of bytes, 1 to 2**31 - 1, got {text!r}")
-    return int(text)
-
-
 # -- in the frontend ---------------------------------------------------------------------------
 
 
@@ -174,10 +151,10 @@ def reply_of(answer: Answer) -> Any:
 def fail(context: Any, error: Exception, details: bool = True) -> None:
     """Set the status of a call that failed; its reply is empty.
 
-    Raising would be Serve's way, but drops the trailing metadata.
+    Serve expects an exception, but that would drop the trailing metadata.
 
     Args:
-        details: whether to say what others' code says of an error of its own.
+        details: whether to show the message of an error of the user's own code.
     """
     body = error_body(error, details)
     message = body["message"].encode()[:_MAX_MESSAGE].decode(errors="ignore")

@@ -1,6 +1,6 @@
-"""Memory of a process: what it holds, and how the system gets it back.
+"""Memory of a process: counts it, and returns free memory to the system.
 
-glibc keeps freed memory that lies between memory in use. After thousands of requests at once, that
+glibc keeps freed memory that lies between memory in use. After thousands of requests at once, this
 is hundreds of megabytes.
 """
 
@@ -15,7 +15,10 @@ from collections.abc import Callable
 from ray_slo.models.memory import resident_mb, trimmer
 
 _LOOK_S = 10.0
-_GROWN, _GROWN_MB = 1.1, 16.0  # than after the last time: then it is worth a try
+_GROWN, _GROWN_MB = (
+    1.1,
+    16.0,
+)  # growth since the last time (factor, MB) from which a try is worth it
 
 
 class Trim:
@@ -33,7 +36,7 @@ class Trim:
         self._kept_mb = resident()
 
     def look(self) -> bool:
-        """Whether it was time."""
+        """Trim if it is time; whether it did."""
         now_mb = self._resident()
         self._kept_mb = min(self._kept_mb, now_mb)
         if not now_mb > max(_GROWN * self._kept_mb, self._kept_mb + _GROWN_MB):
@@ -47,7 +50,7 @@ _started = threading.Lock()
 
 
 def give_back() -> None:
-    """Have this process give memory back from now on, from a thread of its own; once is enough."""
+    """Make this process return memory from now on, in a thread of its own; call it once."""
     trim = trimmer()
     if trim is None or not _started.acquire(blocking=False):
         return
@@ -62,11 +65,11 @@ def give_back() -> None:
 
 
 def vitals(**tables: int) -> dict[str, int]:
-    """What a process holds, so that a soak can see whether it grows: its id, asyncio tasks of the
-    running loop, and memory blocks that Python has allocated.
+    """Sizes in a process, so that a soak test can see growth: its id, asyncio tasks of the running
+    loop, and memory blocks that Python has allocated.
 
     Args:
-        tables: lengths of the caller's own tables; all of them are 0 when nothing is to be done.
+        tables: lengths of the caller's own tables; all are 0 if there is nothing to do.
     """
     return {
         "pid": os.getpid(),

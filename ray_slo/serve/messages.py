@@ -1,6 +1,6 @@
-"""What frontends, scheduler and workers say to each other. Metadata only, but for `Piece`.
+"""Messages between frontends, scheduler and workers. Only `Piece` has more than metadata.
 
-Clocks are never compared: every time is a duration, measured where it is written down.
+Clocks are never compared: every time is a duration, measured by the sender.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from ray_slo.core.requests import BatchStatus, Upstream
 
 
 class Submit(NamedTuple):
-    """Frontend → scheduler: a request that has `budget_s` left until its result must be back.
+    """Frontend → scheduler: a request whose result must be back in `budget_s` seconds.
 
-    `trace`: context of the span in which it waits, if it is traced. `task`: of the tree that the
-    client asked for; empty: named as the model.
+    `trace`: context of the span in which it waits, if it is traced. `task`: task of the tree that
+    the client asked for; empty: the task has the model's name.
     """
 
     request_id: int
@@ -33,7 +33,8 @@ class Submit(NamedTuple):
 
 
 class Cancel(NamedTuple):
-    """Frontend → scheduler: nobody waits for the request any more; ignored if it was granted."""
+    """Frontend → scheduler: the client no longer waits for the request; ignored if it was
+    granted."""
 
     request_id: int
 
@@ -41,7 +42,7 @@ class Cancel(NamedTuple):
 class Unreachable(NamedTuple):
     """Frontend → scheduler: the worker died, or a call cannot reach it.
 
-    Its batches are over. Frontends submit again what they had sent there.
+    Its batches are over. Frontends submit again the requests that they had sent there.
     """
 
     worker: str
@@ -57,13 +58,13 @@ Event = Submit | Cancel | Unreachable | Withdrawn
 
 
 class Capacity(NamedTuple):
-    """Scheduler → frontend: what is there for a model.
+    """Scheduler → frontend: the capacity for a model.
 
     Attributes:
-        rate: requests/s that its workers could do if there were no other model: in the largest
-            batches within the SLO, of the quickest variant.
-        workers: their ids.
-        expected: of its requests, by the policy; None where that does not say.
+        rate: requests/s that its workers could serve if there were no other model: in the largest
+            batches within the SLO, with the fastest variant.
+        workers: ids of its workers.
+        expected: the policy's prediction for its requests; None if it makes none.
     """
 
     rate: float
@@ -96,14 +97,15 @@ class Grant(NamedTuple):
 
     @property
     def start_by_s(self) -> float:
-        """When its worker starts without the pieces that are missing; their frontend may have
-        died. A share of the slack: the rest is for what comes too late, which is submitted again.
-        Not more than a second of it: requests may have a day, and the worker waits idle."""
+        """Time after which the worker starts without the missing pieces, seconds; their frontend
+        may have died. It is a share of the slack; the rest is for late pieces, which are submitted
+        again. It is at most a second, because the worker waits idle, and requests may have a
+        day."""
         return self.start_in_s + min(_WAIT_SHARE * max(self.slack_s, 0.0), _LONGEST_WAIT_S)
 
 
 class Refusal(NamedTuple):
-    """Scheduler → frontend: these requests were given up."""
+    """Scheduler → frontend: these requests were dropped."""
 
     request_ids: tuple[int, ...]
     reason: str
@@ -125,9 +127,9 @@ Message = Grant | Refusal | Stop
 class Piece:
     """Frontend → worker: one frontend's share of a batch, with payloads.
 
-    `start_by_s` after receipt the batch starts without the pieces that are still missing. `traces`:
-    contexts of those requests that are traced. `late_in_s` after receipt the first deadline of the
-    batch is over; what could not be run until then, for want of memory, comes back.
+    The batch starts at most `start_by_s` seconds after receipt, without pieces still missing then.
+    `traces`: contexts of the traced requests. `late_in_s` seconds after receipt, the first deadline
+    of the batch has passed; requests that could not run until then for lack of memory are returned.
     """
 
     batch_id: str
@@ -142,11 +144,11 @@ class Piece:
 
 @dataclass(slots=True)
 class BatchReport:
-    """Worker → scheduler: a batch is over. A frontend passes it on if the scheduler lives there.
+    """Worker → scheduler: a batch is over. A frontend passes it on if the scheduler runs there.
 
     Attributes:
-        held_s: from the receipt of its first piece to the end.
-        exec_s: of the user's method.
+        held_s: time from the receipt of its first piece to the end, seconds.
+        exec_s: time of the user's method, seconds.
         measured: (batch size, seconds) of every run of the user's method; empty on failure.
     """
 
@@ -161,8 +163,8 @@ class BatchReport:
 
 
 AGAIN = (None, None)
-"""In place of an item's result: the batch was too large for the worker's memory, and no time was
-left to run it in parts. Its request should be submitted again."""
+"""Replaces an item's result: the batch was too large for the worker's memory, and there was no time
+to run it in parts. Its request should be submitted again."""
 
 
 @dataclass(slots=True)
@@ -170,10 +172,11 @@ class PieceResult:
     """Worker → frontend: the results of one piece, in order of its items.
 
     Attributes:
-        results: (True, value), (False, exception) or `AGAIN` per item; None where the batch was
-            preempted, or the piece came too late to run: its requests should be submitted again.
-        report: of the piece's batch; None where that ran without it.
-        wait_s: from the receipt of the batch's first piece to the start.
+        results: (True, value), (False, exception) or `AGAIN` per item; None if the batch was
+            preempted, or the piece came too late to run: its requests should be
+            submitted again.
+        report: report of the piece's batch; None if the batch ran without the piece.
+        wait_s: time from the receipt of the batch's first piece to the start, seconds.
         trace: context of the batch's span, if it has one.
     """
 
@@ -187,7 +190,7 @@ class PieceResult:
         return self.report is not None and self.report.status is BatchStatus.PREEMPTED
 
 
-SERVING = "serving"  # the last thing that a worker does of its start
+SERVING = "serving"  # the last step of a worker's start
 
 
 class Progress(NamedTuple):
@@ -195,7 +198,7 @@ class Progress(NamedTuple):
 
     Attributes:
         doing: "building", "loading", "measuring", or `SERVING` once it has started.
-        what: a model, or a variant of it.
+        what: a model or variant.
         number, of: position of `what` among all that the worker loads, and their number.
         failed: the error of the last attempt; None if there was no attempt before.
     """
@@ -220,12 +223,12 @@ class WorkerMemory(NamedTuple):
     """Memory of a worker's variants, for people.
 
     Attributes:
-        device: what they share: "host" or "gpu".
-        room_mb: what they may take together; None where nobody knows.
-        variants: of each: MB of loading it, MB on top at its largest batch so far, and the size of
-            that.
-        largest: batch of those that ran out of memory with a larger one.
-        left_out: why variants are not here that there was no room for.
+        device: the memory that they share: "host" or "gpu".
+        room_mb: memory that they may use together, MB; None if unknown.
+        variants: by variant: MB after loading it, additional MB at its largest batch so far, and
+            the size of that batch.
+        largest: largest batch of variants that ran out of memory with a larger one.
+        left_out: reasons why variants were not loaded for lack of room.
     """
 
     device: str = "host"
@@ -250,15 +253,16 @@ class WorkerMemory(NamedTuple):
 
 @dataclass(slots=True)
 class Heartbeat:
-    """Worker → scheduler: I am here, and this is what I can do.
+    """Worker → scheduler: the worker is alive; this is what it can do.
 
     Attributes:
         profiles: current estimate per loaded variant.
         batches: ids of the batches that it holds, running or waiting.
-        preempt_delay_s: from a preemption until it is free, as its preemption profiles say.
-        assigned: what the planner has it serve, by keys of `profiles`; empty without a plan for it.
-        node: Ray's id of the node that it is on.
-        memory: what its variants take.
+        preempt_delay_s: time from a preemption until it is free, by its preemption profiles,
+            seconds.
+        assigned: what the planner assigns to it, by keys of `profiles`; empty without a plan.
+        node: Ray's id of its node.
+        memory: memory of its variants.
     """
 
     worker: str

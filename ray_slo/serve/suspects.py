@@ -1,12 +1,12 @@
-"""Notes that outlive a process, and say which request may have ended it.
+"""Notes that survive a process, and say which request may have ended it.
 
-A process that calls `os._exit`, or crashes, says nothing any more. So it writes beforehand, into
-files in memory that outlive it. A frontend writes which requests' hooks it runs: whoever would send
-a request again whose frontend has ended looks there first (`is_suspect`). A worker writes that it
-ends itself, while it does (`note_own_end`), and frontends look there before they send its requests
-to another (`ended_itself`); one that is killed writes nothing. All this is seen on the same machine
-only. Where the files cannot be written or read, the process goes on without them: then nobody is
-a suspect.
+A process that calls `os._exit`, or crashes, cannot report anything afterwards. So it writes notes
+beforehand, into files in memory that survive it. A frontend writes which requests' hooks it runs.
+Before a request of a dead frontend is sent again, these notes are read (`is_suspect`). A worker
+writes that it ends itself, at that moment (`note_own_end`). Frontends read this before they send
+its requests to another worker (`ended_itself`). A worker that is killed writes nothing. The files
+are visible only on the same machine. If they cannot be written or read, the process continues
+without them, and there are no suspects.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def _folder() -> Path:
 
 
 class Marks:
-    """A file of this process that says which requests' hooks it runs.
+    """A file of this process with the requests whose hooks it runs.
 
     Args:
         folder: where the file is; default: one of this user's, in memory.
@@ -57,14 +57,15 @@ class Marks:
 
     def __init__(self, folder: Path | None = None) -> None:
         self._path: Path | None = None
-        self._free: list[int] = []  # slots; while there is no file, none
+        self._free: list[int] = []  # slots; none while there is no file
         try:
             folder = folder or _folder()
             _sweep(folder)
             path = folder / f"{os.getpid()}-{uuid4().hex}"
             with path.open("xb+") as file:
                 self._path = path
-                # Zeros, no hole: a hole that a full disk cannot fill ends the process (SIGBUS).
+                # Write zeros and leave no hole: if a full disk cannot fill a hole, the process ends
+                # (SIGBUS).
                 file.write(bytes(_SLOTS * _BYTES))
                 file.flush()
                 self._memory = mmap.mmap(file.fileno(), _SLOTS * _BYTES)
@@ -77,7 +78,7 @@ class Marks:
 
     @contextlib.contextmanager
     def inside(self) -> Iterator[None]:
-        """A hook runs for the request of this context (`ATTEMPT`)."""
+        """Note that a hook runs for the request of this context (`ATTEMPT`)."""
         mark = _bytes(ATTEMPT.get())
         if mark is None or not self._free:
             yield
@@ -96,7 +97,7 @@ class Marks:
 
 
 def is_suspect(attempt: str, folder: Path | None = None) -> bool:
-    """Whether a hook ran for that sending of a request when its process ended."""
+    """Whether a hook ran for this attempt of a request when its process ended."""
     mark = _bytes(attempt)
     if mark is None:
         return False
@@ -109,9 +110,9 @@ def is_suspect(attempt: str, folder: Path | None = None) -> bool:
 
 
 def note_own_end(name: str, folder: Path | None = None) -> None:
-    """Have this process write down that it ends itself: `os._exit`, or a crash. A worker calls this
-    once. Of a crash, Python's part of the stack goes there instead of to stderr. Processes that it
-    forks write nothing: they end, and the worker goes on.
+    """Make this process write a note when it ends itself: `os._exit`, or a crash. A worker calls
+    this once. After a crash, Python's part of the stack goes there and not to stderr. Processes
+    that it forks write nothing: when they end, the worker continues.
 
     Args:
         name: of the worker.
@@ -136,7 +137,7 @@ def note_own_end(name: str, folder: Path | None = None) -> None:
     def restore() -> None:
         os._exit = end
         faulthandler.disable()
-        # There may be no stderr that is a file.
+        # stderr may not be a file.
         with contextlib.suppress(OSError, ValueError, RuntimeError, AttributeError):
             if told_of_crashes:
                 faulthandler.enable(all_threads=False)
@@ -146,7 +147,7 @@ def note_own_end(name: str, folder: Path | None = None) -> None:
 
 
 def ended_itself(name: str, folder: Path | None = None) -> str:
-    """What a worker wrote when it ended itself; empty where it wrote nothing here."""
+    """The note that a worker wrote when it ended itself; empty if there is none here."""
     with contextlib.suppress(OSError):
         for path in (folder or _folder()).glob(f"*-{_ENDED}-{name}"):
             with contextlib.suppress(OSError):
@@ -159,7 +160,7 @@ def _warn(error: OSError) -> None:
 
 
 def _bytes(attempt: str) -> bytes | None:
-    """None for what is no attempt of ours."""
+    """The bytes of an attempt; None if it is not one of ours."""
     try:
         mark = bytes.fromhex(attempt)
     except ValueError:
@@ -168,7 +169,7 @@ def _bytes(attempt: str) -> bytes | None:
 
 
 def _sweep(folder: Path) -> None:
-    """Remove the files of processes that are gone, but for the latest."""
+    """Remove the files of processes that are gone, except the latest ones."""
     gone = []
     for path in folder.iterdir():
         with contextlib.suppress(OSError, ValueError):

@@ -1,9 +1,9 @@
-"""Runs code that users wrote: whatever it raises, it ends only what it was called for.
+"""Runs user code: every exception ends only the call.
 
-Most of a server's code guards itself by `except Exception`. A Rust panic in a tokenizer, or a class
-of the user's own derived from `BaseException`, passes that. `SystemExit` ends an event loop,
-`StopIteration` cannot travel through a future, and a `CancelledError` looks like our own. Here all
-of them become a `RuntimeError` that says what it was.
+Most of a server's code protects itself with `except Exception`. This does not catch a Rust panic in
+a tokenizer, or a user's class derived from `BaseException`. `SystemExit` ends an event loop,
+`StopIteration` cannot pass through a future, and a `CancelledError` looks like our own. Here all of
+them become a `RuntimeError` with the original name.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from ray_slo.models.checkpoint import Preempted
 from ray_slo.serve.errors import BatchResultError
 from ray_slo.serve.suspects import Marks
 
-_STUCK_S = 60.0  # a call that runs longer is taken for one that never ends
+_STUCK_S = 60.0  # a call that runs longer counts as hanging
 
 
 def as_exception(error: BaseException) -> Exception:
-    """The error itself; in place of one that `except Exception` would not catch, or that a future
-    cannot carry, a `RuntimeError` with its name and message."""
+    """The error itself, or a `RuntimeError` with its name and message if `except Exception` would
+    not catch it or a future cannot carry it."""
     if isinstance(error, Exception) and not isinstance(error, StopIteration | StopAsyncIteration):
         return error
     return RuntimeError(in_words(error))
 
 
 def in_words(error: BaseException) -> str:
-    """Name and message of an error, whose class may be the user's own."""
+    """Name and message of an error; its class may be the user's."""
     name = type(error).__name__
     try:
         return f"{name}: {error}"
@@ -45,7 +45,7 @@ def in_words(error: BaseException) -> str:
 
 
 def sendable(error: Exception) -> Exception:
-    """The error itself, or one that says the same and can be pickled."""
+    """The error itself, or one with the same text that can be pickled."""
     try:
         cloudpickle.loads(cloudpickle.dumps(error))
     except BaseException:
@@ -61,7 +61,7 @@ def call(
     """`function(*values)`.
 
     Args:
-        scope: to be inside of.
+        scope: context manager around the call.
 
     Raises:
         Exception: what it raised (`as_exception`).
@@ -83,8 +83,8 @@ async def call_async(
     *values: Any,
     scope: AbstractContextManager[None] | None = None,
 ) -> Any:
-    """`await function(*values)`, in a task of its own: that it cancels itself, or exits, does not
-    concern the caller's. When the caller is cancelled, so is the task.
+    """`await function(*values)`, in a task of its own: if it cancels itself or exits, the caller's
+    task continues. If the caller is cancelled, so is the task.
 
     Raises:
         Exception: what it raised (`as_exception`).
@@ -95,7 +95,7 @@ async def call_async(
         await asyncio.wait([task])
     except asyncio.CancelledError:
         task.cancel()
-        task.add_done_callback(_heard)
+        task.add_done_callback(heard)
         raise
     return task.result()
 
@@ -116,8 +116,8 @@ async def _guarded(
         raise plain from error
 
 
-def _heard(task: asyncio.Task[Any]) -> None:
-    """asyncio complains of errors that nobody asks for."""
+def heard(task: asyncio.Future[Any]) -> None:
+    """Read the error of a task: asyncio logs errors that are never read."""
     if not task.cancelled():
         task.exception()
 
@@ -139,12 +139,12 @@ def check_results(results: Any, expected: int, method: str, model: str) -> None:
 
 
 class HookThreads:
-    """Where users' hooks run: off the event loop, so that one that blocks costs its own callers
-    only.
+    """Threads for users' hooks, outside the event loop, so that a blocking hook affects only its
+    own callers.
 
     Args:
-        threads: how many calls run at a time.
-        marks: where to write which requests they are of; default: nowhere.
+        threads: number of calls that run at a time.
+        marks: records the requests of the calls; default: no record.
     """
 
     def __init__(self, threads: int, marks: Marks | None = None) -> None:
@@ -152,13 +152,13 @@ class HookThreads:
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="ray-slo-hook")
         self._threads = threads
         self._numbers = itertools.count()
-        self._running: dict[int, float] = {}  # when each call began
+        self._running: dict[int, float] = {}  # start of each call
 
     def hook(self, function: Callable[..., Any]) -> Hook:
         return Hook(function, self)
 
     def inside(self) -> AbstractContextManager[None]:
-        """While a call of this request's runs."""
+        """Context during a call for this request."""
         return nullcontext() if self._marks is None else self._marks.inside()
 
     async def run(self, function: Callable[..., Any], values: tuple[Any, ...]) -> Any:
@@ -174,7 +174,7 @@ class HookThreads:
             del self._running[number]
 
     def check(self) -> None:
-        """Raises RuntimeError where half of the threads are in calls that seem never to end."""
+        """Raises RuntimeError if half of the threads are in calls that seem to hang."""
         since = time.monotonic() - _STUCK_S
         stuck = sum(began < since for began in list(self._running.values()))
         if 2 * stuck >= self._threads:
@@ -185,8 +185,7 @@ class HookThreads:
 
 
 class Hook:
-    """A user's pre- or postprocessing, `join` or `size`: in a thread, or awaited where it is
-    async.
+    """A user's pre- or postprocessing, `join` or `size`: in a thread, or awaited if it is async.
 
     Raises:
         Exception: what it raised (`as_exception`).

@@ -1,6 +1,6 @@
 """Policies in virtual time: workloads, the discrete-event host, reports, goodput search.
 
-Each is imported on first use: replicas take the form of the decision log from here, and no more.
+Modules are imported on first use, because replicas need only the form of the decision log.
 """
 
 from importlib import import_module

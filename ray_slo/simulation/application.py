@@ -1,23 +1,25 @@
 """An application of any shape in virtual time: `simulate_application(problem, workloads, …)`.
 
-The host of `engine` with three things on top. *Requests make requests*: when a batch ends, each of
-its requests makes a random number for every child task, which arrive there `communication_s` later
-with the deadline of the client's request (here: a *frame*); a frame is answered when nothing of it
-is left. When the policy drops one of its requests, the rest is cancelled. *The planner runs*: its
-brain, the live planner's own, hears counts, says when a plan is due and what workers should do
-(`planner_host`); the answer takes effect `solve_s` later. *Workers take time*: to start (`start_s`)
-and to load a variant (`load_s`).
+It adds three things to the host of `engine`:
 
-The number of workers of a kind follows the brain's target at once: workers start, and those that
-the brain has no use for end their batches and are off. A worker that gets other variants serves the
-old ones until the new ones are there (make before break), or what it has of the new ones. A planner
-that raises changes nothing: the last plan holds.
+* *Requests make requests.* When a batch ends, each of its requests makes a random number of
+  requests for every child task. These arrive `communication_s` later, with the deadline of the
+  client's request (here: a *frame*). A frame is answered when all its requests are. If the policy
+  drops one of them, the others are cancelled.
+* *The planner runs.* Its brain is the live planner's. It gets counts, decides when to plan, and
+  gives orders to workers (`planner_host`). A plan takes effect `solve_s` after its start.
+* *Workers take time*: to start (`start_s`), and to load a variant (`load_s`).
+
+The number of workers of a kind follows the brain's target at once. New workers start; workers that
+the brain does not need finish their batches and stop. A worker with new orders serves its old
+variants until the new ones are loaded (make before break), or the new ones that it has. If the
+planner raises, the last plan stays in force.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,13 +28,21 @@ import numpy as np
 
 from ray_slo.core.cluster import Cluster, Model, Variant
 from ray_slo.core.demand import LEAST_RATE
+from ray_slo.core.explain import Misplaced
+from ray_slo.core.names import listed, nearest
 from ray_slo.core.policy import Policy, unwrapped
 from ray_slo.planning import auto
 from ray_slo.planning.auto.groups import in_groups
 from ray_slo.planning.brains.auto import AutoBrain, AutoSetting
 from ray_slo.planning.brains.brain import Brain
 from ray_slo.planning.result import Infeasible
-from ray_slo.policies.registry import follows_assignments, make_policy, name_of, recipe_for
+from ray_slo.policies.registry import (
+    DEFAULT,
+    follows_assignments,
+    make_policy,
+    name_of,
+    recipe_for,
+)
 from ray_slo.simulation.application_report import ApplicationReport
 from ray_slo.simulation.application_run import ApplicationRun, Shape
 from ray_slo.simulation.engine import noise_factors, non_negative
@@ -50,7 +60,7 @@ def simulate_application(
     problem: auto.Problem,
     workloads: Mapping[str, Workload],
     *,
-    policy: Policies = "price",
+    policy: Policies = DEFAULT,
     policy_kwargs: Mapping[str, Any] | None = None,
     planner: Brain | Callable[[auto.Problem], Brain] | str | None = "auto",
     duration_s: float | None = None,
@@ -71,31 +81,30 @@ def simulate_application(
     """Run an application until every request has been answered.
 
     Args:
-        problem: models, trees, kinds of workers with their bounds, budget and floor. Its `demand`
-            is what the first plan expects; for streams that it leaves out, what arrives in the
-            first interval.
+        problem: models, trees, kinds of workers with their bounds, budget and floor. The first plan
+            uses its `demand`. A stream without one has the demand of the first interval.
         workloads: when clients' requests arrive, by stream ("root" or "root@class"), and their
             sizes. Each has one process.
         policy: an object (used up by the run), or a name or class with `policy_kwargs`.
-        planner: "auto", a brain (used up by the run), or what makes one of the problem with its
-            first demand. None: `problem.present` workers of each kind, by default the largest
-            number, are there all the time with every variant that they can run.
-        duration_s: requests arrive in [0, duration_s); by default as long as the workloads last.
+        planner: "auto", a brain (used up by the run), or a function from the problem with its first
+            demand to a brain. None: `problem.present` workers of each kind, by default the largest
+            number, run all the time with every variant that fits.
+        duration_s: requests arrive in [0, duration_s); default: the length of the workloads.
         seed: of arrivals, numbers of items and noise (independent streams).
-        interval_s: between plans.
+        interval_s: time between plans.
         check_s: time between looks at the demand for a significant change.
-        solve_s: from the question for a plan until it takes effect.
-        load_s: a worker needs to load a variant.
-        start_s: a worker needs to start, before it can load.
-        make_before_break: a worker serves its old variants while it loads new ones.
-        preempt_delay_s: from a `Preempt` until the batch stops.
+        solve_s: time from the start of planning until the plan takes effect.
+        load_s: time in which a worker loads a variant.
+        start_s: time in which a worker starts, before it can load.
+        make_before_break: whether a worker serves its old variants while it loads new ones.
+        preempt_delay_s: time from a `Preempt` until the batch stops.
         items: distribution of the requests made per request, as in `simulate_pipeline`.
         latency_noise: as in `simulate`.
-        truth: the models as they are, where their profiles differ from the problem's.
-        tells_sizes: policy and planner hear of the requests' sizes; else they take each for one
-            item, and the problem's profiles should be by requests.
-        log: folder for the decision log of the run, of every group and of the planner, as of a live
-            one: for `ray-slo report` and `ray-slo replay`.
+        truth: the real models, if their profiles differ from the problem's.
+        tells_sizes: whether the policy and the planner know the requests' sizes. Otherwise they
+            count each request as one item, and the problem's profiles should be by requests.
+        log: folder for the decision logs of every group and of the planner. `ray-slo report` and
+            `ray-slo replay` read them like live ones.
 
     Raises:
         ValueError: bad arguments.
@@ -158,7 +167,7 @@ def simulate_application(
 
 
 def cluster_of(problem: auto.Problem, models: Sequence[auto.Model]) -> Cluster:
-    """Models as a policy knows them; the SLO of each is the shortest of the trees that use it."""
+    """Models for a policy. The SLO of each is the shortest among the trees that use it."""
     slos: dict[str, float] = {}
     for tree in problem.trees:
         for name in tree.models:
@@ -170,16 +179,28 @@ def cluster_of(problem: auto.Problem, models: Sequence[auto.Model]) -> Cluster:
     return Cluster.of(made, [])
 
 
+def check_streams(named: Iterable[str], streams: Sequence[str]) -> None:
+    """Refuse workloads for unknown streams.
+
+    Raises:
+        ValueError: names one.
+    """
+    for unknown in [name for name in named if name not in streams][:1]:
+        raise Misplaced(
+            f"workloads.{unknown}",
+            f"no such stream; they are {listed(streams)}{nearest(unknown, streams)}",
+        )
+
+
 def _clients(
     problem: auto.Problem,
     workloads: Mapping[str, Workload],
     duration_s: float | None,
     rng: np.random.Generator,
 ) -> tuple[Requests, float]:
-    """What clients send, all streams in one, and for how long."""
+    """The requests of clients in all streams, and for how long they arrive."""
     streams = list(problem.streams)
-    if unknown := sorted(set(workloads) - set(streams)):
-        raise ValueError(f"workloads: {unknown[0]!r} is no stream; choose of {', '.join(streams)}")
+    check_streams(workloads, streams)
     if not workloads:
         raise ValueError("workloads must name at least one stream")
     duration_s = max(workload.duration_s(duration_s) for workload in workloads.values())
@@ -206,7 +227,7 @@ def _clients(
 def _first_demand(
     problem: auto.Problem, clients: Requests, first_s: float
 ) -> dict[str, auto.Demand]:
-    """As expected, or as it begins."""
+    """The expected demand, or that of the first interval."""
     early = clients.model[: np.searchsorted(clients.arrival, first_s)]
     counts = np.bincount(early, minlength=len(clients.models)) / first_s
     begins = dict(zip(clients.models, counts.tolist(), strict=True))
@@ -243,7 +264,7 @@ def _brain(
 
 
 def _check_sizes(clients: Requests, problem: auto.Problem, policy: Policy) -> None:
-    """Refuse policies that ignore sizes, and requests that no worker could ever take."""
+    """Refuse policies that ignore sizes, and requests that no worker can ever serve."""
     if isinstance(policy, Grouped):
         for one in policy.policies.values():
             _check_sizes(clients, problem, unwrapped(one))
@@ -266,7 +287,7 @@ def _check_sizes(clients: Requests, problem: auto.Problem, policy: Policy) -> No
 
 
 def _first_workers(problem: auto.Problem) -> Mapping[str, int]:
-    """As many as the first plan asks for: it is in place at time 0."""
+    """The first plan's number of workers: that plan is in force at time 0."""
     made = auto.plan(problem)
     return (made.best_effort if isinstance(made, Infeasible) else made).workers
 
@@ -274,7 +295,7 @@ def _first_workers(problem: auto.Problem) -> Mapping[str, int]:
 def _policy(
     problem: auto.Problem, policy: Policies, kwargs: Mapping[str, Any], log: RunLog | None
 ) -> Policy:
-    """One for the application, or one for each group of workers; logged, if wanted."""
+    """One policy for the application, or one for each group of workers; with a log, if wanted."""
     variants = {model.name: len(model.variants) for model in problem.models}
 
     def make(group: str = "") -> Policy:
@@ -298,7 +319,7 @@ def _policy(
 
 
 def _assigns(policy: Policy, problem: auto.Problem) -> bool:
-    """Whether the policy goes by what the plan has each worker serve."""
+    """Whether the policy follows the plan's assignment of variants to workers."""
     if isinstance(policy, Grouped):
         return any(_assigns(one, problem) for one in policy.policies.values())
     if getattr(policy, "for_pipelines", False):

@@ -1,8 +1,8 @@
-"""What the planner `auto` makes of an application's document without a run: for `ray-slo plan`.
+"""The plan of `auto` for an application's document, without a run: for `ray-slo plan`.
 
-The demand of a stream is the mean rate of its workload, of a trace the largest rate. Its dispersion
-(the median of several draws, measured as the live planner does) and the mean size of its requests
-are those of random arrivals.
+The demand of a stream is the mean rate of its workload; for a trace, the largest rate. Its
+dispersion is the median of several random draws, measured like the live planner's. The mean size of
+its requests is that of the draws.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ _DRAWS = 9
 
 @dataclass(frozen=True)
 class ApplicationPlan:
-    """A plan, and what it is for.
+    """A plan, and its problem.
 
     Attributes:
         problem: with the demand of every stream that has a workload.
         plan: to carry out.
-        shortfall: what it leaves out, and why; None where it serves all.
-        expected: of clients' requests, by root.
+        shortfall: what it does not serve, and why; None if it serves everything.
+        expected: predictions for clients' requests, by root.
     """
 
     problem: auto.Problem
@@ -50,8 +50,9 @@ class ApplicationPlan:
 
     @property
     def assignments(self) -> list[dict[str, Any]]:
-        """What workers serve, alike ones together: `task` (a model), `variant`, `kind`,
-        `batch_size`, `workers`, `load` in requests per second, `share` of the model's load."""
+        """What workers serve; workers with the same work are one entry: `task` (a model),
+        `variant`, `kind`, `batch_size`, `workers`, `load` in requests per second, `share` of the
+        model's load."""
         model_of = {v.name: m.name for m in self.problem.models for v in m.variants}
         rows = assignments(self.plan.slots, model_of)
         total: dict[str, float] = {}
@@ -87,9 +88,6 @@ def plan_application(spec: ApplicationSpec, base: str | Path = ".") -> Applicati
             "planner: null runs all workers, and there is nothing to plan; give 'auto'"
         )
     problem = spec.problem(Path(base))
-    if unknown := sorted(spec.workloads.keys() - set(problem.streams)):
-        valid = ", ".join(problem.streams)
-        raise ValueError(f"workloads: {unknown[0]!r} is no stream; choose of {valid}")
     rngs = np.random.default_rng(spec.seed).spawn(len(spec.workloads))
     drawn = {
         stream: [_drawn(workload, problem.slo_s(stream), spec, rng) for rng in its.spawn(_DRAWS)]
@@ -114,7 +112,7 @@ def plan_application(spec: ApplicationSpec, base: str | Path = ".") -> Applicati
 def _drawn(
     workload: Workload, slo_s: float, spec: ApplicationSpec, rng: np.random.Generator
 ) -> Requests:
-    """Arrivals of a stream."""
+    """Drawn arrivals of a stream."""
     lasts_s = workload.length_s or min(spec.duration_s or _MEASURED_S, _MEASURED_S)
     cluster = Cluster.of([Model("m", slo_s, (Variant("any", {}),))], [])
     return workload.generate(cluster, lasts_s, rng)

@@ -1,4 +1,5 @@
-"""What came out of a run of an application: by stream, by kind of worker, and as planned."""
+"""The results of a run of an application: by stream, by kind of worker, and beside the plan's
+predictions."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class ApplicationReport(PipelineReport):
-    """A `PipelineReport` over all streams together, and what only several have.
+    """A `PipelineReport` over all streams, with the figures of each stream.
 
     Args:
         meta: also streams, and prices: of a worker-hour, by kind.
@@ -26,23 +27,23 @@ class ApplicationReport(PipelineReport):
 
     @cached_property
     def _worth(self) -> Array:
-        """Accuracy of what was in time, of 1; all else is worth nothing."""
+        """Accuracy (0 to 1) of requests in time; 0 for all others."""
         return np.where(self._outcome == 0, self._accuracy / 100, 0.0)
 
-    # -- what clients got ----------------------------------------------------------------------
+    # -- answers ----------------------------------------------------------------------
 
     def value(
         self, begin_s: float = 0.0, end_s: float | None = None, stream: str | None = None
     ) -> float:
-        """Mean over the requests of clients of the accuracy of their answer, of 1; an answer that
-        was late, or never came, counts 0. NaN where none arrived."""
+        """Mean accuracy (0 to 1) of the answers to clients' requests. A late or missing answer
+        counts 0. NaN if no request arrived."""
         chosen = self._of(begin_s, end_s, stream)
         return float(self._worth[chosen].mean()) if chosen.any() else math.nan
 
     def bad_rate(
         self, begin_s: float = 0.0, end_s: float | None = None, stream: str | None = None
     ) -> float:
-        """Requests of clients that were not answered in time over all; NaN where none arrived."""
+        """Share of clients' requests that were not answered in time; NaN if none arrived."""
         chosen = self._of(begin_s, end_s, stream)
         return float((self._outcome[chosen] != 0).mean()) if chosen.any() else math.nan
 
@@ -55,7 +56,7 @@ class ApplicationReport(PipelineReport):
 
     def streams(self, begin_s: float = 0.0, end_s: float | None = None) -> pd.DataFrame:
         """A row per stream: requests, rate and goodput (per second), bad_rate, value, accuracy (of
-        what was in time, percent), p50_s, p95_s, p99_s (latency of what was answered)."""
+        requests in time, percent), p50_s, p95_s, p99_s (latency of answered requests)."""
         end = float(self.meta["duration_s"]) if end_s is None else end_s
         rows = []
         for stream in self.meta["streams"]:
@@ -76,12 +77,12 @@ class ApplicationReport(PipelineReport):
             rows.append(row)
         return frame(rows)
 
-    # -- what it took --------------------------------------------------------------------------
+    # -- workers --------------------------------------------------------------------------
 
     def worker_hours(
         self, begin_s: float = 0.0, end_s: float | None = None, kind: str | None = None
     ) -> float:
-        """Hours that workers are on, of one kind or all; starting and ending ones count."""
+        """Hours of running workers, of one kind or all. Starting and stopping workers count."""
         end = float(self.meta["duration_s"]) if end_s is None else end_s
         kinds = self._used if kind is None else {kind: self._used[kind]}
         hours = 0.0
@@ -95,13 +96,13 @@ class ApplicationReport(PipelineReport):
         prices: Mapping[str, float] = self.meta["prices"]
         return sum(p * self.worker_hours(begin_s, end_s, kind) for kind, p in prices.items())
 
-    # -- what was promised ---------------------------------------------------------------------
+    # -- predictions ---------------------------------------------------------------------
 
     @cached_property
     def expected(self) -> pd.DataFrame:
-        """A row per plan, for the time that it was in force: begin_s, end_s, requests, and what
-        the plan expected beside what was measured: expected_accuracy, accuracy (percent),
-        expected_bad, bad_rate. Plans in whose time nothing arrived are left out."""
+        """A row per plan, for the time that it was in force: begin_s, end_s, requests, and
+        predictions beside measurements: expected_accuracy, accuracy (percent), expected_bad,
+        bad_rate. Plans without a request in their time are left out."""
         applied = sorted((p for p in self._plans if "applied_s" in p), key=lambda p: p["applied_s"])
         ends = [p["applied_s"] for p in applied[1:]] + [float(self.meta["duration_s"])]
         rows = []

@@ -23,6 +23,7 @@ workloads:
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Literal
 
@@ -31,17 +32,18 @@ from pydantic import (
     NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,
-    PositiveInt,
     model_validator,
 )
 
-from ray_slo.core.documents import Frozen, ProfileSpec
+from ray_slo.core.documents import DelayS, Frozen, ProfileSpec, SloMs
+from ray_slo.core.explain import Misplaced, placed
+from ray_slo.core.names import listed, nearest
 from ray_slo.core.trees import Tree, TreeTask
 from ray_slo.planning import auto
-from ray_slo.policies.registry import DEFAULTS
-from ray_slo.simulation.application import simulate_application
+from ray_slo.planning.catalogue import MAX_PRICE
+from ray_slo.simulation.application import check_streams, simulate_application
 from ray_slo.simulation.application_report import ApplicationReport
-from ray_slo.simulation.spec import PolicySpec, VariantSpec
+from ray_slo.simulation.spec import MAX_WORKERS, Noise, PolicySpec, VariantSpec
 from ray_slo.simulation.workloads import Workload
 
 
@@ -50,8 +52,9 @@ class NetworkSpec(VariantSpec):
 
     Attributes:
         accuracy: percent.
-        memory_mb: that it needs on a worker, of any kind or by kind.
-        factors: requests that it makes per request, by child task, in every pipeline.
+        memory_mb: memory that it needs on a worker, MB; one number, or one by kind.
+        factors: mean number of requests that one of its requests makes, by child task, in every
+            pipeline.
     """
 
     accuracy: float = Field(100.0, ge=0, le=100)
@@ -67,13 +70,13 @@ class NetworkSpec(VariantSpec):
 
 
 class ServedSpec(Frozen):
-    """What serves a model or a task: variants, or a profile where it is its own only one.
+    """The networks of a model or a task: variants, or a profile if there is only one network.
 
     Attributes:
         variants: by name.
-        profile, profiles, accuracy, memory_mb: instead, of the only variant.
-        factors: requests made per request, by child task, of variants that do not say their own;
-            of a task that another's networks serve, of all of them.
+        profile, profiles, accuracy, memory_mb: those of the only network, instead of `variants`.
+        factors: mean number of requests that one request makes, by child task, for variants without
+            their own. For a task that another's networks serve: for all of them.
         items: mean number of items in a request.
     """
 
@@ -89,16 +92,16 @@ class ServedSpec(Frozen):
         """Variants by name.
 
         Raises:
-            ValueError: neither variants nor a profile are given, or both; or what is said beside
-                variants is for each of them to say.
+            ValueError: there are neither variants nor a profile, or both; or a field stands beside
+                variants that belongs to each of them.
         """
         own = self.profile is not None or self.profiles is not None
         if own == bool(self.variants):
             given = "both are" if own else "neither is"
-            raise ValueError(f"{name}: give either variants or a profile; {given} given")
+            raise ValueError(f"give either variants or a profile; {given} given")
         if self.variants:
             if lost := sorted({"accuracy", "memory_mb"} & self.model_fields_set):
-                raise ValueError(f"{name}.{lost[0]}: every variant has its own; say it there")
+                raise Misplaced(lost[0], "every variant has its own; say it there")
             return self.variants
         only = NetworkSpec(
             profile=self.profile,
@@ -110,13 +113,17 @@ class ServedSpec(Frozen):
 
     def model(self, name: str, kinds: list[str], base: Path) -> auto.Model:
         """For workers of these kinds."""
-        networks = self.networks(name).items()
-        return auto.Model(name, tuple(n.network(v, kinds, base) for v, n in networks), self.items)
+        made = []
+        for variant, said in self.networks(name).items():
+            with placed(f"variants.{variant}") if self.variants else nullcontext():
+                made.append(said.network(variant, kinds, base))
+        return auto.Model(name, tuple(made), self.items)
 
     def made(
         self, name: str, children: list[str], of_task: Mapping[str, float]
     ) -> dict[str, dict[str, float]]:
-        """Requests made per request, by variant and child task; `of_task` says otherwise."""
+        """Mean number of requests that one request makes, by variant and child task. `of_task`
+        overrides it."""
         return {
             variant: dict.fromkeys(children, 1.0)
             | {
@@ -136,15 +143,15 @@ class ServedSpec(Frozen):
 
 
 class RootSpec(Frozen):
-    """What clients ask for.
+    """A model or pipeline that clients ask for.
 
     Attributes:
-        latency_slo_ms: from arrival to answer.
-        slo_classes: other SLOs, ms, by the name of the class.
+        latency_slo_ms: time from arrival to answer, milliseconds.
+        slo_classes: other SLOs, milliseconds, by the name of the class.
     """
 
-    latency_slo_ms: PositiveFloat
-    slo_classes: dict[str, PositiveFloat] = Field(default_factory=dict)
+    latency_slo_ms: SloMs
+    slo_classes: dict[str, SloMs] = Field(default_factory=dict)
 
     @property
     def slos_s(self) -> dict[str, float]:
@@ -156,10 +163,10 @@ class ModelSpec(RootSpec, ServedSpec):
 
 
 class TaskSpec(ServedSpec):
-    """A task of a pipeline: with networks of its own, or served by another's.
+    """A task of a pipeline. It has its own networks, or uses those of a model or another task.
 
     Attributes:
-        model: whose networks serve it, instead of its own.
+        model: the model or task whose networks serve it, instead of its own.
         parent: the task that makes its requests; None at the root.
     """
 
@@ -170,7 +177,7 @@ class TaskSpec(ServedSpec):
     def _of_another(self) -> TaskSpec:
         own = self.model_fields_set - {"model_of", "parent", "factors"}
         if self.model_of is not None and own:
-            raise ValueError(f"{min(own)}: the task is served by {self.model_of!r}; say it there")
+            raise Misplaced(min(own), f"the task is served by {self.model_of!r}; say it there")
         return self
 
 
@@ -185,23 +192,32 @@ class PipelineSpec(RootSpec):
 
 
 class KindSpec(Frozen):
-    """Workers that are alike.
+    """A kind of workers.
 
     Attributes:
-        min_replicas, max_replicas: as many as there must be, and may be.
-        price_per_hour: of one.
-        memory_mb: of one.
-        group: that they serve in, where there are groups.
-        interruptions_per_hour: how often one is taken away, on average; the plan has spares. Nobody
-            is taken away in the simulation.
+        min_replicas, max_replicas: the smallest and the largest number of workers.
+        price_per_hour: price of one worker per hour.
+        memory_mb: memory of one worker, MB.
+        group: their group, if there are groups.
+        interruptions_per_hour: mean number of times per hour that a worker is taken away. The plan
+            has spare workers for it. The simulation takes none away.
     """
 
     min_replicas: NonNegativeInt = 1
-    max_replicas: PositiveInt
-    price_per_hour: NonNegativeFloat = 0.0
+    max_replicas: int = Field(ge=1, le=MAX_WORKERS)
+    price_per_hour: float = Field(0.0, ge=0, le=MAX_PRICE)
     memory_mb: PositiveFloat | None = None
     group: str | None = None
     interruptions_per_hour: NonNegativeFloat = 0.0
+
+    @model_validator(mode="after")
+    def _in_range(self) -> KindSpec:
+        if self.min_replicas > self.max_replicas:
+            raise Misplaced(
+                "min_replicas",
+                f"must be at most max_replicas, {self.max_replicas}, got {self.min_replicas}",
+            )
+        return self
 
     def kind(self, name: str) -> auto.Kind:
         memory = {} if self.memory_mb is None else {"memory_mb": self.memory_mb}
@@ -218,19 +234,20 @@ class KindSpec(Frozen):
 
 
 class ApplicationSpec(Frozen):
-    """Everything that `simulate_application` takes. Defaults are its own.
+    """All arguments of `simulate_application`, with the same defaults.
 
     Attributes:
         workers: kinds of workers, by name.
-        models, pipelines: what clients ask for, by name.
-        workloads: what arrives when, by stream: "root", or "root@class".
-        planner: "auto"; null for the largest number of workers, all with every variant.
-        policy: who decides; the default is the live one's.
-        groups: group of each model and pipeline, where workers are in groups; `auto` chooses it for
-            those that are left out.
-        objective, budget_per_hour, accuracy_floor: of the plan.
-        duration_s: may be left out where all arrivals end by themselves.
-        interval_s, solve_s, load_s, start_s, preempt_delay_s, latency_noise, seed: as of
+        models, pipelines: the models and pipelines that clients ask for, by name.
+        workloads: arrivals by stream: "root", or "root@class".
+        planner: "auto"; or null: the largest number of workers, all with every variant.
+        policy: the policy; the default is that of a live application.
+        groups: group of each model and pipeline, if workers are in groups. `auto` chooses the group
+            of those that are left out.
+        objective, budget_per_hour, accuracy_floor: settings of the plan.
+        duration_s: time for which requests arrive, seconds; not needed if all arrivals end by
+            themselves.
+        interval_s, solve_s, load_s, start_s, preempt_delay_s, latency_noise, seed: see
             `simulate_application`.
     """
 
@@ -246,11 +263,11 @@ class ApplicationSpec(Frozen):
     accuracy_floor: float = Field(0.0, ge=0, le=100)
     duration_s: PositiveFloat | None = None
     interval_s: PositiveFloat = 10.0
-    solve_s: NonNegativeFloat = 0.0
-    load_s: NonNegativeFloat = 0.0
-    start_s: NonNegativeFloat = 0.0
-    preempt_delay_s: NonNegativeFloat = 0.0
-    latency_noise: NonNegativeFloat = 0.0
+    solve_s: DelayS = 0.0
+    load_s: DelayS = 0.0
+    start_s: DelayS = 0.0
+    preempt_delay_s: DelayS = 0.0
+    latency_noise: Noise = 0.0
     seed: NonNegativeInt = 0
 
     @model_validator(mode="after")
@@ -258,35 +275,41 @@ class ApplicationSpec(Frozen):
         if not self.models and not self.pipelines:
             raise ValueError("models or pipelines must name what clients ask for")
         if both := sorted(self.models.keys() & self.pipelines.keys()):
-            raise ValueError(f"pipelines.{both[0]}: a model has that name, too")
+            raise Misplaced(f"pipelines.{both[0]}", "a model has that name, too; rename one")
         return self
 
-    @property
-    def policy_name(self) -> str:
-        """Of the policy that is given, or the default."""
-        if self.policy.name is not None:
-            return self.policy.name
-        if any(len(p.tasks) > 1 for p in self.pipelines.values()):
-            return DEFAULTS["tasks"]
-        variants = any(m.variants and len(m.variants) > 1 for m in self.models.values())
-        return DEFAULTS["variants" if variants else "models"]
-
     def problem(self, base: Path) -> auto.Problem:
-        """What `auto` plans; profile files are relative to `base`."""
+        """The problem for `auto`. Profile files are relative to `base`."""
         kinds = list(self.workers)
         served: dict[str, ServedSpec] = dict(self.models)
+        places = {name: f"models.{name}" for name in served}
         for name, pipeline in self.pipelines.items():
             for task, spec in pipeline.tasks.items():
                 if spec.model_of is None:
                     if task in served:
-                        raise ValueError(f"pipelines.{name}.tasks.{task}: the name is taken")
+                        raise Misplaced(
+                            f"pipelines.{name}.tasks.{task}",
+                            f"{places[task]} has that name, too; rename one",
+                        )
                     served[task] = spec
+                    places[task] = f"pipelines.{name}.tasks.{task}"
+        models = []
+        for name, serves in served.items():
+            with placed(places[name]):
+                models.append(serves.model(name, kinds, base))
         trees = [Tree.of_model(m, spec.slos_s) for m, spec in self.models.items()]
         for name, pipeline in self.pipelines.items():
-            trees.append(Tree(name, _tasks(name, pipeline, served), pipeline.slos_s))
-        _check_factors(trees, served)
-        if unknown := sorted(self.groups.keys() - {tree.name for tree in trees}):
-            raise ValueError(f"groups.{unknown[0]}: no such model or pipeline")
+            tasks = _tasks(name, pipeline, served)
+            with placed(f"pipelines.{name}"):
+                trees.append(Tree(name, tasks, pipeline.slos_s))
+        _check_factors(trees, served, places)
+        roots = [tree.name for tree in trees]
+        for unknown in [name for name in self.groups if name not in roots][:1]:
+            raise Misplaced(
+                f"groups.{unknown}",
+                f"no such model or pipeline; they are {listed(roots)}{nearest(unknown, roots)}",
+            )
+        check_streams(self.workloads, [stream for tree in trees for stream, _ in tree.streams()])
         group_of = {
             m: self.groups[tree.name]
             for tree in trees
@@ -294,7 +317,7 @@ class ApplicationSpec(Frozen):
             for m in tree.models
         }
         return auto.Problem(
-            tuple(spec.model(name, kinds, base) for name, spec in served.items()),
+            tuple(models),
             tuple(trees),
             {},
             tuple(spec.kind(name) for name, spec in self.workers.items()),
@@ -311,7 +334,7 @@ class ApplicationSpec(Frozen):
         return simulate_application(
             self.problem(Path(base)),
             self.workloads,
-            policy=self.policy_name,
+            policy=self.policy.name,
             policy_kwargs=self.policy.kwargs,
             planner=self.planner,
             duration_s=self.duration_s,
@@ -329,31 +352,35 @@ def _tasks(
     for task, spec in pipeline.tasks.items():
         model = spec.model_of or task
         if model not in served:
-            raise ValueError(
-                f"pipelines.{name}.tasks.{task}.model must be one of {', '.join(served)}, "
-                f"got {model!r}"
+            raise Misplaced(
+                f"pipelines.{name}.tasks.{task}.model",
+                f"must be one of {', '.join(served)}, got {model!r}{nearest(model, list(served))}",
             )
         children = [c for c, child in pipeline.tasks.items() if child.parent == task]
         of_task = spec.factors if spec.model_of is not None else {}
         factors = served[model].made(model, children, of_task)
         if unknown := sorted(of_task.keys() - set(children)):
-            raise ValueError(
-                f"pipelines.{name}.tasks.{task}.factors.{unknown[0]}: no child; its children are "
-                f"{', '.join(children) or 'none'}"
+            raise Misplaced(
+                f"pipelines.{name}.tasks.{task}.factors.{unknown[0]}",
+                f"no child; its children are {listed(children)}{nearest(unknown[0], children)}",
             )
         nodes.append(TreeTask(task, model, spec.parent, factors))
     return tuple(nodes)
 
 
-def _check_factors(trees: Iterable[Tree], served: Mapping[str, ServedSpec]) -> None:
-    """Refuse factors for tasks that are the child of none that the model serves."""
+def _check_factors(
+    trees: Iterable[Tree], served: Mapping[str, ServedSpec], places: Mapping[str, str]
+) -> None:
+    """Refuse factors for tasks that are no child of the model's tasks."""
     children: dict[str, set[str]] = {name: set() for name in served}
     for tree in trees:
         for task in tree.tasks:
             children[task.model].update(tree.children(task.name))
     for name, spec in served.items():
         if unknown := sorted(spec.named - children[name]):
-            raise ValueError(
-                f"{name}.factors.{unknown[0]}: no child of a task that {name!r} serves; these are "
-                f"{', '.join(sorted(children[name])) or 'none'}"
+            valid = sorted(children[name])
+            raise Misplaced(
+                f"{places[name]}.factors.{unknown[0]}",
+                f"no child of a task that {name!r} serves; these are {listed(valid)}"
+                f"{nearest(unknown[0], valid)}",
             )

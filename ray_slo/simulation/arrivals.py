@@ -1,8 +1,8 @@
-"""When requests arrive: processes of one rate.
+"""Arrival processes with one rate.
 
-Every process is a unit-rate renewal process stretched to its rate, so two runs with the same seed
-at different rates see the same pattern of arrivals (common random numbers: what makes
-`goodput_search` smooth).
+Every process is a unit-rate renewal process stretched to its rate. So two runs with the same seed
+have the same pattern of arrivals at any rate (common random numbers). This makes `goodput_search`
+smooth.
 """
 
 from __future__ import annotations
@@ -63,12 +63,12 @@ def _at_rates(
 
 
 class Burst(Spec):
-    """Two states, bursting and calm, that last exponentially long: what modulates an MMPP.
+    """Two states, burst and calm, of exponentially distributed length, which modulate an MMPP.
 
     Attributes:
-        peak: rate in a burst over the mean rate, above 1 and at most
-            (burst_s + calm_s) / burst_s, where nothing arrives between bursts.
-        burst_s, calm_s: mean lengths of the states.
+        peak: rate in a burst over the mean rate. It is above 1 and at most (burst_s + calm_s) /
+            burst_s, at which no request arrives between bursts.
+        burst_s, calm_s: mean lengths of the states, seconds.
     """
 
     peak: Annotated[float, Field(gt=1)]
@@ -86,7 +86,7 @@ class Burst(Spec):
 
     @property
     def share(self) -> float:
-        """Of the time that is bursting."""
+        """Share of the time in bursts."""
         return self.burst_s / (self.burst_s + self.calm_s)
 
     @property
@@ -173,7 +173,7 @@ class Mmpp(Spec):
 
     Attributes:
         rate: requests per second, on average.
-        burst: how high and how long bursts are.
+        burst: height and length of the bursts.
     """
 
     kind: Literal["mmpp"] = "mmpp"
@@ -186,15 +186,16 @@ class Mmpp(Spec):
 
 
 class Trace(Spec):
-    """A rate (requests per second) per interval of `interval_s`; ends with its last interval.
+    """A rate (requests per second) for each interval of `interval_s`. It ends with the last
+    interval.
 
     Inside an interval arrivals are a Gamma process of that rate (`shape` 1: Poisson), which `burst`
     modulates (SHEPHERD §7: per-minute rates of a trace as Poisson, "stable", or MMPP, "bursty").
 
     Attributes:
-        rates: requests per second, interval by interval.
-        interval_s: length of each.
-        shape: of the gaps inside an interval.
+        rates: requests per second, by interval.
+        interval_s: length of an interval, seconds.
+        shape: shape parameter of the gaps inside an interval.
         burst: bursts inside the intervals.
     """
 
@@ -232,7 +233,7 @@ class Times(Spec):
     """Explicit arrival times, seconds from the start.
 
     Attributes:
-        times_s: in any order.
+        times_s: arrival times, seconds from the start, in any order.
     """
 
     kind: Literal["times"] = "times"
@@ -253,21 +254,21 @@ class Times(Spec):
 
 
 class Population(Spec):
-    """Very many streams with heavy-tailed rates, dealt out to the models round robin.
+    """Many streams with heavy-tailed rates, assigned to the models round robin.
 
-    Stands for the 46,000 streams of the Azure Functions trace in SHEPHERD §7, which give requests
-    per minute: a stream's mean rate is log-normal, its rate changes every interval by a Gamma
-    factor, and inside an interval arrivals are Poisson ("stable") or, with `burst`, an MMPP of the
-    stream's own ("bursty"; its state is drawn anew in each interval).
+    It replaces the 46,000 streams of the Azure Functions trace in SHEPHERD §7, which has requests
+    per minute. A stream's mean rate is log-normal. Its rate changes in every interval by a Gamma
+    factor. Inside an interval, arrivals are Poisson ("stable"). With `burst` they are an MMPP for
+    each stream ("bursty"), whose state is drawn anew in each interval.
 
     Attributes:
-        rate: mean of all streams together, requests per second.
-        streams: how many.
-        interval_s: time for which a stream's rate holds.
+        rate: mean rate of all streams together, requests per second.
+        streams: number of streams.
+        interval_s: time for which a stream's rate is constant, seconds.
         burst: bursts of each stream, inside the intervals.
         sigma: standard deviation of the logarithm of a stream's mean rate.
         variation: coefficient of variation of a stream's rate from interval to interval.
-        population_seed: of the streams' rates. They are the same whatever the run's seed.
+        population_seed: seed of the streams' rates, which do not depend on the run's seed.
     """
 
     kind: Literal["population"] = "population"
@@ -330,7 +331,7 @@ Arrivals = Annotated[ArrivalProcess, Field(discriminator="kind")]
 
 
 def scaled(process: ArrivalProcess | Population, rate: float) -> ArrivalProcess | Population:
-    """The same at a mean of `rate` requests per second."""
+    """The same process or population at a mean of `rate` requests per second."""
     if isinstance(process, Population):
         return process.model_copy(update={"rate": rate})
     return at_rate(process, rate)

@@ -1,9 +1,9 @@
-"""The discrete-event host of a policy: `Run`, of which pipelines and replays are kinds.
+"""The discrete-event host of a policy: `Run`, the base of pipelines and replays.
 
 Events are ordered by (time, `Event`, sequence), so a run is a function of its arguments. At one
-instant everything that happens is fed first (ends of batches, workers that leave or join, then
-arrivals); then the policy decides once. Arrivals are a sorted stream beside the heap and batches
-are columns, so the cost per request is little more than the policy's own.
+instant, all events are fed first: ends of batches, workers that leave or join, then arrivals. Then
+the policy decides once. Arrivals are a sorted stream beside the heap, and batches are columns. So a
+request costs little more than the policy's own work.
 """
 
 from __future__ import annotations
@@ -28,36 +28,38 @@ from ray_slo.simulation.workloads import Requests
 
 _CHUNK = 8192
 ASK_EVERY_S = 0.1
-"""How often a policy is asked what it wants solved aside, as live ones are."""
+"""Time between the questions to a policy whether it wants a problem solved, seconds; as for live
+policies."""
 ANSWER_AFTER_S = 0.3
-"""From the question until the policy has the answer: what a small problem takes live."""
+"""Time from the question until the policy has the answer, seconds: that of a small live problem."""
 
 
 class Event(IntEnum):
-    """What happens, in the order of one instant."""
+    """Kinds of events, in their order within one instant."""
 
     END = 0  # of a batch
-    HEARD = 1  # the policy hears of an end
+    HEARD = 1  # the policy hears that a batch ended
     PREEMPT = 2
     WORKER = 3  # leaves or joins
-    MADE = 4  # requests that requests of a pipeline made
+    MADE = 4  # requests that a pipeline's requests made
     CANCEL = 5
     READY = 6  # a worker has loaded its variant
     LOOK = 7  # at demand, by the planner
     APPLY = 8  # a plan
-    CLUSTER = 9  # the policy is told of the cluster
+    CLUSTER = 9  # the policy gets the cluster
     SOLVED = 10  # what the policy wanted, aside
     WITHDRAW = 11  # a recorded client
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerEvent:
-    """A worker leaves (its batches are lost and their requests arrive again) or joins.
+    """A worker leaves or joins. When it leaves, its batches are lost, and their requests arrive
+    again.
 
     Attributes:
         at_s: seconds from the start.
-        worker: a worker of the cluster, by id, or a new `Worker`. One whose first event is a
-            join is not there at the start.
+        worker: a worker of the cluster, by id, or a new `Worker`. A worker whose first event is a
+            join is absent at the start.
     """
 
     at_s: float
@@ -76,20 +78,20 @@ class WorkerEvent:
 
 
 class Batch:
-    """A dispatch on its worker."""
+    """A dispatched batch on its worker."""
 
     __slots__ = ("dispatch", "finish", "index", "items", "ready", "start")
 
     def __init__(self, index: int, dispatch: Dispatch, items: int, ready: float) -> None:
         self.index = index
         self.dispatch = dispatch
-        self.items = items  # in its requests together
+        self.items = items  # items in all its requests
         self.ready = ready  # when the worker has every payload
         self.start = self.finish = math.inf
 
 
 class Slot:
-    """A worker: the batch that it runs (or waits for) and the one sent ahead."""
+    """A worker, with the batch that it runs (or waits for) and the one sent ahead."""
 
     __slots__ = ("ahead", "current", "index", "worker")
 
@@ -101,7 +103,7 @@ class Slot:
 
 
 def non_negative(name: str, value: float) -> None:
-    """Raises ValueError unless the argument is at least 0 and finite."""
+    """Refuse an argument that is negative or not finite (ValueError)."""
     if not (math.isfinite(value) and value >= 0):
         raise ValueError(f"{name} must be at least 0, got {value}")
 
@@ -122,8 +124,8 @@ def noise_factors(sigma: float, rng: np.random.Generator) -> Iterator[float] | N
 class Run(Books):
     """One policy, its workers and requests, from the first event until nothing is left.
 
-    Kinds of runs put further events on the heap (`at`), and override what becomes of batches:
-    `dispatch`, `start`, `end`, `drop`.
+    Subclasses put further events on the heap (`at`), and override the life of a batch: `dispatch`,
+    `start`, `end`, `drop`.
     """
 
     def __init__(
@@ -147,7 +149,7 @@ class Run(Books):
         self.now = 0.0
         self.heap: list[tuple[float, Event, int, Callable[..., None], tuple[Any, ...]]] = []
         self.sequence = 0
-        # Every worker that is ever there, by id; `slots` holds those that are there now.
+        # Every worker of the run, by id; `slots` contains the present ones.
         self.workers: dict[WorkerId, Worker] = dict(cluster.workers)
         absent = set(absent)
         seen: set[WorkerId] = set()
@@ -174,7 +176,7 @@ class Run(Books):
         self.variant_of = {v: i for i, v in enumerate(truth.variants)}
         Books.__init__(self)
         self.become(self.present())
-        # Where the loop stands.
+        # The state of the loop.
         self._stream: Iterator[Request] | None = None
         self._upcoming: Request | None = None
         self._wake_at = 0.0  # a first look at the cluster
@@ -183,15 +185,15 @@ class Run(Books):
     # -- events ------------------------------------------------------------------------------
 
     def at(self, time: float, event: Event, call: Callable[..., None], *args: Any) -> None:
-        """Have `call(*args)` happen at a time."""
+        """Schedule `call(*args)` at a time."""
         self.sequence += 1
         heappush(self.heap, (time, event, self.sequence, call, args))
 
     def loop(self, until: float = math.inf) -> None:
-        """Feed events in order, ask the policy after each instant, until nothing is left.
+        """Feed events in order, and ask the policy after each instant, until no event is left.
 
         Args:
-            until: stop before what is later than that; a further call goes on.
+            until: stop before later events; the next call continues.
         """
         heap, policy = self.heap, self.policy
         arrived, decide = policy.requests_arrived, policy.decide
@@ -207,7 +209,7 @@ class Run(Books):
             if now > until or now == math.inf:
                 self._upcoming, self._wake_at = upcoming, wake
                 return
-            if now < self.now:  # asked to be woken in the past
+            if now < self.now:  # the policy wants to be woken in the past
                 now = self.now
             stalls = stalls + 1 if now == self.now else 0
             if stalls > 1000:
@@ -240,10 +242,10 @@ class Run(Books):
                 self._solve_aside()
 
     def _solve_aside(self) -> None:
-        """Begin with what the policy wants first; one problem at a time."""
+        """Start the first problem that the policy wants solved; one at a time."""
         self._ask_at = self.now + ASK_EVERY_S
         if problem := next(iter(self.policy.wanted()), None):  # type: ignore[attr-defined]
-            from ray_slo.simulation.rehearsal import solve  # which runs an engine itself
+            from ray_slo.simulation.rehearsal import solve  # it runs an engine itself
 
             self._ask_at = math.inf
             self.at(self.now + ANSWER_AFTER_S, Event.SOLVED, self._solved, solve(problem))
@@ -275,7 +277,7 @@ class Run(Books):
                     yield Request(id, names[model], arrival, deadline, items, name)
 
     def _ends(self, slot: Slot, batch: Batch, status: BatchStatus) -> None:
-        if slot.current is batch:  # else it was preempted or lost
+        if slot.current is batch:  # otherwise it was preempted or lost
             self.end(slot, status)
 
     def end(self, slot: Slot, status: BatchStatus) -> None:
@@ -297,14 +299,14 @@ class Run(Books):
 
     def _tell(self, slot: Slot, batch: Batch, status: BatchStatus) -> None:
         d, worker = batch.dispatch, slot.worker.id
-        if self.slots.get(worker) is slot:  # else the policy knows that it is gone
+        if self.slots.get(worker) is slot:  # otherwise the policy knows that it is gone
             outcome = BatchOutcome(d.batch_id, d.requests, batch.start, batch.finish, status)
             self.policy.batch_finished(self.now, worker, outcome)
         if status is not BatchStatus.FINISHED and (back := self.returned(d.requests)):
             self.policy.requests_arrived(self.now, back)
 
     def returned(self, requests: Sequence[Request]) -> Sequence[Request]:
-        """Those of a batch that did not finish whose clients still wait."""
+        """The requests of an unfinished batch whose clients still wait."""
         return requests
 
     def _leave(self, worker: WorkerId) -> None:
@@ -314,7 +316,7 @@ class Run(Books):
         self.become(self.present(), self.lose(slot))
 
     def lose(self, *slots: Slot) -> list[Request]:
-        """The batches of workers that left are lost; their requests, which arrive again."""
+        """Lose the batches of workers that left. Return their requests, which arrive again."""
         lost: list[Request] = []
         for slot in slots:
             for batch in (slot.current, slot.ahead):
@@ -334,12 +336,12 @@ class Run(Books):
         self.become(self.present())
 
     def present(self) -> Cluster:
-        """The cluster with the workers that are there, in the order of `workers`."""
+        """The cluster with the present workers, in the order of `workers`."""
         present = {w: self.slots[w].worker for w in self.workers if w in self.slots}
         return replace(self.cluster, workers=present)
 
     def become(self, cluster: Cluster, lost: Sequence[Request] = ()) -> None:
-        """Tell the policy of a cluster, and of requests that arrive again."""
+        """Give the policy a cluster, and requests that arrive again."""
         self.cluster = cluster
         self.policy.cluster_changed(self.now, cluster)
         if lost:
@@ -348,7 +350,7 @@ class Run(Books):
     # -- actions -----------------------------------------------------------------------------
 
     def dispatch(self, d: Dispatch) -> None:
-        """A batch goes to a worker. Raises PolicyError where that cannot be."""
+        """Send a batch to a worker. Raises PolicyError if that is impossible."""
         slot, size = self.slots.get(d.worker), len(d.requests)
         if slot is None:
             raise PolicyError(f"batch {d.batch_id} goes to {d.worker!r}, which is not there")
@@ -388,11 +390,11 @@ class Run(Books):
             )
 
     def items(self, requests: Sequence[Request]) -> int:
-        """In these requests together."""
+        """Number of items in these requests."""
         return len(requests) if self.requests.size is None else sum([r.size for r in requests])
 
     def start(self, slot: Slot, batch: Batch) -> None:
-        """A worker turns to a batch: how long it will run."""
+        """Start a batch on its worker. Return its execution time, seconds."""
         profile = self.truth.variants[batch.dispatch.variant].profiles[slot.worker.hardware]
         time = profile.latency(batch.items)
         if self.noise is not None:
@@ -401,13 +403,13 @@ class Run(Books):
         self.run(slot, batch, start, start + time)
 
     def run(self, slot: Slot, batch: Batch, start: float, finish: float) -> None:
-        """A batch runs, unless it is stopped."""
+        """Run a batch, unless it is stopped."""
         batch.start = self.b_start[batch.index] = start
         batch.finish = self.b_finish[batch.index] = finish
         self.at(finish, Event.END, self._ends, slot, batch, BatchStatus.FINISHED)
 
     def drop(self, drop: Drop) -> None:
-        """The policy gives requests up."""
+        """Drop requests for the policy."""
         count = len(drop.requests)
         self.d_request.extend([r.id for r in drop.requests])
         self.d_reason.extend([REASON[drop.reason]] * count)
@@ -417,7 +419,7 @@ class Run(Books):
         slot = self.slots.get(preempt.worker)
         if slot is None:
             raise PolicyError(f"{preempt.worker!r} is to be preempted but is not there")
-        if slot.current is not None:  # else the end of its batch has not been heard of yet
+        if slot.current is not None:  # otherwise the end of its batch is not known yet
             stops_at, stop = self.now + self.preempt_delay_s, BatchStatus.PREEMPTED
             self.at(stops_at, Event.PREEMPT, self._ends, slot, slot.current, stop)
 
@@ -445,7 +447,7 @@ class Run(Books):
         )
 
     def names(self) -> dict[str, Any]:
-        """What the codes in the columns of batches mean."""
+        """The meaning of the codes in the columns of batches."""
         return {
             "variants": list(self.variant_of),
             "accuracy": {v.name: v.accuracy for v in self.truth.variants.values()},

@@ -1,4 +1,4 @@
-"""Workers in virtual time that do what a planner's brain wants of them."""
+"""Workers in virtual time that follow the orders of a planner's brain."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ _IDLE = Wanted((), ())
 
 @dataclass(frozen=True)
 class Timing:
-    """How long planning and workers take, in seconds.
+    """Times of planning and of workers, seconds.
 
     Attributes:
-        interval_s: between plans.
-        check_s: between looks at the demand.
-        solve_s: from the question for a plan until it takes effect.
-        load_s: a worker loads a variant.
-        start_s: a worker starts, before it can load.
-        make_before_break: a worker serves its old variant while it loads the new one.
+        interval_s: time between plans.
+        check_s: time between looks at the demand.
+        solve_s: time from the start of planning until the plan takes effect.
+        load_s: time in which a worker loads a variant.
+        start_s: time in which a worker starts, before it can load.
+        make_before_break: whether a worker serves its old variant while it loads the new one.
     """
 
     interval_s: float = 10.0
@@ -36,7 +36,7 @@ class Timing:
     make_before_break: bool = True
 
     def check(self) -> None:
-        """Raises ValueError for times that have no meaning."""
+        """Refuse negative times, and times that are not finite (ValueError)."""
         for name in ("interval_s", "check_s"):
             if not (math.isfinite(value := getattr(self, name)) and value > 0):
                 raise ValueError(f"{name} must be positive, got {value}")
@@ -46,7 +46,7 @@ class Timing:
 
 @dataclass(slots=True)
 class _Member:
-    """A worker, which may be off."""
+    """A worker, running or not."""
 
     id: WorkerId
     kind: str
@@ -54,8 +54,8 @@ class _Member:
     loaded: frozenset[str] = frozenset()
     assigned: tuple[Assigned, ...] = ()
     loading: str | None = None
-    up_at: float = math.inf  # when its process is there; inf: it is off
-    token: int = 0  # of the loading that counts
+    up_at: float = math.inf  # when its process is ready; inf: it does not run
+    token: int = 0  # number of the present load
     empties: bool = False  # it loads when its last batch has ended
     leaves: bool = False  # it is off when its last batch has ended
 
@@ -65,13 +65,13 @@ class _Member:
 
 
 class Fleet:
-    """All workers that there may be.
+    """All workers, running or not.
 
     Args:
         kinds: the largest number of workers, by kind.
 
     Attributes:
-        used: by kind: (time, workers that are on from then on).
+        used: by kind: pairs of a time and the number of running workers from then on.
     """
 
     def __init__(self, kinds: Mapping[str, int], timing: Timing) -> None:
@@ -82,12 +82,12 @@ class Fleet:
         ]
         self._members = {m.id: m for m in members}
         self._timing = timing
-        # Without delays, a worker that is off could serve at once.
+        # Without delays, a stopped worker could serve at once.
         self._at_once = not timing.start_s + timing.load_s
         self.used: dict[str, list[tuple[float, int]]] = {kind: [] for kind in kinds}
 
     def all_on(self, fits: Mapping[str, Collection[str]]) -> list[Worker]:
-        """Every worker is there from time 0, with all variants that fit on its kind."""
+        """Run every worker from time 0, with all variants that fit on its kind."""
         for member in self._members.values():
             keep = tuple(fits.get(member.kind, ()))
             member.wanted, member.up_at = Wanted((), keep), 0.0
@@ -96,7 +96,7 @@ class Fleet:
         return self._workers()
 
     def begin(self, wanted: Mapping[WorkerId, Wanted]) -> list[Worker]:
-        """What workers are at time 0: they have what is wanted, without any delay."""
+        """Set the workers at time 0: they have their wanted variants without a delay."""
         for worker, w in wanted.items():
             if w.keep:
                 member = self._members[worker]
@@ -109,16 +109,16 @@ class Fleet:
         return [Worker(m.id, m.kind, m.loaded, m.assigned) for m in self._members.values()]
 
     def attach(self, run: Run, changed: Callable[[], None]) -> None:
-        """Belong to a run from now on.
+        """Attach to a run.
 
         Args:
             changed: called when a worker has loaded a variant.
         """
         self._run, self._changed = run, changed
-        self._told = True  # the policy knows the workers as they are
+        self._told = True  # the policy knows the present workers
 
     def at_first(self, numbers: Mapping[str, int] | None = None) -> Seen:
-        """Workers before they have done anything: the first of each kind, by default all."""
+        """Workers at the start: the first of each kind, by default all."""
         members = [
             member
             for kind in self.used
@@ -127,10 +127,10 @@ class Fleet:
         return Seen({m.id: WorkerSays(m.id, m.kind) for m in members})
 
     def seen(self, to_plan: bool = False) -> Seen:
-        """What workers say.
+        """The workers' reports.
 
         Args:
-            to_plan: also those that are off but would serve at once.
+            to_plan: whether to add stopped workers that could serve at once.
         """
         ready = self._at_once
         return Seen(
@@ -150,7 +150,7 @@ class Fleet:
 
     @property
     def variants(self) -> dict[WorkerId, str | None]:
-        """What each worker is to run, as text."""
+        """The wanted variant of each worker, as text."""
         return {
             m.id: ", ".join(a.variant for a in m.wanted.assigned)
             for m in self._members.values()
@@ -161,10 +161,10 @@ class Fleet:
     def off(self) -> list[WorkerId]:
         return [m.id for m in self._members.values() if m.up_at == math.inf]
 
-    # -- what is wanted ----------------------------------------------------------------------
+    # -- orders ----------------------------------------------------------------------
 
     def grow(self, kind: str, target: int) -> None:
-        """Start workers, or call back those that are leaving, until `target` are on."""
+        """Start workers, or keep those that are stopping, until `target` run."""
         missing = target - sum(m.on for m in self._of(kind))
         rest = [m for m in self._of(kind) if not m.on]
         for member in sorted(rest, key=lambda m: not m.leaves)[: max(missing, 0)]:
@@ -174,14 +174,14 @@ class Fleet:
         return [m for m in self._members.values() if m.kind == kind]
 
     def shrink(self, kind: str, target: int) -> None:
-        """End workers without an assignment, the last ones first, until `target` are on."""
+        """Stop workers without an assignment, the last ones first, until `target` run."""
         on = [m for m in self._of(kind) if m.on]
         idle = [m for m in reversed(on) if not m.wanted.assigned]
         for member in idle[: max(len(on) - target, 0)]:
             self._retire(member)
 
     def follow(self, wanted: Mapping[WorkerId, Wanted]) -> bool:
-        """Do what is wanted; whether that is news."""
+        """Follow the orders. Return whether they are new."""
         news = False
         for worker, w in wanted.items():
             member = self._members[worker]
@@ -199,7 +199,7 @@ class Fleet:
             member.up_at = self._run.now + self._timing.start_s
 
     def _step(self, member: _Member) -> None:
-        """Serve what is loaded of what is wanted, and load the next that is not."""
+        """Serve the wanted variants that are loaded, and load the next one that is not."""
         w, timing = member.wanted, self._timing
         slot = self._run.slots.get(member.id)
         missing = [v for v in w.keep if v not in member.loaded]
@@ -244,7 +244,7 @@ class Fleet:
             self._show(member)
 
     def emptied(self, worker: WorkerId) -> None:
-        """A worker has ended its last batch."""
+        """Note that a worker has finished its last batch."""
         member = self._members[worker]
         if member.leaves:
             self._end(member)
@@ -258,7 +258,7 @@ class Fleet:
             self._tell()
         self._count(self._run.now)
 
-    # -- what is told ------------------------------------------------------------------------
+    # -- the policy ------------------------------------------------------------------------
 
     def _show(self, member: _Member) -> None:
         slot = self._run.slots.get(member.id)
@@ -269,7 +269,7 @@ class Fleet:
             self._tell()
 
     def _tell(self) -> None:
-        """The policy is told once, when all that happens at this instant has."""
+        """Tell the policy once, after all events of this instant."""
         if self._told:
             self._told = False
             self._run.at(self._run.now, Event.CLUSTER, self._tell_now)

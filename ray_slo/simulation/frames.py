@@ -1,4 +1,4 @@
-"""What reports share: requests and batches in columns, and frames of them."""
+"""The common part of reports: requests and batches in columns, and frames of them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Frames:
     """Requests and batches of one run.
 
     Args:
-        meta: variants, workers and more: what codes in the columns mean.
+        meta: variants, workers and more: the meaning of the codes in the columns.
         requests: columns of shape (requests,), among them batch (−1: none), drop_reason (−1: none)
             and dropped_s.
         batches: columns of shape (batches,): worker, variant, size, status, dispatched_s,
@@ -43,12 +43,12 @@ class Frames:
 
     @cached_property
     def served(self) -> Bools:
-        """Of each request, whether its batch ran to the end."""
+        """Whether each request's batch ran to its end."""
         status = np.append(self._b["status"], -1)  # index −1 is "no batch"
         return np.asarray(status[self._r["batch"]] == FINISHED)
 
     def of_batch(self, column: str) -> Array:
-        """Of each request, what its batch has in a column; NaN or −1 where it was not served."""
+        """Values of a column of batches for each request; NaN or −1 if it was not served."""
         fill = np.nan if column.endswith("_s") else -1
         at = np.where(self.served, self._r["batch"], -1)
         return np.asarray(np.append(self._b[column], fill)[at])

@@ -1,4 +1,4 @@
-"""Groups of workers, each with a scheduler of its own, in one run."""
+"""Groups of workers in one run, each with its own scheduler."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from ray_slo.planning.brains.brain import Counts, FrontendSays
 
 
 class Grouped(Abilities):
-    """A policy per group, which sees the group's workers alone.
+    """One policy per group, which sees only the group's workers.
 
     Args:
         make: a new policy for a group.
-        group_of_kind: whose workers those of a kind are.
-        group_of_model: where requests for a model go, until `route` says otherwise.
+        group_of_kind: group of each kind of workers.
+        group_of_model: initial group of each model; `route` changes it.
     """
 
     serves_late: ClassVar[bool] = False  # shadowed by the policies'
@@ -37,20 +37,20 @@ class Grouped(Abilities):
         late = any(policy.serves_late for policy in self.policies.values())
         self.serves_late = late  # type: ignore[misc]
         self._of_kind, self._of_model = group_of_kind, dict(group_of_model)
-        self._at: dict[RequestId, tuple[str, str]] = {}  # model and group of what is not answered
+        self._at: dict[RequestId, tuple[str, str]] = {}  # model and group of unanswered requests
         self._number = 0
         self._of_worker: dict[WorkerId, str] = {}
         self._clusters: dict[str, Cluster] = {}
 
     def route(self, number: int, routes: Mapping[str, str]) -> None:
-        """Send requests there from now on; `number` names the answer."""
+        """Send requests to these groups from now on. `number` is that of the planner's answer."""
         self._number = number
         self._of_model |= routes
 
     @property
     def says(self) -> FrontendSays:
-        """What a frontend says to a planner: by which answer it goes, and what is not answered yet,
-        by (model, group)."""
+        """A frontend's report to a planner: the number of the answer that it follows, and its
+        unanswered requests, by (model, group)."""
         queued = Counter(self._at.values())
         return FrontendSays("clients", Counts(), "", applied=("", self._number), queued=queued)
 
@@ -72,7 +72,7 @@ class Grouped(Abilities):
 
     def batch_finished(self, now: float, worker: WorkerId, outcome: BatchOutcome) -> None:
         self.policies[self._of_worker[worker]].batch_finished(now, worker, outcome)
-        self._forget(outcome.requests)  # one that is tried again arrives again
+        self._forget(outcome.requests)  # a request that is tried again arrives again
 
     def _forget(self, requests: Sequence[Request]) -> None:
         for r in requests:

@@ -1,12 +1,11 @@
-"""What came out of a run of a pipeline: frames answered end to end, and what the planner did.
+"""The results of a run of a pipeline: frames from end to end, and the planner's decisions.
 
-A *frame* is what a client sends; the requests of all tasks that come of it share its deadline. It
-is *ok* if every one of them was served by then; it is *late* if the last one was not, *dropped* if
-any was, *pending* if it was never answered. All but ok are SLO violations.
+A *frame* is a client's request. All requests of tasks that follow from it share its deadline. A
+frame is *ok* if all of them were served by then. It is *late* if the last one was late, *dropped*
+if any was dropped, and *pending* if it was never answered. All but ok are SLO violations.
 
-The accuracy of a frame is the mean over its leaves of the accuracy of the path that each came by: a
-leaf is a request that made no others, at whatever task, so a frame without any item downstream has
-the accuracy of its root's variant.
+The accuracy of a frame is the mean accuracy of its leaves' paths. A leaf is a request, at any task,
+that made no others. So a frame without any item downstream has the accuracy of its root's variant.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A pipeline under Loki's planner in virtual time: `simulate_pipeline(problem, workload, …)`.
 
-The run of `application` with one tree and one kind of workers. The brain of the live planner `loki`
-hears counts, says when a plan is due and what workers should do; its problem is solved by
-`planner`, so that other planners of pipelines can be compared with.
+It is a run of `application` with one tree and one kind of workers. The brain of the live planner
+`loki` gets counts, decides when to plan, and gives orders to workers. `planner` solves its problem,
+so that other planners of pipelines can be compared.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from ray_slo.simulation.workloads import Requests, Workload
 
 
 class Planner(Protocol):
-    """What `loki.plan` is. An object that has a method `observe(now, rates)` is told before each
-    call how many requests per second arrive at each task."""
+    """A function like `loki.plan`. If it has a method `observe(now, rates)`, it gets the requests
+    per second at each task before each call."""
 
     def __call__(self, problem: loki.Problem, last: loki.Plan | None) -> Made: ...
 
@@ -66,30 +66,30 @@ def simulate_pipeline(
     """Run a pipeline until every request has been answered.
 
     Args:
-        problem: tasks as profiled, the largest number of workers, the SLO and what else the planner
-            is to respect. `demand` and `current` are filled in for each plan, and the factors.
+        problem: profiled tasks, the largest number of workers, the SLO and the planner's other
+            limits. `demand`, `current` and the factors are filled in for each plan.
         workload: when clients' requests arrive.
         planner: see `Planner`. What it raises for its first plan is raised.
         policy: an object (used up by the run), or a name or class that gets the arguments parents,
             factors, communication_s and waiting_factor of the problem, then `policy_kwargs`.
-        duration_s: requests arrive in [0, duration_s); by default as long as the workload lasts.
+        duration_s: requests arrive in [0, duration_s); default: the workload's length.
         seed: of arrivals, numbers of items and noise (independent streams).
-        interval_s: between plans.
+        interval_s: time between plans.
         check_s: time between looks at the demand for a significant change.
-        demand: makes what measures demand, at the root and for `observe` at each task.
-        initial_demand: of the first plan, which is in place at time 0, requests per second; by
-            default what arrives in the first interval.
-        learn_factors: plan with the factors observed so far, else with those of `problem`.
-        solve_s: from the question for a plan until it takes effect.
-        load_s: a worker needs to load a variant.
-        start_s: a worker needs to start, before it can load.
-        make_before_break: a worker serves its old variant while it loads the new one.
+        demand: makes the objects that measure demand, at the root and for `observe` at each task.
+        initial_demand: demand of the first plan, which is in force at time 0, requests per second;
+            default: that of the first interval.
+        learn_factors: whether to plan with the observed factors, instead of those of `problem`.
+        solve_s: time from the start of planning until the plan takes effect.
+        load_s: time in which a worker loads a variant.
+        start_s: time in which a worker starts, before it can load.
+        make_before_break: whether a worker serves its old variant while it loads the new one.
         items: distribution of the requests made per request around the factor: "fixed" is the
             nearest whole numbers whose running mean is the factor.
         latency_noise: as in `simulate`.
-        truth: the tasks as they are, where profiles or factors differ from the problem's.
-        log: folder for the decision log of the run, planner included, as of a live one: for
-            `ray-slo report` and `ray-slo replay`.
+        truth: the real tasks, if their profiles or factors differ from the problem's.
+        log: folder for the decision log of the run with its planner. `ray-slo report` and `ray-slo
+            replay` read it like a live one.
 
     Raises:
         ValueError: bad arguments.
@@ -142,7 +142,7 @@ def _check(
     timing: Timing,
     items: Items,
 ) -> None:
-    """Raises ValueError for arguments that have no meaning."""
+    """Refuse arguments without a meaning (ValueError)."""
     timing.check()
     check_items(items)
     names = [{t.name: [v.name for v in t.variants] for t in ts} for ts in (real, problem.tasks)]
@@ -153,7 +153,7 @@ def _check(
 def _clients(
     problem: loki.Problem, workload: Workload, duration_s: float | None, rng: np.random.Generator
 ) -> tuple[Requests, float]:
-    """What clients send, and for how long."""
+    """The requests of clients, and for how long they arrive."""
     duration_s = workload.duration_s(duration_s)
     if not (math.isfinite(duration_s) and duration_s > 0):
         raise ValueError(f"duration_s must be positive, got {duration_s}")
@@ -175,7 +175,7 @@ def _told(problem: loki.Problem) -> dict[str, Any]:
 
 
 class _Solver:
-    """Solves the brain's problems, and tells a planner that wants to know what arrives at tasks."""
+    """Solves the brain's problems, and gives a planner the arrivals at tasks if it wants them."""
 
     def __init__(self, planner: Planner, problem: loki.Problem, demand: Callable[[], Rate]) -> None:
         self._planner = planner
@@ -223,7 +223,7 @@ def _factors(problem: loki.Problem, task: loki.Task) -> dict[str, dict[str, floa
 
 
 def _tree_of(problem: loki.Problem, real: Sequence[loki.Task]) -> Tree:
-    """The tree with factors as they are."""
+    """The tree with the real factors."""
     by_name = {task.name: task for task in real}
     tasks = tuple(
         TreeTask(t.name, t.name, t.parent, _factors(problem, by_name[t.name]))
@@ -234,19 +234,19 @@ def _tree_of(problem: loki.Problem, real: Sequence[loki.Task]) -> Tree:
 
 
 def _like(problem: loki.Problem, real: Sequence[loki.Task]) -> list[loki.Task]:
-    """The tasks as they are, in the problem's order."""
+    """The real tasks, in the problem's order."""
     by_name = {task.name: task for task in real}
     return [by_name[task.name] for task in problem.order]
 
 
 def _model_of(task: loki.Task, slo_s: float) -> Model:
-    """A task as policies know it."""
+    """A task for policies."""
     variants = (Variant(v.name, {KIND: v.profile}, v.accuracy) for v in task.variants)
     return Model(task.name, slo_s, tuple(variants))
 
 
 def _row_of(plans: Plans) -> dict[str, Any]:
-    """What a report says of both plans."""
+    """The row of a report for both plans."""
     plan = best(plans.now)
     variants: dict[str, int] = {}
     for (_, variant), n in plan.loaded.items():

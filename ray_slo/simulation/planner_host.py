@@ -1,4 +1,5 @@
-"""A planner's brain in virtual time: asked, answered and followed as the live planner does it."""
+"""A planner's brain in virtual time: its host asks it, solves its problems and follows its orders,
+like the live planner."""
 
 from __future__ import annotations
 
@@ -14,15 +15,15 @@ PERIOD = "period"
 
 @dataclass
 class Question:
-    """A question to the planner, and what came of it.
+    """A question to the planner, and its answer.
 
     Attributes:
-        at: when it was asked, seconds.
-        trigger: what made the brain ask.
-        inputs: what it went by: `demand` in requests per second, and the rest.
+        at: time of the question, seconds.
+        trigger: its cause.
+        inputs: its input: `demand` in requests per second, and the rest.
         running: workers that had an assignment, by kind.
-        problem, answer: as the brain and its solver have them.
-        error: why there is no answer; the last plan holds.
+        problem, answer: those of the brain and its solver.
+        error: why there is no answer. The last plan stays in force.
     """
 
     at: float
@@ -39,9 +40,9 @@ class PlannerHost:
 
     Args:
         brain: used up by the run.
-        kinds: of the workers that it plans.
-        interval_s: between plans.
-        solve: problem to answer; by default the brain's own solver.
+        kinds: kinds of the workers that it plans.
+        interval_s: time between plans, seconds.
+        solve: function from a problem to its answer; default: the brain's solver.
         lines: the log.
     """
 
@@ -61,11 +62,11 @@ class PlannerHost:
         self.due_at = 0.0  # the next plan of the period
 
     def hear(self, now: float, over_s: float, counts: Counts) -> None:
-        """Counts of the last `over_s` seconds."""
+        """Give the brain the counts of the last `over_s` seconds."""
         self.brain.counted(now, over_s, counts)
 
     def due(self, now: float, seen: Seen) -> str:
-        """What makes it plan now; "" where nothing does."""
+        """The cause to plan now; "" if there is none."""
         if self._solving:
             return ""
         if not self._planned:
@@ -74,7 +75,7 @@ class PlannerHost:
         return period if self._failed else self.brain.due(now, seen) or period
 
     def ask(self, now: float, trigger: str, seen: Seen) -> Question:
-        """Have the brain's problem solved; `adopt` when that is over.
+        """Solve the brain's problem. The caller then calls `adopt`.
 
         Raises:
             Exception: there is no first plan.
@@ -97,7 +98,7 @@ class PlannerHost:
         return asked
 
     def adopt(self, asked: Question) -> Verdict | None:
-        """Go by the answer from now on; None where there is none."""
+        """Follow the answer from now on; None if there is none."""
         self._solving, self._failed = False, bool(asked.error)
         if self._failed:
             return None
@@ -107,10 +108,10 @@ class PlannerHost:
     def note(
         self, now: float, asked: Question, verdict: Verdict, workers: Mapping[str, str | None]
     ) -> None:
-        """Log an answer as it takes effect.
+        """Log an answer when it takes effect.
 
         Args:
-            workers: what each is to run.
+            workers: the variant for each worker.
         """
         plan = self.brain.outcome()
         targets = {kind: self.brain.target(kind) for kind in self.kinds}

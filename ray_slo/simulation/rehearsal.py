@@ -1,9 +1,11 @@
-"""Settings of a policy, tried on the traffic of the last seconds: `rehearse(rehearsal)`.
+"""Tries settings of a policy on the traffic of the last seconds: `rehearse(rehearsal)`.
 
-Every setting plays the same requests, in a simulated system with the workers, profiles and scatter
-that were measured. Before what counts, the last part of the traffic is played once, so that the
-settings have measured the load when it begins. They advance together, and one that is worse than
-the best by more than chance explains is given up on the way.
+Every setting serves the same requests, in a simulated system with the measured workers, profiles
+and scatter. A warm-up comes before the counted requests: the earlier traffic, or the traffic itself
+if too little is known. So the settings have measured the load at the start, and meet a change of
+the load as the system did. A tail comes after the counted requests, so that the last of them do not
+have the workers for themselves. The settings advance together. A setting that is worse than the
+best by more than chance explains is stopped on the way.
 """
 
 from __future__ import annotations
@@ -32,34 +34,34 @@ from ray_slo.simulation.workloads import Requests
 
 _STRETCHES = 12
 _LOOKS = {4: 0.15, 8: 0.08}
-"""Stretches after which a setting is given up that is behind by more than this part of the best
-value, and by 3 standard errors. What is behind by less may be ahead in a burst that follows."""
-_WARM_S, _WARM_SLOS, _MOST_WARM = 0.3, 5.0, 4.0  # played before what counts; times the traffic
-_ENOUGH, _MOST_TIMES = 3000, 3  # requests; how often less is played at most
+"""After such a stretch, a setting is stopped if it is behind the best value by more than this part,
+and by 3 standard errors. A smaller gap may close in a later burst."""
+# The warm-up: seconds, SLOs, and at most this multiple of the traffic.
+_WARM_S, _WARM_SLOS, _MOST_WARM = 0.3, 5.0, 4.0
+_ENOUGH, _MOST_TIMES = 3000, 3  # requests; less traffic is repeated at most this often
 
 
 def solve(problem: Any) -> Any:
-    """What a policy wants solved aside: a rehearsal, or a table of `ramsis`."""
+    """Solve a policy's problem: a rehearsal, or a table of `ramsis`."""
     return rehearse(problem) if isinstance(problem, Rehearsal) else ramsis.solve(problem)
 
 
 def rehearse(problem: Rehearsal) -> Rehearsed:
-    """Try all settings. One that cannot serve this traffic gets a score with the `error`."""
+    """Try all settings. A setting that cannot serve this traffic gets a score with its `error`."""
     played = _played(problem)
-    requests, warm = played.requests, played.warm
-    counted = len(requests) - warm
-    edges = warm + np.linspace(0, counted, min(_STRETCHES, counted) + 1).astype(np.int64)
+    requests, counted = played.requests, played.counted
+    edges = np.linspace(0, len(counted), min(_STRETCHES, len(counted)) + 1).astype(np.int64)
     runs: dict[str, _Trial] = {}
     errors: dict[str, Score] = {}
     for setting in problem.settings:
         try:
             runs[setting.label] = _Trial(problem, setting, played, edges)
-        except Exception as error:  # of a policy that may be anybody's
+        except Exception as error:  # of any policy, also a user's
             errors[setting.label] = _failed(error)
     racing = dict(runs)
     last = len(edges) - 1
     for look in (*(look for look in _LOOKS if look < last), last):
-        until = math.inf if look == last else float(requests.deadline[: edges[look]].max())
+        until = float(requests.deadline[: counted[edges[look] - 1] + 1].max())
         for label, trial in list(racing.items()):
             try:
                 trial.advance(until, look)
@@ -68,7 +70,7 @@ def rehearse(problem: Rehearsal) -> Rehearsed:
                 del racing[label], runs[label]
         if look in _LOOKS:
             _give_up(racing, np.diff(edges)[:look], problem.settings[0].label, _LOOKS[look])
-    at = problem.traffic.arrival
+    at = problem.traffic.arrival[problem.traffic.before :]
     over_s = max(float(at[-1] - at[0]), 1e-9)
     roots = problem.traffic.roots
     return Rehearsed(
@@ -76,7 +78,7 @@ def rehearse(problem: Rehearsal) -> Rehearsed:
         float(at[-1]),
         len(at) / over_s,
         tuple(task for _, task in roots),
-        tuple(np.bincount(played.root[warm:], minlength=len(roots)).tolist()),
+        tuple(np.bincount(played.root[counted], minlength=len(roots)).tolist()),
         tuple(np.diff(edges).tolist()),
         {label: trial.score() for label, trial in runs.items()} | errors,
     )
@@ -87,7 +89,7 @@ def _failed(error: Exception) -> Score:
 
 
 def _give_up(racing: dict[str, _Trial], counts: Ints, current: str, far: float) -> None:
-    """Leave out the hopeless; the setting in force stays."""
+    """Stop hopeless settings. The setting in force stays."""
     if len(racing) < 2:
         return
     best = max(racing.values(), key=lambda trial: trial.value.sum())
@@ -101,41 +103,60 @@ def _give_up(racing: dict[str, _Trial], counts: Ints, current: str, far: float) 
 
 
 class _Played(NamedTuple):
-    """Requests from time 0 on: a warm-up, then what counts. Where the traffic is shorter than the
-    warm-up, it is repeated: an overload takes some SLOs until queues are as long as they will be.
+    """Requests from time 0 on.
 
     Attributes:
         root: of every request, index into the traffic's roots.
-        warm: how many belong to the warm-up.
+        counted: indices of the counted ones, ascending. A warm-up comes before them, and a tail
+            after them.
     """
 
     requests: Requests
     root: Ints
-    warm: int
+    counted: Ints
 
 
 def _played(problem: Rehearsal) -> _Played:
-    """Little traffic is played several times, with arrivals that differ by a gap or so: what comes
-    of one sequence is chance, to a part."""
+    """Repeat short traffic, with arrivals shifted by about a gap, because the result of one
+    sequence is partly chance. If the earlier traffic is shorter than the warm-up, the traffic
+    itself comes first: in overload, queues need several SLOs to reach their length.
+    """
     t = problem.traffic
-    n = len(t)
+    n = len(t) - t.before
+    new = np.arange(t.before, len(t))
     slo_s = float((t.deadline - t.arrival).max())
-    begin, end = float(t.arrival[0]), float(t.arrival[-1])
+    begin, end = float(t.arrival[t.before]), float(t.arrival[-1])
     gap_s = (end - begin) / max(n - 1, 1)
     span_s = end - begin + gap_s
     warm_s = min(max(_WARM_S, _WARM_SLOS * slo_s), _MOST_WARM * span_s)
-    before = int(warm_s / span_s)  # times that all of it is played as a warm-up
-    part = np.flatnonzero(t.arrival > end - (warm_s - before * span_s))
-    times = min(max(round(_ENOUGH / n), 1), _MOST_TIMES)
+    before = np.flatnonzero(t.arrival[: t.before] > begin - warm_s)
+    before_s = begin - float(t.arrival[before[0]]) if len(before) else 0.0
     rng = np.random.default_rng([problem.seed, 1])
-    index, arrival = [part], [t.arrival[part] - (before + 1) * span_s]
-    for time in range(-before, times):
-        moved = t.arrival + (rng.uniform(-gap_s, gap_s, n) if time else 0.0)
-        order = np.argsort(moved, kind="stable")
-        index.append(order)
-        arrival.append(np.clip(moved[order], begin, end) + time * span_s)
-    chosen, at = np.concatenate(index), np.concatenate(arrival)
-    at -= at[0]
+    parts: list[tuple[Ints, Floats, bool]] = []  # index in the traffic, time, and whether it counts
+    start = 0.0
+
+    def add(of: Ints, since: float, over_s: float, *, count: bool, moved: bool = True) -> None:
+        nonlocal start
+        at = t.arrival[of] - since
+        if moved:
+            at = np.clip(at + rng.uniform(-gap_s, gap_s, len(of)), 0.0, over_s)
+        order = np.argsort(at, kind="stable")
+        parts.append((of[order], start + at[order], count))
+        start += over_s
+
+    whole, part_s = divmod(max(warm_s - before_s, 0.0), span_s)
+    since = begin + span_s - part_s
+    add(new[t.arrival[new] >= since], since, part_s, count=False)
+    for _ in range(int(whole)):
+        add(new, begin, span_s, count=False)
+    for time in range(min(max(round(_ENOUGH / n), 1), _MOST_TIMES)):
+        if len(before):
+            add(before, begin - before_s, before_s, count=False, moved=time > 0)
+        add(new, begin, span_s, count=True, moved=time > 0)
+    add(new[t.arrival[new] < begin + slo_s], begin, slo_s, count=False)
+    chosen = np.concatenate([of for of, _, _ in parts])
+    at = np.concatenate([at for _, at, _ in parts])
+    counted = np.flatnonzero(np.concatenate([np.full(len(of), c) for of, _, c in parts]))
     models = list(dict.fromkeys(model for model, _ in t.roots))
     model_of = np.array([models.index(model) for model, _ in t.roots], dtype=np.int64)
     named = all(model == task for model, task in t.roots)
@@ -149,37 +170,39 @@ def _played(problem: Rehearsal) -> _Played:
         None if named else root,
         () if named else [task for _, task in t.roots],
     )
-    return _Played(requests, root, len(part) + before * n)
+    return _Played(requests, root, counted)
 
 
 class _Trial:
-    """One setting on its way through the traffic."""
+    """One setting that serves the traffic."""
 
     def __init__(self, problem: Rehearsal, setting: Setting, played: _Played, edges: Ints) -> None:
-        self._edges, self._root, self._requests = edges, played.root, played.requests
+        self._edges, self._counted, self._requests = edges, played.counted, played.requests
+        self._root = played.root[played.counted]
         self._roots = len(problem.traffic.roots)
         trees = [Tree.from_json(tree) for tree in problem.trees]
         policy = make(setting, problem.cluster, trees, problem.planned, problem.composing)
         self._run = _run(problem, policy, played, trees)
-        if hasattr(policy, "expect_load"):  # as of one that takes over
+        if hasattr(policy, "expect_load"):  # as for a setting that takes over
             policy.expect_load(0.0, _rates(problem.traffic))
         self._done = 0
         self.value: Floats = np.zeros(0)  # by stretch so far
 
     def advance(self, until: float, stretches: int) -> None:
-        """Play until then, and count the first `stretches`."""
+        """Run until a time, and count the first `stretches`."""
         self._run.loop(until)
-        self._worth, self._latency_s = _worth(self._run, self._requests)
+        worth, latency_s = _worth(self._run, self._requests)
+        self._worth, self._latency_s = worth[self._counted], latency_s[self._counted]
         self._done = stretches
         edges = self._edges[: stretches + 1]
         sums = np.concatenate([[0.0], np.cumsum(self._worth)])
         self.value = np.diff(sums[edges])
 
     def score(self) -> Score:
-        """What came of it."""
-        begin, end = self._edges[0], self._edges[self._done]
-        worth, latency_s = self._worth[begin:end], self._latency_s[begin:end]
-        root, roots = self._root[begin:end], self._roots
+        """The setting's score."""
+        end = self._edges[self._done]
+        worth, latency_s = self._worth[:end], self._latency_s[:end]
+        root, roots = self._root[:end], self._roots
         good = np.bincount(root[worth > 0], minlength=roots)
         sums = np.bincount(root, weights=worth, minlength=roots)
         answered = latency_s[np.isfinite(latency_s)]
@@ -232,7 +255,7 @@ def _run(problem: Rehearsal, policy: Policy, played: _Played, trees: Sequence[Tr
 
 
 def _paced(cluster: Cluster, pace: Mapping[tuple[str, str], float]) -> dict[str, Model]:
-    """Models with profiles as measured."""
+    """Models with the measured profiles."""
 
     def measured(variant: Variant) -> Variant:
         profiles = {
@@ -252,7 +275,7 @@ def _paced(cluster: Cluster, pace: Mapping[tuple[str, str], float]) -> dict[str,
 def _all_trees(
     trees: Sequence[Tree], cluster: Cluster, factors: Mapping[tuple[str, str], float]
 ) -> list[Tree]:
-    """With trees of one task for models alone, and factors as measured."""
+    """All trees: also those of one task for single models, with the measured factors."""
 
     def measured(tree: Tree) -> Tree:
         tasks = []
@@ -274,8 +297,8 @@ def _all_trees(
 
 
 def _worth(run: Run, requests: Requests) -> tuple[Floats, Floats]:
-    """Of every request so far: accuracy of its answer (share; 0: late or none), and its latency,
-    seconds (NaN: none)."""
+    """For every request so far: the accuracy of its answer (share; 0: late or none), and its
+    latency in seconds (NaN: none)."""
     n = len(requests)
     if isinstance(run, ApplicationRun):
         found = run.results({})
@@ -304,7 +327,7 @@ def _share(variant: Variant) -> float:
 
 
 def _finished(columns: Mapping[str, Any], batch: Ints) -> Any:
-    """Whether each request's batch has come to its end."""
+    """Whether each request's batch has ended."""
     if not len(columns["status"]):
         return np.zeros(len(batch), dtype=bool)
     return columns["status"][batch] == 0

@@ -1,4 +1,4 @@
-"""What came out of a run: columns in, figures, frames, tables and plots out."""
+"""The results of a run: figures, frames, tables and plots from columns."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ _GANTT_BATCHES = 400
 class Report(Frames):
     """Requests and batches of one run.
 
-    Figures count the requests that arrive in the measured window [warmup_s, duration_s) and what
-    workers did in it; the frames hold everything. A request is *good* if it was answered by its
-    deadline, else *bad*: late, dropped, or pending (never answered).
+    Figures count the requests that arrive in the measured window [warmup_s, duration_s), and the
+    workers' batches in it. The frames contain everything. A request is *good* if it was answered by
+    its deadline, else *bad*: late, dropped, or pending (never answered).
 
     Args:
         meta: duration_s, warmup_s, seed, policy, models, slo_s, variants, accuracy, workers.
@@ -66,7 +66,7 @@ class Report(Frames):
         return frame(
             {
                 "model": named(r["model"], self.meta["models"]),
-                "size": r.get("size", 1),  # files of older versions have none
+                "size": r.get("size", 1),  # older files have none
                 "arrival_s": r["arrival_s"],
                 "deadline_s": r["deadline_s"],
                 "outcome": named(self._outcome, OUTCOMES),
@@ -93,7 +93,8 @@ class Report(Frames):
         return np.asarray(self._in & (self._r["model"] == self.meta["models"].index(model)))
 
     def count(self, outcome: str | None = None, model: str | None = None) -> int:
-        """Measured requests, of one outcome (good, late, dropped, pending) or all."""
+        """Number of measured requests with one outcome (good, late, dropped, pending), or of
+        all."""
         chosen = self._select(model)
         if outcome is not None:
             chosen = chosen & (self._outcome == OUTCOMES.index(outcome))
@@ -110,7 +111,7 @@ class Report(Frames):
         return self.count("good") / self.window_s
 
     def bad_rate(self, model: str | None = None) -> float:
-        """Bad / arrived, of one model or all; 0 where nothing arrived."""
+        """Bad / arrived, of one model or all; 0 if no request arrived."""
         arrived = self.count(model=model)
         return 1 - self.count("good", model) / arrived if arrived else 0.0
 
@@ -120,16 +121,16 @@ class Report(Frames):
         return max(self.bad_rate(m) for m in self.meta["models"])
 
     def latencies_s(self, model: str | None = None) -> Array:
-        """Arrival to finish of every answered (good or late) measured request."""
+        """Time from arrival to finish of every answered (good or late) measured request."""
         chosen = self._select(model) & self.served
         return np.asarray((self._finished - self._r["arrival_s"])[chosen])
 
     def latency_s(self, percentile: float, model: str | None = None) -> float:
-        """Percentile (0 … 100) of `latencies_s`; NaN where nothing was answered."""
+        """Percentile (0 … 100) of `latencies_s`; NaN if no request was answered."""
         return _percentile(self.latencies_s(model), percentile)
 
     def queueing_s(self, model: str | None = None) -> Array:
-        """Arrival to start of execution of every answered measured request."""
+        """Time from arrival to start of execution of every answered measured request."""
         chosen = self._select(model) & self.served
         return np.asarray((self._started - self._r["arrival_s"])[chosen])
 
@@ -144,12 +145,12 @@ class Report(Frames):
 
     @property
     def median_batch_per_request(self) -> float:
-        """Median over answered requests of the size of the batch that each was in."""
+        """Median over answered requests of the size of their batch."""
         served = self._in & self.served
         return _percentile(self._b["size"][self._r["batch"][served]], 50)
 
     def arrivals(self) -> tuple[Array, Bools]:
-        """When requests arrived, and which of them were good."""
+        """Arrival times of requests, and whether they were good."""
         return self._r["arrival_s"], self._outcome == _GOOD
 
     def utilisation(self) -> dict[str, float]:
@@ -163,13 +164,13 @@ class Report(Frames):
 
     @property
     def idle_fraction(self) -> float:
-        """Mean share of the window in which a worker ran nothing (Symphony §3.5)."""
+        """Mean share of the window in which a worker ran no batch (Symphony §3.5)."""
         used = list(self.utilisation().values())
         return 1 - sum(used) / len(used) if used else 1.0
 
     @property
     def accuracy(self) -> float | None:
-        """Mean accuracy (percent) over good requests; None where a variant's is not known."""
+        """Mean accuracy (percent) of good requests; None if a variant's accuracy is unknown."""
         good = self._in & (self._outcome == _GOOD)
         used = self._b["variant"][self._r["batch"][good]]
         by_variant = [self.meta["accuracy"].get(v) for v in self.meta["variants"]]
@@ -179,7 +180,7 @@ class Report(Frames):
         return float(np.array(by_variant, dtype=float)[used].mean())
 
     def summary(self) -> dict[str, Any]:
-        """Figures as JSON-able values: in all and per model; latencies in ms."""
+        """Figures for JSON, in all and per model; latencies in milliseconds."""
 
         def figures(model: str | None) -> dict[str, Any]:
             queueing = self.queueing_s(model)
@@ -216,7 +217,7 @@ class Report(Frames):
     # -- on screen -----------------------------------------------------------------------------
 
     def table(self) -> Table:
-        """One line per model and one in all, as a rich table."""
+        """A rich table with one line per model, and one for all."""
         from rich import box
         from rich.table import Table
 
@@ -356,7 +357,7 @@ def _percentile(values: Array, percentile: float) -> float:
 
 
 def in_ms(seconds: float) -> float | None:
-    """Milliseconds; None where seconds are NaN."""
+    """Milliseconds; None if the seconds are NaN."""
     return None if np.isnan(seconds) else seconds * 1e3
 
 

@@ -1,5 +1,5 @@
-"""The decision log of a simulated run, its planner's table included, as live ones are: for
-`ray-slo report` and `ray-slo replay`."""
+"""The decision log of a simulated run with its planner's table. `ray-slo report` and `ray-slo
+replay` read it like a live one."""
 
 from __future__ import annotations
 

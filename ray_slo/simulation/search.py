@@ -1,4 +1,4 @@
-"""Goodput as the papers measure it: the largest rate at which (nearly) nobody is let down."""
+"""Goodput as in the papers: the largest rate at which nearly all requests are answered in time."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ray_slo.simulation.workloads import Workload
 
 @dataclass(frozen=True)
 class GoodputResult:
-    """What `goodput_search` found.
+    """The result of `goodput_search`.
 
     Attributes:
         rate: the largest offered rate that passed, requests per second; 0 if none did.
@@ -54,8 +54,8 @@ def goodput_search(
     The rate grows or shrinks by `growth` from `start_rate` until one rate passes and one fails,
     then the bracket is bisected (geometrically) until it is narrower than `tolerance`. Every run
     has the same seed, hence the same pattern of arrivals stretched to its rate. The bad rate of a
-    finite run is not strictly monotone in the rate; what is returned is a rate that passed, next to
-    one that failed.
+    finite run is not strictly monotone in the rate. The result is a rate that passed, next to one
+    that failed.
 
     Args:
         make_policy: makes a fresh policy for each run.
@@ -90,7 +90,7 @@ def goodput_search(
             seed=seed,
             **simulate_kwargs,
         )
-        if report.count() == 0:  # so few arrivals that nothing was measured: there is no rate
+        if report.count() == 0:  # too few arrivals to measure a rate
             return GoodputResult(0.0, None, tuple(probes))
         probes.append((rate, report.worst_bad_rate))
         if report.worst_bad_rate <= bad_rate:

@@ -35,15 +35,15 @@ def simulate(
 
     Args:
         policy: an object (used up by the run), or a name with `policy_kwargs`.
-        cluster: what the policy is told.
-        duration_s: requests arrive in [0, duration_s); by default as long as the workload lasts.
-        seed: of the arrivals and the noise (independent streams).
-        warmup_s: requests that arrive before are served but not counted.
+        cluster: the cluster that the policy sees.
+        duration_s: requests arrive in [0, duration_s); default: the workload's length.
+        seed: seed of the arrivals and the noise (independent streams).
+        warmup_s: requests that arrive before this time are served but not counted.
         latency_noise: standard deviation σ of the logarithm of actual over profiled execution
             time (median 1); 0.05 is about ± 5 %.
-        truth: the cluster as it really is, where its profiles or delays differ from `cluster`.
-        report_delay_s: from a batch's end until the policy hears of it.
-        preempt_delay_s: from a `Preempt` until the batch stops (message and exit point).
+        truth: the real cluster, if its profiles or delays differ from `cluster`.
+        report_delay_s: time from a batch's end until the policy hears of it.
+        preempt_delay_s: time from a `Preempt` until the batch stops (message and exit point).
         worker_events: workers that leave and join.
 
     Raises:
@@ -85,7 +85,7 @@ def _check_sizes(
     policy: str | Policy,
     policy_kwargs: Mapping[str, Any] | None,
 ) -> None:
-    """Refuse requests that no worker could ever take, and policies that ignore their sizes."""
+    """Refuse requests that no worker can ever serve, and policies that ignore their sizes."""
     refuse_sizes(policy, policy_kwargs)
     for i, name in enumerate(requests.models):
         largest = int(sizes[requests.model == i].max(initial=1))

@@ -1,4 +1,5 @@
-"""What workers sustain, by simulation of the policy: a set of unlike ones, or one alone."""
+"""The rate that workers sustain, by simulation of the policy: for unlike workers together, or for
+one alone."""
 
 from __future__ import annotations
 
@@ -8,15 +9,16 @@ from typing import Any
 import numpy as np
 
 from ray_slo.core.cluster import Cluster, Model, Variant, Worker
-from ray_slo.core.policy import Policy
+from ray_slo.core.policy import Policy, PolicyWrapper, unwrapped
 from ray_slo.core.profiles import LatencyProfile
 from ray_slo.core.trees import DEFAULT_CLASS, Tree, TreeTask
 from ray_slo.planning.kairos import Configuration, Problem
-from ray_slo.policies.registry import policy_for
+from ray_slo.policies.auto import Auto
+from ray_slo.policies.registry import live_arguments, policy_for
 from ray_slo.simulation.search import goodput_search
 from ray_slo.simulation.workloads import Measured, Workload
 
-_REQUESTS = 1000  # that a rate is tried with, at the guess, and at least 10 SLOs
+_REQUESTS = 1000  # requests per tried rate at the guess, and at least 10 SLOs of traffic
 _MANY = 200  # requests within the SLO
 
 
@@ -69,7 +71,9 @@ def of_one_worker(
     worker (T of SHEPHERD §4). Arrivals are Poisson.
 
     Args:
-        policy: a name, or what else `policies.policy_for` takes, with its arguments `kwargs`.
+        policy: a name, or what else `policies.policy_for` takes, with its arguments `kwargs`. Of
+            `auto` the setting that it begins with: to rehearse at every rate that is tried would
+            take ten times as long, and there may be hundreds of models.
         accuracies, profiles: of the model's variants.
         guess: a rate to begin with. It is the answer where hundreds of requests come within the
             SLO: chance does not matter then.
@@ -78,9 +82,10 @@ def of_one_worker(
         return guess
     duration_s = max(_REQUESTS / guess, 10 * slo_s)
     variants = tuple(Variant(v, {"worker": p}, accuracies.get(v)) for v, p in profiles.items())
+    given = {**live_arguments(policy, 1e3 * slo_s), **kwargs}
     tree = Tree(model, (TreeTask(model, model),), {DEFAULT_CLASS: slo_s})
     found = goodput_search(
-        lambda: policy_for(policy, kwargs, (tree,), {model: len(variants)}, live=True),
+        lambda: _unrehearsed(policy_for(policy, given, (tree,), {model: len(variants)})),
         Cluster.uniform([Model(model, slo_s, variants)], 1, "worker"),
         Workload.poisson(guess),
         duration_s=duration_s,
@@ -91,3 +96,14 @@ def of_one_worker(
         max_probes=25,
     )
     return found.rate
+
+
+class _Unrehearsed(PolicyWrapper):
+    """`auto` with the setting that it begins with."""
+
+    def wanted(self) -> list[Any]:
+        return []
+
+
+def _unrehearsed(policy: Policy) -> Policy:
+    return _Unrehearsed(policy) if isinstance(unwrapped(policy), Auto) else policy

@@ -1,4 +1,4 @@
-"""What a planner's brain hears of a run: arrivals, answers and their sizes since it heard last."""
+"""Counts of a run for a planner's brain: arrivals, answers and sizes since its last report."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ray_slo.simulation.workloads import Requests
 
 
 class Tally:
-    """Counts of the time since the brain heard last.
+    """Counts since the brain's last report.
 
     Args:
         clients: their requests; each of its `models` is a stream.

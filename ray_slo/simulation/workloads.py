@@ -1,6 +1,6 @@
-"""Workloads: when requests arrive, for which model, and by when they must be answered.
+"""Workloads: the arrival times of requests, their models and their deadlines.
 
-All specs are pydantic models, so they read from YAML as they stand:
+All specs are pydantic models, which YAML can be read into:
 
     arrivals: {kind: gamma, rate: 500, shape: 0.05}
     popularity: {zipf: 0.9}
@@ -26,6 +26,10 @@ from pydantic import (
 from scipy.special import ndtr, ndtri
 
 from ray_slo.core.cluster import Cluster
+from ray_slo.core.documents import SloMs
+from ray_slo.core.explain import Misplaced
+from ray_slo.core.names import listed, nearest
+from ray_slo.core.text import quoted
 from ray_slo.simulation.arrivals import (
     ArrivalProcess,
     Arrivals,
@@ -53,19 +57,20 @@ class Zipf(Spec):
 
 
 class SloShare(Spec):
-    """A share of the requests that asks for an SLO of its own.
+    """A share of the requests with its own SLO.
 
     Attributes:
-        slo_ms: what it asks for.
-        share: of the requests; shares are scaled to sum 1.
+        slo_ms: the SLO, milliseconds.
+        share: share of the requests; the shares are scaled to the sum 1.
     """
 
-    slo_ms: PositiveFloat
+    slo_ms: SloMs
     share: PositiveFloat
 
 
 class _Sizes(Spec):
-    """Sizes whose transform is normal, cut to 1 … `max_size` (drawn inside, not clipped to it)."""
+    """Sizes with a normal transform, within 1 … `max_size`. They are drawn inside this range, not
+    clipped to it."""
 
     max_size: PositiveInt = 1000
 
@@ -74,7 +79,7 @@ class _Sizes(Spec):
         raise NotImplementedError
 
     def draw(self, count: int, rng: np.random.Generator) -> Ints:
-        """`count` sizes. The first ones do not depend on how many follow."""
+        """Draw `count` sizes. The first ones do not depend on `count`."""
         return self.quantiles(rng.random(count))
 
     def _cut_normal(self, at: Floats, low: float, high: float) -> Floats:
@@ -83,10 +88,11 @@ class _Sizes(Spec):
 
 
 class LogNormal(_Sizes):
-    """Log-normal request sizes, what recommenders see (Kairos §7: the trace of Meta's queries).
+    """Log-normal request sizes, like those of recommenders (Kairos §7: the trace of Meta's
+    queries).
 
     Attributes:
-        median: of the sizes before the cut.
+        median: median of the sizes before the cut, items.
         sigma: standard deviation of the logarithm.
         max_size: largest size.
     """
@@ -105,7 +111,7 @@ class Gaussian(_Sizes):
     """Normal request sizes (Kairos §8.6).
 
     Attributes:
-        mean, std: of the sizes before the cut.
+        mean, std: mean and standard deviation of the sizes before the cut, items.
         max_size: largest size.
     """
 
@@ -120,11 +126,11 @@ class Gaussian(_Sizes):
 
 
 class Measured(_Sizes):
-    """Sizes as they were seen, drawn anew.
+    """Sizes drawn from measured ones.
 
     Attributes:
-        values: of requests, in any order.
-        max_size: of no use here.
+        values: measured sizes of requests, in any order.
+        max_size: not used.
     """
 
     kind: Literal["measured"] = "measured"
@@ -145,8 +151,8 @@ class Requests:
     Attributes:
         model: index into `models`.
         arrival, deadline: seconds from the start.
-        size: items in each request; None where each has one.
-        task: index into `tasks`; None where each is named as its model.
+        size: items in each request; None if each has one.
+        task: index into `tasks`; None if each task has its model's name.
     """
 
     models: Sequence[str]
@@ -165,13 +171,14 @@ class Workload(Spec):
     """Arrivals for the models of a cluster.
 
     Attributes:
-        arrivals: one process whose rate is shared by all models (each model gets an independent
-            stream of its share; explicit times are dealt out at random), one process per model, or
-            a population of streams.
-        popularity: shares of the models, where `arrivals` is one process: Zipf, or a share per
-            model (scaled to sum 1; models left out get none). Equal by default.
-        slo_mix: SLOs that requests ask for instead of their model's, with their shares.
-        sizes: items per request; one by default. A batch takes ℓ(its items).
+        arrivals: one process, one process per model, or a population of streams. The models share
+            the rate of one process: each model gets an independent stream with its share. Explicit
+            times are assigned to models at random.
+        popularity: shares of the models, if `arrivals` is one process: Zipf, or a share per model.
+            They are scaled to the sum 1, and models that are left out get no requests. Default:
+            equal shares.
+        slo_mix: SLOs of requests instead of their model's, with their shares.
+        sizes: distribution of the items per request; default: one. A batch takes ℓ(its items).
     """
 
     arrivals: (
@@ -187,14 +194,33 @@ class Workload(Spec):
     def _check(self) -> Workload:
         if isinstance(self.arrivals, dict):
             if not self.arrivals:
-                raise ValueError("arrivals must name at least one model")
+                raise Misplaced("arrivals", "must name at least one model, got {}")
             if self.popularity is not None:
-                raise ValueError("popularity has no meaning beside arrivals per model")
+                raise Misplaced("popularity", "it has no meaning beside arrivals per model")
         if isinstance(self.arrivals, Population) and self.popularity is not None:
-            raise ValueError("popularity has no meaning beside a population of streams")
+            raise Misplaced("popularity", "it has no meaning beside a population of streams")
         if isinstance(self.popularity, dict) and not sum(self.popularity.values()) > 0:
-            raise ValueError("popularity must give at least one model a positive share")
+            raise Misplaced(
+                "popularity",
+                f"must give at least one model a positive share, got {quoted(self.popularity)}",
+            )
         return self
+
+    def check_models(self, models: Sequence[str]) -> None:
+        """Refuse names that are not in `models`.
+
+        Raises:
+            ValueError: names the field.
+        """
+        for field in ("arrivals", "popularity"):
+            if isinstance(given := getattr(self, field), dict):
+                for unknown in [name for name in given if name not in models][:1]:
+                    law = " (or {zipf: EXPONENT} alone)" if field == "popularity" else ""
+                    raise Misplaced(
+                        f"{field}.{unknown}",
+                        f"no such model; the cluster has {listed(models)}{law}"
+                        f"{nearest(unknown, models)}",
+                    )
 
     @classmethod
     def poisson(cls, rate: float, **kwargs: Any) -> Workload:
@@ -218,7 +244,7 @@ class Workload(Spec):
         return sum(p.rate for p in processes)
 
     def duration_s(self, given: float | None) -> float:
-        """How long requests arrive: as given, else as long as the workload lasts.
+        """How long requests arrive, seconds: as given, or else the workload's length.
 
         Raises:
             ValueError: neither is known.
@@ -229,7 +255,7 @@ class Workload(Spec):
 
     @property
     def length_s(self) -> float | None:
-        """How long the arrivals last, seconds; None where they go on for ever."""
+        """How long the arrivals last, seconds; None if they do not end."""
         processes = self.arrivals.values() if isinstance(self.arrivals, dict) else [self.arrivals]
         lengths = [p.length_s if isinstance(p, Trace | Times) else math.inf for p in processes]
         return None if math.inf in lengths else max(lengths)
@@ -252,7 +278,7 @@ class Workload(Spec):
         if isinstance(self.popularity, Zipf):
             shares = np.arange(1, len(models) + 1) ** -self.popularity.zipf
         elif self.popularity is not None:
-            _check_models("popularity", self.popularity, models)
+            self.check_models(models)
             shares = np.array([self.popularity.get(m, 0.0) for m in models])
         else:
             shares = np.ones(len(models))
@@ -265,11 +291,11 @@ class Workload(Spec):
             ValueError: the workload names a model that the cluster does not have.
         """
         models = list(cluster.models)
-        # A stream's draws do not depend on how many others took.
+        # A stream's draws do not depend on the other streams.
         *rngs, sizes_rng = rng.spawn(len(models) + 1)
         streams: list[Floats]
         if isinstance(self.arrivals, dict):
-            _check_models("arrivals", self.arrivals, models)
+            self.check_models(models)
             streams = [
                 self.arrivals[m].times(duration_s, r) if m in self.arrivals else np.empty(0)
                 for m, r in zip(models, rngs, strict=True)
@@ -314,7 +340,7 @@ def changing_rates(
     """Rates per period that rise and fall slowly, for `Workload.changing`.
 
     The logarithm of a model's rate is a sum of waves of 1, 2 and 4 cycles with random phases and
-    falling amplitudes. Stands for the unpublished video workload of Symphony §5.7.
+    falling amplitudes. It replaces the unpublished video workload of Symphony §5.7.
 
     Args:
         mean_rate: of all models together, requests per second, over all periods.
@@ -327,11 +353,3 @@ def changing_rates(
     weights = np.exp(swing * waves.sum(axis=2)) * rng.exponential(size=(len(models), 1))
     rates = mean_rate * weights / weights.sum(axis=0).mean()
     return {m: row.tolist() for m, row in zip(models, rates, strict=True)}
-
-
-def _check_models(field: str, given: Mapping[str, Any], models: Sequence[str]) -> None:
-    if unknown := sorted(set(given) - set(models)):
-        raise ValueError(
-            f"{field} names unknown models {', '.join(unknown)}; "
-            f"the cluster has {', '.join(models)}"
-        )

@@ -61,7 +61,8 @@ class Tab:
         elif method == "Page.loadEventFired":
             self.loaded = True
 
-    async def open(self, path: Path, width: int = 1000, dark: bool = False) -> None:
+    async def open(self, page: Path | str, width: int = 1000, dark: bool = False) -> None:
+        """Open a file, or a URL."""
         for domain in ("Page", "Runtime", "Log", "Network"):
             await self.call(f"{domain}.enable")
         theme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
@@ -70,7 +71,8 @@ class Tab:
             "Emulation.setDeviceMetricsOverride",
             **{"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600},
         )
-        await self.call("Page.navigate", url=f"file://{path}")
+        url = page if isinstance(page, str) else f"file://{page}"
+        await self.call("Page.navigate", url=url)
         until = time.monotonic() + 60
         while not self.loaded:
             assert time.monotonic() < until, "the page did not load"

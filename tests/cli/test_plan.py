@@ -33,7 +33,7 @@ def test_tables(run, spec):
     assert code == 0
     rows = {line.split("│")[1].strip(): line for line in out.splitlines() if "│" in line}
     assert "1000 requests/s, at most 1.0 % bad" in out
-    cells = [cell.strip() for cell in rows["deferred"].split("│")[2:-1]]
+    cells = [cell.strip() for cell in rows["auto"].split("│")[2:-1]]
     assert [cell.split(" · ")[0] for cell in cells] == ["2", "3", "none"]
 
 
@@ -72,8 +72,8 @@ def test_mistakes_get_a_short_message_and_code_2(run, spec, args, message):
 @pytest.mark.parametrize(
     ("policies", "message"),
     [
-        ("[eagre]", "policy 'eagre' is unknown; choose one of"),
-        ("[{name: deferred, kwargs: {patience: 1}}]", "policy 'deferred' has no argument patience"),
+        ("[eagre]", "policies.0: policy 'eagre' is unknown; choose one of"),
+        ("[{name: deferred, kwargs: {patience: 1}}]", "policies.0: policy 'deferred' has no"),
     ],
 )
 def test_mistakes_about_policies_name_the_file(run, spec, policies, message):
@@ -177,7 +177,11 @@ def test_the_plan_of_an_application_as_json(run, application):
     [
         ("", ["--what-if", "load=2x"], "--what-if and --policy go with a spec of one cluster"),
         ("planner: null\n", [], "planner: null runs all workers"),
-        ("  write: {arrivals: {kind: poisson, rate: 1}}\n", [], "'write' is no stream; choose of"),
+        (
+            "  write: {arrivals: {kind: poisson, rate: 1}}\n",
+            [],
+            "workloads.write: no such stream; they are",
+        ),
         ("budget: 3\n", [], "budget"),
     ],
 )

@@ -107,6 +107,19 @@ def test_a_class_is_measured_in_a_process_of_its_own() -> None:
     assert len(shares) > 2
 
 
+def test_a_profile_says_how_a_network_runs_and_what_it_takes(tmp_path) -> None:
+    out = tmp_path / "weighty.json"
+    weighty = "tests.cli.toys:Weighty"
+    flags = ["--arg", "base_ms=1", "--max-batch", "1", "--seconds", "0.1", "--out", str(out)]
+    result = run.invoke(app, ["profile", weighty, *flags])
+    assert result.exit_code == 0, result.output
+    about = json.loads(out.read_text())["variants"]["Weighty"]
+    assert about["memory_of"] == "host" and 60 < about["memory_mb"] < 200
+    assert about["runs"] == "bfloat16, graph: 1 ms at batch size 1"
+    assert f"runs in {about['runs']}" in result.stdout and "MB of the host" in result.stdout
+    assert load_profiles(out)["Weighty"].max_batch_size == 1
+
+
 @pytest.mark.parametrize(
     ("target", "message"),
     [

@@ -79,9 +79,13 @@ def test_profiles_come_from_a_file_and_arrivals_from_a_record(run, tmp_path):
             "num_worker: unknown key (did you mean 'num_workers'?)",
         ),
         ("accuracy: 60", "accuracy: 160", "variants.fast.accuracy"),
-        ("latency_slo_ms: 150", "latency_slo_ms: 15", "no variant answers within 15 ms"),
+        (
+            "latency_slo_ms: 150",
+            "latency_slo_ms: 15",
+            "latency_slo_ms: no variant answers in time; the fastest takes 18 ms, got 15",
+        ),
         ("low: 10, high: 200", "low: 300, high: 200", "0 < low < high"),
-        ("num_slacks: 30", "batching: all", "batching: Input should be 'maximal' or 'variable'"),
+        ("num_slacks: 30", "batching: all", "batching: must be one of maximal, variable"),
         ("num_slacks: 30", "arrivals: {kind: weird}", "must be one of poisson, gamma, empirical"),
     ],
 )

@@ -1,12 +1,15 @@
 """What `ray-slo status` prints of an application's state."""
 
 import io
+import subprocess
+import sys
 
 import pytest
 from rich.console import Console
 
 from ray_slo.cli import main
-from ray_slo.cli.status import _print
+from ray_slo.cli.top_text import print_screen
+from ray_slo.serve.watch.screen import screen
 
 
 def printed(**state):
@@ -21,7 +24,7 @@ def printed(**state):
         **state,
     }
     file = io.StringIO()
-    _print(Console(file=file, width=120), "app", base)
+    print_screen(Console(file=file, width=140), screen("app", base))
     lines = [line.rstrip() for line in file.getvalue().splitlines()]
     return {line.split()[1]: line for line in lines if line.startswith("│")}, lines
 
@@ -35,6 +38,11 @@ def test_models_and_workers():
     assert not any(line.startswith("plan by") for line in lines)
 
 
+def test_the_mode_of_the_cluster():
+    _, lines = printed(mode="fast (HAProxy)")
+    assert "mode fast (HAProxy)" in lines[0]
+
+
 def test_what_is_expected_is_beside_what_is_measured():
     rows, _ = printed(
         accuracy={"find": 91.234},
@@ -44,10 +52,12 @@ def test_what_is_expected_is_beside_what_is_measured():
             "spell": {"accuracy": None, "bad_rate": 0.25},
         },
     )
-    assert "91.23 (expected 92.00) │  1.2 (expected 0.5) │" in rows["find"]
+    assert "│ 91.23 (expected 92.00) │" in rows["find"]
+    assert "│  1.2 (expected 0.5) │" in rows["find"]
     assert "│ 0.0 (expected 25.0) │" in rows["spell"]
     rows, _ = printed(accuracy={"find": 91.234})
-    assert "91.23 │               │" in rows["find"]
+    assert "91.23 │" in rows["find"]
+    assert "expected" not in rows["find"]
 
 
 def test_memory_of_a_worker():
@@ -133,11 +143,52 @@ def test_auto_says_what_it_runs_why_and_what_it_tried():
     text = " ".join(lines)
     assert "group a: auto runs 'eager', for 4 s: most value in time. 2 rehearsals held" in text
     assert "the last rehearsal failed: ValueError: no core" in lines
-    assert "group a: rehearsed 4 s ago with 300 requests" in lines
+    assert "Policy auto of group a: rehearsed 4 s ago with 300 requests" in lines
     assert rows["eager"].split()[2:] == ["│", "0.9910", "│", "0.90", "│", "12.3", "│"]
     assert "0.5000 (given up)" in rows["deferred"]
-    assert "could not be tried: ValueError: no" in rows["flex"]
+    assert "flex could not be tried: ValueError: no" in lines
     assert "9 s ago: eager: not in time 1.00 % predicted, 1.20 % measured until the next" in text
     rows, lines = printed(auto={**auto, "rehearsals": [], "error": None, "failed": 0})
     assert not {"eager", "deferred"} & rows.keys()
     assert lines[-2].startswith("auto runs 'eager'") or "auto runs 'eager'" in " ".join(lines)
+
+
+def test_handles_work_where_throughput_is_optimized(monkeypatch):
+    """Serve makes them for event loops only then, and a command has none."""
+    monkeypatch.setenv("RAY_SERVE_THROUGHPUT_OPTIMIZED", "1")
+    monkeypatch.delenv("RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP", raising=False)
+    with pytest.raises(SystemExit):
+        main(["--version"])
+    said = (
+        "import ray.serve._private.constants as c; print(c.RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP)"
+    )
+    done = subprocess.run([sys.executable, "-c", said], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["True"]
+
+
+@pytest.mark.parametrize(
+    ("raised", "said"),
+    [
+        (
+            RuntimeError("Version mismatch: The cluster was started with:\n    Python: 3.11.7\n"),
+            "--address: the cluster at address 'auto' has another version of Ray or Python: run "
+            "this command with the cluster's (Version mismatch: The cluster was started with: "
+            "Python: 3.11.7)",
+        ),
+        (
+            ConnectionError("Failed to connect to Ray cluster at 127.0.0.1:1"),
+            "if it asks for a token, set RAY_AUTH_MODE=token",
+        ),
+        (AssertionError(), "or name it (it went away)"),
+    ],
+)
+def test_a_cluster_that_cannot_be_used(raised, said, monkeypatch):
+    from ray_slo.serve.watch import status
+
+    def init(**_):
+        raise raised
+
+    monkeypatch.setattr(status.ray, "init", init)
+    with pytest.raises(ValueError) as refused:
+        status.connect("auto")
+    assert said in str(refused.value)

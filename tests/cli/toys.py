@@ -68,6 +68,16 @@ class FromEnvironment(Toy):
         super().__init__(base_ms=float(os.environ["TOY_BASE_MS"]))
 
 
+class Weighty(Toy):
+    """Takes memory, and says how it runs, as networks of `ray_slo.models` do."""
+
+    runs = "bfloat16, graph: 1 ms at batch size 1"
+
+    def __init__(self, **options) -> None:
+        super().__init__(**options)
+        self.weights = bytearray(b"1" * 64 * 2**20)
+
+
 class Layers(Toy):
     """A torch module of 12 layers, 1 ms each."""
 

@@ -1,7 +1,14 @@
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from ray_slo.core.quantile import Quantile, QuantileLine
+from ray_slo.core.quantile import Quantile, QuantileLine, quantile
+
+
+@given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=70), st.floats(0, 1) | st.just(0.95))
+def test_a_quantile_is_numpys(samples, q):
+    assert quantile(samples, q) == np.quantile(samples, q)
 
 
 def test_quantile_of_a_window():

@@ -83,4 +83,4 @@ def test_memory_is_reclaimed():
         if i % 8 == 7:
             queue.take(8)
     assert len(queue) == 0
-    assert len(queue._items) < 200
+    assert len(queue.items) < 200

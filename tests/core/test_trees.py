@@ -62,7 +62,7 @@ def test_trees_travel():
     ("kwargs", "said"),
     [
         ({"name": ""}, "name of a tree"),
-        ({"tasks": ()}, "tasks of 'street'.*one root"),
+        ({"tasks": ()}, "tasks of 'street' must not be empty.*one root"),
         ({"tasks": (TreeTask("a", "a"), TreeTask("a", "b", "a"))}, "two are named 'a'"),
         ({"tasks": (TreeTask("a", "a"), TreeTask("b", "b"))}, "a, b have no parent"),
         ({"tasks": (TreeTask("a", "a", "x"),)}, "tasks.a.parent: no task 'x'; the tasks are a"),

@@ -1,3 +1,5 @@
+"""The demo's table, page and options; and one short run of it."""
+
 from __future__ import annotations
 
 import io
@@ -8,32 +10,14 @@ import sys
 from html.parser import HTMLParser
 from types import SimpleNamespace
 
-import numpy as np
+import pandas as pd
 import pytest
 
 from ray_slo.cli.report_html import Page, Section, Table
-from ray_slo.core.profiles import LatencyProfile
 from ray_slo.demo import report
-from ray_slo.demo.calibrate import Calibration, _round, poisson
-from ray_slo.demo.systems import SYSTEMS, Settings, choose
-from ray_slo.load.report import LoadResult, Sample
-from ray_slo.load.workload import Payloads
-
-SETTINGS = Settings("digits-xl", 2, 32, slo_s=0.6, tuned_wait_s=0.15)
-
-
-def result(latency_s: float) -> LoadResult:
-    """A run in which every request takes this long, give or take."""
-    payloads = Payloads([b"x"], ["3"])
-    workload = poisson(payloads, 50, 4, warmup_s=1, seed=0)
-    noise = np.random.default_rng(0).uniform(0.8, 1.2, len(workload))
-    samples = [
-        Sample(
-            t, t + latency_s * f, "answered", 200, None, {"x-slo-batch-size": "4"}, b'{"label": 3}'
-        )
-        for t, f in zip(workload.times_s, noise, strict=True)
-    ]
-    return LoadResult.from_samples(samples, workload, payloads, slo_s=0.6, cpu_s=0.1)
+from ray_slo.demo.stream import GIVEN_UP_S, PARTS
+from ray_slo.demo.systems import SYSTEMS, choose
+from tests.demo.made_up import SETTINGS, figures, found
 
 
 class Balance(HTMLParser):
@@ -57,45 +41,51 @@ class Balance(HTMLParser):
 
 
 def test_report_is_one_page_with_every_system_and_no_links_outside(tmp_path) -> None:
-    results = {system: result(0.2 if system.ours else 0.7) for system in SYSTEMS}
-    calibration = Calibration(SETTINGS, 90.0, 70.0, [{"rate": 70, "wait_s": 0.1, "bad_rate": 0.5}])
-    path = report.write(
-        tmp_path / "new" / "report.html",
-        results,
-        calibration,
-        {"digits-xl": LatencyProfile.linear(0.005, 0.04, 32)},
-        {"digits-xl": 0.99},
-        {"hardware": "a <test> machine"},
-        "make serve",
-    )
+    made = found()
+    path = report.write(tmp_path, made, "make serve")
     html = path.read_text(encoding="utf-8")
     parser = Balance()
     parser.feed(html)
     assert parser.open == []
     for system in SYSTEMS:
-        assert f"<td>{system.name}</td>" in html
-    assert html.count('<tr class="strong">') == sum(s.ours for s in SYSTEMS)
+        assert html.count(f"<td>{system.name}</td>") >= len(PARTS)
+    assert html.count('<tr class="strong">') == len(PARTS) * sum(s.ours for s in SYSTEMS) + 1
     assert "a &lt;test&gt; machine" in html
-    assert html.count("<svg") == 3
+    assert html.count("<svg") == 3  # the stream, accuracy, replicas
     assert "currentColor" in html
-    assert "prefers-color-scheme: dark" in html
-    # Self-contained: nothing is loaded from anywhere (namespaces are only names).
-    assert not re.search(r"<(link|script|img|iframe)\b|@import|src=", html)
-    assert not re.search(r'(?<!xlink:)href="http', html)
+    for sentence in (*made.conclusions, made.accuracy):
+        assert sentence.replace("'", "&#39;") in html
     ids = re.findall(r'\bid="([^"]+)"', html)
     assert len(ids) == len(set(ids))
+    assert not re.search(r'(src|href)="(?!#)', html)
+    svg = (tmp_path / "demo.svg").read_text()
+    assert "@ray_slo.deployment" in svg and "burst" in svg and "<dc:date>" not in svg
+    assert (tmp_path / "demo.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_table_cells_are_the_summary() -> None:
-    ours = next(system for system in SYSTEMS if system.ours)
-    name, offered, goodput, bad, p50, *_, batch, accuracy = report.cells(ours, result(0.2))
-    assert name == ours.name
-    assert offered == goodput
-    assert (bad, batch, accuracy) == ("0.0 %", "4.00", "100.0 %")
-    assert 190 < float(p50) < 210
-    slow = report.cells(ours, result(2.0))
-    assert slow[2:4] == ("0", "100.0 %")
-    assert slow[-1] == "–"  # nobody was in time: no accuracy to speak of
+def test_a_page_without_extras_and_of_one_system() -> None:
+    made = found()
+    made.models, made.following = (), None
+    made.results = {s: r for s, r in made.results.items() if s.key == "batch"}
+    html = report.page(made, "").render()
+    assert "follow the load?" not in html and html.count("<svg") == 1
+
+
+def test_figures_are_plain_and_whole() -> None:
+    made = found()
+    told = json.loads(json.dumps(report.figures(made)))
+    assert set(told["parts"]) == {system.key for system in SYSTEMS}
+    assert set(told["parts"]["tuned"]) == set(PARTS)
+    assert len(told["conclusions"]) == 5 and not told["disturbed"]
+    assert told["following"]["workers"][0] == [0.0, 1]
+
+
+def test_cells() -> None:
+    assert report.cells("x", figures(12.34, 0.5)) == (
+        *("x", "12.3", "6.17", "50 %", "100", "200", "98.0 %"),
+    )
+    assert report.milliseconds(1e3 * GIVEN_UP_S) == "> 10000"
+    assert report.milliseconds(None) == "–"
 
 
 def test_page_escapes_text() -> None:
@@ -109,54 +99,84 @@ def test_page_escapes_text() -> None:
 def test_systems_are_chosen_by_key_in_order() -> None:
     assert choose(None) == list(SYSTEMS)
     assert [s.key for s in choose(["deployment", "tuned"])] == ["tuned", "deployment"]
-    with pytest.raises(ValueError, match="default, blocking, tuned, batch, deployment"):
+    with pytest.raises(ValueError, match="tuned, batch, deployment"):
         choose(["fast"])
 
 
-def test_slo_is_rounded_up_to_two_digits() -> None:
-    assert [_round(s) for s in (0.1234, 0.6, 1.01)] == pytest.approx([0.13, 0.6, 1.1])
+def test_the_server_is_told_nine_tenths_of_the_slo() -> None:
     assert SETTINGS.server_slo_ms == 540.0
 
 
+def options(tmp_path, **changes):
+    from ray_slo.demo.__main__ import Options
+
+    usual = {
+        **{"out": tmp_path, "variant": "digits-xl", "systems": None, "duration_s": None},
+        **{"rate": None, "slo_ms": None, "wait_ms": None, "replicas": 2, "seed": 0},
+        **{"extras": True, "quick": False},
+    }
+    return Options(**(usual | changes))
+
+
 def test_options_must_fit_together(tmp_path) -> None:
-    from ray_slo.demo.__main__ import Options, run
+    from ray_slo.demo.__main__ import run
 
     quiet = SimpleNamespace(print=lambda *_a, **_k: None)
     with pytest.raises(ValueError, match="--rate goes with"):
-        run(quiet, Options(tmp_path, None, None, 5, 10.0, None, None, 2, 0, True))
+        run(quiet, options(tmp_path, rate=10.0))
+
+
+def test_networks_are_those_up_to_the_one_asked_for(tmp_path) -> None:
+    assert options(tmp_path).networks == ("digits-xs", "digits-s", "digits-l", "digits-xl")
+    assert options(tmp_path, variant="digits-m").networks == ("digits-xs", "digits-s", "digits-m")
+    assert options(tmp_path, variant="digits-xs").networks == ("digits-xs",)
+    with pytest.raises(ValueError, match="variant: got 'digits-xxl', wanted one of digits-xs"):
+        options(tmp_path, variant="digits-xxl").networks  # noqa: B018
+
+
+def test_the_whole_demo_is_planned_for_eight_minutes_and_the_quick_one_for_two(tmp_path) -> None:
+    assert sum(options(tmp_path).steps(list(SYSTEMS)).values()) < 8 * 60
+    quick = options(tmp_path, quick=True, extras=False)
+    assert sum(quick.steps(list(SYSTEMS)).values()) < 2 * 60
+    assert quick.stream_s == 8 and options(tmp_path, duration_s=5.0).stream_s == 5
+    assert 0 < options(tmp_path, duration_s=5.0).warm_up_s < 1
 
 
 @pytest.mark.live
 @pytest.mark.slow
-@pytest.mark.timeout(420)
+@pytest.mark.timeout(960)
 def test_the_demo_runs_and_all_answer_rightly(tmp_path) -> None:
     """Far below capacity, so that it holds on a busy machine."""
-    args = "--quick --json --variant digits-s --rate 8 --slo-ms 3000 --wait-ms 50 --duration-s 5"
+    args = "--quick --json --variant digits-s --replicas 1 --duration-s 4"
+    args += " --rate 4 --slo-ms 9000 --wait-ms 50"
     done = subprocess.run(
         [sys.executable, "-m", "ray_slo.demo", *args.split(), "--out", str(tmp_path)],
         capture_output=True,
         text=True,
-        timeout=400,
+        timeout=900,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    figures = json.loads(done.stdout)
-    assert set(figures["systems"]) == {system.key for system in SYSTEMS}
-    for key, summary in figures["systems"].items():
+    told = json.loads(done.stdout)
+    assert set(told["systems"]) == {system.key for system in SYSTEMS}
+    for key, summary in told["systems"].items():
         assert summary["status"]["error"] == 0, key
-        assert summary["accuracy"] > 0.85, key
-        assert summary["mean_batch"] >= 1, key
+        requests = pd.read_csv(tmp_path / key / "requests.csv")
+        answered = requests[requests["status"].isin(("ok", "late"))]
+        assert len(answered), key
+        assert answered["correct"].astype(bool).mean() > 0.8, key
+        assert (answered["batch_size"] >= 1).all(), key
+    assert set(told["networks"]) == {"digits-xs", "digits-s"}
     assert (tmp_path / "report.html").read_text().startswith("<!doctype html>")
-    assert (tmp_path / "workload.npz").exists()
-    assert (tmp_path / "deployment" / "requests.csv").exists()
+    assert (tmp_path / "stream.npz").exists() and (tmp_path / "demo.svg").exists()
 
 
 def test_screen_table_fits_80_columns() -> None:
     from rich.console import Console
 
     console = Console(width=80, record=True, file=io.StringIO())
-    console.print(report.screen_table({s: result(0.2) for s in SYSTEMS}, "digits"))
+    console.print(report.screen_table(found().sums, "digits"))
     text = console.export_text()
     assert "…" not in text
-    for system in SYSTEMS:
-        assert system.name in text
+    for name in (*PARTS, *(system.name for system in SYSTEMS)):
+        assert name in text

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 from PIL import Image
 
 from ray_slo.demo.digits import (
@@ -24,6 +25,8 @@ from ray_slo.demo.digits import (
     variants,
 )
 from ray_slo.demo.digits.family import FAMILY
+from ray_slo.demo.digits.serve import CONFIG
+from ray_slo.serve import build_app
 
 pytest.importorskip("sklearn", reason="no scikit-learn: pip install 'ray-slo[digits]'")
 ROOT = Path(__file__).parents[2]
@@ -304,3 +307,9 @@ def test_importing_and_preprocessing_needs_no_torch():
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, check=True)
     assert done.stdout.decode().strip() == "[]"
+
+
+def test_make_serve_finds_its_config():
+    (application,) = yaml.safe_load(CONFIG.read_text())["applications"]
+    assert "policy" not in application["args"]  # what a newcomer tries first is the default
+    assert build_app(application["args"])

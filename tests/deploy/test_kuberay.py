@@ -111,7 +111,7 @@ def test_serve_takes_the_configuration(manifest):
 
 def test_the_same_application_as_in_configs():
     for manifest, config in (
-        ("rayservice.yaml", "digits-deferred.yaml"),
+        ("rayservice.yaml", "digits.yaml"),
         ("rayservice-kinds.yaml", "recommender-kairos.yaml"),
     ):
         (here,) = applications(MANIFESTS[manifest])

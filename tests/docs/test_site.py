@@ -9,6 +9,7 @@ import pytest
 from pydantic import BaseModel, Field
 
 from docs import hooks
+from ray_slo.cli import docs_made
 from tests.docs.pages import ROOT
 
 
@@ -55,13 +56,13 @@ class Silent(BaseModel):
 
 
 def test_fields_are_told_from_the_class():
-    assert hooks.fields_list(f"{__name__}.Spec").splitlines() == [
+    assert docs_made.fields_list(f"{__name__}.Spec").splitlines() == [
         *("* **`rate`**: number (> 0), required", "<br>requests per second."),
         *("* **`low`**: integer", "<br>bounds."),
         *("* **`high`**: integer by name, default `{a: 1}`", "<br>bounds."),
     ]
     with pytest.raises(LookupError, match=r"Silent\.rate: its docstring does not say"):
-        hooks.fields_list(f"{__name__}.Silent")
+        docs_made.fields_list(f"{__name__}.Silent")
 
 
 def test_links_out_of_docs_lead_to_pages():

@@ -1,10 +1,17 @@
-"""One local Ray with Serve for all live tests of a session."""
+"""One local Ray with Serve for all live tests of a session, in the mode that the environment says
+(`test_fast_mode`)."""
 
+# ruff: noqa: E402
 import contextlib
 import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
+
+from ray_slo.serve.proxy.modes import OPTIMIZED_ENV
+
+# For Ray's processes alone: Ray, imported with it, calls handles on an event loop only.
+OPTIMIZED = os.environ.pop(OPTIMIZED_ENV, "0")
 
 import pytest
 import ray
@@ -53,9 +60,16 @@ class LocalCluster:
 @pytest.fixture(scope="session")
 def ray_cluster(tmp_path_factory):
     """Start Ray and Serve once; stop what was started, and nothing else."""
-    port, grpc_port = free_port(), free_port()
+    port = grpc_port = free_port()
+    while grpc_port == port:
+        grpc_port = free_port()
     # For Ray's processes: the deadline middleware in Serve's proxy, and the tests' own modules.
     os.environ[PROXY_CALLBACK_ENV] = PROXY_CALLBACK
+    os.environ[OPTIMIZED_ENV] = OPTIMIZED
+    # A proxy that is not there in time is killed and started again: 5 s are short where much runs.
+    os.environ.setdefault("RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S", "60")
+    # Ray runs its workers at niceness 15: other tests, and whatever else runs, would come first.
+    os.environ.setdefault("RAY_worker_niceness", "0")
     os.environ.setdefault("RAY_metrics_report_interval_ms", "3000")  # Ray's 10 s are long to wait
     # Traced is what a caller asks to be: for nobody else it costs next to nothing.
     os.environ["RAY_SERVE_TRACING_EXPORTER_IMPORT_PATH"] = DEFAULT_TRACING_EXPORTER_IMPORT_PATH

@@ -47,8 +47,8 @@ class Find:
 
 
 class Spell:
-    """An item is a word, or an order: "poison" fails, "slow" takes 0.5 s, a word with a slash is a
-    file: whoever makes it dies."""
+    """An item is a word, or an order: "poison" fails, "slow" takes a second, a word with a slash
+    is a file: whoever makes it dies."""
 
     @staticmethod
     def example_input():
@@ -61,7 +61,7 @@ class Spell:
     def __call__(self, net, words):
         net.run(words)
         if "slow" in words:
-            time.sleep(0.5)
+            time.sleep(1.0)
         return [self.one(word) for word in words]
 
     @staticmethod

@@ -4,6 +4,7 @@ import httpx
 import pytest
 from ray import serve
 from ray.serve.schema import ServeApplicationSchema
+from waiting import status_of
 
 from ray_slo.serve import build_app
 
@@ -58,7 +59,7 @@ def test_several_models_on_one_pool_of_two_kinds(ray_cluster):
         unnamed = httpx.post(url, json=3, timeout=30)
         assert unnamed.status_code == 404
         assert unnamed.json()["valid"] == ["a", "b", "cube", "echo", "square"]
-        seen = handle.slo_status.remote().result()
+        seen = status_of(handle)
         assert sorted(w["kind"] for w in seen["workers"].values()) == ["large", "small"]
         assert set(seen["models"]) == set(ARGS["models"])
         learned = {"square", "cube", "echo", "a/deep", "b/deep"}

@@ -9,15 +9,17 @@ import pytest
 import ray
 import yaml
 from ray import serve
+from waiting import eventually
 
 from ray_slo.serve import build_app
+from ray_slo.serve.config.app import AppConfig
 from tests.docs.log import write
 from tests.docs.pages import PAGES, ROOT, Reader, at, needs_ray
 
 LIVE = [path for path in PAGES if needs_ray(path)]
 PROGRAM = ROOT / "examples" / "composition.py"  # on a port of its own
 EXAMPLES = sorted({*(ROOT / "examples").glob("*.py")} - {PROGRAM})
-CONFIGS = [p for what in ("digits", "pipeline") for p in (ROOT / "configs").glob(f"{what}-*.yaml")]
+CONFIGS = [p for what in ("digits", "pipeline") for p in (ROOT / "configs").glob(f"{what}*.yaml")]
 
 pytestmark = pytest.mark.live
 
@@ -26,18 +28,40 @@ def test_there_is_something_to_run():
     assert len(LIVE) >= 5 and len(EXAMPLES) >= 3 and len(CONFIGS) >= 5
 
 
+@pytest.fixture
+def measured_briefly():
+    """Workers measure variants for less than the default, where nothing else is said."""
+
+    def by_default(seconds):
+        AppConfig.model_fields["profile_seconds"].default = seconds
+        AppConfig.model_rebuild(force=True)
+
+    before = AppConfig.model_fields["profile_seconds"].default
+    by_default(0.4)
+    try:
+        yield
+    finally:
+        by_default(before)
+
+
+@pytest.mark.usefixtures("measured_briefly")
 @pytest.mark.timeout(400)  # the tutorial deploys three applications
 @pytest.mark.parametrize("path", LIVE, ids=lambda p: p.relative_to(ROOT).as_posix())
 def test_the_page_does_what_it_says(ray_cluster, path, tmp_path):
     log = tmp_path / "log"
     log.mkdir()
-    with at(ray_cluster.folder):
-        reader = Reader(path, ray_cluster.folder, write(log), ray_cluster)
+    write(log)
+
+    def read():
+        reader = Reader(path, ray_cluster.folder, log, ray_cluster)
         reader.before = set(serve.status().applications)
         try:
             reader.read()
         finally:
             reader.leave()
+
+    with at(ray_cluster.folder):
+        tried(read)
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda p: p.stem)
@@ -47,24 +71,60 @@ def test_config_builds(path):
         assert build_app(application["args"])
 
 
+SHORTER = {
+    "SECONDS = 8\n": "SECONDS = 2\n",
+    "SECONDS = 5\n": "SECONDS = 2\n",
+    "profile_seconds=1.5": "profile_seconds=0.4",
+    '{"calm": (2, 5), "busy": (18, 14)}': '{"calm": (2, 2), "busy": (18, 4)}',
+}
+
+
+def shortened(code):
+    for long, short in SHORTER.items():
+        code = code.replace(long, short)
+    return code
+
+
+def tried(run):
+    """Twice, if need be: SLOs of pages and examples are those of a machine that is not busy."""
+    try:
+        run()
+    except Exception as error:
+        print("once more, after:", repr(error))
+        run()
+
+
+@pytest.mark.usefixtures("measured_briefly")
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda p: p.stem)
-def test_example_runs(ray_cluster, path, monkeypatch):
-    """On the Ray that is there, and not on one of its own."""
+def test_example_runs(ray_cluster, path, monkeypatch, tmp_path):
+    """On the Ray that is there, and not on one of its own; with less load than for a reader."""
+    example = tmp_path / "examples" / path.name
+    example.parent.mkdir()
+    (tmp_path / "configs").symlink_to(ROOT / "configs")
+    example.write_text(shortened(path.read_text("utf-8")), "utf-8")
     asked = Mock()
     for module, name in ((ray, "init"), (serve, "start"), (serve, "shutdown"), (ray, "shutdown")):
         monkeypatch.setattr(module, name, getattr(asked, f"{module.__name__}.{name}"))
     before = set(serve.status().applications)
-    try:
-        runpy.run_path(str(path), run_name="__main__")
-    finally:
-        for name in set(serve.status().applications) - before:
-            serve.delete(name, _blocking=False)
+
+    def run():
+        asked.reset_mock()
+        assert eventually(lambda: set(serve.status().applications) <= before)
+        try:
+            runpy.run_path(str(example), run_name="__main__")
+        finally:
+            for name in set(serve.status().applications) - before:
+                serve.delete(name, _blocking=False)
+
+    tried(run)
     began, *_, ended = asked.mock_calls
     assert (began[0], began.kwargs["address"], ended[0]) == ("ray.init", "local", "ray.shutdown")
 
 
 def test_an_example_is_a_program_of_its_own():
-    done = subprocess.run(
-        [sys.executable, PROGRAM], capture_output=True, text=True, timeout=200, cwd=ROOT
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    def run():
+        command = [sys.executable, PROGRAM]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=110, cwd=ROOT)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+    tried(run)

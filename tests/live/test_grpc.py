@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -9,9 +10,11 @@ import grpc
 import httpx
 import pytest
 from apps import Tasks
-from waiting import eventually, held, posted
+from waiting import eventually, held, posted, status_of
 
 import ray_slo
+from benchmarks.live.cluster import descendants
+from benchmarks.live.shipped import beyond_loopback, listening
 from ray_slo.serve.grpc import PUSHBACK_METADATA, InferenceStub, reported
 from ray_slo.serve.protos import DescribeRequest, InferRequest
 
@@ -150,7 +153,7 @@ def test_bytes_are_the_models_to_read(client):
 
 
 def test_what_is_served(client, handle):
-    assert client.describe()["models"] == handle.slo_status.remote().result()["models"]
+    assert client.describe()["models"] == status_of(handle)["models"]
 
 
 @pytest.mark.parametrize(
@@ -176,11 +179,12 @@ def test_what_is_wrong(client, asked, status, error, says):
 
 
 def test_own_slo_that_cannot_be_met(client):
-    said = client.ask(5, slo_ms=1)
+    said = client.ask(5, slo_ms=20)  # less than a batch takes, and more than it takes to say so
     assert said.status == client.status("refused")
     assert (said.error["error"], said.error["reason"]) == ("RefusedEarly", "would_miss")
-    assert (said.error["model"], said.error["latency_slo_ms"]) == ("tasks", 1.0)
-    assert said.error["predicted_finish_ms"] > 1
+    assert said.error["model"] == "tasks"
+    assert 0 < said.error["latency_slo_ms"] <= 20  # of which the way to the frontend is a part
+    assert said.error["predicted_finish_ms"] > 20
     assert said.retry_after_s > 0
 
 
@@ -193,15 +197,12 @@ def test_clients_deadline_is_known_and_bounds_the_slo(client):
 
 
 def test_deadline_and_hanging_up_while_workers_are_busy(client, handle, tmp_path):
-    def status():
-        return handle.slo_status.remote().result()
-
-    before = status()["counts"]["cancelled"]
+    before = status_of(handle)["counts"]["cancelled"]
     with held(handle, tmp_path):
         with client.sent(3):
-            assert eventually(lambda: status()["queued"]["tasks"])
-        assert eventually(lambda: not status()["queued"]["tasks"])
-        assert status()["counts"]["cancelled"] == before + 1
+            assert eventually(lambda: status_of(handle)["queued"]["tasks"])
+        assert eventually(lambda: not status_of(handle)["queued"]["tasks"])
+        assert status_of(handle)["counts"]["cancelled"] == before + 1
         said = client.ask(5, timeout_s=1e-3 * MARGIN_MS + 1)
     expected = {"would_miss": "refused", "shed": "refused", "expired": "expired"}
     assert said.status == client.status(expected[said.error["reason"]])
@@ -219,6 +220,17 @@ def test_grpc_listens_on_one_host(ray_cluster):
     loopback = f"0100007F:{port:04X}"
     assert listening <= {loopback, f"0000000000000000FFFF0000{loopback}"}
     assert listening
+
+
+@pytest.mark.skipif(
+    os.environ.get("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER") != "0",
+    reason="Ray's own processes listen for other nodes; `make test` says that there are none",
+)
+def test_nothing_listens_beyond_loopback(handle):
+    """Ray, Serve, HAProxy and replicas."""
+    mine = listening([os.getpid(), *descendants(os.getpid())])
+    assert len(mine) > 5
+    assert beyond_loopback(mine) == []
 
 
 # Last, because each takes a worker away.

@@ -3,7 +3,7 @@
 import time
 
 import pytest
-from waiting import eventually
+from waiting import eventually, status_of
 
 from ray_slo.errors import OutOfMemory
 from ray_slo.serve import build_app
@@ -64,7 +64,7 @@ def app(ray_cluster):
 
 
 def worker_of(handle):
-    (worker,) = handle.slo_status.remote().result()["workers"].values()
+    (worker,) = status_of(handle)["workers"].values()
     return worker
 
 

@@ -9,7 +9,7 @@ from collections import Counter
 import pytest
 import rankers
 from ray import serve
-from waiting import eventually
+from waiting import eventually, status_of
 
 from ray_slo.cli import main
 from ray_slo.errors import SLOError
@@ -57,7 +57,7 @@ def app(budget, log):
 
 
 def plan(handle):
-    return handle.slo_status.remote().result(timeout_s=60)["plan"]
+    return status_of(handle)["plan"]
 
 
 class Load:

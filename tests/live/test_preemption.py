@@ -4,7 +4,7 @@ import random
 import time
 
 import pytest
-from waiting import eventually
+from waiting import eventually, status_of
 
 from ray_slo.core import LatencyProfile
 from ray_slo.core.profiles import save_profiles
@@ -39,7 +39,7 @@ def app(ray_cluster, request, tmp_path_factory):
         ("slow", "Slow", LONG_S),
         ("longer", "Slow", LONGER_S),
         ("brief", "Slow", SHORT_S),
-        ("deaf", "Deaf", LONG_S),
+        ("deaf", "Deaf", 2 * LONG_S),
         ("network", "Network", LONG_S),
     ):
         takes_s = seconds if callable == "Deaf" else SHORT_S
@@ -52,7 +52,8 @@ def app(ray_cluster, request, tmp_path_factory):
         "scheduler": request.param,
         "num_frontends": 1 if request.param == "embedded" else 2,
     }
-    with ray_cluster.running(build_app(spec), "preempting", "/preempting") as handle:
+    name = f"preempting-{request.param}"  # of its own: nobody waits until the first is gone
+    with ray_cluster.running(build_app(spec), name, f"/{name}") as handle:
         yield handle
 
 
@@ -65,7 +66,7 @@ def embedded(app, request):
 
 
 def preemptions(handle):
-    return handle.slo_status.remote().result()["preemptions"]
+    return status_of(handle)["preemptions"]
 
 
 def begin(handle, tmp_path, name, **options):

@@ -20,7 +20,7 @@ from schemathesis.specs.openapi.checks import (
     response_schema_conformance,
     status_code_conformance,
 )
-from waiting import eventually
+from waiting import eventually, status_of
 
 import ray_slo
 from ray_slo.serve.app.openapi import document
@@ -167,7 +167,7 @@ def test_any_request_is_answered(url, handle):
 
     answered()
     assert httpx.post(url, json=[1], headers=LEISURE, timeout=30).json() == [1]
-    assert eventually(lambda: handle.slo_status.remote().result()["pending"] == 0)
+    assert eventually(lambda: status_of(handle)["pending"] == 0)
 
 
 def test_slow_body_ends_by_its_deadline(url):

@@ -6,7 +6,7 @@ import time
 import httpx
 import pytest
 import yaml
-from waiting import eventually
+from waiting import eventually, status_of
 
 from ray_slo.serve import build_app
 
@@ -47,12 +47,9 @@ def policy(request):
 @pytest.fixture(scope="module")
 def app(ray_cluster, policy):
     config = yaml.safe_load(APP + POLICIES[policy])
-    with ray_cluster.running(build_app(config), "picked", "/picked") as handle:
-        yield handle, f"{ray_cluster.url}/picked"
-
-
-def status(handle):
-    return handle.slo_status.remote().result(timeout_s=60)
+    name = f"picked-{policy}"  # of its own: nobody waits until the first is gone
+    with ray_cluster.running(build_app(config), name, f"/{name}") as handle:
+        yield handle, f"{ray_cluster.url}/{name}"
 
 
 def test_variants_and_their_accuracy_are_said(app):
@@ -74,7 +71,7 @@ def test_variants_and_their_accuracy_are_said(app):
 
 def test_the_tables_in_force_are_in_the_status(app, policy):
     handle, _ = app
-    seen = status(handle)
+    seen = status_of(handle)
     if policy == "price":
         assert "tables" not in seen
         assert seen["expected"] == {}
@@ -82,7 +79,7 @@ def test_the_tables_in_force_are_in_the_status(app, policy):
     keys = ("model", "slo_ms", "kind", "workers", "arrivals")
 
     def tables():
-        return [{key: table[key] for key in keys} for table in status(handle)["tables"]]
+        return [{key: table[key] for key in keys} for table in status_of(handle)["tables"]]
 
     for_both = {
         "model": "picked",
@@ -92,14 +89,14 @@ def test_the_tables_in_force_are_in_the_status(app, policy):
         "arrivals": "gamma 0.5",
     }
     assert eventually(lambda: tables() == [for_both]), tables()  # both workers are up
-    seen = status(handle)
+    seen = status_of(handle)
     (table,) = seen["tables"]
     assert 70 <= table["expected_accuracy"] <= 90
     assert 0 <= table["violation_rate"] < 0.1
     assert seen["tables_failed"] == 0
 
     def expects_what_its_table_does():
-        seen = status(handle)
+        seen = status_of(handle)
         (table,) = seen["tables"]
         known = {"accuracy": table["expected_accuracy"], "bad_rate": table["violation_rate"]}
         return seen["expected"] == {"picked": pytest.approx(known)}
@@ -109,7 +106,7 @@ def test_the_tables_in_force_are_in_the_status(app, policy):
 
 def test_nothing_is_lost_when_a_worker_dies(app, tmp_path):
     handle, _ = app
-    assert eventually(lambda: len(status(handle)["workers"]) == 2)
+    assert eventually(lambda: len(status_of(handle)["workers"]) == 2)
     answers, stop = [], threading.Event()
 
     def load():
@@ -135,4 +132,4 @@ def test_nothing_is_lost_when_a_worker_dies(app, tmp_path):
     assert {answer.variant for answer in found} <= set(ACCURACIES)
     assert all(answer.result == [answer.variant] for answer in found)
     assert (tmp_path / "mark").exists()
-    assert eventually(lambda: len(status(handle)["workers"]) == 2)
+    assert eventually(lambda: len(status_of(handle)["workers"]) == 2)

@@ -7,6 +7,7 @@ import httpx
 import pytest
 from apps import Greedy, Named, Network, missing_weights
 from ray import serve
+from waiting import status_of
 
 import ray_slo
 from ray_slo import Variant
@@ -46,7 +47,7 @@ def test_policy_chooses_and_answers_say_which(ray_cluster, handle):
     assert (headers["x-slo-variant"], headers["x-slo-accuracy"]) == ("deep", "90.00")
     described = httpx.get(url, timeout=30).json()["models"]["named"]
     assert described["variants"] == {"quick": {"accuracy": 70}, "deep": {"accuracy": 90}}
-    seen = handle.slo_status.remote().result()
+    seen = status_of(handle)
     assert 10 < seen["profiles"]["quick@default"]["latency_1_ms"] < 450
     assert seen["profiles"]["deep@default"]["latency_1_ms"] > 500
     assert seen["profiles"]["deep@default"]["samples"] == 2  # learned by variant

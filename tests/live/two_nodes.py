@@ -89,9 +89,10 @@ async def main(cluster):
         # One at a time, so that both workers are free; at all frontends.
         handle = serve.get_app_handle("where").options(_prefer_local_routing=False)
         near = []
-        for _ in range(24):
+        for _ in range(36):
             answer = await handle.remote(EXEC_S)
             near.append([answer[end]["node"] for end in ("from", "to")])
+            await asyncio.sleep(0.05)  # until the scheduler has heard that the worker is free
         refused = await ask(slo_ms=1)
 
         under_way = await paced(20, 0.03, slo_ms=LONG_MS)

@@ -8,8 +8,10 @@ import uuid
 from pathlib import Path
 
 import httpx
+from ray.exceptions import RayError
 
 PATIENCE_S = 60
+MUTE = {"starting", "unreachable"}
 
 
 def eventually(condition, within_s=PATIENCE_S):
@@ -20,11 +22,30 @@ def eventually(condition, within_s=PATIENCE_S):
     return said
 
 
+def status_of(handle):
+    """`slo_status`, once all of it is there: a frontend that is busy, or has just started, may not
+    hear from every scheduler and from the planner in time."""
+    told = {}
+
+    def is_whole():
+        told.clear()
+        with contextlib.suppress(RayError):
+            told.update(handle.slo_status.remote().result(timeout_s=PATIENCE_S))
+            schedulers = [told, *told.get("groups", {}).values()]
+            states = {part.get("state") for part in schedulers}
+            # A planner that is starting has told what it knows.
+            return told.get("plan", {}).get("state") != "unreachable" and not states & MUTE
+        return False
+
+    assert eventually(is_whole), told
+    return told
+
+
 @contextlib.contextmanager
 def held(handle, folder, workers=2):
     """Keep workers of `apps.Tasks` busy until the end of the block."""
     # With fewer, one would get two: the second is sent ahead, to wait there for the first.
-    assert eventually(lambda: len(handle.slo_status.remote().result()["workers"]) >= workers)
+    assert eventually(lambda: len(status_of(handle)["workers"]) >= workers)
     holds = []
     try:
         for _ in range(workers):

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from ray_slo.models import vision
+from ray_slo.models.running import Runner, Staged
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -46,10 +47,9 @@ def brightness():
 
     return vision.ImageClassifier(
         name="brightness",
-        network=network,
+        runner=Runner(network, torch.device("cpu")),
         transform=lambda picture: picture[:, :8, :8].float(),
         categories=[f"band {i}" for i in range(10)],
-        device=torch.device("cpu"),
     )
 
 
@@ -65,6 +65,12 @@ def test_answers_name_the_five_likeliest_best_first(brightness):
         assert answer["label"] == answer["top5"][0]["label"]
         assert answer["confidence"] == confidences[0] and type(confidences[0]) is float
     assert brightness([]) == []
+
+
+def test_a_staged_batch_has_the_same_answers(brightness, pictures):
+    staged = brightness.stage(pictures)
+    assert isinstance(staged, Staged) and brightness(staged) == brightness(pictures)
+    assert not brightness.stages_ahead  # on a CPU it would take the running batch's time
 
 
 def test_read_only_pictures_are_taken(brightness):

@@ -132,7 +132,7 @@ def test_constant_load_settles():
     ("build", "says"),
     [
         (lambda: Signals(-1, 0, 0), "workers must be at least 0"),
-        (lambda: Signals(1, 1.5, 0), "bad_rate must be at least 0 and at most 1, got 1.5"),
+        (lambda: Signals(1, 1.5, 0), "bad_rate must be from 0 to 1, got 1.5"),
         (lambda: Limits(5, 4), "min_workers must lie between 0 and max_workers, got 5 and 4"),
         (lambda: Limits(1, 4, idle_above=1), "idle_above must be at least 0 and below 1"),
         (lambda: Limits(1, 4, keep_idle=0.2), "keep_idle must lie between 0 and idle_above"),

@@ -128,7 +128,7 @@ def test_the_worked_example_of_the_module():
 
 def test_what_every_replica_imports_is_light():
     code = (
-        "import sys; import ray_slo.record.writer, ray_slo.planning.brains.groups\n"
+        "import sys; import ray_slo.serve.watch.log_writer, ray_slo.planning.brains.groups\n"
         "import ray_slo.serve.config.spec\n"
         "print(sorted({'scipy', 'pandas', 'torch', 'matplotlib'} & set(sys.modules)))"
     )

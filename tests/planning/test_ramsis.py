@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from ray_slo.core.profiles import LatencyProfile
-from ray_slo.planning.ramsis import Gamma, Problem, pareto_front, profile_hash, solve
+from ray_slo.planning.ramsis import Gamma, Problem, pareto_front, profile_hash, solve, solver
 from ray_slo.planning.ramsis.kernel import EMPTY, Kernel, Partial
 from ray_slo.planning.ramsis.solver import SPAN
 
@@ -68,6 +68,12 @@ def test_expected_accuracy_is_what_simulation_shows(fields, tolerance):
     # An upper bound (§5.1), up to the noise of 40,000 requests.
     assert violations <= table.violation_rate + 0.002
     assert table.span <= SPAN
+
+
+@pytest.mark.parametrize("rate", [0.5, 1, 5, 20, 200])
+def test_expected_accuracy_is_never_beyond_that_of_the_variants(rate):
+    table = solve(problem(variants=[("only", 90.0, SLOW[2])], rate=rate, num_slacks=30))
+    assert table.expected_accuracy == 90.0  # exactly: whoever compares it makes no allowance
 
 
 def test_in_overload_what_does_not_fit_is_violated():
@@ -316,3 +322,41 @@ def test_the_queue_told_apart_is_as_long_as_it_has_to_be():
 def test_capacity_is_that_of_the_largest_batch_that_fits():
     # "fast" takes 16 in 108 ms.
     assert problem().capacity == pytest.approx(3 * 16 / 0.108)
+
+
+# A profile as it is measured: batches of several sizes take equally long.
+PLATEAUS = LatencyProfile([*[0.35] * 4, *[0.44] * 3, *[0.57] * 3, *[2.1] * 2, *[2.16] * 4])
+
+
+def plateaus(load, **fields):
+    """Of 57 workers in turn, whose arrivals are regular: a backlog of a few requests is served in
+    batches that take as long as the same number takes to come."""
+    factors = {75.0: 1, 72.0: 0.46, 60.0: 0.14}
+    variants = tuple((f"v{a}", a, PLATEAUS.scaled(factor)) for a, factor in factors.items())
+    how = {"batching": "variable", "discretization": "model_based", "late_penalty": 300.0}
+    p = problem(**{"variants": variants, "slo_s": 0.3567, "num_workers": 57, **how, **fields})
+    return p.at_rate(load * p.capacity)
+
+
+@pytest.mark.parametrize("load", [0.47, 0.6, 0.75])
+@pytest.mark.parametrize("arrivals", [Gamma(1), Gamma(0.5), Gamma(0.25), Gamma(0.125)])
+def test_a_backlog_that_lasts_is_no_end(load, arrivals):
+    p = plateaus(load, arrivals=arrivals)
+    table = solve(p)
+    assert table.violation_rate < 0.05
+    accuracy, violations = simulate(table, p, requests=10_000)
+    assert accuracy == pytest.approx(table.expected_accuracy, abs=0.7)
+    assert violations <= table.violation_rate + 0.005
+
+
+def test_restarts_are_taken_only_where_they_are_needed(monkeypatch):
+    usual, lasting = problem(), plateaus(0.89, arrivals=Gamma(0.25))
+    before = solve(usual)
+    monkeypatch.setattr(solver, "RESTART", 0.5)  # half the decisions find the queue empty
+    assert (solve(usual).variant == before.variant).all()
+    assert solve(lasting).occupancy[EMPTY] > 0.5
+
+
+def test_many_workers_that_are_never_idle_have_no_short_queues():
+    p = problem(balancing="shortest_queue", num_workers=200, rate=1e6, max_queue=4)
+    assert solve(p).violation_rate > 0.5

@@ -2,6 +2,8 @@ import numpy as np
 import pytest
 
 from ray_slo.planning.ramsis import Empirical, Gamma, Poisson
+from ray_slo.planning.ramsis.arrivals import arrivals_of
+from ray_slo.planning.ramsis.spec import SolveSpec
 
 SPANS = np.array([0.0, 0.3, 2.0, 7.5])
 
@@ -71,3 +73,34 @@ def test_a_record_says_what_it_is():
 def test_bad_arrivals_are_named(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (None, "not found"),
+        (b"", "one per line: times_s must hold at least 100 arrivals"),
+        (b"soon\n", "one per line: could not convert string 'soon'"),
+        (b"1 2\n3\n", "one per line: the number of columns changed"),
+        (b"\xff\xfe", "one per line: 'utf-8' codec can't decode"),
+        (b"2\n1\n" * 60, "one per line: times_s must be finite and ascending"),
+    ],
+)
+def test_a_file_that_holds_no_arrivals_is_named(content, said, tmp_path):
+    path = tmp_path / "arrivals.txt"
+    if content is not None:
+        path.write_bytes(content)
+    document = {
+        "latency_slo_ms": 100,
+        "num_workers": 2,
+        "variants": {"v": {"accuracy": 90, "profile": {"alpha_ms": 1}}},
+        "arrivals": {"kind": "empirical", "file": str(path)},
+    }
+    for read in (
+        lambda: arrivals_of(document["arrivals"]),
+        lambda: SolveSpec.model_validate(document).problem(tmp_path),
+    ):
+        with pytest.raises(ValueError) as refused:
+            read()
+        assert str(refused.value).startswith(f"arrivals.file: {path} ")
+        assert said in str(refused.value)

@@ -42,7 +42,7 @@ KWARGS: dict[str, list[dict[str, Any]]] = {
     ],
     "deferred_flex": [
         {"rate_window_s": 0.2},
-        {"rate_window_s": 0.2, "preemption": False},
+        {"rate_window_s": 0.2, "objective": "consolidate"},
         {"gathering": "prefix", "margin_ms": 3.0},
     ],
     "eager": [{}, {"max_batch_size": 2}],

@@ -5,9 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ray_slo.core import Cluster, LatencyProfile, Model, Request, Variant
-from ray_slo.policies import make_policy
 from ray_slo.policies.deferred_flex import DeferredFlex
-from ray_slo.simulation import Workload, simulate
 from tests.policies.harness import Host
 
 SLOW = LatencyProfile.linear(4.37, 74.20)  # ResNet269 and ResNet18, ms as seconds
@@ -56,23 +54,3 @@ def test_the_own_model_is_never_preempted():
     host.run(some(1, "slow", 0.0, 90.0) + some(1024, "slow", 10.0, 90.0)[1:])
     sent = [i for s in host.sent for i in s.ids]
     assert len(sent) == len(set(sent))
-
-
-def test_without_preemption_unlike_models_in_overload_are_ordered_by_what_they_gain():
-    times = ((0.0005, 0.005), (0.004, 0.02), (0.001, 0.02), (0.003, 0.005))
-    models = [
-        Model(f"m{i}", 0.1, (Variant(f"v{i}", {"default": LatencyProfile.linear(*t, 64)}),))
-        for i, t in enumerate(times)
-    ]
-    cluster = Cluster.uniform(models, 4)
-    bad = {}
-    for load, rate in (("calm", 500), ("overload", 4000)):
-        for name, kwargs in (("deferred", {}), ("deferred_flex", {"preemption": False})):
-            policy = make_policy(name, kwargs)
-            assert not policy.preempts
-            report = simulate(
-                policy, cluster, Workload.poisson(rate), duration_s=3, warmup_s=1, seed=13
-            )
-            bad[load, name] = report.bad_rate()
-    assert bad["calm", "deferred_flex"] == bad["calm", "deferred"]
-    assert bad["overload", "deferred_flex"] < bad["overload", "deferred"] - 0.02

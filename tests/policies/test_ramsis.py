@@ -531,15 +531,18 @@ def test_slos_have_workers_and_tables_of_their_own():
         ({"options": {"rate": 1.0}}, "options has no rate; it takes balancing, batching"),
         ({"options": {"arrivals": "poisson"}}, "give it as the policy's argument `arrivals`"),
         ({"arrivals": "normal"}, "arrivals is measured, poisson, .* got 'normal'"),
-        ({"arrivals": {"kind": "normal"}}, "expected tags: 'poisson', 'gamma', 'empirical'"),
-        ({"arrivals": {"kind": "gamma"}}, "arrivals.shape: Field required"),
+        (
+            {"arrivals": {"kind": "normal"}},
+            "arrivals.kind: must be one of poisson, gamma, empirical, got 'normal'",
+        ),
+        ({"arrivals": {"kind": "gamma"}}, "arrivals.shape: required; it must be a number above 0"),
         (
             {"arrivals": {"kind": "gamma", "shape": -1}},
-            "arrivals.shape: Input should be greater than 0",
+            "arrivals.shape: must be above 0, got -1",
         ),
         (
             {"arrivals": {"kind": "gamma", "shape": "x"}},
-            "arrivals.shape: Input should be a valid number",
+            "arrivals.shape: must be a number above 0, got 'x'",
         ),
         ({"arrivals": {"kind": "empirical", "file": "none"}}, "arrivals.file: none"),
         ({"options": {"num_slacks": 0}}, "options: num_slacks"),

@@ -7,7 +7,8 @@ import ray_slo
 
 ROOT = Path(ray_slo.__file__).parent
 STAMPS = {
-    "record/writer.py",  # names of files, and when a log began
+    "serve/proxy/direct.py",  # since when HAProxy, another process, had a request
+    "serve/watch/log_writer.py",  # names of files, and when a log began
     "serve/scheduler/flights.py",
     "serve/config/spec.py",  # which of two releases is newer, in an actor that just started
     "serve/watch/spans.py",

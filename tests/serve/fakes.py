@@ -18,6 +18,7 @@ from ray_slo.core import (
 )
 from ray_slo.serve.frontend.surroundings import Surroundings
 from ray_slo.serve.messages import Heartbeat
+from ray_slo.serve.watch.lately import Seen
 
 
 class Fifo:
@@ -184,6 +185,9 @@ class Silent:
 
     def __getattr__(self, name):
         return lambda *args: self.seen.append((name, *args))
+
+    def seen_lately(self, pending):
+        return Seen(pending)
 
 
 def surroundings(name, **others):

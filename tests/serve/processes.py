@@ -21,6 +21,7 @@ from ray_slo.serve.frontend.surroundings import Surroundings
 from ray_slo.serve.ray_private import actors
 from ray_slo.serve.scheduler import channel
 from ray_slo.serve.scheduler.actor import SchedulerActor
+from ray_slo.serve.watch.lately import Seen
 from ray_slo.serve.worker import batches
 from ray_slo.serve.worker import worker as worker_module
 from ray_slo.serve.worker.worker import Worker
@@ -355,6 +356,9 @@ class _Silent:
 
     def __getattr__(self, name):
         return lambda *args: {}
+
+    def seen_lately(self, pending):
+        return Seen(pending)
 
 
 def _scheduler(*_):

@@ -86,7 +86,9 @@ def test_message_is_a_sentence_and_the_answer_is_json(error):
 def test_serve_answers_refusals_with_their_own_status(way):
     refused = WAYS[way](ERRORS[0])
     http = get_http_response_status(refused, None, "id")
-    assert (http.code, http.headers) == (503, [(b"retry-after", b"2")])
+    assert http.code == 503
+    if hasattr(http, "headers"):  # from Ray 2.58 on; `ray_private.versions` says it of the others
+        assert http.headers == [(b"retry-after", b"2")]
     assert json.loads(http.message)["reason"] == "shed"
     assert get_grpc_response_status(refused, None, "id").code.name == "RESOURCE_EXHAUSTED"
     expired = WAYS[way](ERRORS[1])

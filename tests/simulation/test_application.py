@@ -277,7 +277,7 @@ def test_without_a_planner_all_variants_must_fit():
 @pytest.mark.parametrize(
     ("workloads", "kwargs", "message"),
     [
-        ({"who": at(0.0)}, {}, "'who' is no stream; choose of photo, name, name@gold"),
+        ({"who": at(0.0)}, {}, "workloads.who: no such stream; they are photo, name, name@gold"),
         ({}, {}, "workloads must name at least one stream"),
         ({"name": at(0.0)}, {"planner": "loki"}, "planner must be 'auto', a brain, or None"),
         ({"name": at(0.0)}, {"interval_s": 0.0}, "interval_s must be positive, got 0.0"),

@@ -64,9 +64,9 @@ def test_builds_the_problem():
 
 
 def test_the_policy_is_the_live_default():
-    assert spec().policy_name == "deferred"
-    assert spec(pipelines={}, groups={}).policy_name == "price"
-    assert spec(policy={"name": "eager"}).policy_name == "eager"
+    assert spec().policy.name == "auto"
+    assert spec(pipelines={}, groups={}).policy.name == "auto"
+    assert spec(policy={"name": "eager"}).policy.name == "eager"
 
 
 PROFILE = {"alpha_ms": 5}
@@ -87,6 +87,7 @@ def two(**fields):
 def test_a_task_that_another_serves_has_factors_of_its_own():
     changes = two(factors={"c": 3})
     changes["pipelines"]["p"]["tasks"]["c"] = {"parent": "b", "profile": PROFILE}
+    changes["workloads"] = {"p": {"arrivals": {"kind": "poisson", "rate": 5}}}
     tree = spec(**changes).problem(Path()).tree_of("p")
     assert tree["b"].factor("m", "c") == 3
 
@@ -111,7 +112,7 @@ def test_a_task_that_another_serves_has_factors_of_its_own():
         ),
         (
             {"pipelines": {"p": {"latency_slo_ms": 1, "tasks": {"a": {"model": "b"}}}}},
-            "pipelines.p.tasks.a.model must be one of faces, got 'b'",
+            "pipelines.p.tasks.a.model: must be one of faces, got 'b'",
         ),
         (
             {"pipelines": {"p": {"latency_slo_ms": 1, "tasks": {"a": {}}}}},

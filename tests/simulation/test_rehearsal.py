@@ -72,6 +72,34 @@ def test_it_gives_what_a_simulation_gives() -> None:
     assert whole.p50_s is not None and 0.012 < whole.p50_s < 0.08
 
 
+def test_what_came_before_warms_up_and_does_not_count() -> None:
+    """A calm load that follows an overload has its queues for a while."""
+    asked = problem(600.0)
+    calm, crowd = asked.traffic, traffic(asked.cluster, 4000.0, 0.5, seed=1)
+    both = Traffic(
+        calm.roots,
+        np.concatenate([crowd.root, calm.root]),
+        np.concatenate([crowd.arrival - 0.5, calm.arrival]),
+        np.concatenate([crowd.deadline - 0.5, calm.deadline]),
+        before=len(crowd),
+    )
+    after = rehearse(replace(asked, traffic=both))
+    alone = rehearse(asked)
+    assert sum(after.stretches) == sum(after.arrived) == sum(alone.stretches)
+    assert (after.at, after.rate) == (alone.at, alone.rate)
+    queued, calm_value = (
+        found.scores["eager"].value[0] / found.stretches[0] for found in (after, alone)
+    )
+    assert queued < calm_value - 0.1
+
+
+def test_the_last_requests_do_not_find_idle_workers() -> None:
+    """In an overload the last stretch is as bad as those before it."""
+    found = rehearse(problem(3000.0, settings=[DEFERRED]))
+    shares = [s / n for s, n in zip(found.scores["deferred"].value, found.stretches, strict=True)]
+    assert shares[-1] < np.mean(shares[3:-1]) + 0.08
+
+
 def test_the_hopeless_are_given_up_but_not_the_one_in_force() -> None:
     """Eager collapses in overload."""
     found = rehearse(problem(1800.0))
@@ -229,4 +257,4 @@ def test_requests_keep_nothing_alive() -> None:
         now = i / 1000
         auto.requests_arrived(now, [Request(i, "a", now, now + 0.04)])
         auto.decide(now)
-    assert auto._recent._count <= 4_001
+    assert auto._recent._came - auto._recent._gone <= 4_501

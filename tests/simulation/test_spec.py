@@ -6,7 +6,7 @@ from pydantic import ValidationError
 
 from ray_slo.core.documents import read_yaml
 from ray_slo.core.profiles import LatencyProfile, save_profiles
-from ray_slo.policies.price import Price
+from ray_slo.policies.auto import Auto
 from ray_slo.simulation.spec import SimulationSpec
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -39,7 +39,7 @@ def test_builds_the_cluster(tmp_path):
     assert cluster.profile("large", "t4-1").table == [0.02, 0.03]
     assert cluster.profile("small", "cpu-0").table == [0.005, 0.008]
     assert cluster.variants["small"].accuracy == 70
-    assert isinstance(spec.make_policy(), Price)
+    assert isinstance(spec.make_policy(), Auto)
 
 
 def test_a_profile_file_must_know_the_variant(tmp_path):
@@ -63,7 +63,10 @@ def test_the_true_delay_is_not_the_policys():
     [
         ({"policy": {"name": "flexx"}}, "policy 'flexx' is unknown; choose one of auto, deferred"),
         ({"cluster": {"models": {}}}, "cluster.models"),
-        ({"cluster": {"models": {"m": {"latency_slo_ms": 5}}}}, "either profile or variants"),
+        (
+            {"cluster": {"models": {"m": {"latency_slo_ms": 5}}}},
+            "give exactly one of profile and variants, got",
+        ),
         (
             {"cluster": {"models": {"m": {"latency_slo_ms": 5, "profile": {"beta_ms": 1}}}}},
             "exactly one of alpha_ms",

@@ -90,7 +90,7 @@ def test_popularity(make_cluster):
     assert np.bincount(drawn.model, minlength=3) / len(drawn) == pytest.approx(
         [0.25, 0, 0.75], abs=0.02
     )
-    with pytest.raises(ValueError, match="unknown models d; the cluster has a, b, c"):
+    with pytest.raises(ValueError, match=r"popularity\.d: no such model; the cluster has a, b, c"):
         Workload.poisson(1, popularity={"d": 1}).shares(models)
 
 

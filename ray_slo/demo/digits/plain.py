@@ -7,6 +7,7 @@ forms the batches differs. Takes a PNG or JPEG (or a JSON array) by POST, like t
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any
 
 from ray import serve
@@ -14,6 +15,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from ray_slo.demo.digits import Digits
+from ray_slo.demo.systems import WAY_HEADER
 
 WARM_UP_SIZES = (1, 2, 4, 8, 16, 32)
 
@@ -57,16 +59,32 @@ class PlainDigits(DigitsOverHttp):
     blocks the event loop.
     """
 
-    def configure(self, max_batch_size: int = 32, off_loop: bool = True) -> None:
-        self.off_loop = off_loop
+    off_loop = True
+
+    def configure(self, max_batch_size: int = 32) -> None:
         self.predict.set_max_batch_size(max_batch_size)
 
     def reconfigure(self, user_config: dict[str, Any]) -> None:
+        self.off_loop = user_config["off_loop"]
         self.predict.set_batch_wait_timeout_s(user_config["batch_wait_s"])
 
     @serve.batch
     async def predict(self, images: list[Any]) -> list[Any]:
         return await asyncio.to_thread(self.run, images) if self.off_loop else self.run(images)
+
+
+class TunableDigits(PlainDigits):
+    """The same, but each request says how to batch: a header is heard at once, where Serve would
+    start new replicas."""
+
+    way = ""
+
+    async def __call__(self, request: Request) -> Response:
+        way = request.headers.get(WAY_HEADER, "")
+        if way and way != self.way:
+            self.way = way
+            self.reconfigure(json.loads(way))
+        return await super().__call__(request)
 
 
 def app(
@@ -75,14 +93,18 @@ def app(
     batch_wait_s: float = 0.01,
     max_batch_size: int = 32,
     off_loop: bool = True,
+    tunable: bool = False,
 ) -> serve.Application:
-    """A Serve application; ``batch_wait_s`` 0.01 is the default wait of `@serve.batch`."""
+    """A Serve application; ``batch_wait_s`` 0.01 is the default wait of `@serve.batch`.
+
+    ``tunable``: requests may change how to batch, with `WAY_HEADER`.
+    """
     return serve.deployment(
-        PlainDigits,
+        TunableDigits if tunable else PlainDigits,
         name="PlainDigits",
         num_replicas=num_replicas,
         max_ongoing_requests=10_000,  # the default of 5 would cap every batch at 5
         ray_actor_options={"num_cpus": 1},
         logging_config={"enable_access_log": False},  # as in a ray-slo application
-        user_config={"batch_wait_s": batch_wait_s},
-    ).bind(variant, max_batch_size=max_batch_size, off_loop=off_loop)
+        user_config={"batch_wait_s": batch_wait_s, "off_loop": off_loop},
+    ).bind(variant, max_batch_size=max_batch_size)

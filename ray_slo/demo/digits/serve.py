@@ -7,22 +7,24 @@ import signal
 import sys
 from pathlib import Path
 
-import ray
 import yaml
-from ray import serve
 
-from ray_slo.demo.digits.data import test_pngs
-from ray_slo.demo.digits.train import load_or_train
-from ray_slo.serve import build_app
-from ray_slo.serve.proxy.bounds import PROXY_CALLBACK, PROXY_CALLBACK_ENV
+from ray_slo.serve.proxy import modes
 
-CONFIG = Path(__file__).parents[2] / "configs" / "digits-deferred.yaml"
+CONFIG = Path(__file__).parents[3] / "configs" / "digits.yaml"
 
 
 def main() -> None:
     port = int(os.environ.get("PORT", "8000"))
+    mode = modes.enter()  # before Ray is imported, which reads it then
+    import ray
+    from ray import serve
+
+    from ray_slo.demo.digits.data import test_pngs
+    from ray_slo.demo.digits.train import load_or_train
+    from ray_slo.serve import build_app
+
     load_or_train(["digits-m"])  # once, before the replicas all want it
-    os.environ.setdefault(PROXY_CALLBACK_ENV, PROXY_CALLBACK)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     ray.init(address="local", include_dashboard=False, log_to_driver=False)
     try:
@@ -34,7 +36,8 @@ def main() -> None:
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(pictures[0])
         url = f"http://127.0.0.1:{port}/"
-        print(f"\nThe digits application answers at {url}. Try, in another terminal:\n")
+        print(f"\nThe digits application answers at {url}. Ray Serve's mode: {mode}")
+        print("(`make serve FAST=0` takes Serve's own proxies). Try, in another terminal:\n")
         curl = f"curl -si --data-binary @{path} -H 'content-type: image/png'"
         print(f"  {curl} {url}")
         print(f"  {curl} -H 'x-request-timeout-seconds: 0.001' {url}   # refused, and why")

@@ -1,8 +1,8 @@
 """Plan an application of any shape: trees of tasks with variants, on workers of several kinds.
 
-The stages, each a module: what is asked (`problem.py`) and answered (`plan.py`); how many workers
-of which kind serve which variants (`program.py`); what each worker has loaded (`pack.py`), and
-which worker that is (`place.py`).
+Each stage is a module: the problem (`problem.py`) and the plan (`plan.py`), the number of workers
+of each kind for each variant (`program.py`), what each worker loads (`pack.py`), and the assignment
+to real workers (`place.py`).
 """
 
 from ray_slo.planning.auto.place import place, swaps

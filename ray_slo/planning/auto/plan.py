@@ -1,4 +1,4 @@
-"""What `auto` plans: what every worker has loaded and serves, what that gives and is worth."""
+"""Plans of `auto`: what every worker loads and serves, the expected results, and prices."""
 
 from __future__ import annotations
 
@@ -10,20 +10,19 @@ from ray_slo.core.cluster import Assigned
 from ray_slo.planning.auto.limits import Found
 
 Step = Literal["hardware", "accuracy", "cost", "share"]
-"""hardware: the most accurate variants suffice, on the cheapest workers; accuracy: they do not
-suffice, the highest accuracy; cost: the cheapest workers that keep the accuracy floor; share: not
-all demand can be served, the largest share of it."""
+"""hardware: the most accurate variants are enough, on the cheapest workers; accuracy: they are not
+enough, so the highest accuracy; cost: the cheapest workers that keep the accuracy floor; share: not
+all demand can be served, so the largest share of it."""
 
 
 @dataclass(frozen=True)
 class Slot:
-    """What one worker has loaded and serves.
+    """What one worker loads and serves.
 
     Attributes:
-        kind: of the worker.
-        parts: what it is asked to serve; the load is what the plan sends this worker, requests per
-            second.
-        variants: what it has loaded; those of the parts, in their order.
+        kind: kind of the worker.
+        parts: its assignments; the load is the planned requests per second for this worker.
+        variants: its loaded variants: those of the parts, in their order.
     """
 
     kind: str
@@ -41,12 +40,12 @@ class Slot:
 
 @dataclass(frozen=True)
 class Prices:
-    """What the plan's scarce things are worth, in points of accuracy (percent of one answer).
+    """Prices of the plan's scarce resources, in points of accuracy (percent of one answer).
 
     Attributes:
-        worker_s: of a worker-second more, by kind; 0 where workers have time left.
-        request: of one more request at a task; what serving it takes from others is taken off. 0
-            where another request would only displace one that is worth as much.
+        worker_s: value of one more worker-second, by kind; 0 if workers have time left.
+        request: value of one more request at a task, minus what it takes from other requests. 0 if
+            it would only displace another request of the same value.
     """
 
     worker_s: Mapping[str, float] = field(default_factory=dict)

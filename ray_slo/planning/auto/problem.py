@@ -1,4 +1,4 @@
-"""What the planner `auto` plans for: trees of tasks, their models, a demand, kinds of workers.
+"""Problems of the planner `auto`: trees of tasks, their models, a demand, kinds of workers.
 
 Worked example: a detector that finds 4 faces per frame, and a recogniser that clients may also ask
 for alone, on two kinds of workers.
@@ -49,7 +49,7 @@ class Variant:
         name: unique in the application.
         accuracy: of this network alone, percent.
         profiles: latency by number of items, by kind of worker; other kinds cannot run it.
-        memory_mb: that it needs on a worker, by kind; 0 where not given.
+        memory_mb: memory that it needs on a worker, by kind, MB; 0 if not given.
     """
 
     name: str
@@ -71,9 +71,9 @@ class Size:
     """Requests of about the same size.
 
     Attributes:
-        largest: items in the largest of them; names the class.
-        items: in one of them, on average.
-        share: of the model's requests.
+        largest: items in the largest of them; it is the name of the class.
+        items: mean number of items in one of them.
+        share: share of the model's requests.
     """
 
     largest: Annotated[int, Field(ge=1)]
@@ -91,15 +91,15 @@ class Size:
 
 @dataclass(frozen=True)
 class Model:
-    """What serves a task.
+    """A model, which serves tasks.
 
     Args:
         name: unique in the application.
-        variants: to choose from.
+        variants: variants to choose from.
         items: mean size of a request: a batch of b requests takes ℓ(b · items).
-        sizes: classes of the sizes that clients ask for, where these are known. Each is a demand of
-            its own, which is served where it is in time (`sizes.py`); of requests that other tasks
-            make the mean counts.
+        sizes: classes of the sizes of clients' requests, if known. Each is a separate demand,
+            served where it is in time (`sizes.py`). For requests that other tasks make, only the
+            mean counts.
     """
 
     name: str
@@ -120,16 +120,16 @@ class Model:
 
 @dataclass(frozen=True)
 class Kind:
-    """Workers that are alike.
+    """A kind of worker.
 
     Args:
         name: key of the variants' profiles.
-        min_workers, max_workers: as many as there must be, and may be.
-        price_per_hour: of one worker.
-        memory_mb: of one worker, for the variants that it has loaded.
-        group: whose workers these are, where the workers are split into groups.
-        interruptions_per_hour: how often one is taken away, on average: a spot worker.
-        replacement_s: from then until another serves in its place.
+        min_workers, max_workers: least and largest number of workers.
+        price_per_hour: price of one worker.
+        memory_mb: memory of one worker for its variants, MB.
+        group: group of these workers, if workers are divided into groups.
+        interruptions_per_hour: mean number of times that a spot worker is taken away per hour.
+        replacement_s: time from an interruption until another worker serves, seconds.
     """
 
     name: str
@@ -143,7 +143,7 @@ class Kind:
 
     @property
     def there(self) -> float:
-        """Share of the time that a worker is there."""
+        """Share of the time for which a worker is present."""
         return 1 / (1 + self.interruptions_per_hour * self.replacement_s / 3600)
 
     def __post_init__(self) -> None:
@@ -157,12 +157,12 @@ class Kind:
 
 @dataclass(frozen=True)
 class Demand:
-    """Of a stream.
+    """The demand of a stream.
 
     Args:
-        rate: requests per second, on average.
+        rate: mean requests per second.
         dispersion: index of dispersion of the counts: variance of the number of arrivals in a time
-            over its mean. 1 is Poisson; 0 is a constant rate, for which nothing is kept free.
+            over its mean. 1 is Poisson; 0 is a constant rate, which needs no free time.
     """
 
     rate: NonNegative
@@ -174,7 +174,7 @@ class Demand:
 
 @dataclass(frozen=True)
 class Hosted:
-    """A worker that is there, and the variants that it has loaded or is loading."""
+    """A present worker, and the variants that it has loaded or is loading."""
 
     worker: WorkerId
     kind: str
@@ -183,37 +183,38 @@ class Hosted:
 
 @dataclass(frozen=True)
 class Problem:
-    """What is to be planned.
+    """A planning problem.
 
     Args:
-        models: of all tasks.
+        models: models of all tasks.
         trees: what clients may ask for.
-        demand: by stream ("root" or "root@class"); 0 for streams that are not given.
-        kinds: of workers.
+        demand: demand by stream ("root" or "root@class"); 0 for missing streams.
+        kinds: kinds of workers.
         objective: "accuracy": answer all demand in time, then with the most accuracy, then at the
             least cost. "cost": answer all in time with at least `accuracy_floor`, at the least
             cost, then with the most accuracy.
-        budget_per_hour: not to be exceeded; None for no limit. With `present` it says nothing.
-        accuracy_floor: percent, of every root's mean accuracy over the requests that are served;
+        budget_per_hour: upper limit of the cost; None for no limit. With `present` it is ignored.
+        accuracy_floor: percent, least mean accuracy of every root over its served requests;
             requests are shed rather than served below it.
         sharing: a worker may host several variants; otherwise each has one variant, as in Loki.
-        group_of: by model, the only group of workers that may serve it. Where kinds have groups, a
-            group is chosen for the others (`groups.py`); all models of a tree are in one.
-        group_now: by model, the group that serves it now, of those that one is chosen for.
-        allowed_groups: by model, the groups to choose from; all of them where not given.
-        move_cost: points of accuracy that moving one model to another group must gain; a tenth of
-            the cost, or of a group's workers beyond what they should do, counts as one.
-        present: workers that are there now, by kind: plan for these as they are. None: choose
-            their number, within the bounds and the budget.
+        group_of: by model, the only group that may serve it. If kinds have groups, a group is
+            chosen for the other models (`groups.py`); all models of a tree are in one group.
+        group_now: current group by model, for models whose group is chosen.
+        allowed_groups: by model, the groups to choose from; all if not given.
+        move_cost: gain in points of accuracy for which one model is moved to another group. A tenth
+            of the cost, or of a group's overload, counts as one point.
+        present: present workers by kind: plan for exactly these. None: choose their number, within
+            the bounds and the budget.
         current: what the workers have loaded now.
-        swap_cost: points of accuracy that loading a variant on a worker that has others must gain.
-        max_swaps: at most this number of them; None for no limit.
-        waiting_factor: time of a request in a task, waiting included, in executions of a batch.
+        swap_cost: gain in points of accuracy for which a variant is loaded on a worker that has
+            others.
+        max_swaps: largest number of these loads; None for no limit.
+        waiting_factor: time of a request at a task, including the wait, in executions of a batch.
         communication_s: delay per task on a path, seconds.
-        batch_sizes: requests per batch that may be planned; a variant's largest is its profile's.
-        target_bad: share of the requests that may be late or refused for want of room for bursts.
-        headroom: keep as much time of the workers free as bursts need (`headroom.py`). Without it
-            a plan fills every worker, as Loki's does: for comparisons.
+        batch_sizes: allowed requests per batch; a variant's largest is that of its profile.
+        target_bad: share of the requests that may be late or refused because of bursts.
+        headroom: leave as much time of the workers free as bursts need (`headroom.py`). Without it,
+            a plan fills every worker, as Loki does: for comparisons.
         backend, time_limit_s, relative_gap, seed: of the solver, for each program.
 
     Raises:
@@ -306,7 +307,7 @@ class Problem:
 
     @cached_property
     def groups(self) -> tuple[str, ...]:
-        """Of workers, where they are in groups."""
+        """The groups of workers, if there are any."""
         return tuple(dict.fromkeys(k.group for k in self.kinds if k.group is not None))
 
     @cached_property
@@ -330,7 +331,7 @@ class Problem:
         return tuple(stream for tree in self.trees for stream, _ in tree.streams())
 
     def most(self, kind: Kind) -> int:
-        """Workers of a kind, at most."""
+        """Largest number of workers of a kind."""
         return kind.max_workers if self.present is None else self.present.get(kind.name, 0)
 
     def rate(self, stream: str) -> float:

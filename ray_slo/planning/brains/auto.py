@@ -1,22 +1,24 @@
-"""The brain of the planner `auto`: from what an application measured to how many workers of which
-kind there are, and what each of them serves.
+"""The brain of the planner `auto`. From the measurements of an application it decides how many
+workers of each kind run, and what each of them serves.
 
-A problem holds what was measured: the demand of every stream with its dispersion and trend
-(`streams`), multiplicative factors, mean sizes, the workers' profiles and memory, what is loaded.
-It is solved for all workers that there may be, which gives the number of each kind, and for those
-that are there now, which gives what they do meanwhile.
+A problem contains the measurements: the demand of every stream with its dispersion and trend
+(`streams`), multiplicative factors, mean sizes, the workers' profiles and memory, and what they
+have loaded. It is solved twice: for the largest number of workers, which gives the number of each
+kind; and for the workers that run now, which gives their work until the others are ready.
 
-* **How many.** More workers at once, fewer when that was the plan for an interval (`targets`).
-  Where requests go wrong although the plan is in force, more demand is planned for than was
-  measured (Symphony §3.5). An application without a request for `idle_s` goes down to the least,
-  which may be none; the first request brings workers back.
-* **What they serve.** Where the policy chooses variants itself, or has none to choose from, and
-  all fit in a worker's memory, every worker has all of them and serves whatever comes. Else each
-  has what the plan says, with the fewest swaps, made before something breaks.
-* **Groups** have workers of their own; one plan sizes all of them, and says which has which of the
-  models that nobody has given to one. `homes` moves these.
-* **Without a plan.** A variant whose latency nobody knows is measured first (`measure`); meanwhile
-  workers serve whatever comes with those that they have.
+* **How many.** Workers are added at once, and removed when the plan has wanted fewer for an
+  interval (`targets`). If requests are not answered in time although the plan is in force, the
+  planner plans for more demand than was measured (Symphony §3.5). After `idle_s` without a request,
+  an application has its smallest number of workers, which may be 0. The next request brings workers
+  back.
+* **What they serve.** If the policy chooses variants itself (or there is no choice), and all of
+  them fit in a worker's memory, every worker loads all of them and serves all requests. Otherwise
+  each worker loads what the plan assigns to it. Swaps are few, and a worker loads its new variant
+  before the old one is removed.
+* **Groups** have their own workers. One plan sizes all of them, and chooses the group of each model
+  that the configuration gives to no group. `homes` moves these models.
+* **Without a plan.** A variant whose latency is unknown is measured first (`measure`). Until then,
+  workers serve all requests with the variants that they have.
 """
 
 from __future__ import annotations
@@ -55,29 +57,32 @@ from ray_slo.planning.brains.steps import Steps
 from ray_slo.planning.brains.streams import Streams
 from ray_slo.planning.brains.targets import Target
 
-_AHEAD_S = 60.0  # a trend is not followed further than that
-_SETTLED_S = 1.0  # what went wrong sooner after workers came is not their doing
+_AHEAD_S = 60.0  # the farthest that a trend is followed
+_SETTLED_S = 1.0  # new workers are not to blame for earlier failures
 
 
 @dataclass(frozen=True)
 class AutoSetting:
-    """What the brain is told of an application.
+    """The brain's settings for one application.
 
     Attributes:
-        problem: all that is not measured. Its demand is what is expected until there is a measured
-            one, its factors are those expected; its profiles do not matter.
-        first_workers: how many there are at first, by kind.
-        scales: kinds whose workers Serve starts and stops as planned, the youngest first.
-        assigns: the policy goes by what the plan has each worker serve. Else it chooses by itself
-            among what a worker has loaded.
-        choosing: kinds where it does so all the same: their group has a policy of its own.
-        interval_s: between plans, seconds.
-        up_s, down_s: seconds for which more, or fewer, workers of a kind must have been wanted.
-        idle_s: seconds without a request after which an application needs no worker; None: it
+        problem: the part that is not measured. Its demand and its factors hold until there are
+            measured ones. Its profiles are not used.
+        first_workers: the initial number of workers, by kind.
+        scales: kinds whose workers Serve starts and stops as the plan says. It stops the youngest
+            first.
+        assigns: whether the policy follows the plan's assignment of variants to workers. Otherwise
+            it chooses among the variants that a worker has loaded.
+        choosing: kinds where the policy chooses although `assigns` is set: their group has its own
+            policy.
+        interval_s: time between plans, seconds.
+        up_s, down_s: how long the plan must have wanted more, or fewer, workers of a kind before
+            their number changes, seconds.
+        idle_s: time without a request after which an application needs no worker, seconds; None: it
             always needs some.
         demand: how the demand is anticipated (`ray_slo.core.demand`).
-        make_before_break: a worker loads its next variant before it lets go of the last one.
-        profiles: of variants by kind, as files say.
+        make_before_break: whether a worker loads its next variant before it removes the last one.
+        profiles: profiles of variants from files, by kind.
     """
 
     problem: Problem
@@ -116,8 +121,8 @@ class AutoBrain(Brain):
         self._leaving = Leaving(self._known.model_of)
         self._now = -math.inf
         self._settled_since = math.inf  # workers serve as planned
-        self._workers = 0  # that were there at the last look
-        self._ready: Mapping[str, int] = {}  # of those, by kind
+        self._workers = 0  # workers at the last look
+        self._ready: Mapping[str, int] = {}  # their number by kind
 
     @property
     def solve(self) -> Callable[[Job], Plans]:
@@ -146,7 +151,7 @@ class AutoBrain(Brain):
         setting = self._setting
         return setting.up_s.get(kind, 0.0), setting.down_s.get(kind, setting.interval_s)
 
-    # -- what is heard ---------------------------------------------------------------------
+    # -- reports ---------------------------------------------------------------------
 
     def counted(self, now: float, over_s: float, counts: Counts) -> None:
         self._now = max(self._now, now)
@@ -154,7 +159,7 @@ class AutoBrain(Brain):
         self._known.counted(counts)
 
     def _look(self, now: float, seen: Seen) -> None:
-        """Note which workers have become ready, and whether they serve as planned."""
+        """Note the workers that became ready, and whether they serve as planned."""
         self._now, self._workers = max(self._now, now), len(seen.workers)
         self._known.look(seen)
         self._ready = self._present(seen)
@@ -173,7 +178,7 @@ class AutoBrain(Brain):
         return min(self._known.starts_s.values(), default=None)
 
     def _present(self, seen: Seen) -> dict[str, int]:
-        """Workers that serve, by kind."""
+        """The number of serving workers, by kind."""
         serving = [says.kind for says in seen.serving.values()]
         return {kind: serving.count(kind) for kind in self._kinds}
 
@@ -192,7 +197,7 @@ class AutoBrain(Brain):
             self._homes.wait(now, [kind for kind, n in first if n and kind not in kinds])
         since = self._settled_since + _SETTLED_S
         if self._job is not None and self._demand_changed(self._job, now) == "demand changed":
-            since = math.inf  # what goes wrong at another demand is not the plan's doing
+            since = math.inf  # failures at another demand say nothing about the plan
         ahead_s = min(min(known.starts_s.values(), default=0.0), _AHEAD_S)
         workers = sum(self._present(seen).values())
         demand, factors = self._streams.demand(now, ahead_s, workers, since)
@@ -264,7 +269,7 @@ class AutoBrain(Brain):
             why += f" With the {there} that are there: {best(answer.now).explanation}"
         return Verdict(why, answer.shortfall)
 
-    # -- what is told ----------------------------------------------------------------------
+    # -- orders ----------------------------------------------------------------------
 
     def limit(self, kind: str, most: int) -> None:
         self._limits[kind] = most
@@ -274,10 +279,10 @@ class AutoBrain(Brain):
             return None
         if kind in self._targets:
             at = max(self._targets[kind].at(self._now), self._leaving.least.get(kind, 0))
-            # Who still serves what is leaving the group stays.
+            # A worker stays while it serves a model that is leaving the group.
             leaving = self._homes.leaving(self._setting.problem.kind[kind].group)
             return max(at, self._ready.get(kind, 0)) if leaving else at
-        # Nothing is known without a worker: where there is none, somebody has to measure.
+        # Without any worker, no latency can be measured.
         waiting = any(self._streams[stream].seen for stream in self._streams)
         began_with = any(self._setting.first_workers.get(k, 1) for k in self._kinds)
         return 1 if waiting and not began_with and not self._workers else None
@@ -319,13 +324,13 @@ class AutoBrain(Brain):
 
     @property
     def _choosing(self) -> frozenset[str]:
-        """Kinds whose policy chooses by itself among what a worker has loaded."""
+        """Kinds whose policy chooses among the variants that a worker has loaded."""
         return self._setting.choosing if self._setting.assigns else frozenset(self._kinds)
 
     def _placed(
         self, now: float, seen: Seen, hopeless: bool, workers: Mapping[str, WorkerSays]
     ) -> dict[str, Wanted]:
-        """What these workers do, of whom each has a part of the variants."""
+        """The work of these workers. Each of them has some of the variants."""
         if self._solved is None:
             if hopeless:
                 runs = any(says.assigned for says in workers.values())
@@ -341,7 +346,7 @@ class AutoBrain(Brain):
             placed = auto.place(
                 meanwhile, self._having({w: says for w, says in stay.items() if w in serving})
             )
-            # Those that have just become ready do what they were started for.
+            # New workers do the work that they were started for.
             placed |= {w: slot for w, slot in later.items() if w not in placed}
         fits = partial(self._known.fit, seen)
         breaks = not self._setting.make_before_break
@@ -351,17 +356,17 @@ class AutoBrain(Brain):
         for kind in self._kinds:
             self._also_measure(seen, kind, told)
         if self._tuned.get("accuracy_floor", self._setting.problem.accuracy_floor):
-            return told  # that says who may answer
+            return told  # the policy chooses the worker
         known, has = self._known, self._steps.has
         return {w: with_reserve(known, seen, seen.workers[w], told[w], has) for w in told}
 
     def _planned(self, now: float) -> dict[str, int]:
-        """Workers that there are to be, by kind that Serve scales."""
+        """Wanted number of workers, by kind that Serve scales."""
         return {k: self._targets[k].at(now) for k in self._setting.scales & self._targets.keys()}
 
     def _having(self, workers: Mapping[str, WorkerSays]) -> dict[str, tuple[str, frozenset[str]]]:
-        """Kind, and what it has loaded or was told to load, by worker; those that have something
-        first, as the others may be starting still."""
+        """Each worker's kind, and the variants that it has loaded or was told to load. Workers with
+        variants come first, because the others may still be starting."""
         found = {w: (says.kind, self._steps.has(says)) for w, says in workers.items()}
         return dict(sorted(found.items(), key=lambda item: not item[1][1]))
 
@@ -369,7 +374,7 @@ class AutoBrain(Brain):
         return loadable(self._known.model_on(kind), {v for v, k in seen.avoided if k == kind})
 
     def _to_measure(self, seen: Seen, workers: Mapping[str, WorkerSays]) -> dict[str, Wanted]:
-        """Share out what nobody has measured among the workers of each kind."""
+        """Assign the variants without a measurement to the workers of each kind."""
         answer: dict[str, Wanted] = {}
         for kind, measuring in self._measuring.items():
             turns = in_turn(self._known.unknown(seen, kind), self._known.model_of)
@@ -381,14 +386,15 @@ class AutoBrain(Brain):
         return answer
 
     def _also_measure(self, seen: Seen, kind: str, told: dict[str, Wanted]) -> None:
-        """Have an idle worker of a kind, if there is one, load what was not measured there."""
+        """Let an idle worker of a kind, if there is one, load a variant that was not measured on
+        that kind."""
         its = [w for w in told if seen.workers[w].kind == kind]
         if its and (unknown := self._known.unknown(seen, kind)):
             worker = min(its, key=lambda w: (bool(told[w].assigned), w))
             keep = dict.fromkeys((*told[worker].keep, unknown[0]))
             told[worker] = told[worker]._replace(keep=tuple(keep))
 
-    # -- what is said ----------------------------------------------------------------------
+    # -- status ----------------------------------------------------------------------
 
     def inputs(self, now: float, seen: Seen) -> dict[str, Any]:
         streams = {
@@ -446,7 +452,7 @@ def _homes(problem: Problem, model_of: Mapping[str, str]) -> Homes:
 
 
 def assignments(slots: tuple[Slot, ...], model_of: Mapping[str, str]) -> list[dict[str, Any]]:
-    """What workers serve, alike ones together, for people and logs."""
+    """What workers serve, for people and logs; workers with the same work are one entry."""
     found: dict[tuple[str, str, int], list[float]] = {}
     for slot in slots:
         for part in slot.parts:

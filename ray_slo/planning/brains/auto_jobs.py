@@ -1,4 +1,4 @@
-"""What the brain of `auto` has solved elsewhere, and what comes of it."""
+"""The problems that the brain of `auto` has solved in another process, and their answers."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ Made = Plan | Infeasible[Plan]
 
 
 class Job(NamedTuple):
-    """What is to be solved.
+    """A problem to solve.
 
     Attributes:
         whole: for all workers that there may be.
         present: workers that serve, by kind.
-        last: where the search starts.
+        last: the plan from which the search starts.
         usable: variants whose latency is known, by kind.
-        now: when it was made.
+        now: when the job was made, seconds.
         factors: planned demand over the measured one, by stream.
         idle: streams without demand.
     """
@@ -36,7 +36,7 @@ class Job(NamedTuple):
     idle: frozenset[str]
 
     def meanwhile(self, group_of: Mapping[str, str]) -> Problem:
-        """For those that are there, as they are, in these groups."""
+        """The problem for the present workers, with models in these groups."""
         there = {kind.name for kind in self.whole.kinds if self.present.get(kind.name)}
         current = tuple(hosted for hosted in self.whole.current if hosted.kind in there)
         present = dict(self.present)
@@ -48,7 +48,7 @@ class Plans(NamedTuple):
 
     Attributes:
         whole: for all workers that there may be.
-        now: for those that are there, where that differs; else `whole` itself.
+        now: for the present workers, if their number differs; otherwise `whole` itself.
     """
 
     whole: Made
@@ -56,7 +56,7 @@ class Plans(NamedTuple):
 
     @property
     def shortfall(self) -> str | None:
-        """What is out of reach with all workers; None where nothing is."""
+        """What cannot be served with all workers; None if everything can."""
         return self.whole.reason if isinstance(self.whole, Infeasible) else None
 
 

@@ -1,9 +1,10 @@
-"""What a planner's brain hears, decides and says. Pure: no ray, no clock.
+"""The interface of a planner's brain: its input, its decisions and its answers. It is pure: no Ray,
+no clock.
 
-The host (the planner actor, or the simulator) hears workers and frontends, hands the brain what it
-has `Seen`, solves the brain's problem elsewhere, and tells workers what is `Wanted` of them and
-frontends where to send requests (`Routing`). Whoever hosts a brain may die at any time: a successor
-goes on from what workers and frontends say they do.
+The host is the planner actor or the simulator. It collects the reports of workers and frontends,
+gives them to the brain as `Seen`, and solves the brain's problem in another process. It sends each
+worker its orders (`Wanted`), and each frontend the groups of its models (`Routing`). The host may
+die at any time. Its successor continues from the state that workers and frontends report.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from ray_slo.core.policy import Expected
 
 FIRST = "first plan"
 RESTARTED = "planner restarted"
-_SETTLE_S = 1.0  # for all workers to say what they do
-_LISTEN_S = 3.0  # after a restart: until the demand was seen
+_SETTLE_S = 1.0  # until every worker has reported
+_LISTEN_S = 3.0  # after a restart: until the demand was measured
 
 Key = tuple[str, str]  # (variant, kind of worker)
 
@@ -29,18 +30,20 @@ class WorkerSays(NamedTuple):
     """Worker → planner.
 
     Attributes:
-        loaded: variants that it offers to its scheduler; in a group, that the scheduler knows of.
-        assigned: what it serves; empty where it serves whatever comes.
-        profiles: of every variant that it ever measured or was told of, so that nothing is lost
-            with the planner.
-        errors: variants that it could not load, why, and the number of the failure.
+        loaded: variants that it offers to its scheduler; in a group, those that the scheduler
+            knows.
+        assigned: the variants that it serves; empty if it serves all requests.
+        profiles: profiles of every variant that it ever measured or received. So a new planner gets
+            them back.
+        errors: variants that it could not load, with the reason and the number of the failure.
         version: fingerprint of its specification.
-        ready: Serve may send it requests; before, it loads what it begins with.
+        ready: whether Serve may send it requests. Before that, it loads its first variants.
         age_s: since it started.
-        group: where it serves; None before it was told, and where there are no groups.
-        memory_mb: of loaded variants, each at its largest batch so far, as far as measured.
-        room_mb: what variants may take on it together; None where nobody knows.
-        ready_s: from its start until it could serve; None before.
+        group: its group; None before it has one, and in an application without groups.
+        memory_mb: memory of its loaded variants in MB, each at its largest batch so far, if
+            measured.
+        room_mb: memory for all variants on it, MB; None if unknown.
+        ready_s: time from its start until it could serve, seconds; None before that.
     """
 
     worker: str
@@ -59,12 +62,12 @@ class WorkerSays(NamedTuple):
 
 
 class Wanted(NamedTuple):
-    """What a worker should do: have exactly the variants in `keep` loaded, serve `assigned` (empty:
-    whatever comes), and serve in `group`, where there are groups.
+    """A worker's orders: load exactly the variants in `keep`, serve `assigned` (empty: all
+    requests), and serve in `group`, if there are groups.
 
     Attributes:
-        profiles: of those in `keep`, where known, to start from.
-        memory_mb: the same.
+        profiles: initial profiles of the variants in `keep`, if known.
+        memory_mb: their memory, MB, if known.
     """
 
     assigned: tuple[Assigned, ...]
@@ -75,14 +78,14 @@ class Wanted(NamedTuple):
 
 
 class Counts(NamedTuple):
-    """What a frontend counted since it started.
+    """A frontend's counts since it started.
 
     Attributes:
-        requests: by clients, by stream (`root`, or `root@class`); refused ones included.
+        requests: requests of clients by stream (`root`, or `root@class`), with the refused ones.
         finished: requests answered, by variant.
         made: requests made of them, by variant and child task.
-        sizes: requests by model and size; of a pipeline, those for each of its tasks.
-        bad: requests by clients that were refused, expired or late, by stream.
+        sizes: requests by model and size; for a pipeline, those of each of its tasks.
+        bad: requests of clients that were refused, expired or late, by stream.
     """
 
     requests: Mapping[str, int] = {}
@@ -93,11 +96,11 @@ class Counts(NamedTuple):
 
     @property
     def total(self) -> int:
-        """Requests by clients."""
+        """Number of requests of clients."""
         return sum(self.requests.values())
 
     def since(self, before: Counts) -> Counts:
-        """What was counted after `before`."""
+        """The counts since `before`."""
         return Counts(
             _more(self.requests, before.requests),
             _more(self.finished, before.finished),
@@ -112,12 +115,12 @@ def _more(now: Mapping[Any, int], before: Mapping[Any, int]) -> dict[Any, int]:
 
 
 class Plans(NamedTuple):
-    """Planner → frontend: how often it has planned since it started as `epoch`.
+    """Planner → frontend: counts of plans since the planner `epoch` started.
 
     Attributes:
-        planned: a plan was made, were it only to leave all as it is.
-        failed: none was found, or finding it failed.
-        took_s: for the last plan.
+        planned: plans made, with those that changed nothing.
+        failed: attempts without a plan, or with an error.
+        took_s: time that the last plan took, seconds.
     """
 
     epoch: str = ""
@@ -131,10 +134,10 @@ class FrontendSays(NamedTuple):
 
     Attributes:
         tuned: arguments of the planner that were changed while it runs.
-        profiles: what it last heard, for a planner that is new: there may be no worker any more of
-            a kind that was measured.
-        clocks: what the clocks of its schedulers' decision logs show, by clock.
-        applied: the last answer whose routes it goes by: who gave it, and its number.
+        profiles: the profiles that it received last, for a new planner: there may be no worker left
+            of a kind that was measured.
+        clocks: readings of the clocks of its schedulers' decision logs, by clock.
+        applied: the answer whose routes it uses: the planner's epoch, and the answer's number.
         routes: the group that it sends each model's requests to.
         queued: its requests that wait in a group, by (model, group).
     """
@@ -156,8 +159,8 @@ class Routing(NamedTuple):
     Attributes:
         number: of this answer; it grows with every change.
         routes: group of each model.
-        groups: schedulers to be ready for.
-        complete: every model has a group that serves it.
+        groups: groups whose schedulers frontends connect to.
+        complete: whether every model has a group that serves it.
     """
 
     number: int
@@ -171,12 +174,13 @@ class FrontendHears(NamedTuple):
 
     Attributes:
         plan_age_s: None before there is a plan.
-        replicas: workers wanted (None: as many as there are) and running, by kind.
-        profiles: for a successor, once in a while.
-        shortfall: what the plan cannot do, and why; None where it does all.
-        epoch: names the planner; a new one begins anew with the numbers of `routing`.
-        routing: None where there are no groups, or no layout of them yet.
-        start_s: that a worker takes from its start until it can serve; None before one did.
+        replicas: wanted number (None: no change) and running number of workers, by kind.
+        profiles: profiles, from time to time, for a later planner.
+        shortfall: what the plan cannot serve, and why; None if it serves everything.
+        epoch: the planner's name. The numbers of `routing` begin anew with each planner.
+        routing: routes of models; None without groups, and before their first layout.
+        start_s: time that a worker takes from its start until it can serve, seconds; None while
+            unknown.
         expected: see `Brain.expected`.
     """
 
@@ -193,18 +197,20 @@ class FrontendHears(NamedTuple):
 
 @dataclass(frozen=True)
 class Seen:
-    """What a brain decides by.
+    """The reports that a brain decides on.
 
     Attributes:
-        workers: those that are there, as they last said: those that are ready first, and of each
-            the oldest first.
-        profiles: by variant and kind: the median of what workers that have it loaded measured, else
-            what was last known.
-        avoided: could not be loaded lately, or take more than a worker of the kind has room for.
+        workers: the last report of each present worker. Ready workers come first, and older ones
+            before younger ones.
+        profiles: by variant and kind: the median over the workers that have it loaded, otherwise
+            the last known profile.
+        avoided: variants that could not be loaded lately, or need more memory than a worker of the
+            kind has.
         frontends: those that are there, as they last said.
-        successor: workers were ready before this planner started.
-        memory_mb: by variant and kind: the median of what workers measured at its largest batch.
-        room_mb: by kind: the least that variants may take together on a worker.
+        successor: whether workers were ready before this planner started.
+        memory_mb: by variant and kind: the median of the workers' measurements at its largest
+            batch, MB.
+        room_mb: by kind: the smallest memory for all variants on a worker, MB.
     """
 
     workers: Mapping[str, WorkerSays]
@@ -217,22 +223,22 @@ class Seen:
 
     @property
     def serving(self) -> Mapping[str, WorkerSays]:
-        """Workers that are ready; before there is one, all."""
+        """Ready workers; all workers while none is ready."""
         return {w: says for w, says in self.workers.items() if says.ready} or self.workers
 
     @property
     def planned_before(self) -> bool:
-        """Whether workers or frontends go by a plan of a planner that is no more."""
+        """Whether workers or frontends follow the plan of an earlier planner."""
         workers = any(bool(w.assigned) or w.group is not None for w in self.workers.values())
         return workers or any(says.routes for says in self.frontends.values())
 
 
 class Verdict(NamedTuple):
-    """What became of a problem.
+    """The result of a problem.
 
     Attributes:
-        shortfall: what the plan leaves out; None if nothing.
-        holds: the last plan stays in force, as the problem has no plan.
+        shortfall: what the plan does not serve; None if it serves everything.
+        holds: whether the last plan stays in force because the problem has no solution.
     """
 
     why: str
@@ -241,23 +247,24 @@ class Verdict(NamedTuple):
 
 
 class NotYet(Exception):
-    """There is nothing to plan with yet."""
+    """Too little is known to plan."""
 
 
 class Brain(ABC):
-    """Decides for one application. What only some planners do has a default here."""
+    """Decides for one application. Methods that only some planners need have a default here."""
 
     @property
     @abstractmethod
     def solve(self) -> Callable[[Any], Any]:
-        """The planner: problem to answer. A function of a module, as it may run elsewhere."""
+        """The planner: from a problem to its answer. It is a function of a module, because it may
+        run in another process."""
 
     @abstractmethod
     def configure(self, setting: Any) -> None:
         """Take over another setting of the same application."""
 
     def tune(self, kwargs: Mapping[str, Any]) -> bool:
-        """Go by these arguments on top of the setting's; whether that is news.
+        """Override the setting's arguments by these. Return whether they are new.
 
         Raises:
             ValueError: the planner has no such arguments.
@@ -266,14 +273,15 @@ class Brain(ABC):
             raise ValueError("the arguments of this planner cannot be changed while it runs")
         return False
 
-    # -- what it hears ---------------------------------------------------------------------
+    # -- reports ---------------------------------------------------------------------
 
     @abstractmethod
     def counted(self, now: float, over_s: float, counts: Counts) -> None:
-        """Hear what one frontend counted since it last said, in its share `over_s` of the time."""
+        """Take a frontend's counts since its last report. `over_s` is its share of the time,
+        seconds."""
 
     def limit(self, kind: str, most: int) -> None:
-        """Hear that Serve starts no more of a kind."""
+        """Note that Serve starts no more workers of a kind."""
         return None
 
     # -- when it plans ---------------------------------------------------------------------
@@ -288,29 +296,29 @@ class Brain(ABC):
         return waited_s >= _SETTLE_S and (not seen.successor or listened_s >= _LISTEN_S)
 
     def begin(self, now: float, seen: Seen) -> str:
-        """Go by what needs no plan at first (a predecessor's work, or the configuration); returns
-        why. "" where a plan is needed."""
+        """Start without a plan, from an earlier planner's work or from the configuration. Return
+        the reason; "" if a plan is needed."""
         return ""
 
     @abstractmethod
     def problem(self, now: float, seen: Seen) -> Any:
-        """What is to be solved. Changes nothing.
+        """The problem to solve. Changes nothing.
 
         Raises:
             NotYet: too little is known.
-            ValueError: there is no such plan, and why.
+            ValueError: there is no plan; the message says why.
         """
 
     def due(self, now: float, seen: Seen) -> str:
-        """What changed so that the plan does not fit any more; "" where nothing did."""
+        """The change after which the plan does not fit any more; "" if there is none."""
         return ""
 
     @abstractmethod
     def adopt(self, problem: Any, answer: Any) -> Verdict:
-        """Go by this answer of `solve` from now on."""
+        """Follow this answer of `solve` from now on."""
 
     def move(self, model: str, group: str) -> str:
-        """Serve a model in another group from now on; returns why.
+        """Serve a model in another group from now on. Return the reason.
 
         Raises:
             LookupError: no such model.
@@ -319,44 +327,45 @@ class Brain(ABC):
         """
         raise ValueError("the application has no serving groups; name some under `groups`")
 
-    # -- what it says ----------------------------------------------------------------------
+    # -- answers ----------------------------------------------------------------------
 
     @abstractmethod
     def wanted(self, now: float, seen: Seen, hopeless: bool) -> Mapping[str, Wanted]:
-        """What workers should do; those left out go on.
+        """Orders for workers. A worker that is left out continues.
 
         Args:
-            hopeless: there is no plan, and the last attempt to make one failed.
+            hopeless: whether there is no plan, and the last attempt to make one failed.
         """
 
     @property
     def routing(self) -> Routing | None:
-        """Where requests go, as of the last `wanted`; None without groups."""
+        """The groups of models at the last `wanted`; None without groups."""
         return None
 
     def target(self, kind: str) -> int | None:
-        """Workers of a kind; None: as many as there are."""
+        """Wanted number of workers of a kind; None: no change."""
         return None
 
     @property
     def start_s(self) -> float | None:
-        """How long a worker takes from its start until it can serve; None before one did."""
+        """Time that a worker takes from its start until it can serve, seconds; None while
+        unknown."""
         return None
 
     @abstractmethod
     def inputs(self, now: float, seen: Seen) -> dict[str, Any]:
-        """What it would plan for, for people: `demand` in requests per second, and the rest."""
+        """The input of a plan, for people: `demand` in requests per second, and the rest."""
 
     @abstractmethod
     def outcome(self) -> dict[str, Any]:
-        """The plan that it goes by, for people; nothing before there is one."""
+        """The plan in force, for people; empty before the first one."""
 
     @property
     def expected(self) -> Mapping[str, Expected]:
-        """What the plan in force expects of clients' requests, by root; "" stands for the only one.
-        Nothing of roots that it says nothing of."""
+        """The predictions of the plan in force for clients' requests, by root; "" is the only root.
+        Roots without a prediction are left out."""
         return {}
 
     def status(self, seen: Seen) -> dict[str, Any]:
-        """What else `ray-slo status` shows of it."""
+        """Further facts for `ray-slo status`."""
         return {}

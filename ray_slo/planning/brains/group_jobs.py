@@ -1,8 +1,8 @@
-"""What a planner of groups plans for, as measured, and the plan made of it elsewhere.
+"""The measured input of a planner of groups, and its plan, which is made in another process.
 
-The throughput T of a stream on one worker (SHEPHERD §4) is that of the policy in use. The host
-simulates it (`Goodput`) where the plan is solved, as a share of what the profile gives in batches
-that take half of the SLO. The share is kept until the profile is another.
+The throughput T of a stream on one worker (SHEPHERD §4) is that of the policy in use. The process
+that solves the plan simulates it (`Goodput`). It is kept as a share of the profile's throughput
+with batches that take half of the SLO, until the profile changes.
 """
 
 from __future__ import annotations
@@ -20,36 +20,37 @@ from ray_slo.planning.brains.group_plans import Measured, best_throughput, solve
 
 logger = logging.getLogger(__name__)
 
-_OTHER = 0.2  # a profile that differs by this share is another
+_OTHER = 0.2  # share by which a profile must differ to count as changed
 
 Profiles = Mapping[str, LatencyProfile]
 Goodput = Callable[[str, Profiles, float, float], float]
-"""Requests/s that one worker answers in time, of a model, its variants' profiles, an SLO in
-seconds and a guess. A function of a module, as it may run elsewhere."""
+"""From a model, its variants' profiles, an SLO in seconds and a guess to the requests per second
+that one worker answers in time. It is a function of a module, because it may run in another
+process."""
 
 
 @dataclass(frozen=True)
 class Share:
-    """Of what profiles give, the share that the policy in use attains."""
+    """The share of the profiles' throughput that the policy in use attains."""
 
     share: float
     profiles: Profiles
 
     def fits(self, profiles: Profiles) -> bool:
-        """Whether it still holds for these profiles."""
+        """Whether the share is still valid for these profiles."""
         same = profiles.keys() == self.profiles.keys()
         return same and not any(p.differs(self.profiles[v], _OTHER) for v, p in profiles.items())
 
 
 @dataclass(frozen=True)
 class Job:
-    """What is to be decided, for how many workers.
+    """A decision to make, and the number of workers.
 
     Attributes:
         problem: the planner's.
         now: when it was made.
         counted: requests of the interval that ends now, by stream.
-        unknown: streams whose goodput is to be simulated: their variants' profiles and SLO.
+        unknown: streams whose goodput must be simulated, with their variants' profiles and SLO.
     """
 
     problem: herd.Problem | partition.Problem
@@ -82,7 +83,7 @@ def solve_job(job: Job) -> Solved:
         except Exception:
             logger.exception("the goodput of %s could not be simulated", stream)
             found = guess
-        # Where nothing was in time, no plan helps: the profile alone is planned with.
+        # If no request was in time, no plan helps; the plan uses the profile alone.
         shares[stream] = Share(found / guess if found > 0 else 1.0, profiles)
         throughput[stream] *= shares[stream].share
     problem = job.problem
@@ -96,8 +97,8 @@ def solve_job(job: Job) -> Solved:
 def profiles_of(
     variants: Collection[str], seen: Seen, files: Profiles
 ) -> dict[str, LatencyProfile]:
-    """Profiles by variant: what workers have learned, else what profile files say. Where kinds of
-    workers differ, the slowest."""
+    """Profiles by variant: learned by workers, or else from files. If kinds of workers differ, the
+    slowest."""
     found: dict[str, LatencyProfile] = {}
     for variant in variants:
         learned = [p for (v, _), p in seen.profiles.items() if v == variant]
@@ -112,7 +113,7 @@ def measured_of(
     profiles: Mapping[str, Profiles],
     shares: Mapping[str, float],
 ) -> Measured:
-    """What is known of streams, but for memory. A stream without a profile is like the average.
+    """The measurements of streams, without memory. A stream without a profile counts as average.
 
     Args:
         profiles: of the variants of each model.
@@ -134,8 +135,8 @@ def measured_of(
 def memory_of(
     variants: Mapping[str, Collection[str]], seen: Seen
 ) -> tuple[dict[str, float], float | None]:
-    """Memory in MB of the models of which every variant was measured, and the least that a worker
-    has; None where nobody knows."""
+    """Memory in MB of the models whose variants were all measured, and the smallest memory of a
+    worker; None if unknown."""
     of_variant: dict[str, float] = {}
     for (variant, _), mb in seen.memory_mb.items():
         of_variant[variant] = max(mb, of_variant.get(variant, 0.0))

@@ -1,5 +1,5 @@
-"""What the planners of serving groups, `herd` and `partition`, are asked, and what layout their
-answers are."""
+"""The problems of the planners of serving groups, `herd` and `partition`, and the layouts of their
+answers."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ from ray_slo.core.trees import root_and_class
 from ray_slo.planning import herd, partition
 from ray_slo.planning.brains.layouts import Layout
 
-_SLO_SHARE = 0.5  # a batch of the largest goodput leaves as much time to wait as it takes
+# Share of the SLO that the batch with the largest goodput takes. The rest is for waiting.
+_SLO_SHARE = 0.5
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What a planner plans for.
+    """The input of a planner.
 
     Attributes:
         rates: requests per second, by stream ("model", or "model@class").
@@ -28,7 +29,7 @@ class Measured:
             time.
         profiles: of the variant of the largest throughput, by model, where known.
         memory_mb: of all variants of a model, where all were measured.
-        room_mb: what a worker has for models, where measured.
+        room_mb: memory of a worker for models, MB, if measured.
     """
 
     rates: Mapping[str, float]
@@ -46,7 +47,7 @@ class Measured:
         return [stream for stream in self.rates if root_and_class(stream)[0] == model]
 
     def load(self, model: str) -> float:
-        """Workers that the model's average load needs (`herd.aggregate`)."""
+        """Workers for the model's average load (`herd.aggregate`)."""
         return sum(self.rates[s] / self.throughput[s] for s in self.of_model(model))
 
     def rate(self, model: str) -> float:
@@ -54,14 +55,14 @@ class Measured:
         return sum(self.rates[s] for s in self.of_model(model))
 
     def memory(self, told_mb: Mapping[str, float], room_mb: float | None) -> dict[str, float]:
-        """Memory of models in MB: as told, else as measured; 0 where nobody knows it, or what a
-        worker has."""
+        """Memory of models in MB: configured, or else measured; 0 if it, or a worker's memory, is
+        unknown."""
         known = self.memory_mb if room_mb is not None else {}
         return {m: told_mb.get(m, known.get(m, 0.0)) for m in self.models}
 
     def affinity_sets(self, most: float) -> dict[str, int]:
-        """Set of each model, such that models of a set differ by an affinity of at most `most`
-        (SHEPHERD §4.1). A model without a profile is like any other."""
+        """The set of each model. Models of one set differ by an affinity of at most `most`
+        (SHEPHERD §4.1). A model without a profile fits into any set."""
         if math.isinf(most) or not self.profiles:
             return dict.fromkeys(self.models, 0)
         sets = herd.affinity_sets(*self._lines(), most)
@@ -69,7 +70,7 @@ class Measured:
         return {m: found.get(m, sets[0]) for m in self.models}
 
     def divergence(self, models: Iterable[str]) -> float:
-        """The largest affinity of two of these models; 1 where they are alike."""
+        """The largest affinity of two of these models; 1 if they are alike."""
         known = [i for i, m in enumerate(self.profiles) if m in set(models)]
         if not known:
             return 1.0
@@ -86,7 +87,7 @@ class Measured:
 
 
 def best_throughput(profile: LatencyProfile, slo_s: float) -> float:
-    """Requests per second of one worker, in batches that leave as much time to wait as to run."""
+    """Requests per second of one worker, with batches that take half of the SLO."""
     known = profile.measured
     largest = max(known.max_batch_within(_SLO_SHARE * slo_s), 1)
     return max(known.throughput(b) for b in range(1, largest + 1))
@@ -104,9 +105,9 @@ def make_problem(
     """The planner's problem.
 
     Args:
-        kwargs: of the planner's problem; for `herd` also `max_affinity`, for `partition`
-            `dynamic_mb` and `change_cost`, by model.
-        memory_mb: of models, as told.
+        kwargs: arguments of the planner's problem; for `herd` also `max_affinity`, for `partition`
+            also `dynamic_mb` and `change_cost`, by model.
+        memory_mb: configured memory of models, MB.
         groups: names in the order of `partition`'s sub-clusters.
         current: group of each model now.
 
@@ -146,12 +147,12 @@ def solve(problem: Any) -> Any:
 def to_layout(
     answer: Any, workers: int, groups: Sequence[str], current: Layout | None, *, pool: bool
 ) -> Layout:
-    """What a plan says, under the names that its groups have now.
+    """The layout of a plan, with the present names of its groups.
 
     Args:
         answer: of `herd` or `partition`.
-        workers: how many there are, to be shared out where the planner does not.
-        pool: workers are shared out; else they belong to their groups.
+        workers: number of workers, to share out if the planner does not.
+        pool: whether workers are shared out; otherwise they belong to their groups.
     """
     if isinstance(answer, herd.Plan):
         names = _names([g.models for g in answer.groups], current)
@@ -167,7 +168,8 @@ def to_layout(
 
 
 def _names(planned: Sequence[Sequence[str]], current: Layout | None) -> list[str]:
-    """Names for planned groups: those of the groups that they have most models in common with."""
+    """Names for planned groups. Each gets the name of the group with which it has most models in
+    common."""
     taken = list(current.groups) if current is not None else []
     names = [""] * len(planned)
     if current is not None and taken:
@@ -183,8 +185,8 @@ def _names(planned: Sequence[Sequence[str]], current: Layout | None) -> list[str
 
 
 def worth_it(problem: Any, current: Layout, answer: Any, min_gain: float) -> bool:
-    """Whether a plan is better than what is there by the share `min_gain`: in burst tolerance or
-    headroom (`herd`), or in the evenness of loads, as a share of their average (`partition`)."""
+    """Whether a plan is better than the present layout by the share `min_gain`: in burst tolerance
+    or headroom (`herd`), or in the evenness of loads, as a share of their average (`partition`)."""
     loads: dict[str, float] = {}
     for model in problem.models:
         loads[model.name] = model.load if isinstance(problem, herd.Problem) else model.rate

@@ -1,11 +1,11 @@
-"""The brain of serving groups: which models (and, in a pool, which workers) make a group, by the
-configuration, by hand, or by the planners `herd` and `partition`; and how a layout is carried out,
-step by step (`layouts`).
+"""The brain of serving groups. It decides which models (in a pool also which workers) make a group:
+from the configuration, by hand, or with the planners `herd` and `partition`. It carries the layout
+out step by step (`layouts`).
 
-A planner plans for the rates of the last interval and the throughput of a worker, as far as
-profiles are known. A plan that is better than what is there by no more than `min_gain` moves
-nothing. Where there is no plan at first, its best effort, or else one group for all models, is what
-workers do; later, the last layout stays.
+A planner uses the rates of the last interval, and a worker's throughput from the known profiles. A
+plan that is better than the present layout by at most `min_gain` changes nothing. If there is no
+plan at first, workers follow the planner's best effort, or else form one group for all models.
+Later, the last layout stays.
 """
 
 from __future__ import annotations
@@ -45,29 +45,29 @@ from ray_slo.planning.brains.layouts import Layout, Order, Place, members, order
 
 logger = logging.getLogger(__name__)
 
-_LISTEN_S = 3.0  # at first: for everybody to say what they are doing
-_DRAIN_S = 60.0  # a group that still has requests of a model after this is drained no longer
+_LISTEN_S = 3.0  # at first: until every worker has reported
+_DRAIN_S = 60.0  # the longest time to drain a model's requests from a group
 
 
 @dataclass(frozen=True)
 class GroupsSetting:
-    """What the brain is told of an application.
+    """The brain's settings for one application.
 
     Attributes:
         variants: of each model, as workers load them.
         slos_s: of each stream (a model, or "model@class").
-        workers: how many the configuration names.
-        groups: the models that each configured group begins with; empty: workers are a pool, and
-            the planner makes the groups.
+        workers: number of workers in the configuration.
+        groups: initial models of each configured group; empty: workers are a pool, and the planner
+            makes the groups.
         homes: group of each kind of worker; empty for a pool.
         planner: "herd", "partition", or None: the layout is the configuration's.
         kwargs: further arguments of the planner's problem.
-        rates: requests per second expected of streams until there is a measured interval; where
-            not given, 1 of a model without a class.
+        rates: expected requests per second by stream, until an interval is measured; default: 1 for
+            a model without a class.
         memory_mb: of models.
         min_gain: see the module.
-        profiles: of variants, as files say.
-        refused: why a group's policy cannot serve a model, by (model, group).
+        profiles: profiles of variants from files.
+        refused: the reason why a group's policy cannot serve a model, by (model, group).
         goodput: simulates the policy in use on one worker.
     """
 
@@ -88,7 +88,7 @@ class GroupsSetting:
 
 @dataclass
 class _Drain:
-    number: int  # frontends that have applied this answer send no more
+    number: int  # frontends with this answer send no more requests
     since: float
 
 
@@ -100,9 +100,9 @@ class GroupsBrain(Brain):
         self._layout: Layout | None = None
         self._has_begun = False
         self._fell_back = False
-        self._counted: Counter[str] = Counter()  # requests of the running interval, by stream
-        self._since: float | None = None  # when that began
-        self._rates: dict[str, float] = {}  # of the last one
+        self._counted: Counter[str] = Counter()  # requests of this interval, by stream
+        self._since: float | None = None  # its start
+        self._rates: dict[str, float] = {}  # requests of the last interval
         self._shares: dict[str, Share] = {}  # by stream
         self._member: dict[str, str] = {}
         self._routes: dict[str, str] = {}
@@ -125,7 +125,7 @@ class GroupsBrain(Brain):
     # -- when it plans ---------------------------------------------------------------------
 
     def may_begin(self, seen: Seen, waited_s: float, listened_s: float) -> bool:
-        # Who is there already must have a say: a planner that was restarted knows of nothing.
+        # Wait for the workers' reports: a restarted planner knows nothing.
         all_here = len(seen.workers) >= self._setting.workers
         return bool(seen.frontends) and (all_here or waited_s > _LISTEN_S)
 
@@ -147,7 +147,7 @@ class GroupsBrain(Brain):
         return why
 
     def _take_over(self, now: float, seen: Seen, listed: Mapping[str, str]) -> None:
-        """Go on with what a predecessor left behind."""
+        """Take over the state of an earlier planner."""
         for says in seen.frontends.values():
             self._routes = {**says.routes, **self._routes}
         places = self._places(seen)
@@ -155,7 +155,7 @@ class GroupsBrain(Brain):
         if not self._setting.groups:
             sizes = dict(Counter(p.group for p in places.values() if p.group is not None))
             sizes |= {g: 1 for g in self._routes.values() if g not in sizes}
-        for place in places.values():  # what is loaded beside may still have requests
+        for place in places.values():  # other loaded models may still have requests
             for model in place.loaded:
                 group = place.group
                 if group is not None and self._routes.get(model, group) != group:
@@ -190,7 +190,7 @@ class GroupsBrain(Brain):
         return Job(problem, workers, now, measured, counted, setting.goodput, unknown)
 
     def _measured(self, now: float, seen: Seen, without: Collection[str] = ()) -> Measured:
-        """What is known now. `without`: streams whose share does not hold any more."""
+        """The present measurements. `without`: streams whose share is out of date."""
         setting, streams = self._setting, self._setting.slos_s
         rates = self._rates or {
             s: setting.rates.get(s, 1.0 if s in setting.variants else 0.0) for s in streams
@@ -207,7 +207,7 @@ class GroupsBrain(Brain):
         return {m: profiles_of(of, seen, setting.profiles) for m, of in setting.variants.items()}
 
     def _unknown(self, seen: Seen) -> dict[str, tuple[Profiles, float]]:
-        """Streams whose goodput under the policy is not known."""
+        """Streams with an unknown goodput under the policy."""
         setting, unknown = self._setting, dict[str, tuple[Profiles, float]]()
         if setting.planner != "herd" or setting.goodput is None:
             return unknown
@@ -219,7 +219,7 @@ class GroupsBrain(Brain):
         return unknown
 
     def _num_workers(self, seen: Seen) -> int:
-        # One that is being replaced counts: a plan must not shrink the service.
+        # A worker that is being replaced counts: a plan must not shrink the service.
         return max(self._setting.workers, len(seen.workers))
 
     def _group_names(self) -> list[str]:
@@ -252,8 +252,8 @@ class GroupsBrain(Brain):
         return Verdict(why, None if feasible else why)
 
     def _mixes(self, measured: Measured, layout: Layout) -> bool:
-        """Whether a group has models that are less alike than `max_affinity` allows, and not by
-        what may be an error of their profiles."""
+        """Whether a group has models that differ by more than `max_affinity` allows, and by more
+        than errors of their profiles explain."""
         setting = self._setting
         most = setting.kwargs.get("max_affinity", math.inf) * (1 + setting.min_gain)
         return any(measured.divergence(layout.of(g)) > most for g in layout.groups)
@@ -275,10 +275,10 @@ class GroupsBrain(Brain):
     def _adopt(self, layout: Layout, why: str) -> None:
         self._layout = layout
         self._fell_back = False
-        self._number += 1  # there may be groups to get ready for
+        self._number += 1  # there may be new groups to connect to
         logger.info("layout: %s (%s)", layout, why)
 
-    # -- what it says ----------------------------------------------------------------------
+    # -- answers ----------------------------------------------------------------------
 
     def wanted(self, now: float, seen: Seen, hopeless: bool) -> dict[str, Wanted]:
         if self._layout is None and hopeless:
@@ -320,7 +320,7 @@ class GroupsBrain(Brain):
         return tuple(v for model in order.models for v in self._setting.variants[model])
 
     def _step(self, now: float, places: Mapping[str, Place]) -> None:
-        """Go one step nearer to the layout."""
+        """Take the next step to the layout."""
         assert self._layout is not None
         known = {worker: group for worker, group in self._member.items() if worker in places}
         self._member = members(self._layout, places, known)
@@ -337,7 +337,7 @@ class GroupsBrain(Brain):
         self._routes = routes
 
     def _drain(self, now: float, seen: Seen) -> None:
-        """Forget groups that have none of a moved model's requests left."""
+        """Forget groups without requests of a moved model."""
         frontends = seen.frontends.values()
         for (model, group), drain in list(self._draining.items()):
             if any(says.applied[1] < drain.number for says in frontends):

@@ -1,10 +1,11 @@
-"""Groups whose workers are of kinds of their own: which models each has, and how a model moves.
+"""Groups that have their own kinds of workers: the models of each group, and how a model moves.
 
-Models that the configuration lists stay where they are; the planner says where the others are
-(`place`), all of a unit together. A unit moves as `layouts` has it, make before break: the workers
-of the new group load what the plan has them serve of it, then its requests are routed to them, and
-when the old group has none of them left, its workers let go of it. Where the new group cannot load
-it, it stays.
+Models that the configuration lists stay in their group. The planner chooses the group of the others
+(`place`); all models of a unit are in one group. A unit moves as in `layouts`: the workers of the
+new group load its planned variants, then its requests are routed to them. When the old group has
+none of its requests left, its workers unload it. If the new group cannot load it, it stays. A new
+planner takes over the routes that frontends report. Before a report, it takes what workers had
+loaded at first.
 
     >>> homes = Homes({"cpu": "a", "gpu": "b"}, {"l": "a"}, {"l": "l", "m-1": "m"}, [("m",)])
     >>> homes.place(0.0, {"l": "a", "m": "b"})
@@ -31,9 +32,9 @@ from ray_slo.planning.brains.brain import NotYet, Routing, Seen, Wanted, WorkerS
 
 logger = logging.getLogger(__name__)
 
-_DRAIN_S = 60.0  # a group that still has requests of a model after this is drained no longer
-_PATIENCE_S = 60.0  # a move that cannot be made in this time is given up
-_GROUPS_S = 30.0  # a first plan waits for workers of all groups
+_DRAIN_S = 60.0  # the longest time to drain a model's requests from a group
+_PATIENCE_S = 60.0  # the longest time of a move; then it is given up
+_GROUPS_S = 30.0  # the longest time that a first plan waits for workers of all groups
 _REVIEW_S = 60.0  # between moves
 
 Fits = Callable[[frozenset[str], str], bool]  # variants on a worker of a kind
@@ -41,24 +42,24 @@ Fits = Callable[[frozenset[str], str], bool]  # variants on a worker of a kind
 
 @dataclass
 class _Drain:
-    number: int  # frontends that have applied this answer send no more
+    number: int  # frontends with this answer send no more requests
     since: float
 
 
 class Homes:
-    """Which group a worker is in, and where a model's requests go.
+    """The group of each worker, and of each model's requests.
 
     Args:
         kinds: group of each kind of worker.
         listed: group of each model that the configuration lists.
         model_of: model of each variant.
-        units: models that are served in one group, of those that are not listed.
-        allowed: groups that may serve a model; all of them where not given.
+        units: sets of unlisted models that share a group.
+        allowed: groups that may serve a model; default: all.
 
     Attributes:
-        layout: group of each model, as it should be.
-        stuck: (model, group) where the group could not load it.
-        moves: units that were moved.
+        layout: wanted group of each model.
+        stuck: pairs of a model and a group that could not load it.
+        moves: number of moved units.
     """
 
     def __init__(
@@ -79,30 +80,32 @@ class Homes:
         self._draining: dict[tuple[str, str], _Drain] = {}
         self._moving_since: dict[tuple[str, ...], float] = {}
         self._moved_at: float | None = None
+        self._found: dict[str, tuple[str | None, set[str]]] = {}  # (group, models) by worker
         self.stuck: set[tuple[str, str]] = set()
         self.moves = 0
         self._waits_since: float | None = None
         self._number = 1
-        self._complete = False  # and stays so: a worker that goes is replaced
+        self._complete = False  # it stays so, because Serve replaces workers
 
-    # -- what is wanted --------------------------------------------------------------------
+    # -- the wanted layout --------------------------------------------------------------------
 
     @property
     def unplaced(self) -> list[str]:
-        """Models that have no group yet."""
+        """Models without a group."""
         return [model for unit in self._units for model in unit if model not in self.layout]
 
     def may_move(self, now: float) -> bool:
-        """Whether units may move: none does, and none has a moment ago."""
+        """Whether units may move: no unit moves now, or moved a moment ago."""
         settled = not self._moving_since and not self._draining
         lately = self._moved_at is not None and now - self._moved_at < _REVIEW_S
         return bool(self._units) and settled and not lately
 
     def wait(self, now: float, missing: Sequence[str]) -> None:
-        """A group is chosen among all, as soon as they have shown what they can do.
+        """Wait until workers of all groups have reported, so that a unit's group is chosen among
+        all.
 
         Raises:
-            NotYet: workers of the kinds `missing` may come still.
+            NotYet: workers of the kinds `missing` may still come.
         """
         if not self.unplaced or not missing:
             return
@@ -112,8 +115,7 @@ class Homes:
             raise NotYet(f"no worker of {', '.join(missing)} is there yet")
 
     def asked(self, now: float, problem: Problem) -> Problem:
-        """The problem, with groups of models that stay where they are, and those to choose from for
-        the others."""
+        """The problem with the groups of models that stay, and with the choices for the others."""
         if not self._units:
             return replace(problem, group_of=dict(self.layout)) if self._kinds else problem
         if not self.unplaced and not self.may_move(now):
@@ -129,7 +131,7 @@ class Homes:
         )
 
     def give_up(self, now: float) -> None:
-        """Serve what has no group in the first that may have it, as there is no plan."""
+        """Without a plan, serve models without a group in the first group that may serve them."""
         for unit in self._units:
             if unit[0] not in self.layout:
                 self.place(now, dict.fromkeys(unit, self._fallback(unit)))
@@ -148,26 +150,46 @@ class Homes:
             new = dict.fromkeys(unit, group)
             self.layout |= new
             if unit[0] not in self._routes:
-                self._routes |= new
-                self._number += 1
+                self._start(now, unit, group)
             elif self._routes[unit[0]] == group:  # it goes back
                 self._moving_since.pop(unit, None)
             else:
                 self._moving_since[unit] = now
 
+    def _start(self, now: float, unit: tuple[str, ...], group: str) -> None:
+        """Route a unit for the first time. It goes to its group. If only workers of other groups
+        have it, from an earlier planner, it goes to one of these, and moves from there."""
+        having = [g for g in dict.fromkeys(self._kinds.values()) if self._had(unit, g)]
+        at = group if group in having or not having else having[0]
+        self._routes |= dict.fromkeys(unit, at)
+        self._number += 1
+        for other in having:
+            if other != at:  # it was moving; frontends may still send requests there
+                self._draining |= {(m, other): _Drain(self._number, now) for m in unit}
+        if at != group:
+            self._moving_since[unit] = now
+
+    def _had(self, unit: tuple[str, ...], group: str) -> bool:
+        """Whether workers of a group had a unit at their first report."""
+        had = set().union(*(models for its, models in self._found.values() if its == group))
+        return had >= {*unit}
+
     def leaving(self, group: str | None) -> bool:
-        """Whether a group serves models that it should not serve any more."""
+        """Whether a group serves models that should leave it."""
         return any(self._leaves(model, group) for unit in self._units for model in unit)
 
     def _leaves(self, model: str, group: str | None) -> bool:
         serves = self._routes.get(model) == group or (model, group) in self._draining
         return serves and self.layout.get(model, group) != group
 
-    # -- what is seen ----------------------------------------------------------------------
+    # -- reports ----------------------------------------------------------------------
 
     def look(self, now: float, seen: Seen) -> None:
-        """See which models are served in their groups, and which groups have no requests left."""
+        """Note the models that are served in their groups, and the groups without requests."""
         if self.unplaced:
+            for worker, says in seen.workers.items():
+                models = {self._model_of.get(variant, "") for variant in says.loaded}
+                self._found.setdefault(worker, (says.group, models))
             self._take_over(now, seen)
         served = {
             (self._model_of.get(variant), says.group)
@@ -180,7 +202,7 @@ class Homes:
         self._drain(now, seen)
 
     def _take_over(self, now: float, seen: Seen) -> None:
-        """Go on where a planner that is no more has sent requests."""
+        """Take over the routes of an earlier planner."""
         known: dict[str, str] = {}
         for says in seen.frontends.values():
             known |= {m: g for m, g in says.routes.items() if g in self._kinds.values()}
@@ -191,7 +213,7 @@ class Homes:
             self.layout |= routes
             self._routes |= routes
             self._number += 1
-            self._moved_at = now  # the demand must be seen before anything moves
+            self._moved_at = now  # the demand must be known before a unit moves
             for worker in seen.workers.values():
                 for model in {self._model_of.get(v) for v in worker.loaded} & {*unit}:
                     if model and worker.group is not None and worker.group != routes[model]:
@@ -202,14 +224,14 @@ class Homes:
         for (model, group), drain in list(self._draining.items()):
             if now - drain.since > _DRAIN_S:
                 logger.warning("%s still has requests of %s; draining no longer", group, model)
-            elif any(
+            elif not frontends or any(
                 says.applied[1] < drain.number or says.queued.get((model, group))
                 for says in frontends
             ):
                 continue
             del self._draining[model, group]
 
-    # -- what is told ----------------------------------------------------------------------
+    # -- orders ----------------------------------------------------------------------
 
     def send_home(
         self,
@@ -218,8 +240,8 @@ class Homes:
         now: float = 0.0,
         fits: Fits = lambda variants, kind: True,
     ) -> dict[str, Wanted]:
-        """The same, with the group of each worker, and with what it has to keep of models that are
-        about to leave. Routes are switched where the new group is ready."""
+        """The orders with each worker's group, and with the variants that it keeps of models that
+        are leaving. Routes are switched when the new group is ready."""
         self._switch(now, wanted, seen)
         told = {}
         for worker, order in wanted.items():
@@ -242,7 +264,7 @@ class Homes:
             keep = tuple(v for v in keep if v in says.loaded)
             parts = tuple(part for part in parts if part.variant in says.loaded)
         old = tuple(part for part in says.assigned if part.variant in held)
-        if not says.assigned:  # it serves whatever comes, and goes on so
+        if not says.assigned:  # it serves all requests, and continues
             return order._replace(keep=keep, assigned=())
         return order._replace(keep=keep, assigned=(*parts, *old) if order.assigned else old)
 
@@ -270,7 +292,7 @@ class Homes:
     def _is_ready(
         self, model: str, group: str, wanted: Mapping[str, Wanted], seen: Seen
     ) -> tuple[bool, bool]:
-        """Whether some worker of a group has what the plan wants of a model; whether all have."""
+        """Whether a worker of a group has the planned variants of a model; whether all have."""
         found = []
         for worker, order in wanted.items():
             says = seen.workers.get(worker)
@@ -282,18 +304,18 @@ class Homes:
 
     @property
     def routing(self) -> Routing | None:
-        """Where requests go; None where there are no groups."""
+        """Routes of requests; None without groups."""
         if not self._kinds:
             return None
         groups = tuple(sorted({*self._routes.values(), *self._kinds.values()}))
         return Routing(self._number, dict(self._routes), groups, self._complete)
 
     def outcome(self) -> dict[str, Any]:
-        """Group of every model, for people and logs; nothing where none was chosen."""
+        """Group of every model, for people and logs; empty if none was chosen."""
         return {"groups": dict(self.layout)} if self._units else {}
 
     def status(self) -> dict[str, Any]:
-        """Of groups whose models the planner chooses, for people."""
+        """Status of the groups whose models the planner chooses, for people."""
         if not self._units:
             return {}
         names = sorted({*self._kinds.values()})

@@ -1,19 +1,21 @@
-"""The brain of the planners `kairos` and `kairos_plus`: how many workers of each instance type to
-rent, from the requests' measured rate and sizes, the types' learned latencies, and a budget.
+"""The brain of the planners `kairos` and `kairos_plus`. It decides how many workers of each
+instance type to rent. Its input is the measured rate and sizes of requests, the learned latencies
+of the types, and a budget.
 
-`kairos` scores all configurations under the budget by the fluid bound on their throughput and takes
-the one that Kairos' rule says (Kairos §5.2); `kairos_plus` also simulates the best of them with the
-policy (Algorithm 1). That is for as many requests as the budget can serve. Where fewer come
-(`follow_load`, ours), the cheapest configuration is rented whose bound, times the share `attained`
-of it that the policy is known to attain, covers them with headroom.
+`kairos` scores every configuration under the budget by the fluid bound on its throughput, and
+chooses by Kairos' rule (Kairos §5.2). `kairos_plus` also simulates the best of them with the policy
+(Algorithm 1). Both rent for the highest throughput that the budget pays for. With `follow_load`
+(ours) they rent the cheapest configuration that serves the measured rate with headroom. It serves
+the rate if its bound, times the share `attained` that the policy is known to attain, is high
+enough.
 
-It plans again when the budget was changed, when the rate is off by more than chance explains, when
-the sizes are of another distribution (`traffic.Sizes`), and every `interval_s` for the latencies
-that were learned since. What runs is kept as long as it serves as well at a cost, or throughput,
-within `min_gain` of the best: near ties must not start and stop machines.
+It plans again when the budget changes, when the rate differs by more than chance explains, when the
+distribution of sizes changes (`sizes.Sizes`), and every `interval_s` with newly learned latencies.
+The current configuration stays if it serves as well, and its cost or throughput is within
+`min_gain` of the best. So near ties do not start and stop machines.
 
-Every worker serves every model, so nothing is assigned. A type whose latency is not known (none of
-its workers has ever been there) is not rented; begin with one of each.
+Every worker serves every model, so nothing is assigned. A type with an unknown latency, of which no
+worker has run yet, is not rented. So begin with one worker of each type.
 """
 
 from __future__ import annotations
@@ -43,28 +45,28 @@ from ray_slo.planning.catalogue import InstanceType
 from ray_slo.planning.kairos import Configuration
 from ray_slo.planning.result import Infeasible
 
-_LEAST_SIZES = 20  # seen before they are planned with
+_LEAST_SIZES = 20  # requests before their sizes are used in a plan
 _MOST_CONFIGURATIONS = 200_000
-_SAMPLE = 500  # sizes that a problem holds
-_NEAR_TIE = 0.9  # of the highest bound
+_SAMPLE = 500  # the number of sizes in a problem
+_NEAR_TIE = 0.9  # share of the highest bound
 
 
 class Arguments(Strict):
     """`planner.kwargs`.
 
     Attributes:
-        budget_per_hour: in the currency of the instance types' prices.
+        budget_per_hour: budget in the currency of the instance types' prices.
         xi: share of the SLO that may be used, as in the policy.
         base: kind of worker that is the base type; default: the cheapest for the mix of those that
             meet the SLO at every size.
         bound: see `ray_slo.planning.kairos.plan`.
-        follow_load: rent no more than the measured rate needs; False rents for the highest
-            throughput that the budget pays for, as the paper does.
-        attained: share of the bound that is taken for sustained (`kairos_plus` finds it out).
-        headroom_quantile, headroom_period_s: the rate's, as `loki` has it.
-        sizes: expected sizes and their weights, until there were requests.
-        requests, max_evaluations: of `kairos_plus`: requests in a simulation, and configurations
-            that are simulated, at most.
+        follow_load: rent only what the measured rate needs. False: rent for the highest throughput
+            that the budget pays for, as in the paper.
+        attained: assumed share of the bound that the policy sustains (`kairos_plus` measures it).
+        headroom_quantile, headroom_period_s: headroom of the rate, as for `loki`.
+        sizes: expected sizes and their weights, until requests have come.
+        requests, max_evaluations: for `kairos_plus`: the number of requests in a simulation, and
+            the largest number of configurations that are simulated.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -96,12 +98,12 @@ Sustained = Callable[[kairos.Problem, Configuration, float, int], float]
 
 @dataclass(frozen=True)
 class KairosSetting:
-    """What the brain is told of an application.
+    """The brain's settings for one application.
 
     Attributes:
         model: its name.
-        variants: what every worker has loaded.
-        slo_s: the model's, less what the way back takes.
+        variants: the variants that every worker loads.
+        slo_s: the model's SLO without the time for the way back, seconds.
         types: instance type by kind of worker.
         limits: workers of each kind, at most.
         kwargs: `Arguments`.
@@ -125,15 +127,15 @@ class KairosSetting:
 
 @dataclass(frozen=True)
 class Job:
-    """What is to be decided.
+    """A decision to make.
 
     Attributes:
         problem: types, profiles, SLO, recent sizes and the budget.
         args: the planner's.
-        rate: requests per second to serve, with headroom; None: as many as possible.
-        planned_rate: the same without headroom, as measured.
+        rate: requests per second to serve, with headroom; None: the highest possible rate.
+        planned_rate: the measured rate, without headroom.
         limits: workers of each type, at most.
-        current: those that are rented now.
+        current: the workers that are rented now.
         min_gain: see the module.
         sustained: of the setting.
     """
@@ -149,12 +151,12 @@ class Job:
 
 
 class Solved(NamedTuple):
-    """What to rent.
+    """The workers to rent.
 
     Attributes:
-        bound: on its throughput, requests per second.
-        attained: share of it that is taken for sustained.
-        shortfall: what it cannot do, None if nothing.
+        bound: bound on its throughput, requests per second.
+        attained: assumed share of the bound that the policy sustains.
+        shortfall: what it cannot serve; None if it serves everything.
         evaluated: configurations that were simulated.
     """
 
@@ -243,8 +245,8 @@ def _most(
     planned = kairos.plan(job.problem, job.args.bound)
     if not isinstance(planned, Infeasible):
         chosen = _index(counts, [planned.counts.get(n, 0) for n in names])
-        # The rule is for a choice among near ties. Where there are few configurations, the ten
-        # best are unlike, and the one in their middle may be a bad one.
+        # The rule chooses among near ties. With few configurations, the ten
+        # best are unlike, and the middle one may be bad.
         if chosen is not None and bounds[chosen] >= _NEAR_TIE * bounds.max():
             return chosen, planned.explanation.rstrip("."), job.args.attained, 0
     return int(bounds.argmax()), "the highest upper bound", job.args.attained, 0
@@ -257,7 +259,7 @@ def _throughput(
     bounds: NDArray[np.float64],
     configuration: Configuration,
 ) -> float:
-    """Requests per second that a configuration sustains in the simulator; 0 where it may not be
+    """Requests per second that a configuration sustains in the simulator; 0 if it must not be
     rented."""
     at = _index(counts, [configuration.get(n, 0) for n in names])
     if at is None or bounds[at] <= 0:
@@ -267,7 +269,7 @@ def _throughput(
 
 
 def _best_effort(job: Job) -> Solved:
-    """Nothing under the budget, or the limits, serves all sizes in time."""
+    """The answer if no configuration within the budget and the limits serves all sizes in time."""
     found = kairos.plan(job.problem, job.args.bound)
     assert isinstance(found, Infeasible)
     best = found.best_effort
@@ -323,7 +325,7 @@ class KairosBrain(Brain):
         self._tuned = dict(kwargs)
         return True
 
-    # -- what is heard ---------------------------------------------------------------------
+    # -- reports ---------------------------------------------------------------------
 
     def counted(self, now: float, over_s: float, counts: Counts) -> None:
         self._rate.counted(now, over_s, counts.total)
@@ -408,7 +410,7 @@ class KairosBrain(Brain):
         self._job, self._solved = problem, answer
         return Verdict(answer.why, answer.shortfall)
 
-    # -- what is told ----------------------------------------------------------------------
+    # -- orders ----------------------------------------------------------------------
 
     def limit(self, kind: str, most: int) -> None:
         self._limits[kind] = most
@@ -416,7 +418,7 @@ class KairosBrain(Brain):
     def target(self, kind: str) -> int | None:
         if self._solved is None or self._job is None:
             return None
-        if kind not in self._job.problem.profiles:  # nobody knows what it is good for
+        if kind not in self._job.problem.profiles:  # its latency is unknown
             return None
         return self._solved.counts.get(kind, 0)
 
@@ -446,14 +448,15 @@ class KairosBrain(Brain):
 
 
 def _weighted(sizes: Mapping[int, float]) -> NDArray[np.int64]:
-    """A sample whose shares are those of the weights."""
+    """A sample of values in which their shares are the weights."""
     total = sum(sizes.values())
     counts = [max(round(_SAMPLE * weight / total), 1) for weight in sizes.values()]
     return np.repeat(np.array(list(sizes), dtype=np.int64), counts)
 
 
 def _thinned(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
-    """At most `_SAMPLE` quantiles of a sample, the largest included: it must be served, too."""
+    """At most `_SAMPLE` quantiles of a sample. The largest is one of them, because it must be
+    served, too."""
     if len(sizes) <= _SAMPLE:
         return sizes
     return np.quantile(sizes, np.linspace(0, 1, _SAMPLE), method="higher").astype(np.int64)

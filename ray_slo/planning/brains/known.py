@@ -1,5 +1,5 @@
-"""What the brain of the planner `auto` has learned of an application: factors, mean sizes, how long
-workers take to start; and what workers said of latencies and memory. Pure: no clock."""
+"""What the brain of the planner `auto` has learned about an application: factors, mean sizes, and
+the start time of workers. Also the workers' reports of latencies and memory. Pure: no clock."""
 
 from __future__ import annotations
 
@@ -15,24 +15,25 @@ from ray_slo.planning.auto import Hosted, Kind, Model, Problem, Size, Variant
 from ray_slo.planning.auto.sizes import classes_of, ends_of
 from ray_slo.planning.brains.brain import Counts, Key, Seen, WorkerSays
 
-_LEAST_FACTOR = 0.05  # a task that gets nothing for hours is still there
-_SIZES = 2000  # requests whose mean size is planned with
-_ENOUGH = 20  # requests, before their sizes are planned with
-_RARE = 1e-4  # share of the requests: sizes that are rarer are forgotten
-_STARTS = 5  # of workers, of which the median is told
+_LEAST_FACTOR = 0.05  # a task without requests for hours still exists
+_SIZES = 2000  # requests in the mean size
+_ENOUGH = 20  # requests before their sizes are used in a plan
+_RARE = 1e-4  # share of the requests; rarer sizes are forgotten
+_STARTS = 5  # workers in the median start time
 
 
 class Known:
-    """What was learned, and what a problem becomes with it.
+    """Learns, and fills in a problem with it.
 
     Args:
-        problem: all that is not measured.
-        profiles: of variants by kind, as files say.
+        problem: the part that is not measured.
+        profiles: profiles of variants from files, by kind.
 
     Attributes:
-        problem, profiles: the same; they may be exchanged for others of the same shape.
+        problem, profiles: as the arguments. They may be replaced by others of the same shape.
         model_of: model by variant.
-        group_of: by model, where workers are in groups; models that have none yet may be in any.
+        group_of: group by model, if workers are in groups. Models without a group yet may be in
+            any.
     """
 
     def __init__(self, problem: Problem, profiles: Mapping[Key, LatencyProfile]) -> None:
@@ -50,10 +51,10 @@ class Known:
         self._starts: dict[str, deque[float]] = {}  # seconds, by kind
         self._started: set[str] = set()
 
-    # -- what is heard ---------------------------------------------------------------------
+    # -- reports ---------------------------------------------------------------------
 
     def counted(self, counts: Counts) -> None:
-        """Learn from what a frontend counted."""
+        """Learn from a frontend's counts."""
         for _, variant in self._learnt:
             if variant in counts.finished:
                 made = counts.made.get(variant, {})
@@ -73,7 +74,7 @@ class Known:
         self._seen_sizes[model] = {s: n for s, n in seen.items() if n > _RARE * (requests + count)}
 
     def look(self, seen: Seen) -> None:
-        """Note which workers have become ready, and how long that took."""
+        """Note the workers that became ready, and the time that it took."""
         for worker, says in seen.workers.items():
             if says.ready and worker not in self._started:
                 self._started.add(worker)
@@ -84,25 +85,25 @@ class Known:
 
     @property
     def starts_s(self) -> dict[str, float]:
-        """How long a worker takes from its start to where it can serve: the median of the last
-        ones, by kind."""
+        """Time from a worker's start until it can serve, seconds: the median of the last workers,
+        by kind."""
         return {kind: sorted(starts)[len(starts) // 2] for kind, starts in self._starts.items()}
 
     @property
     def factors(self) -> dict[str, dict[str, float]]:
-        """Requests made per request, as learned, by variant and child task."""
+        """Learned number of child requests per request, by variant and child task."""
         return {variant: self._factors.of(variant) for _, variant in self._learnt}
 
-    # -- what is known ---------------------------------------------------------------------
+    # -- knowledge ---------------------------------------------------------------------
 
     def model_on(self, kind: str) -> dict[str, str]:
-        """Model by variant, of variants that workers of a kind serve: those of their group, and of
-        models that have none yet."""
+        """Model by variant, for the variants that workers of a kind serve: those of their group's
+        models, and of models without a group yet."""
         group, may_be_on = self.problem.kind[kind].group, self.may_be_on(kind)
         return {v: m for v, m in may_be_on.items() if self.group_of.get(m, group) == group}
 
     def may_be_on(self, kind: str) -> dict[str, str]:
-        """The same, of variants that workers of a kind may have to serve one day."""
+        """Model by variant, for the variants that workers of a kind may serve later."""
         group, problem = self.problem.kind[kind].group, self.problem
         allowed = problem.allowed_groups
         return {
@@ -116,35 +117,35 @@ class Known:
         }
 
     def measured(self, seen: Seen) -> dict[Key, LatencyProfile]:
-        """Of variants that can be used, without sizes that nobody has tried."""
+        """Profiles of usable variants, without sizes that were never run."""
         known = {**self.profiles, **seen.profiles}
         keys = [(v, kind.name) for kind in self.problem.kinds for v in self.may_be_on(kind.name)]
         return {key: known[key].measured for key in keys if key in known.keys() - seen.avoided}
 
     def unknown(self, seen: Seen, kind: str) -> list[str]:
-        """Variants that somebody has to measure on a kind."""
+        """Variants that must be measured on a kind."""
         known = {*self.profiles, *seen.profiles, *seen.avoided}
         return [v for v in self.may_be_on(kind) if (v, kind) not in known]
 
     def room_mb(self, seen: Seen, kind: str) -> float:
-        """For variants, on a worker of a kind."""
+        """Memory for variants on a worker of a kind, MB."""
         return min(self.problem.kind[kind].memory_mb, seen.room_mb.get(kind, math.inf))
 
     def needs_mb(self, seen: Seen, variant: str, kind: str) -> float:
-        """Memory of a variant: measured, else as it was told, else 0."""
+        """Memory of a variant, MB: measured, or else configured, or else 0."""
         told = self.problem.variant[variant].memory_mb.get(kind, 0.0)
         return seen.memory_mb.get((variant, kind), told)
 
     def fit(self, seen: Seen, variants: frozenset[str], kind: str) -> bool:
-        """Whether variants fit on a worker of a kind together, as far as is known."""
+        """Whether variants fit together on a worker of a kind, as far as is known."""
         return sum(self.needs_mb(seen, v, kind) for v in variants) <= self.room_mb(seen, kind)
 
     def all_fit(self, seen: Seen, kind: str) -> bool:
-        """Whether all variants that can be loaded do."""
+        """Whether all loadable variants fit together."""
         loaded = frozenset(v for v in self.model_on(kind) if (v, kind) not in seen.avoided)
         return self.fit(seen, loaded, kind)
 
-    # -- what a problem becomes ------------------------------------------------------------
+    # -- the problem ------------------------------------------------------------
 
     def asked(
         self,
@@ -152,11 +153,12 @@ class Known:
         limits: Mapping[str, int],
         has: Callable[[WorkerSays], frozenset[str]],
     ) -> Problem:
-        """The problem with what was measured, but for the demand.
+        """The problem with all measurements except the demand.
 
         Args:
             limits: workers by kind, at most.
-            has: what plans had a worker load; what it has besides goes where it is in the way.
+            has: the variants that plans assigned to a worker. Its other variants are removed if
+                they need the memory.
 
         Raises:
             ValueError: a model has no variant that can be used.
@@ -191,15 +193,15 @@ class Known:
         return replace(found, sizes=self._classes(found)) if requests >= _ENOUGH else found
 
     def _classes(self, model: Model) -> tuple[Size, ...]:
-        """Classes of the sizes of a model's requests, where there are unlike workers for them. What
-        no worker has in time is left out: it is refused, whatever is planned."""
+        """Classes of the sizes of a model's requests, if workers are unlike. Sizes that no worker
+        answers in time are left out: they are refused with any plan."""
         problem, seen = self.problem, self._seen_sizes.get(model.name, {})
         ends = ends_of(problem, model) if len(problem.kinds) > 1 else set()
         possible = {size: n for size, n in seen.items() if size <= max(ends, default=0)}
         return classes_of(possible, ends) if len(possible) > 1 else ()
 
     def _learned(self, tree: Tree, known: set[str]) -> Tree:
-        """The tree with learned factors, of variants that are known."""
+        """The tree with learned factors for the known variants."""
         tasks = []
         for task in tree.tasks:
             factors = {v: made for v, made in task.factors.items() if v in known}
@@ -219,14 +221,14 @@ class Known:
 
 
 def _rounded(size: int) -> int:
-    """Up, by 3 % at most: few numbers of large sizes are told apart."""
+    """Round up by at most 3 %, so that large sizes have few different values."""
     step = max(2 ** (size.bit_length() - 6), 1) if size > 0 else 1
     return -(-size // step) * step
 
 
 def _learnt(problem: Problem) -> dict[tuple[str, str], tuple[str, ...]]:
-    """Child tasks of each task and variant whose factors are learned. Where tasks share a model,
-    counts do not say for whom its variants served."""
+    """Child tasks of each task and variant whose factors are learned. If tasks share a model, the
+    counts do not say which task its variants served."""
     users = [task.model for tree in problem.trees for task in tree.tasks]
     return {
         (task.name, variant.name): tree.children(task.name)

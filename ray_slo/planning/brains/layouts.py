@@ -1,14 +1,14 @@
-"""Serving groups: which models and workers share a scheduler, and the steps from what is to what is
-wanted. Pure.
+"""Serving groups: which models and workers share a scheduler, and the steps from the present to the
+wanted layout. Pure.
 
-A `Layout` says what is wanted. Where workers are (`Place`) and where frontends send requests
-(`routes`) say what is. Every step is a function of the three, so whoever carries steps out may die
-between any two of them, and another goes on from what it sees.
+A `Layout` is the wanted state. The places of workers (`Place`) and the routes of frontends
+(`routes`) are the present state. Every step is a function of these three. So the planner may die
+between two steps, and its successor continues.
 
-A model moves make-before-break: the workers of the new group load it beside what they have
-(`orders`), then requests are routed to them (`routed`), and when the old group has none of its
-requests left, its workers unload it. A worker changes its group when it has loaded what it needs
-there and others hold what its old group still serves.
+A model moves in three steps. The workers of the new group load it beside their other models
+(`orders`). Then its requests are routed to them (`routed`). When the old group has no requests of
+the model left, its workers unload it. A worker changes its group when it has loaded the new group's
+models and others have those that its old group still serves.
 
     >>> old, new = Layout({"m": "a"}), Layout({"m": "b"})
     >>> there = {"w": Place("a", "a", frozenset("m")), "v": Place("b", "b", frozenset())}
@@ -27,11 +27,11 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Layout:
-    """What is wanted.
+    """The wanted state.
 
     Attributes:
         models: group of each model.
-        sizes: workers of each group; empty where every worker belongs to a group by its kind.
+        sizes: workers of each group; empty if a worker's kind decides its group.
     """
 
     models: Mapping[str, str]
@@ -47,12 +47,12 @@ class Layout:
 
 @dataclass(frozen=True)
 class Place:
-    """A worker as it last said.
+    """A worker's last report.
 
     Attributes:
-        home: the group that its kind belongs to; None in a pool.
-        group: where it serves; None before it is told.
-        loaded: models that its group's scheduler knows it has.
+        home: the group of its kind; None in a pool.
+        group: its group; None before it has one.
+        loaded: its models, as far as its group's scheduler knows.
     """
 
     home: str | None
@@ -62,13 +62,13 @@ class Place:
 
 @dataclass(frozen=True)
 class Order:
-    """What a worker should do: serve in this group, with these models and no other."""
+    """A worker's orders: serve in this group, with exactly these models."""
 
     group: str
     models: tuple[str, ...]
 
 
-Draining = Collection[tuple[str, str]]  # (model, group that still has requests of it)
+Draining = Collection[tuple[str, str]]  # a model, and a group that still has its requests
 
 
 def members(
@@ -77,7 +77,7 @@ def members(
     """The group that each worker should be in.
 
     Args:
-        before: the last answer. Who is in a group stays while there is room.
+        before: the last answer. A worker stays in its group while there is room.
     """
     if not layout.sizes:
         return {w: s.home for w, s in places.items() if s.home is not None}
@@ -97,7 +97,7 @@ def members(
     for worker in sorted(free):
         count = {g: sum(c == g for c in chosen.values()) for g in layout.sizes}
         filled = {g: count[g] / size if size else math.inf for g, size in layout.sizes.items()}
-        # Beyond all sizes, nobody who serves in a group is moved for nothing.
+        # Surplus workers stay in their groups.
         stays = now[worker] if min(filled.values()) >= 1 else None
         where = stays if filled.get(stays or "", math.inf) < math.inf else None
         chosen[worker] = where or min(filled, key=lambda g: (filled[g], g))
@@ -111,7 +111,7 @@ def orders(
     routes: Mapping[str, str],
     draining: Draining,
 ) -> dict[str, Order]:
-    """What every worker should do now, on the way to `layout`."""
+    """The orders for every worker now, on the way to `layout`."""
 
     def held(group: str) -> set[str]:
         """Models with requests there."""
@@ -140,8 +140,8 @@ def routed(
     places: Mapping[str, Place],
     routes: Mapping[str, str],
 ) -> dict[str, str]:
-    """Where each model's requests should go now: a model is switched when all of its new group's
-    workers have it (the first time, when one has)."""
+    """The group for each model's requests now. A model is switched when all workers of its new
+    group have it (the first time, when one has it)."""
     answer = dict(routes)
     for model, group in layout.models.items():
         there = [
@@ -161,7 +161,7 @@ def settled(
     routes: Mapping[str, str],
     draining: Draining,
 ) -> bool:
-    """Whether nothing is left to be done."""
+    """Whether no step is left."""
     return (
         not draining
         and all(routes.get(m) == g for m, g in layout.models.items())

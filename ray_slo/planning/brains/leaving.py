@@ -1,18 +1,18 @@
-"""Fewer workers, and no model without one.
+"""Reduces the number of workers without leaving a model unserved.
 
-A planner says how many workers of a kind there are to be. Serve chooses which of them it stops:
-those that do not run yet, then those on nodes with few replicas, then the youngest. What is on a
-node, the planner does not know. So a number falls only when every model that the plan serves has a
-worker *whichever* go:
+A planner sets the number of workers of a kind. Serve chooses the workers to stop: first those that
+do not run yet, then those on nodes with few replicas, then the youngest. The planner does not know
+what is on a node. So it lowers a number only when every planned model keeps a worker, *whichever*
+workers go:
 
-* the workers that stay, as expected, have loaded what the plan wants of them;
-* those that go, as expected, have loaded what only those have that stay (*spares*), where there is
-  memory for it. Where there is none, the youngest are taken to go.
+* the workers that are expected to stay have loaded the plan's variants;
+* the workers that are expected to go have loaded the models that only the others have (*spares*),
+  if there is memory. If there is none, the youngest are expected to go.
 
 Pure: no clock.
 
-Worked example: "a" has the detector, "b" and "c" the recogniser, and two are enough. Should Serve
-stop "a", nobody would detect; so first "c" loads the detector, too.
+Worked example: "a" has the detector, "b" and "c" have the recogniser, and two workers are enough.
+If Serve stopped "a", no worker could detect. So "c" first loads the detector, too.
 
     >>> has = {"a": {"detect"}, "b": {"name"}, "c": {"name"}}
     >>> workers = {w: WorkerSays(w, "cpu", frozenset(models)) for w, models in has.items()}
@@ -36,11 +36,11 @@ Workers = Mapping[str, WorkerSays]
 
 
 def staying(targets: Mapping[str, float], workers: Workers) -> dict[str, WorkerSays]:
-    """Workers that Serve leaves, as expected: the first of each kind. All, where none would be.
+    """The workers that Serve is expected to keep: the first of each kind; all, if none would stay.
 
     Args:
-        targets: workers by kind; of other kinds all stay.
-        workers: those that are ready first, the oldest first.
+        targets: number of workers by kind. Workers of other kinds stay.
+        workers: ready workers first, and older ones before younger ones.
     """
     left, found = dict(targets), dict[str, WorkerSays]()
     for worker, says in workers.items():
@@ -51,14 +51,15 @@ def staying(targets: Mapping[str, float], workers: Workers) -> dict[str, WorkerS
 
 
 class Leaving:
-    """How far numbers of workers may fall now, and what must be loaded before they fall further.
+    """How far the numbers of workers may fall now, and what must be loaded before they fall
+    further.
 
     Args:
         model_of: model by variant.
 
     Attributes:
-        least: workers that there must be, by kind.
-        spares: variants that a worker is to load besides, by worker.
+        least: the smallest allowed number of workers, by kind.
+        spares: variants to load in addition, by worker.
     """
 
     def __init__(self, model_of: Mapping[str, str]) -> None:
@@ -69,11 +70,11 @@ class Leaving:
     def look(
         self, targets: Mapping[str, float], serving: Workers, slots: Iterable[Slot], fits: Fits
     ) -> None:
-        """See who serves what.
+        """Note which worker serves which model.
 
         Args:
-            targets: workers by kind that there are to be; of other kinds as many as there are.
-            serving: workers that are ready, the oldest first.
+            targets: wanted number of workers by kind; the number of other kinds does not change.
+            serving: ready workers, the oldest first.
             slots: of the plan.
         """
         slots = tuple(slots)
@@ -87,7 +88,7 @@ class Leaving:
         stays = staying(targets, serving) if any(left.values()) else {}
         for model in dict.fromkeys(self._model_of[v] for slot in slots for v in slot.variants):
             if not self._add_spares(model, left, there, serving, stays, slots, fits):
-                continue  # as expected, those that stay have it, and there is no room elsewhere
+                continue  # those that are expected to stay have it; the others have no room
             safe = {
                 kind: there[kind] - count + 1
                 for kind in there
@@ -101,7 +102,7 @@ class Leaving:
         self.least = left
 
     def also(self, told: dict[str, Wanted]) -> dict[str, Wanted]:
-        """What workers are told, with the spares."""
+        """The workers' orders with the spares."""
         for worker in told.keys() & self.spares.keys():
             keep = dict.fromkeys((*told[worker].keep, *self.spares[worker]))
             told[worker] = told[worker]._replace(keep=tuple(keep))
@@ -120,8 +121,8 @@ class Leaving:
         slots: tuple[Slot, ...],
         fits: Fits,
     ) -> bool:
-        """Have workers that go load a model beside those that stay; whether numbers must wait for
-        somebody to load it."""
+        """Let workers that may go load a model, too. Return whether the numbers must wait until one
+        has loaded it."""
         mine = {
             slot.kind: (
                 variant,
@@ -132,7 +133,7 @@ class Leaving:
             if self._model_of[variant] == model
         }
         if any(left.get(kind, 0) == there.get(kind, 0) for kind in mine):
-            return True  # it will be loaded where nobody goes
+            return True  # workers that stay will load it
         kind, (variant, planned) = next(iter(mine.items()))
         missing = there[kind] - left[kind] + 1 - min(planned, left[kind])
         going = {w: s for w, s in serving.items() if s.kind == kind and w not in stays}

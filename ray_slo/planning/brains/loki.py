@@ -1,16 +1,17 @@
-"""The brain of the planner `loki`: from what an application measured to what its workers run.
+"""The brain of the planner `loki`. From the measurements of an application it decides what its
+workers run.
 
-A problem holds what was measured: the demand at the root, multiplicative factors, the workers'
-profiles, what is loaded. It is solved for as many workers as there may be (`max_replicas`), which
-gives the number that Serve scales to, and for those that are there now, which gives what they run
-meanwhile (`planning.meanwhile`).
+A problem contains the measurements: the demand at the root, multiplicative factors, the workers'
+profiles, and what they have loaded. It is solved twice: for the largest number of workers
+(`max_replicas`), which gives the number that Serve scales to; and for the present workers, which
+gives their work until then (`planning.meanwhile`).
 
-What workers do without a plan. A variant whose latency nobody knows (no file, not measured by any
-worker) has to be measured before there can be a plan: the first workers share the variants out, and
-serve whatever comes with those that they have. Later workers load what the plan says, and one of
-them what could not be loaded before. Where there are fewer workers than tasks, nobody is assigned
-anything, and each has the plan's variants for all tasks. Where no plan serves anything, the best
-that can be served is planned (`planning.best_effort`).
+Without a plan: a variant whose latency is unknown (no file, no measurement) must be measured before
+a plan can exist. The first workers share these variants, and serve all requests with those that
+they have. Later workers load the plan's variants, and one of them retries those that could not be
+loaded before. With fewer workers than tasks, nothing is assigned, and each worker has the plan's
+variants for all tasks. If no plan serves anything, the planner serves the largest possible part of
+the demand (`planning.best_effort`).
 """
 
 from __future__ import annotations
@@ -39,23 +40,23 @@ from ray_slo.planning.meanwhile import Plans, best, plan_both
 from ray_slo.planning.placement import place
 from ray_slo.planning.result import Infeasible
 
-_LEAST_FACTOR = 0.05  # a task that gets nothing for hours is still there
+_LEAST_FACTOR = 0.05  # a task without requests for hours still exists
 
 
 @dataclass(frozen=True)
 class LokiSetting:
-    """What the brain is told of an application.
+    """The brain's settings for one application.
 
     Attributes:
-        problem: all that is not measured. Its demand is the rate expected until there is a measured
-            one, its factors are those expected; its profiles do not matter.
+        problem: the part that is not measured. Its demand and its factors hold until there are
+            measured ones. Its profiles are not used.
         kind: of the workers.
-        first_workers: how many there are at first.
-        scales: Serve starts and stops workers as planned, the youngest first.
-        interval_s: between plans, seconds.
+        first_workers: the initial number of workers.
+        scales: whether Serve starts and stops workers as planned. It stops the youngest first.
+        interval_s: time between plans, seconds.
         demand: how the demand is anticipated (`ray_slo.core.demand`).
-        make_before_break: a worker loads its next variant before it lets go of the last one.
-        profiles: of variants, as files say.
+        make_before_break: whether a worker loads its next variant before it removes the last one.
+        profiles: profiles of variants from files.
     """
 
     problem: loki.Problem
@@ -69,7 +70,7 @@ class LokiSetting:
 
 
 class Job(NamedTuple):
-    """A problem for all workers that there may be, and how many are there now."""
+    """A problem for the largest number of workers, and the present number."""
 
     problem: loki.Problem
     present: int
@@ -86,7 +87,7 @@ class LokiBrain(Brain):
     """Plans a pipeline whose workers are alike (see the module).
 
     Args:
-        rate: measures the demand; by default as the setting says.
+        rate: measures the demand; default: as in the setting.
     """
 
     def __init__(self, setting: LokiSetting, rate: Rate | None = None) -> None:
@@ -98,7 +99,7 @@ class LokiBrain(Brain):
         self._factors = Factors(prior)
         self._job: Job | None = None
         self._solved: Plans | None = None
-        self._told: dict[str, str] = {}  # variant by worker, also while it loads
+        self._told: dict[str, str] = {}  # variant by worker, even while it loads
         self._measuring = Measuring()
 
     @property
@@ -112,7 +113,7 @@ class LokiBrain(Brain):
         self._tasks = frozenset(task.name for task in tasks)
         self._task_of = {v.name: task.name for task in tasks for v in task.variants}
 
-    # -- what is heard ---------------------------------------------------------------------
+    # -- reports ---------------------------------------------------------------------
 
     def counted(self, now: float, over_s: float, counts: Counts) -> None:
         self._rate.counted(now, over_s, counts.total)
@@ -127,7 +128,7 @@ class LokiBrain(Brain):
         return self._rate.value(now)
 
     def _profiles(self, seen: Seen) -> dict[str, LatencyProfile]:
-        """Of variants that can be used, without sizes that nobody has tried."""
+        """Profiles of usable variants, without sizes that were never run."""
         kind = self._setting.kind
         measured = {v: p for (v, k), p in seen.profiles.items() if k == kind}
         known = {**self._setting.profiles, **measured}
@@ -138,7 +139,7 @@ class LokiBrain(Brain):
         return (variant, self._setting.kind) in seen.avoided
 
     def _unknown(self, seen: Seen) -> list[str]:
-        """Variants that somebody has to measure."""
+        """Variants that must be measured."""
         known = self._profiles(seen)
         return [v for v in self._task_of if v not in known and not self._avoids(seen, v)]
 
@@ -171,7 +172,7 @@ class LokiBrain(Brain):
         return Job(problem, present, last, frozenset(profiles))
 
     def _measured(self, task: loki.Task, profiles: Mapping[str, LatencyProfile]) -> loki.Task:
-        """The task with what was measured, without variants that cannot be used."""
+        """The task with its measurements, without unusable variants."""
         variants = []
         for v in task.variants:
             if v.name in profiles:
@@ -197,7 +198,7 @@ class LokiBrain(Brain):
         self._job, self._solved = problem, answer
         return Verdict(answer.why, answer.shortfall)
 
-    # -- what is told ----------------------------------------------------------------------
+    # -- orders ----------------------------------------------------------------------
 
     def limit(self, kind: str, most: int) -> None:
         if kind == self._setting.kind:
@@ -213,13 +214,13 @@ class LokiBrain(Brain):
         unknown = self._unknown(seen)
         if self._solved is None:
             if hopeless:
-                # Those that run something (for a planner that is no more) go on with it.
+                # Workers with work of an earlier planner continue with it.
                 idle = {w: says for w, says in seen.workers.items() if not says.loaded}
                 return dict.fromkeys(idle if self._runs(seen) else seen.workers, self._all(seen))
             return self._to_measure(seen, unknown)
         plan, serving = best(self._solved.now), seen.serving
         staying = serving
-        if self._setting.scales:  # Serve takes the youngest away, so the others must do
+        if self._setting.scales:  # Serve stops the youngest, so the others must be enough
             staying = dict(list(serving.items())[: max(plan.workers, 1)])
         placed = self._placed(plan, staying)
         if placed is None:
@@ -232,15 +233,15 @@ class LokiBrain(Brain):
             if (assigned := placed.get(worker)) is not None:
                 answer[worker] = self._step(worker, assigned, serving, placed)
             elif self._is_new(later.get(worker), says):
-                # It has just become ready: till the next plan it does what it was started for.
+                # A new worker does the work that it was started for, until the next plan.
                 told[worker] = later[worker].variant
                 answer[worker] = Wanted((later[worker],), (later[worker].variant,))
             elif settled or not self._setting.make_before_break:
-                # It keeps what it has till it is needed, or Serve takes it away.
+                # It keeps its variants until it is needed, or Serve stops it.
                 answer[worker] = Wanted((), tuple(sorted(says.loaded)))
-            else:  # others are not ready to do without it
+            else:  # others still need it
                 answer[worker] = Wanted(says.assigned, tuple(sorted(says.loaded)))
-        # Those that start load what they will be needed for; the others go on until they are up.
+        # Starting workers load what they will serve; the others continue until these are ready.
         for worker in seen.workers.keys() - serving.keys():
             if (assigned := later.get(worker)) is not None:
                 told[worker] = assigned.variant
@@ -248,22 +249,23 @@ class LokiBrain(Brain):
             else:
                 answer[worker] = Wanted((), ())
         self._told = told
-        if unknown and answer:  # an idle worker if there is one
+        if unknown and answer:  # an idle worker, if any
             worker = min(answer, key=lambda w: (bool(answer[w].assigned), w))
             keep = dict.fromkeys((*answer[worker].keep, unknown[0]))
             answer[worker] = answer[worker]._replace(keep=tuple(keep))
         return answer
 
     def _is_new(self, later: Assigned | None, says: WorkerSays) -> bool:
-        """Whether a worker without a place in the plan for those that were there has loaded what
-        it has a place for in the plan for all."""
+        """Whether a worker that is not in the plan for the present workers has loaded its variant
+        of the plan for all."""
         assert self._solved is not None
         if later is None or self._solved.now is self._solved.whole:
             return False
         return later.variant in says.loaded
 
     def _to_measure(self, seen: Seen, unknown: list[str]) -> dict[str, Wanted]:
-        """Share out what nobody has measured among the workers; who is done takes one more."""
+        """Assign the variants without a measurement to the workers. A worker that is done takes the
+        next."""
         turns = in_turn(unknown, self._task_of)
         avoided = {v for v in self._task_of if self._avoids(seen, v)}
         shares = self._measuring.shares(seen.workers, turns, avoided, self._setting.first_workers)
@@ -278,8 +280,8 @@ class LokiBrain(Brain):
         return Wanted((), loadable(self._task_of, avoided))
 
     def _shared(self, says: WorkerSays, seen: Seen) -> Wanted:
-        """For a worker that has to serve all tasks: the plan's variants, beside what it has if the
-        plan is not for that."""
+        """The plan's variants for a worker that must serve all tasks. It keeps its other variants
+        if the plan does not assume that."""
         assert self._solved is not None
         now, whole = best(self._solved.now), best(self._solved.whole)
         plan = now if now.shared else whole
@@ -293,19 +295,19 @@ class LokiBrain(Brain):
     def _placed(
         self, plan: loki.Plan, workers: Mapping[str, WorkerSays]
     ) -> dict[str, Assigned] | None:
-        """Assignments by worker; None where they do not cover all tasks."""
+        """Assignments by worker; None if they do not cover all tasks."""
         if plan.shared:
             return None
         used = {a.variant for a in plan.assignments}
         current = {w: self._current(says, used) for w, says in workers.items()}
-        # Those that have something first: the others may be starting still.
+        # Workers with variants come first; the others may still be starting.
         current = dict(sorted(current.items(), key=lambda item: item[1] is None))
         placed = place(plan, current)
         served = {self._task_of[assigned.variant] for assigned in placed.values()}
         return placed if served == self._tasks else None
 
     def _current(self, says: WorkerSays, used: set[str]) -> str | None:
-        """What it does or was told to do, else something of use that it has."""
+        """The variant that it runs or was told to run, or else a useful one that it has."""
         if (told := self._told.get(says.worker)) is not None:
             return told
         if says.assigned:
@@ -319,8 +321,8 @@ class LokiBrain(Brain):
         workers: Mapping[str, WorkerSays],
         placed: Mapping[str, Assigned],
     ) -> Wanted:
-        """On the way to what is `assigned`: who alone serves a task goes on with it, the next
-        variant loaded beside, until another one has what it takes to serve that task."""
+        """The next step to `assigned`. A worker that alone serves a task continues with it, and
+        loads its next variant beside, until another worker can serve that task."""
         says = workers[worker]
         now = says.assigned[0] if says.assigned else None
         if now is None or now.variant not in says.loaded or not self._setting.make_before_break:

@@ -1,4 +1,4 @@
-"""Who measures the variants whose latency nobody knows: the workers share them out. Pure."""
+"""Shares variants with an unknown latency among the workers, which measure them. Pure."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from ray_slo.planning.brains.brain import WorkerSays
 
 
 class Measuring:
-    """Shares variants out among the workers of a kind; who is done takes one more.
+    """Shares variants among the workers of a kind. A worker that is done takes the next.
 
-    What one worker was to measure is shared out again when it has gone, or could not load it.
+    A variant is shared again when its worker is gone, or could not load it.
     """
 
     def __init__(self) -> None:
@@ -24,14 +24,14 @@ class Measuring:
         avoided: Collection[str],
         expected: int,
     ) -> dict[str, tuple[str, ...]]:
-        """What each worker is to have loaded; those that have an assignment, or nothing to measure,
-        are left out.
+        """The variants that each worker should load. Workers with an assignment, or with nothing to
+        measure, are left out.
 
         Args:
             workers: of one kind.
             unknown: variants, in the order in which they should be measured.
-            avoided: could not be loaded lately.
-            expected: workers that there will be at first.
+            avoided: variants that could not be loaded lately.
+            expected: initial number of workers.
         """
         shares = {
             w: tuple(v for v in variants if v not in avoided)
@@ -41,7 +41,7 @@ class Measuring:
         taken = {v for variants in shares.values() for v in variants}
         free = [v for v in unknown if v not in taken]
         for worker, says in workers.items():
-            if says.assigned:  # by a planner that is no more
+            if says.assigned:  # by an earlier planner
                 continue
             if worker not in shares and not says.loaded:
                 others = max(expected, len(workers)) - len(shares)
@@ -54,7 +54,8 @@ class Measuring:
 
 
 def in_turn(variants: Sequence[str], owner: Mapping[str, str]) -> list[str]:
-    """One variant of every owner (model, or task), then the next ones, so that any few serve many.
+    """One variant of every owner (model or task), then the second of each, and so on. So the first
+    few variants serve many owners.
 
     >>> in_turn(["a1", "a2", "b1"], {"a1": "a", "a2": "a", "b1": "b"})
     ['a1', 'b1', 'a2']
@@ -67,8 +68,8 @@ def in_turn(variants: Sequence[str], owner: Mapping[str, str]) -> list[str]:
 
 
 def loadable(owner: Mapping[str, str], avoided: Collection[str]) -> tuple[str, ...]:
-    """All variants that can be loaded, and all of an owner of which nothing can: a worker that
-    cannot load these either ends, and says why."""
+    """All loadable variants, and all variants of an owner that has no loadable one. A worker that
+    cannot load these ends with the reason."""
     usable = {v for v in owner if v not in avoided}
     owners = {owner[v] for v in usable}
     return tuple(v for v, its in owner.items() if v in usable or its not in owners)

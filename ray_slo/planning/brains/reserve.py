@@ -1,4 +1,4 @@
-"""Quick variants that workers have loaded besides what they serve, for bursts."""
+"""Fast variants that workers load for bursts, in addition to those that they serve."""
 
 from __future__ import annotations
 
@@ -15,12 +15,11 @@ def with_reserve(
     order: Wanted,
     has: Callable[[WorkerSays], frozenset[str]],
 ) -> Wanted:
-    """The same order, and where there is memory for them the quickest variants of the models that
-    the worker serves: a policy turns to them when it would be late otherwise. They are loaded
-    after what the plan wants.
+    """The order with the fastest variants of the worker's models, if there is memory. A policy uses
+    them if answers would be late otherwise. They are loaded after the plan's variants.
 
     Args:
-        has: what the plan has a worker load, now or next.
+        has: the plan's variants for the worker, now or next.
     """
     goal = has(says)
     profiles = known.measured(seen)

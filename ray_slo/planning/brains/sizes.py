@@ -1,5 +1,5 @@
-"""The sizes of the requests that an application gets, as the planners' brains see them, and whether
-they are still what was planned for. Pure: no clock. How many a second: `planning.demand.Rate`."""
+"""The sizes of an application's requests for planners' brains, and whether they still fit the plan.
+Pure: no clock. For requests per second, see `core.demand.Rate`."""
 
 from __future__ import annotations
 
@@ -12,17 +12,16 @@ from scipy.stats import ks_2samp
 
 
 class Sizes:
-    """Sizes of recent requests. A change of their distribution is found by a two-sample
-    Kolmogorov–Smirnov test of the last `recent` against those that were planned for; what came
-    before it is then forgotten.
+    """Sizes of recent requests. A two-sample Kolmogorov–Smirnov test of the last `recent` sizes
+    against the planned ones finds a change of their distribution. Older sizes are then forgotten.
 
     Args:
         memory: the largest number of sizes to plan with.
         recent: the number of sizes that are tested.
-        p_value: of the test, below which a change is taken for one. It is made for every quarter of
-            `recent` that comes, so it has to be small.
-        share: and the distribution functions are apart by this much somewhere: what makes no
-            difference to a plan is no change.
+        p_value: p-value of the test below which there is a change. The test runs after every
+            quarter of `recent`, so this must be small.
+        share: the least distance between the two distribution functions for a change. A smaller one
+            makes no difference to a plan.
     """
 
     def __init__(
@@ -37,7 +36,7 @@ class Sizes:
         self.changes = 0
 
     def counted(self, sizes: Mapping[int, int]) -> None:
-        """So many requests of each size came."""
+        """Count requests by size."""
         for size, count in sizes.items():
             repeated = [size] * count
             self._sizes.extend(repeated)
@@ -48,13 +47,13 @@ class Sizes:
         return len(self._sizes)
 
     def values(self) -> NDArray[np.int64]:
-        """To plan with, shape (n,)."""
+        """The sizes to plan with, shape (n,)."""
         if self.differ():
             return np.array(self._recent, dtype=np.int64)
         return np.array(self._sizes, dtype=np.int64)
 
     def planned(self, values: NDArray[np.int64]) -> None:
-        """There is a plan for these."""
+        """Note that the plan is for these sizes."""
         self._planned = values
         if self._differ:
             self._differ = False
@@ -63,7 +62,7 @@ class Sizes:
             self._sizes.extend(self._recent)
 
     def differ(self) -> bool:
-        """Whether recent sizes are of another distribution than those planned for."""
+        """Whether recent sizes have another distribution than the planned ones."""
         enough = 4 * self._untested >= (self._recent.maxlen or 0)
         if self._planned is None or self._differ or not enough:
             return self._differ

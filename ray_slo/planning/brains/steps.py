@@ -1,4 +1,5 @@
-"""From what workers do to what a plan wants of them, without a gap: make before break. Pure."""
+"""The steps from the workers' present work to the plan's, without a gap: make before break.
+Pure."""
 
 from __future__ import annotations
 
@@ -11,12 +12,12 @@ Fits = Callable[[frozenset[str], str], bool]  # variants on a worker of a kind
 
 
 class Steps:
-    """Says what each worker does next on the way to its slot.
+    """Chooses each worker's next step to its slot.
 
-    A worker that alone serves a model goes on with it, the next variants loaded beside, until
-    another one can serve that model. Where both do not fit in its memory, it first lets go of what
-    others serve, too. Only where nobody can do anything else, a worker lets go of what it alone
-    serves.
+    A worker that alone serves a model continues with it, and loads its next variants beside, until
+    another worker can serve that model. If both do not fit in its memory, it first removes variants
+    that others serve, too. It removes a variant that it alone serves only if no other step is
+    possible.
 
     Args:
         model_of: model by variant.
@@ -24,12 +25,12 @@ class Steps:
 
     def __init__(self, model_of: Mapping[str, str]) -> None:
         self._model_of = model_of
-        self._told: dict[str, frozenset[str]] = {}  # variants by worker, also while they load
+        self._told: dict[str, frozenset[str]] = {}  # variants by worker, even while they load
         self._needed: set[str] = set()  # models of the plan
         self._kept: dict[str, frozenset[str]] = {}  # variants that workers have, and keep for now
 
     def has(self, says: WorkerSays) -> frozenset[str]:
-        """What a worker has loaded, or was told to load."""
+        """Variants that a worker has loaded, or was told to load."""
         told = self._told.get(says.worker)
         if told is not None:
             return told
@@ -44,12 +45,12 @@ class Steps:
         fits: Fits,
         breaks: bool,
     ) -> dict[str, Wanted]:
-        """What workers do next.
+        """The next orders for workers.
 
         Args:
-            placed: slots by worker; the others have none.
-            serving: those of the workers that serve.
-            breaks: nobody waits for another.
+            placed: slots by worker; other workers have none.
+            serving: the workers that serve.
+            breaks: whether no worker waits for another.
         """
         goals = {w: frozenset(slot.variants) for w, slot in placed.items()}
         self._needed = {self._model_of[v] for goal in goals.values() for v in goal}
@@ -59,17 +60,17 @@ class Steps:
         for worker, says in workers.items():
             slot = placed.get(worker)
             if worker not in serving:
-                its = Wanted((), tuple(sorted(says.loaded)))  # as it helps out, maybe
+                its = Wanted((), tuple(sorted(says.loaded)))  # it may help others
                 answer[worker] = its if slot is None else Wanted(slot.parts, slot.variants)
             elif slot is not None:
                 answer[worker] = self._step(says, slot, serving, goals, fits, breaks)
             elif settled or breaks:
-                # It keeps what it has till it is needed, or Serve takes it away.
+                # It keeps its variants until it is needed, or Serve stops it.
                 answer[worker] = Wanted((), tuple(sorted(says.loaded)))
-            else:  # others are not ready to do without it
+            else:  # others still need it
                 answer[worker] = Wanted(says.assigned, tuple(sorted(says.loaded)))
         waits = all(set(answer[w].keep) == says.loaded for w, says in workers.items())
-        if waits and workers.keys() == serving.keys():  # one that starts may be of help soon
+        if waits and workers.keys() == serving.keys():  # a starting worker may help soon
             self._break(answer, workers, placed, fits)
         self._told = goals
         return answer
@@ -95,8 +96,8 @@ class Steps:
         return Wanted(says.assigned, tuple(dict.fromkeys((*sorted(now), *slot.variants))))
 
     def _in_turn(self, says: WorkerSays, slot: Slot, fits: Fits) -> Wanted:
-        """Let go of what others serve, too, until there is room, and load what there is room for.
-        What it has in reserve goes first."""
+        """Remove variants that others serve, too, until there is room, and load what fits. The
+        reserve is removed first."""
         goal, keep = frozenset(slot.variants), says.loaded
         assigned = {part.variant for part in says.assigned}
         for variant in sorted(says.loaded - goal, key=lambda v: (v in assigned, v)):
@@ -121,8 +122,8 @@ class Steps:
         placed: Mapping[str, Slot],
         fits: Fits,
     ) -> None:
-        """Nobody can do anything without a gap: have one without a slot help out, else have the
-        first that waits for room let go."""
+        """No step is possible without a gap. Let a worker without a slot help, or else let the
+        first worker that waits for room remove its variants."""
         blocked = [
             (workers[worker], slot)
             for worker, slot in placed.items()
@@ -149,7 +150,7 @@ class Steps:
         serving: Mapping[str, WorkerSays],
         goals: Mapping[str, frozenset[str]],
     ) -> bool:
-        """Whether another worker can serve a model, and will keep what it serves it with."""
+        """Whether another worker can serve a model, and keeps the variant for it."""
         return any(
             self._model_of[v] == model
             for worker, says in serving.items()
@@ -159,6 +160,6 @@ class Steps:
 
 
 def _let_go(says: WorkerSays, slot: Slot) -> Wanted:
-    """Let go of all that is not in the slot."""
+    """Remove everything that is not in the slot."""
     parts = tuple(part for part in says.assigned if part.variant in slot.variants)
     return Wanted(parts, tuple(v for v in slot.variants if v in says.loaded))

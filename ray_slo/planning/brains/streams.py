@@ -1,5 +1,5 @@
-"""Demand as a planner's brain sees it, stream by stream: how many requests come, how bursty they
-are, where they are going, and how many went wrong. Pure: no clock."""
+"""The demand by stream, for planners' brains: the rate of requests, its burstiness and trend, and
+the bad requests. Pure: no clock."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from ray_slo.planning.auto import Demand
 from ray_slo.planning.autoscale import Limits, Problem, Signals, plan
 from ray_slo.planning.result import Infeasible
 
-# Requests of an average: as the most of a while is the target, noise would add workers.
+# Requests in an average. The target is the largest of several, so noise would add workers.
 _ENOUGH = 300
-_BITS = 5  # parts of equal length in which the requests of a report are taken to have come
+_BITS = 5  # the requests of a report are spread over this many parts of equal length
 _WINDOW_S, _WINDOWS = 2.0, 64  # of the dispersion
 _FEW_WINDOWS = 8
 _KEPT = 0.623  # of a χ² distribution's mean, below its 90 % quantile
-_SURE = 2.0  # standard errors by which a load is burstier than Poisson, to be taken for it
+_SURE = 2.0  # standard errors above Poisson from which a load counts as bursty
 _SLOWLY = 0.2, 0.05  # Holt's shares of a new second in level and trend
 _TREND = 0.0175  # standard deviation of its trend of a steady load, in those of a second's count
-_RISES = 3.5  # standard deviations of a trend, to be taken for one
-_BAD_S = 10.0  # a bad share is that of the last seconds
-_FEW_BAD = 5  # requests: fewer are chance
-_MOST_FACTOR = 3.0  # no more than that many times the measured demand is planned for
-_FADES_S = 60.0  # time constant of what is planned for beyond the measured demand
-BAD_SHARE = 0.01  # what an SLO allows
+_RISES = 3.5  # standard deviations from which a trend counts as one
+_BAD_S = 10.0  # seconds in the share of bad requests
+_FEW_BAD = 5  # bad requests; fewer may be chance
+_MOST_FACTOR = 3.0  # the plan is for at most this many times the measured demand
+_FADES_S = 60.0  # time constant of the demand beyond the measured one
+BAD_SHARE = 0.01  # share of bad requests that an SLO allows
 
 
 class Burstiness:
-    """Index of dispersion of counts that a change of the rate does not disturb: the Allan factor of
-    windows of 2 s, as `core.load.Dispersion` has it, without the tenth of the differences that are
-    the largest. Of a normal distribution that leaves 62 % of their squares' mean.
+    """Index of dispersion of counts that a change of the rate does not disturb. It is the Allan
+    factor of windows of 2 s, as in `core.load.Dispersion`, without the largest tenth of the
+    differences. For a normal distribution, 62 % of the mean of their squares remain.
     """
 
     def __init__(self) -> None:
@@ -52,7 +52,7 @@ class Burstiness:
 
     @property
     def value(self) -> float:
-        """At least 1, Poisson; more only where that is more than chance explains."""
+        """At least 1 (Poisson); more only if chance does not explain it."""
         kept = sorted(self._ratios)[: len(self._ratios) - max(len(self._ratios) // 10, 1)]
         if len(kept) < _FEW_WINDOWS:
             return 1.0
@@ -64,7 +64,7 @@ class Stream:
     """Requests for one root in one SLO class.
 
     Args:
-        expected: requests per second, until there were some.
+        expected: requests per second, until requests have come.
         kind, horizon_s: of `core.demand.Rate`.
     """
 
@@ -73,13 +73,13 @@ class Stream:
         self._rate = Rate(kind, horizon_s, enough=_ENOUGH)
         self._burstiness = Burstiness()
         self._trend = Holt(1.0, *_SLOWLY)
-        self._counted_s = 0.0  # all the time that was counted
+        self._counted_s = 0.0  # all counted time
         self._recent: deque[tuple[float, int, int]] = deque()  # when, requests, bad ones
-        self.last_at = -math.inf  # when there was a request
+        self.last_at = -math.inf  # time of the last request
         self.factor, self.factor_at = 1.0, -math.inf
 
     def counted(self, now: float, over_s: float, requests: int, bad: int) -> None:
-        """Count requests of the `over_s` seconds before now, and those that went wrong."""
+        """Count the requests, and the bad requests, of the last `over_s` seconds."""
         self._rate.counted(now, over_s, requests)
         for i in range(_BITS):
             part = requests * (i + 1) // _BITS - requests * i // _BITS
@@ -94,7 +94,7 @@ class Stream:
 
     @property
     def seen(self) -> bool:
-        """Whether there was a request."""
+        """Whether a request has come."""
         return self._rate.seen
 
     @property
@@ -103,7 +103,7 @@ class Stream:
         return self._burstiness.value
 
     def rate(self, now: float, ahead_s: float = 0.0) -> float:
-        """Requests per second, on average; where they rise, `ahead_s` from now."""
+        """Mean requests per second; if they rise, the prediction for `ahead_s` from now."""
         if not self.seen:
             return self._expected
         usual = self._rate.value(now, self.dispersion)
@@ -113,23 +113,23 @@ class Stream:
         return usual + rise * ahead_s if rise > _RISES * chance else usual
 
     def differs(self, now: float, planned: float) -> bool:
-        """Whether the demand is not the planned one, by more than chance explains."""
+        """Whether the demand differs from the planned one by more than chance explains."""
         return self.seen and self._rate.differs(now, planned, self.dispersion)
 
     def bad(self, since: float) -> tuple[int, int]:
-        """Requests and bad ones, of the last seconds, but not before `since`."""
+        """Requests and bad requests of the last seconds, but not before `since`."""
         found = [(requests, bad) for at, requests, bad in self._recent if at > since]
         return sum(n for n, _ in found), sum(n for _, n in found)
 
     def is_bad(self, since: float) -> bool:
-        """Whether more went wrong than an SLO allows, and more than by chance."""
+        """Whether there are more bad requests than an SLO allows, and more than by chance."""
         requests, bad = self.bad(since)
         return bad >= _FEW_BAD and bad > BAD_SHARE * requests
 
     def load_factor(self, now: float, workers: int, since: float) -> float:
-        """Demand to plan for over the measured one. Where requests went wrong although the plan was
-        in force, the load is that of N·r/(1 − r) more workers (`planning.autoscale`); what that
-        adds fades."""
+        """Planned demand over the measured one. If requests were bad although the plan was in
+        force, the load is that of N·r/(1 − r) more workers (`planning.autoscale`). This addition
+        fades."""
         faded = 1 + (self.factor - 1) * math.exp(-max(now - self.factor_at, 0.0) / _FADES_S)
         if not workers or not self.is_bad(max(since, self.factor_at)):
             return faded
@@ -145,9 +145,9 @@ class Streams:
     """All streams of an application.
 
     Args:
-        expected: requests per second until there were some, by stream.
-        idle_s: seconds without a request after which a stream has no demand; None: it always has
-            some.
+        expected: requests per second until requests have come, by stream.
+        idle_s: time without a request after which a stream has no demand, seconds; None: it always
+            has some.
     """
 
     def __init__(
@@ -170,8 +170,8 @@ class Streams:
     def counted(
         self, now: float, over_s: float, requests: Mapping[str, int], bad: Mapping[str, int]
     ) -> None:
-        """Requests, and bad ones, of a frontend. Of a class that is not known, they are counted as
-        of the default one."""
+        """Count the requests and bad requests of a frontend. Those of an unknown class count for
+        the default class."""
         if math.isnan(self._began):
             self._began = now
         requests, bad = self._known(requests), self._known(bad)
@@ -196,12 +196,12 @@ class Streams:
     def demand(
         self, now: float, ahead_s: float, workers: int, since: float
     ) -> tuple[dict[str, Demand], dict[str, float]]:
-        """What to plan for, and the factors over the measured demand in that, by stream.
+        """The demand to plan for, and its factor over the measured one, by stream.
 
         Args:
-            ahead_s: that a worker takes to start.
+            ahead_s: time that a worker takes to start, seconds.
             workers: that serve.
-            since: when they began to serve as planned.
+            since: the time when they began to serve as planned, seconds.
         """
         found, factors = {}, {}
         for name, stream in self._streams.items():

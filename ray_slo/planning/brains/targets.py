@@ -1,4 +1,4 @@
-"""How many workers of a kind there should be, plan after plan: up at once, down without flapping.
+"""The wanted number of workers of a kind over time: it rises at once, and falls without flapping.
 Pure: no clock."""
 
 from __future__ import annotations
@@ -7,10 +7,10 @@ from collections import deque
 
 
 class Target:
-    """Follows what plans want of one kind.
+    """Follows the plans' numbers for one kind.
 
-    Worked example: 2 workers, then 4 wanted, then 1: more come at once, fewer stay when fewer were
-    wanted for 10 s.
+    Worked example: plans want 2 workers, then 4, then 1. The number rises at once, and falls when
+    fewer were wanted for 10 s.
 
         >>> target = Target(2, up_s=0.0, down_s=10.0)
         >>> target.wants(0.0, 4)
@@ -21,24 +21,24 @@ class Target:
         (4, 4, 1)
 
     Args:
-        first: workers at first.
-        up_s, down_s: seconds for which more, or fewer, must have been wanted.
+        first: initial number of workers.
+        up_s, down_s: time for which more, or fewer, must have been wanted, seconds.
     """
 
     def __init__(self, first: int, up_s: float, down_s: float) -> None:
         self._now = first
         self.up_s, self.down_s = up_s, down_s
-        self._wanted: deque[tuple[float, int]] = deque()  # since when, how many
+        self._wanted: deque[tuple[float, int]] = deque()  # time and number
 
     def wants(self, now: float, workers: int, *, at_once: bool = False) -> None:
-        """Hear what a plan wants from now on. `at_once`: nobody needs the others."""
+        """Take the number that a plan wants from now on. `at_once`: the others are not needed."""
         if at_once:
             self._wanted.clear()
             self._now = workers
         self._wanted.append((now, workers))
 
     def at(self, now: float) -> int:
-        """How many there should be; the time never goes back."""
+        """The number of workers now. The time never goes back."""
         more, fewer = min(self._lately(now, self.up_s)), max(self._lately(now, self.down_s))
         if more > self._now:
             self._now = more
@@ -50,7 +50,7 @@ class Target:
         return self._now
 
     def _lately(self, now: float, for_s: float) -> list[int]:
-        """What was wanted at some time in the last `for_s` seconds."""
+        """The numbers that were wanted in the last `for_s` seconds."""
         since = now - for_s
         found = [n for at, n in self._wanted if at > since]
         before = [n for at, n in self._wanted if at <= since]

@@ -1,8 +1,8 @@
 """HERD: streams → model-streams → serving groups (SHEPHERD §3.1, §4).
 
-Single streams cannot be predicted, groups of hundreds can; one scheduler cannot drive thousands of
-workers, but it can drive a group. HERD shares workers and models out to groups such that the model
-that is worst off can still grow the most: it maximises the least *burst tolerance*
+A single stream cannot be predicted, but a group of hundreds can. One scheduler cannot serve
+thousands of workers, but it can serve a group. HERD divides workers and models into groups such
+that the model with the least room to grow can grow most: it maximises the least *burst tolerance*
 
     bt(k) = workers of k's group / n_k,    n_k = workers that k's average load needs
 
@@ -19,15 +19,16 @@ group has twice the workers that its average load needs.
     >>> p.burst_tolerance, p.gap, [(g.workers, g.models) for g in p.groups]
     (2.0, 0.0, [(8, ('a',)), (4, ('b', 'c'))])
 
-How it is solved. For a given tolerance t, model k needs a group of at least ⌈t·n_k⌉ workers: what
-is left is bin packing where a bin costs its largest need. Best-fit packing gives plans, counting
-how much memory needs groups of each size gives a bound, and bisection over the finitely many t that
-matter closes in from both sides. Where they do not meet and the instance is small, the ILP itself
-(`program`) decides; else the gap is stated. The published ILP says nothing about the *sum* of the
-loads in a group, so a second bisection makes the least headroom (workers / load of a group) as
-large as the search finds at that tolerance; `min_headroom` makes it a constraint. Workers that are
-still spare when all groups are at their limits make new groups, which relieve those with the least
-headroom. A model has one group: streams that need more than Ḡ workers take several model-streams.
+How it is solved. For a given tolerance t, model k needs a group of at least ⌈t·n_k⌉ workers: the
+rest is bin packing where a bin costs its largest need. Best-fit packing gives plans, counting how
+much memory needs groups of each size gives a bound, and a bisection over the finite number of
+relevant t narrows the range from both sides. If the two do not meet and the problem is small, the
+ILP itself (`program`) decides; otherwise the gap is stated. The published ILP does not limit the
+*sum* of the loads in a group. So a second bisection makes the least headroom (workers / load of a
+group) as large as the search finds at that tolerance; `min_headroom` makes it a constraint. Workers
+that are still free when all groups are at their limits form new groups, which take load from those
+with the least headroom. A model has one group: streams that need more than Ḡ workers take several
+model-streams.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ __all__ = [
 
 
 def plan(problem: Problem) -> Plan | Infeasible[Plan]:
-    """The plan with the largest least burst tolerance, or as near to it as its `gap` says."""
+    """The plan with the largest least burst tolerance, or within its `gap` of it."""
     search = Search(problem)
     found = _best(search)
     if isinstance(found, str):
@@ -67,7 +68,7 @@ def plan(problem: Problem) -> Plan | Infeasible[Plan]:
 
 
 def _best(search: Search) -> tuple[Bins, float, str] | str:
-    """Groups, a bound of the tolerance, and how it is known; or why there are none."""
+    """Groups, a bound of the tolerance, and its method; or the reason why there are none."""
     problem, headroom = search.problem, search.problem.min_headroom
     values = search.tolerances()
     if why := search.possible(float(values[0]), headroom):
@@ -114,7 +115,7 @@ def program(problem: Problem) -> tuple[Milp, Indices, Indices]:
     """The linearised ILP of SHEPHERD §4 (Eq. 2), with x (models, groups) and size (groups,).
 
     w_ij = x_ij·size_j turns the product into a sum; t is the max–min term. A group without models
-    takes no workers. The groups are interchangeable, so they come by falling size.
+    gets no workers. The groups are interchangeable, so they are ordered by falling size.
     """
     loads = np.array([m.load for m in problem.models], float)
     memory = np.array([m.memory_mb for m in problem.models], float)
@@ -162,7 +163,7 @@ def program(problem: Problem) -> tuple[Milp, Indices, Indices]:
 
 
 def _exact(search: Search, bound: float) -> tuple[Bins | None, float, bool]:
-    """The ILP: groups (None without a solution), the bound, and whether that is the last word."""
+    """The ILP: groups (None without a solution), the bound, and whether the result is final."""
     problem = search.problem
     m, x, size = program(problem)
     solution = m.solve(problem.backend, problem.time_limit_s, seed=problem.seed)

@@ -1,4 +1,4 @@
-"""What HERD plans for, and what it plans."""
+"""Problems and plans of HERD."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from ray_slo.planning.milp import Backend
 
 @dataclass(frozen=True)
 class ModelStream:
-    """All streams of one model. `load`: workers that its average load needs, Σ rate_i / T_i."""
+    """All streams of one model. `load`: number of workers that its average load needs, Σ rate_i /
+    T_i."""
 
     name: str
     load: NonNegative
@@ -21,18 +22,19 @@ class ModelStream:
 
 @dataclass(frozen=True)
 class Problem:
-    """What is to be planned.
+    """A planning problem.
 
     Args:
         models: the model-streams (`aggregate` makes their loads from streams).
         workers: N, workers in the cluster.
-        group_worker_limit: Ḡ, workers that one scheduler can drive.
+        group_worker_limit: Ḡ, largest number of workers of one scheduler.
         memory_mb: a worker's memory for models.
-        max_groups: the most groups; None: as many as there are workers.
-        min_headroom: the least workers of a group per worker of its average load. 0 is the
-            published ILP, which allows groups that cannot sustain even their average.
-        exact_cells: where bound and plan do not meet, solve the ILP if models × groups is at most
-            this, for at most `time_limit_s`, with `backend` and `seed`.
+        max_groups: largest number of groups; None: the number of workers.
+        min_headroom: least number of workers of a group, divided by the workers that its average
+            load needs. 0 is the published ILP, which allows groups that cannot sustain even their
+            average.
+        exact_cells: if bound and plan do not meet, solve the ILP if models × groups is at most this
+            value, for at most `time_limit_s`, with `backend` and `seed`.
 
     Raises:
         ValueError: naming the field.
@@ -66,7 +68,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class Group:
-    """`load`: workers that the average load of all its models needs."""
+    """`load`: number of workers that the average load of all its models needs."""
 
     workers: int
     models: tuple[str, ...]
@@ -76,7 +78,7 @@ class Group:
 
     @property
     def headroom(self) -> float:
-        """Workers per worker of average load: below 1 the group is overloaded on average."""
+        """Workers divided by `load`: below 1, the group is overloaded on average."""
         return self.workers / self.load if self.load else math.inf
 
 

@@ -1,26 +1,27 @@
-"""Which instances to rent: the most requests per second in time, under a budget (Kairos §5.2).
+"""Chooses instances to rent: the most requests per second in time, under a budget (Kairos §5.2).
 
     problem = Problem(types, profiles, latency_slo_s=0.025, sizes=recent_sizes, budget_per_hour=2.5)
     chosen = plan(problem)                         # `kairos`: from upper bounds alone
     found = search(problem, evaluate)              # `kairos_plus`: Algorithm 1
 
 A *configuration* is a number of instances of each type. The *base* type is the one that meets the
-SLO at every size; *auxiliary* types do up to some size s. Every configuration under the budget is
-scored by an upper bound on its throughput, all of them at once:
+SLO at every size; *auxiliary* types do up to some size s. Every configuration within the budget
+gets an upper bound on its throughput, all of them at once:
 
 * `paper_bounds` (Equations 9–15): all auxiliary instances serve the requests up to the largest s,
-  the base serves the rest, and what base time is left serves the mix;
+  the base serves the rest, and the remaining base time serves the mix;
 * `fluid_bounds` (ours): for any prices y of a second of each type, λ ≤ n·y / E[min_k y_k ℓ_k(S)],
   the minimum over the types that can serve size S in time. This is LP duality for the fluid limit,
-  so every price vector gives a true bound, and a few thousand of them come close to the best.
+  so every price vector gives a true bound, and a few thousand of them are close to the best.
 
-Equation 15 is no true bound: in the slack term it lets the base serve the mix, though it could
-serve the large requests and leave the small ones to auxiliary instances, which are relatively
-better at them. It is also loose where auxiliary types differ in s, as all are given the largest.
+Equation 15 is not a true bound. In the slack term the base serves the mix, although it could serve
+the large requests and leave the small ones to auxiliary instances, which are relatively better at
+them. It is also loose if auxiliary types differ in s, because all get the largest s.
 
 `plan` takes the configuration with the highest bound if the top three agree on the number of base
 instances, else the one of the top ten that is nearest to the others (least squared distance). With
-"fluid", only configurations that use up the budget take part: others are a part of one that does.
+"fluid", only configurations that use up the budget are considered: each of the others is a part of
+one that does.
 
 Worked example (as Figure 7, scenario 2): Q_b = 60/s for the mix, Q_b^{s+} = 40/s beyond s, Q_a =
 50/s up to s, of which there are f = 80 %. The auxiliary one is the bottleneck, as 50·0.2/0.8 = 12.5
@@ -78,8 +79,8 @@ def plan(problem: Problem, bound: Bound = "fluid") -> Plan | Infeasible[Plan]:
             (`kairos-bounds`).
 
     Returns:
-        `Infeasible` where no type meets the SLO at every size, or the budget does not pay for one;
-        its best effort serves the largest share of the sizes that can be served.
+        `Infeasible` if no type meets the SLO at every size, or the budget is too small for one; its
+        best effort serves the largest share of the sizes that can be served.
     """
     ranked = _ranked(problem, bound)
     if isinstance(ranked, Infeasible):
@@ -174,7 +175,7 @@ def _make_plan(
 
 
 def _best_effort(problem: Problem, t: Tables, reason: str) -> Infeasible[Plan]:
-    """The largest sizes are given up until what is left can be served under the budget."""
+    """Give up the largest sizes until the rest can be served within the budget."""
     affordable = np.flatnonzero(t.prices <= problem.budget_per_hour).tolist()
     reach = t.reach[affordable].max(initial=0)
     if reach == 0:
@@ -208,20 +209,20 @@ def search(
 ) -> Found | Infeasible[Plan]:
     """`kairos_plus`: the best configuration, evaluating as few as possible (Algorithm 1).
 
-    Configurations are evaluated by falling upper bound. One is passed over when its bound is not
-    above the best throughput so far, or when it is a sub-configuration of one that was evaluated
-    (fewer instances cannot serve more). With a true bound and exact evaluations the result is the
-    optimum. That proof costs evaluations: a good policy attains, say, 93 % of the best bound, and
-    all bounds between have to be tried. With a `margin` m they are not: a bound is taken times the
-    largest share of a bound that any evaluation attained, plus m.
+    Configurations are evaluated by falling upper bound. One is skipped if its bound is not above
+    the best throughput so far, or if it is a part of an evaluated one (fewer instances cannot serve
+    more). With a true bound and exact evaluations the result is the optimum. That proof costs
+    evaluations: if a good policy reaches 93 % of the best bound, all bounds in between must be
+    tried. With a `margin` m they are not. A bound is then multiplied by the largest share of a
+    bound that any evaluation reached, plus m.
 
     Args:
         evaluate: throughput of a configuration, requests per second.
         bound: "fluid", a true bound, or "paper" (Equation 15), which may prune the optimum.
-        parallel: evaluate this many at once, through
+        parallel: number of evaluations at once, through `map_`.
         map_: a `map`, such as `ProcessPoolExecutor.map`.
-        margin: 0.01 or so to trust that shares of bounds differ by no more; None for certainty.
-        max_evaluations: stop then.
+        margin: about 0.01, to assume that shares of bounds differ by no more; None for certainty.
+        max_evaluations: largest number of evaluations.
     """
     if parallel < 1:
         raise ValueError(f"parallel must be at least 1, got {parallel}")

@@ -17,7 +17,7 @@ _MAX_CONFIGURATIONS = 20_000_000
 
 
 class Tables:
-    """The size distribution as weights, and what each type makes of it."""
+    """The size distribution as weights, and the latencies of each type."""
 
     def __init__(self, problem: Problem) -> None:
         self.names = [t.name for t in problem.types]
@@ -75,7 +75,7 @@ def configurations(
 def paper_bounds(problem: Problem, counts: Ints) -> tuple[Floats, NDArray[np.bool_]]:
     """Equation 15 for each row of `counts`: throughput, and whether the base is the bottleneck.
 
-    Without a base instance the bound is 0: some sizes are served by nobody.
+    Without a base instance the bound is 0: some sizes cannot be served.
     """
     t = Tables(problem)
     if t.base is None:
@@ -89,7 +89,7 @@ def paper_bounds_of(t: Tables, base: int, counts: Ints) -> tuple[Floats, NDArray
     whole = len(t.sizes)
     q_mix = t.rate(base, 0, whole)
     u = counts[:, base].astype(float)
-    # s' and f' are those of the auxiliary type that reaches farthest among those rented.
+    # s' and f' are those of the rented auxiliary type with the largest reach.
     rented = counts[:, others] > 0
     reach = np.where(rented, t.reach[others], 0).max(axis=1, initial=0)
     bound, base_bound = np.zeros(len(counts)), np.ones(len(counts), dtype=bool)
@@ -122,7 +122,8 @@ def fluid_bounds(problem: Problem, counts: Ints | Floats, resolution: int = 8) -
     A grid of prices, and then a finer one around the prices that gave the least bounds.
 
     Args:
-        counts: instances of each type, shape (n, types); parts of one are there part of the time.
+        counts: instances of each type, shape (n, types); a fraction is present for a part of the
+            time.
         resolution: steps of the first grid per type. Any value gives true upper bounds.
     """
     return fluid_bounds_of(Tables(problem), counts, resolution)
@@ -137,10 +138,10 @@ def fluid_bounds_of(t: Tables, counts: Ints | Floats, resolution: int = 8) -> Fl
         return bounds
     duals = _Duals(t)
     rows = counts[able].astype(float)
-    # Which prices matter is seen on a sample; with fewer prices the bounds are still bounds.
+    # A sample shows which prices matter; with fewer prices the bounds are still bounds.
     sample = rows[:: max(len(rows) // 256, 1)]
     first = np.geomspace(0.25, 4.0, resolution)
-    # Nothing for types that idle, a fortune for those that are not rented.
+    # Price 0 for types that idle, a very high price for those that are not rented.
     prices = duals.grid([np.concatenate([[0.0], first, [1e6]])] * len(t.names))
     prices = _least(sample, prices)
     step = (first[1] / first[0]) ** (1 / 3) if resolution > 1 else 1.2

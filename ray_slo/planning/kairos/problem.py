@@ -1,4 +1,4 @@
-"""What to serve on which instances, and which to rent."""
+"""Problems and plans of Kairos."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ Configuration = dict[str, int]
 
 @dataclass(frozen=True)
 class Problem:
-    """What to serve, on what, for how much.
+    """The problem: requests, instance types and a budget.
 
     Attributes:
-        types: to choose from.
+        types: instance types to choose from.
         profiles: ℓ(size) by name of type, one request of that size at a time.
-        latency_slo_s: every request's.
-        sizes: of recent requests, shape (n,); the distribution that is planned for.
-        budget_per_hour: not to be exceeded.
+        latency_slo_s: SLO of every request, seconds.
+        sizes: sizes of recent requests, shape (n,): their distribution is planned for.
+        budget_per_hour: upper limit of the cost.
         xi: share of the SLO that may be used, as in the policy.
-        base: name of the base type; by default the one of those that meet the SLO at every size
-            that serves the mix at the least cost.
+        base: name of the base type; by default, of the types that meet the SLO at every size, the
+            one that serves the mix at the least cost.
     """
 
     types: Sequence[InstanceType]
@@ -56,16 +56,16 @@ class Problem:
 
 @dataclass(frozen=True)
 class Plan:
-    """A configuration and why.
+    """A configuration and its reason.
 
     Attributes:
-        counts: instances by type, those that are rented.
-        cost_per_hour: of them all.
+        counts: number of rented instances by type.
+        cost_per_hour: total cost.
         bound: upper bound on its throughput, requests per second.
         base: name of the base type.
-        bottleneck: "base" where auxiliary instances wait for it, else "auxiliary".
-        runner_up: the configuration that came next, None if there is only one.
-        considered: configurations scored.
+        bottleneck: "base" if auxiliary instances wait for it, else "auxiliary".
+        runner_up: the second-best configuration; None if there is only one.
+        considered: number of configurations with a bound.
         explanation: the choice in words.
     """
 
@@ -85,7 +85,7 @@ class Found:
 
     Attributes:
         counts: the best configuration that was evaluated.
-        throughput: what `evaluate` said of it.
+        throughput: result of `evaluate` for it.
         evaluated: configurations and their throughputs, in order of evaluation.
         space: size of the search space.
         pruned: configurations that needed no evaluation.
@@ -99,5 +99,5 @@ class Found:
 
     @property
     def share(self) -> float:
-        """Of the space that was evaluated."""
+        """Share of the space that was evaluated."""
         return len(self.evaluated) / self.space

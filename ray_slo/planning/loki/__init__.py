@@ -1,12 +1,13 @@
 """Loki: variants, replicas and batch sizes of a tree of models under one latency SLO (Loki §4).
 
-A request enters at the root; a task's variant makes a number of requests of it for each child task.
-Three steps, each a mixed-integer linear program over the same constraints:
+A request enters at the root. A task's variant makes a number of requests from it for each child
+task. Three steps, each a mixed-integer linear program over the same constraints:
 
 1. *hardware scaling*: the fewest workers that serve the demand with the most accurate variants;
-2. *accuracy scaling*: where all workers are too few for that, the highest accuracy at the demand;
-3. *share* (ours; the paper is silent): where no variants suffice, the largest share of the demand,
-   and the highest accuracy at that share. It comes as `Infeasible` and says what it sheds.
+2. *accuracy scaling*: if there are too few workers for that, the highest accuracy at the demand;
+3. *share* (ours; the paper has none): if no variants are fast enough, the largest share of the
+demand,
+   with the highest accuracy at that share. It is returned as `Infeasible`, and says what it sheds.
 
 Worked example: a detector that finds 4 faces per frame, 3 workers, 100 ms. The large recogniser
 serves 100 faces per second in batches of 2 (20 ms), the small one 200 (10 ms).
@@ -50,9 +51,9 @@ def plan(problem: Problem, last: Plan | None = None) -> Plan | Infeasible[Plan]:
     """The plan of the first step that is feasible.
 
     Args:
-        problem: what is to be planned.
-        last: where the search starts, if the solver takes a start (Gurobi does). It does not change
-            what is optimal; `problem.current` does.
+        problem: the problem.
+        last: start of the search, if the solver accepts one (Gurobi does). It does not change the
+            optimum; `problem.current` does.
 
     Returns:
         A plan that serves the planned demand, or `Infeasible` with the plan of step 3.
@@ -93,9 +94,9 @@ def plan(problem: Problem, last: Plan | None = None) -> Plan | Infeasible[Plan]:
 
 
 def capacity(problem: Problem, *, most_accurate: bool = False) -> float:
-    """The largest demand, requests per second, that all workers can serve: with the most accurate
-    variants alone (the end of hardware scaling), or any at `problem.accuracy_floor`. Demand and
-    headroom of the problem do not matter.
+    """The largest demand, requests per second, that all workers can serve: only with the most
+    accurate variants (the end of hardware scaling), or with any at `problem.accuracy_floor`. Demand
+    and headroom of the problem do not matter.
 
     Raises:
         RuntimeError: the solver found nothing within its time limit.

@@ -1,4 +1,4 @@
-"""What Loki plans: workers with variants and batch sizes, and the shares of the paths."""
+"""Plans of Loki: workers with variants and batch sizes, and the shares of the paths."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ class Assignment:
     """Workers with one variant and batch size.
 
     Attributes:
-        workers: how many.
-        load: requests per second that all of them get, by plan.
-        throughput: requests per second of one of them, at most.
-        latency_s: of a full batch: the latency budget of the task (§4.2), waiting not included.
+        workers: number of workers.
+        load: planned requests per second for all of them.
+        throughput: largest requests per second of one of them.
+        latency_s: time of a full batch, seconds: the latency budget of the task (§4.2), without the
+            wait.
     """
 
     task: str
@@ -31,15 +32,15 @@ class Assignment:
     latency_s: float
 
     def to_json(self) -> dict[str, Any]:
-        """For logs and status: what is asked of these workers."""
+        """The assignment for logs and status."""
         names = ("task", "variant", "batch_size", "workers", "load")
         return {name: getattr(self, name) for name in names}
 
 
 @dataclass(frozen=True)
 class PathShare:
-    """A path from root to sink: share of the demand, accuracy (percent), and the longest sum of
-    batch latencies on it, seconds, waiting not included."""
+    """A path from the root to a last task: share of the demand, accuracy (percent), and the longest
+    sum of batch latencies on it, seconds, without waits."""
 
     variants: tuple[str, ...]
     share: float
@@ -50,8 +51,8 @@ class PathShare:
 @dataclass(frozen=True)
 class Plan:
     """`accuracy`: percent, over the requests that are served, mean of the sinks. `shed_share`: of
-    the planned demand. `swaps`: workers that now have another variant. `gap`: no other plan can
-    improve the objective of `step` by more than this share of it. `shared`: each worker serves all
+    the planned demand. `swaps`: number of workers that change their variant. `gap`: no other plan
+    can improve the objective of `step` by more than this share. `shared`: each worker serves all
     tasks, and every assignment holds for each worker (`best_effort`)."""
 
     step: Step

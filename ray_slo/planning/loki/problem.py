@@ -1,4 +1,4 @@
-"""What Loki plans for: tasks with variants, a demand, workers, an SLO."""
+"""Problems of Loki: tasks with variants, a demand, workers, an SLO."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ class Variant:
 
     Args:
         name: unique in the pipeline.
-        accuracy: of this network alone, percent.
+        accuracy: accuracy of this network alone, percent.
         profile: latency by batch size on the cluster's workers.
         factors: requests made for each child task per request (the paper's multiplicative factor
-            times the branch ratio); 1 for a child that is not named.
+            times the branch ratio); 1 for a missing child.
     """
 
     name: str
@@ -43,31 +43,31 @@ class Task:
 
 @dataclass(frozen=True)
 class Problem:
-    """What is to be planned.
+    """A planning problem.
 
     Args:
         tasks: a rooted tree.
-        demand: D, requests per second at the root, on average.
-        workers: S, of one kind.
-        slo_s: L, end to end, seconds.
-        batch_sizes: B, those that may be configured; a variant's largest is its profile's.
-        waiting_factor: time that a request is in a task, waiting included, in executions of a batch
-            (2 is the paper's "SLO/2").
+        demand: D, mean requests per second at the root.
+        workers: S, number of workers of one kind.
+        slo_s: L, end-to-end SLO, seconds.
+        batch_sizes: B, allowed batch sizes; a variant's largest is that of its profile.
+        waiting_factor: time of a request at a task, including the wait, in executions of a batch (2
+            is the paper's "SLO/2").
         communication_s: delay per server on the path, seconds (§4.2).
-        any_route: whatever hosted configurations a request comes by, the path is fast enough, and
-            a variant has one batch size, y(i, k) in the paper. The published program sees only to
-            the paths that it uses itself, but its routing tables (Algorithm 1) form any: False.
-        headroom_quantile: plan for this quantile of what arrives in `headroom_period_s` if arrivals
-            are Poisson at `demand`; None plans for the average itself, as the paper does.
-        fits_alone: the requests that one request at the root makes at a task fit, in batches of the
-            task's workers, into the time that the task has (ours): a lone request is in time, too.
+        any_route: every path through loaded configurations is fast enough, and a variant has one
+            batch size, y(i, k) in the paper. False is the published program: it checks only the
+            paths that it uses itself, although its routing tables (Algorithm 1) may form any path.
+        headroom_quantile: plan for this quantile of the arrivals in `headroom_period_s`, if these
+            are Poisson at `demand`; None plans for the mean, as the paper does.
+        fits_alone: the requests that a single request at the root makes at a task must fit into the
+            task's time (ours). So a single request is in time too.
         path_accuracies: measured end-to-end accuracy, percent, by the names of the variants from
-            root to sink; a path that is missing has the product of its variants' accuracies.
+            the root to a last task; a missing path has the product of its variants' accuracies.
         accuracy_floor: percent; requests are shed rather than served at a lower mean accuracy.
-        current: workers by (task, variant) that are loaded now; None where nothing runs.
-        swap_cost: points of accuracy that reloading one of them must gain. In step 1 swaps only
-            decide between plans with as few workers.
-        max_swaps: reload at most this number of them. Loading idle workers is no swap.
+        current: number of workers by (task, variant) that are loaded now; None if nothing runs.
+        swap_cost: least gain in points of accuracy for which a worker is reloaded. In step 1, swaps
+            only decide between plans with the same number of workers.
+        max_swaps: largest number of reloaded workers. Loading an idle worker is not a swap.
         backend, time_limit_s, relative_gap, seed: of the solver, for each program.
 
     Raises:
@@ -169,7 +169,7 @@ class Problem:
 
 
 def fastest(problem: Problem) -> float:
-    """The shortest time to the slowest sink, seconds, waiting and communication included."""
+    """The shortest time to the slowest last task, seconds, including waits and communication."""
     return least_rest(problem, problem.order)[problem.order[0].name]
 
 
@@ -178,7 +178,7 @@ def cost(problem: Problem, latency_s: float) -> float:
 
 
 def least_rest(problem: Problem, tasks: Sequence[Task]) -> dict[str, float]:
-    """Least time from entering a task to the last of its sinks."""
+    """Least time from entering a task to the end of its last tasks, seconds."""
     rest: dict[str, float] = {}
     for task in reversed(tasks):
         own = min(

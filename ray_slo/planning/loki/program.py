@@ -20,7 +20,7 @@ class Program:
     """The mixed-integer linear program of one problem.
 
     Args:
-        most_accurate: with the most accurate variants alone.
+        most_accurate: use only the most accurate variants.
         served: the largest share of the demand that step 3 may serve.
     """
 
@@ -91,7 +91,8 @@ class Program:
         return m, x, c
 
     def _throughput(self, m: Milp, x: Indices, c: Indices) -> None:
-        """(2), (3): workers suffice for the paths, and the cluster for the workers."""
+        """(2), (3): there are enough workers for the paths, and the cluster has room for the
+        workers."""
         g, problem, paths = self.graph, self.problem, self.graph.paths
         arrivals = np.zeros((len(g.configs), len(paths)))
         for j, p in enumerate(paths):
@@ -119,7 +120,7 @@ class Program:
         self._fit_alone(m, x, of_task)
 
     def _fit_alone(self, m: Milp, x: Indices, of_task: Floats) -> None:
-        """What one request makes of a task is taken in time by the task's workers."""
+        """A task's workers serve the requests of a single root request in time."""
         g = self.graph
         many = g.at_once > 0
         if many.any():
@@ -141,7 +142,7 @@ class Program:
         m.block(f"paths to {child}", (matrix, continued), (-1, through), lower=0, upper=0)
 
     def _useful(self, served: float) -> Floats:
-        """Workers per configuration, at most: those that could do all that there is to do."""
+        """Largest useful number of workers per configuration: enough for the whole demand."""
         g = self.graph
         problem, arrivals = self.problem, np.zeros(len(g.configs))
         for p in g.paths:
@@ -155,7 +156,7 @@ class Program:
         return np.minimum(enough, float(problem.workers)).astype(float)
 
     def _one_split(self, m: Milp, x: Indices, served: float) -> None:
-        """(4), (6), (7): what is hosted is of one split."""
+        """(4), (6), (7): all loaded configurations belong to one split."""
         g = self.graph
         chosen = m.variables("splits", len(g.splits), upper=1, integer=True)
         m.block("one split", (1, chosen), lower=1, upper=1)
@@ -192,7 +193,7 @@ class Program:
             m.block("(7) any path", (both, np.broadcast_to(hosted, both.shape)), upper=lengths)
 
     def _swaps(self, m: Milp, x: Indices) -> Indices:
-        """Workers that have another variant now: what is loaded beyond the idle workers."""
+        """Number of workers that change their variant: new loads beyond the idle workers."""
         g = self.graph
         problem, current = self.problem, self.problem.current
         swaps = m.variables(
@@ -214,7 +215,7 @@ class Program:
         return swaps
 
     def plan(self, step: Step, solution: Solution) -> Plan:
-        """What a solution says, without workers that it has no use for."""
+        """The plan of a solution, without unused workers."""
         g = self.graph
         problem = self.problem
         c, hosted = np.zeros(len(g.paths)), np.zeros(len(g.configs), int)
@@ -223,7 +224,7 @@ class Program:
             hosted = solution[self.x].round().astype(int)
             c = np.maximum(solution[self.c], 0.0)
         for j, p in enumerate(g.paths):
-            # A solver's rounding may let a trickle through what has no workers.
+            # A solver's rounding may leave a tiny load on configurations without workers.
             if not hosted[p.config] or (p.parent >= 0 and not c[p.parent]):
                 c[j] = 0.0
             load[p.config] += problem.planned_demand * c[j] * p.arrivals
@@ -231,7 +232,7 @@ class Program:
         for config, most, of_config in zip(g.configs, hosted, load.tolist(), strict=True):
             useful = math.ceil(of_config / config.throughput - EPS)
             if g.at_once[config.task]:
-                useful = int(most)  # a lone request needs them all
+                useful = int(most)  # a single request needs them all
             if workers := min(int(most), useful):
                 key = self._key(config)
                 assignments.append(

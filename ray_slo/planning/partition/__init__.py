@@ -1,6 +1,6 @@
 """Sub-cluster partitioning: models → sub-clusters of equal load and memory (Symphony §4.4, App. A).
 
-Every worker of a sub-cluster holds all its models and one dispatcher thread drives it, so rate and
+Every worker of a sub-cluster holds all its models, and one dispatcher thread serves it. So rate and
 memory are bounded and should be even:
 
     minimise ΔR + w·ΔS                                       (3)
@@ -17,10 +17,10 @@ Worked example: rates 5, 4, 3, 2 and equal memory over two sub-clusters: {5, 2} 
     ([('a', 'd'), ('b', 'c')], 0.0, 0.0)
 
 How it is solved. A start (the current assignment, else longest processing time first) is improved
-by moves and swaps of models, all of one sub-cluster evaluated at once, on a smooth stand-in for the
-objective; where that ends further from the bound than `tolerance`, the MILP (`program`) is solved
-for at most `time_limit_s` and the better of both is taken. Hundreds of models are even to a
-fraction of a percent by the search alone; few and large ones are what the MILP is for.
+by moves and swaps of models, all of one sub-cluster evaluated at once, with a smooth replacement of
+the objective. If the result is further from the bound than `tolerance`, the MILP (`program`) is
+solved for at most `time_limit_s`, and the better result is used. For hundreds of models, the search
+alone is even to a fraction of a percent; the MILP is for few large models.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ __all__ = [
 
 
 def plan(problem: Problem) -> Plan | Infeasible[Plan]:
-    """The partition with the least objective, or as near to it as its `gap` says."""
+    """The partition with the least objective, or within its `gap` of it."""
     search = Search(problem)
     bound, scale = search.bound(), search.scale
     why = search.impossible()

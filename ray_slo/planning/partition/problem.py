@@ -1,4 +1,4 @@
-"""What is partitioned, and the partition."""
+"""Problems and plans of the partition."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ class Model:
 
 @dataclass(frozen=True)
 class Problem:
-    """What is to be partitioned.
+    """A partitioning problem.
 
     Args:
         models: m models.
-        sub_clusters: l.
+        sub_clusters: l, number of sub-clusters.
         max_rate: R_max, requests per second that one dispatcher can handle.
-        max_memory_mb: S_max, memory of a worker.
-        memory_weight: w, requests per second that a MB of ΔS counts as; R̄ / S̄ when None, where both
-            spreads count as shares of their averages.
+        max_memory_mb: S_max, memory of a worker, MB.
+        memory_weight: w, requests per second that count as much as a MB of ΔS. None means R̄ / S̄:
+            both spreads then count as shares of their averages.
         current: (m,) sub-cluster of each model now, −1 for a new one; None at the start.
         change_cost: c, cost of loading or unloading a model: (m,), or (m, l) rows; 1 when None.
         max_change_cost: C_max.
         tolerance: spread, as a share of the averages, below which the search is good enough.
-        time_limit_s: for the MILP; 0 leaves it out.
+        time_limit_s: time limit of the MILP, seconds; 0 skips it.
 
     Raises:
         ValueError: naming the field.
@@ -93,8 +93,8 @@ class SubCluster:
 @dataclass(frozen=True)
 class Plan:
     """`rate_spread` and `memory_spread` are ΔR and ΔS, `objective` is ΔR + w·ΔS, and no partition
-    has one below `bound`. `gap` is their distance as a share of R̄ + w·S̄. `moved`: models that are
-    loaded elsewhere than now."""
+    has one below `bound`. `gap` is their distance as a share of R̄ + w·S̄. `moved`: models whose
+    sub-cluster changes."""
 
     sub_clusters: tuple[SubCluster, ...]
     rate_spread: float

@@ -6,8 +6,8 @@
     table.lookup(n=3, slack_s=0.080)             # ("resnet18", 3)
     table.expected_accuracy, table.violation_rate
 
-Variants are (name, accuracy in percent, `LatencyProfile`). `solve_set` solves for as many loads as
-it takes for adjacent tables to differ by at most one percent of accuracy.
+Variants are (name, accuracy in percent, `LatencyProfile`). `solve_set` solves for enough loads that
+adjacent tables differ by at most one percent of accuracy.
 """
 
 from ray_slo.planning.ramsis.arrivals import Arrivals, Empirical, Gamma, Poisson

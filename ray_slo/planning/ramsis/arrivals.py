@@ -1,13 +1,14 @@
 """Arrival distributions PF(k, T) at the central queue (RAMSIS §3.1.1), as a plug-in.
 
 A distribution is written at unit rate: a span of T seconds at `rate` requests per second is
-`rate · T` units. Counts are asked for from two starting points, which only Poisson does not tell
-apart: right *after an arrival*, or at *any time* (the equilibrium of the process).
+`rate · T` units. Counts have two possible starting points: right *after an arrival*, or at *any
+time* (the equilibrium of the process). Only for Poisson are they equal.
 """
 
 from __future__ import annotations
 
 import hashlib
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,10 +16,11 @@ from typing import Annotated, Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from pydantic import Field, PositiveFloat, TypeAdapter, ValidationError
+from pydantic import Field, PositiveFloat
 from scipy.special import gammainc, gammaln, xlogy
 
 from ray_slo.core.documents import Frozen
+from ray_slo.core.explain import Misplaced, placed, validated
 
 Floats = NDArray[np.float64]
 
@@ -37,7 +39,7 @@ class Arrivals(Protocol):
         """P(N(units[i]) = k) for k = 0 … k_max, shape (len(units), k_max + 1)."""
 
     def to_json(self) -> dict[str, Any]:
-        """What it is, by value: equal distributions, equal results."""
+        """Its parameters: equal distributions give equal results."""
 
 
 class _FromAtLeast:
@@ -110,7 +112,7 @@ class Gamma(_FromAtLeast):
 
 
 class Empirical(_FromAtLeast):
-    """Counts as they occur in recorded arrival times, stretched to the rate that is asked for.
+    """Counts of recorded arrival times, stretched to the wanted rate.
 
     Args:
         times_s: arrival times, ascending seconds, at least 100 of them.
@@ -198,17 +200,28 @@ class EmpiricalSpec(Frozen):
     file: Path
 
     def build(self, base: Path) -> Arrivals:
-        return Empirical(np.loadtxt(base / self.file, dtype=float, ndmin=1))
+        path = base / self.file
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", UserWarning)  # NumPy's, of an empty file
+                return Empirical(np.loadtxt(path, dtype=float, ndmin=1))
+        except OSError as error:
+            raise Misplaced("file", str(error)) from None
+        except ValueError as error:
+            wanted = "must hold arrival times in seconds, one per line"
+            raise Misplaced("file", f"{path} {wanted}: {error}") from None
 
 
 ArrivalsSpec = Annotated[PoissonSpec | GammaSpec | EmpiricalSpec, Field(discriminator="kind")]
-_KINDS = ("poisson", "gamma", "empirical")
-_ADAPTER: TypeAdapter[PoissonSpec | GammaSpec | EmpiricalSpec] = TypeAdapter(ArrivalsSpec)
+
+
+class _Given(Frozen):
+    arrivals: ArrivalsSpec
 
 
 def arrivals_of(given: Any) -> Arrivals:
-    """Arrivals as documents have them, e.g. {"kind": "gamma", "shape": 0.3} (`ArrivalsSpec`), or
-    "poisson"; files are relative to the working directory. An `Arrivals` is left as it is.
+    """Arrivals from a document, e.g. {"kind": "gamma", "shape": 0.3} (`ArrivalsSpec`), or
+    "poisson"; files are relative to the working directory. An `Arrivals` is returned unchanged.
 
     Raises:
         ValueError: names the field and what is wrong with it.
@@ -217,18 +230,13 @@ def arrivals_of(given: Any) -> Arrivals:
         found: Arrivals = given
         return found
     given = {"kind": given} if isinstance(given, str) else given
-    try:
-        return _ADAPTER.validate_python(given).build(Path())
-    except ValidationError as error:
-        wrong = error.errors()[0]
-        keys = [str(key) for key in wrong["loc"] if key not in _KINDS]
-        raise ValueError(f"{'.'.join(('arrivals', *keys))}: {wrong['msg']}") from None
-    except OSError as error:
-        raise ValueError(f"arrivals.file: {error}") from None
+    spec = validated(_Given, {"arrivals": given}).arrivals
+    with placed("arrivals"):
+        return spec.build(Path())
 
 
 def label(about: Mapping[str, Any]) -> str:
-    """A short name of what `Arrivals.to_json` says: "poisson", "gamma 0.25"."""
+    """A short name for the result of `Arrivals.to_json`: "poisson", "gamma 0.25"."""
     rest = [value for key, value in about.items() if key != "kind"]
     words = (f"{value:g}" if isinstance(value, float) else str(value) for value in rest)
     return " ".join((str(about["kind"]), *words))

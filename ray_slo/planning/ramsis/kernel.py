@@ -107,7 +107,9 @@ class Kernel:
         each = p.rate / p.num_workers
         service = 1 / self._usual_latency(each)
         # Appendix I.1; never more than an even share, as the formula presumes no batching.
-        seldom = min((each / service) ** p.num_workers * service, each)
+        seldom = each
+        if each < service:
+            seldom = (each / service) ** p.num_workers * service
         streams = [Stream(p.arrivals, each, 1), Stream(p.arrivals, max(seldom, 1e-9 * each), 1)]
         return streams, (np.arange(1, self.N + 1) >= 3).astype(np.int64)
 

@@ -34,22 +34,22 @@ def solve_set(
     existing: PolicySet | None = None,
 ) -> PolicySet:
     """Tables at `rates`, and from `low` to `high` at loads chosen so that adjacent tables differ
-    by at most `step_accuracy`: the middle between two that differ by more is solved as well.
+    by at most `step_accuracy`: if two differ by more, the load in the middle is solved too.
 
     Args:
         problem: its rate is not used.
         rates: requests per second to solve for in any case.
         low, high: ends of the range; without rates, 5 % and 100 % of `problem.capacity`.
         step_accuracy: percent points of expected accuracy.
-        min_step: loads nearer to each other than this share are never told apart, however steep
-            accuracy falls between them (above capacity).
-        mapper: where problems are solved: `map` (here, one after the other), or the `map` of a
-            `ProcessPoolExecutor`, or what maps them to Ray tasks.
+        min_step: smallest relative distance of two loads, even if accuracy falls steeply between
+            them (above capacity).
+        mapper: `map` (solves here, one after the other), the `map` of a `ProcessPoolExecutor`, or a
+            function that maps problems to Ray tasks.
         progress: called with every table solved.
         existing: a set for the same profiles and options; its tables are not solved again.
 
     Raises:
-        ValueError: an argument out of range; `existing` is of another problem.
+        ValueError: an argument out of range; `existing` is for another problem.
     """
     if not step_accuracy > 0:
         raise ValueError(f"step_accuracy must be positive, got {step_accuracy}")

@@ -1,25 +1,33 @@
 """`solve(problem) -> Table`: policy iteration on the decision process of `kernel`.
 
-What is maximised is a ratio of long-run averages: accuracy of requests answered in time over
-requests ("per_query"), or over decisions ("per_batch"). Every decision has a reward r and a cost c
+It maximises a ratio of long-run averages: accuracy of requests answered in time over requests
+("per_query"), or over decisions ("per_batch"). Every decision has a reward r and a cost c
 (requests, or 1); the best ratio θ and the relative values h of states solve
 
     h(s) = max over actions of r − θ·c + E[h(next state)].
 
-The paper iterates values; policies stop changing after a few improvements, though, and a policy
-can be evaluated exactly at no cost: which outcome (nothing arrived, or a first arrival in some
-cell) follows which is a chain of one or two hundred outcomes, whatever N and however many
-variants. So we iterate policies (Howard), solve for θ and h directly, and stop by the span test:
-no action would improve any state by more than `SPAN`.
+The paper iterates values. But policies stop changing after a few improvements, and the exact
+evaluation of a policy is cheap. The sequence of outcomes (nothing arrived, or a first arrival in
+some cell) is a chain of one or two hundred outcomes, for any N and any number of variants. So we
+iterate policies (Howard), solve for θ and h directly, and stop by the span test: no action would
+improve any state by more than `SPAN`.
+
+With several workers in turn, a worker's arrivals are regular. Then a chain may have two classes
+that it almost never leaves: in one the queue becomes empty, in the other a backlog is served
+exactly as fast as it comes (for example if batches of several sizes take equally long). No single θ
+solves that. Such problems are solved with a *restart*: after every decision the queue becomes empty
+with the probability `RESTART`, so that about `1 / RESTART` decisions count.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.linalg import lu_factor, lu_solve
+from scipy.linalg import lu_solve
+from scipy.linalg.lapack import dgetrf
 from scipy.sparse import csr_array
 
 from ray_slo.planning.ramsis.kernel import EMPTY, NEVER, Kernel, Partial
@@ -30,23 +38,39 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 SPAN = 1e-6  # percent points of accuracy, per decision
+RESTART = 1e-6
+_LARGEST = 1e8  # values of a chain whose classes it leaves now and then
+_ROUNDING, _COARSEST = 1e-14, 1e-4  # of values that are large beside `SPAN`, and at most
 _MAX_IMPROVEMENTS = 100
 
 
 def solve(problem: Problem) -> Table:
-    """The best policy of one worker at one load, with what is to be expected of it.
+    """The best policy of one worker at one load, with its predictions.
 
     Returns:
         The table; `expected_accuracy` and `violation_rate` are those of RAMSIS §5.1.
 
     Raises:
-        ArithmeticError: policies keep changing; not seen for arrivals of a positive rate.
+        ArithmeticError: policies keep changing, also with restarts; never observed.
     """
     process = _Process(problem)
-    policy = process.most_accurate()
+    full = None
     if process.partial is not None:
-        # Full batches are solved in a blink, and most decisions are full batches anyway.
         full = _Process(replace(problem, batching="maximal", late="serve"))
+    try:
+        return _solve(process, full)
+    except ArithmeticError:
+        for one in (process, full):
+            if one is not None:
+                one.stays = 1 - RESTART
+        return _solve(process, full)
+
+
+def _solve(process: _Process, full: _Process | None) -> Table:
+    """The table of a process, from the best policy among those of full batches."""
+    policy = process.most_accurate()
+    if full is not None:
+        # Full batches are solved quickly, and most decisions are full batches.
         start = _iterate(full, full.most_accurate())[0].variant
         policy.variant = np.where(policy.variant >= 0, start, policy.variant)
     policy, found, improvements, span = _iterate(process, policy)
@@ -54,11 +78,14 @@ def solve(problem: Problem) -> Table:
 
 
 def _iterate(process: _Process, policy: _Policy) -> tuple[_Policy, _Evaluation, int, float]:
-    """Policy iteration: the best policy, its evaluation, improvements and what is left."""
+    """Policy iteration: the best policy, its evaluation, number of improvements, and the rest."""
     for improvements in range(1, _MAX_IMPROVEMENTS + 1):
         found = process.evaluate(policy)
         better, span = process.improve(policy, found)
-        if span <= SPAN:
+        largest = float(np.abs(found.values).max())
+        if not largest < math.inf or (process.stays == 1 and largest > _LARGEST):
+            raise ArithmeticError("the chain has several classes")
+        if span <= SPAN + min(_ROUNDING * largest, _COARSEST):
             return policy, found, improvements, span
         policy = better
     raise ArithmeticError(f"no policy is best to {SPAN} after {_MAX_IMPROVEMENTS} improvements")
@@ -74,9 +101,14 @@ class _Evaluation:
 
 
 class _Process:
-    """Actions are numbered over the last axis: full batches per variant, then partial ones."""
+    """Actions are numbered over the last axis: full batches per variant, then partial ones.
+
+    Attributes:
+        stays: probability that there is no restart after a decision: 1 without restarts.
+    """
 
     def __init__(self, problem: Problem) -> None:
+        self.stays = 1.0
         self.problem = problem
         self.kernel = k = Kernel(problem)
         self.variants = len(k.variants)
@@ -91,8 +123,8 @@ class _Process:
         self.partial = self._partial(unable)
 
     def _partial(self, unable: NDArray[np.bool_]) -> Partial | None:
-        """Batches that leave requests behind: any (variable batching), or, where what cannot be
-        answered in time is dropped, the largest that fits and the drop of the most urgent."""
+        """Batches that leave requests in the queue: any (variable batching), or, if late requests
+        are dropped, the largest that fits and the drop of the most urgent."""
         k, p = self.kernel, self.problem
         drop = p.late == "drop"
         if not drop and p.batching == "maximal":
@@ -178,6 +210,7 @@ class _Process:
                 [rows[states], leading[states].toarray()],
             ]
         )
+        chain *= self.stays
         counted = float(self.per_query)
         reward -= counted * self.penalty * excess
         cost += counted * excess
@@ -193,7 +226,7 @@ class _Process:
         occupancy[states] += share[outcomes:]
         return _Evaluation(
             ratio,
-            reward - ratio * cost + rows @ of_outcomes + leading @ of_states,
+            reward - ratio * cost + self.stays * (rows @ of_outcomes + leading @ of_states),
             of_outcomes,
             occupancy,
             float(share[:outcomes] @ k.excess + occupancy @ excess),
@@ -203,7 +236,7 @@ class _Process:
         """The policy that is greedy for the values found, and by how much it improves at most."""
         k = self.kernel
         loss = found.ratio + self.penalty if self.per_query else 0.0
-        q = k.expect(found.outcome_values)
+        q = k.expect(self.stays * found.outcome_values)
         sizes = np.arange(1, k.N + 1)[:, None, None]
         worth = np.where(k.fits, k.accuracy, -self.penalty)
         q += (worth - found.ratio) * (sizes if self.per_query else 1)
@@ -218,7 +251,7 @@ class _Process:
         new.variant[better] = found_better[better]
         best = np.where(better, value, best)
         if self.partial is not None:
-            expected = self.partial.expect(found.values, loss)
+            expected = self.partial.expect(self.stays * found.values, loss)
             for number, (group, next_value) in enumerate(
                 zip(self.partial.groups, expected, strict=True)
             ):
@@ -244,6 +277,9 @@ class _Process:
         taken = np.concatenate([[0], size.ravel(), size[-1:, 0]])
         answered = float(found.occupancy @ in_time)
         total = float(found.occupancy @ taken) + found.excess
+        mean = float(found.occupancy @ right) / answered if answered > 0 else 0.0
+        if answered > 0:  # a weighted mean, but for the rounding of floating-point numbers
+            mean = min(max(mean, float(k.accuracy.min())), float(k.accuracy.max()))
         return Table(
             names=tuple(name for name, _, _ in k.variants),
             accuracies=tuple(float(a) for a in k.accuracy),
@@ -251,7 +287,7 @@ class _Process:
             variant=variant.astype(np.int16),
             batch=size.astype(np.int16),
             occupancy=found.occupancy,
-            expected_accuracy=float(found.occupancy @ right) / answered if answered > 0 else 0.0,
+            expected_accuracy=mean,
             violation_rate=1 - answered / total,
             rate=p.rate,
             profile_hash=p.profile_hash,
@@ -288,7 +324,8 @@ def _average(
     chain: Floats, reward: Floats, cost: Floats, reference: int
 ) -> tuple[float, Floats, Floats]:
     """θ, relative values (0 at `reference`) and stationary distribution of a chain with one
-    recurrent class: one factorisation serves both systems.
+    recurrent class: one factorisation serves both systems. Rows of `chain` may sum to less than 1:
+    the rest leads to `reference`. Raises ArithmeticError where there are more classes.
 
     h = r − θ·c + P·h with h[reference] = 0 is linear in θ and the other h; transposed, the same
     matrix with c in the place of column `reference` gives the distribution scaled to μ·c = 1.
@@ -301,7 +338,10 @@ def _average(
     matrix = -chain[np.ix_(kept, kept)]
     matrix[np.diag_indices_from(matrix)] += 1.0
     matrix[:, at] = cost[kept]
-    factors = lu_factor(matrix, overwrite_a=True, check_finite=False)
+    lu, pivots, failed = dgetrf(matrix, overwrite_a=True)
+    if failed:
+        raise ArithmeticError("the chain has several classes")
+    factors = lu, pivots
     inner = lu_solve(factors, reward[kept])
     ratio = float(inner[at])
     inner[at] = 0.0

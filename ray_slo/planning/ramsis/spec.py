@@ -17,7 +17,8 @@ from typing import Annotated, Any
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
-from ray_slo.core.documents import Frozen, ProfileSpec
+from ray_slo.core.documents import Frozen, ProfileSpec, SloMs
+from ray_slo.core.explain import Misplaced, placed
 from ray_slo.planning.ramsis.arrivals import ArrivalsSpec, PoissonSpec
 from ray_slo.planning.ramsis.problem import (
     Balancing,
@@ -46,9 +47,9 @@ class LoadsSpec(Frozen):
 
 
 class SolveSpec(Frozen):
-    """A problem but for its rate, and the loads to solve it for; fields as in `Problem`."""
+    """A problem without its rate, and the loads to solve it for; fields as in `Problem`."""
 
-    latency_slo_ms: PositiveFloat
+    latency_slo_ms: SloMs
     num_workers: PositiveInt
     variants: dict[str, VariantSpec] = Field(min_length=1)
     loads: LoadsSpec = LoadsSpec()
@@ -69,17 +70,27 @@ class SolveSpec(Frozen):
         options: dict[str, Any] = {
             name: getattr(self, name) for name in type(self).model_fields if name not in own
         }
+        variants = []
+        for name, v in self.variants.items():
+            with placed(f"variants.{name}.profile"):
+                variants.append((name, v.accuracy, v.profile.build(name, Path(base))))
+        fastest_s = min(profile.latency(1) for _, _, profile in variants)
+        if 1e3 * fastest_s > self.latency_slo_ms:
+            raise Misplaced(
+                "latency_slo_ms",
+                f"no variant answers in time; the fastest takes {1e3 * fastest_s:.6g} ms, got "
+                f"{self.latency_slo_ms:g}",
+            )
+        with placed("arrivals"):
+            arrivals = self.arrivals.build(Path(base))
         return Problem(
-            variants=tuple(
-                (name, v.accuracy, v.profile.build(name, Path(base)))
-                for name, v in self.variants.items()
-            ),
+            variants=tuple(variants),
             slo_s=self.latency_slo_ms / 1e3,
             rate=rate,
-            arrivals=self.arrivals.build(Path(base)),
+            arrivals=arrivals,
             **options,
         )
 
     def load_arguments(self) -> dict[str, Any]:
-        """For `solve_set`, beside the problem."""
+        """Arguments of `solve_set` in addition to the problem."""
         return self.loads.model_dump()

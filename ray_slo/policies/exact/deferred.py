@@ -82,7 +82,7 @@ class ExactDeferred(BatchingPolicy):
         """UPDATECANDIDATE, on every kind of worker that serves the model."""
         queue = model.queue
         if model.sized:
-            self._refuse_hopeless(model, now)
+            self._actions += model.hopeless(now)
         late = queue.position(now + model.reach_1 - TOLERANCE_S)
         if late:
             self._refuse(model, queue.take(late), now)

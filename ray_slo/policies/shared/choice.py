@@ -29,9 +29,7 @@ _UTILISATION = 0.9  # of the workers, to begin with
 _MOST, _LEAST = 1.2, 0.4  # above 1, as batches may be larger than the plan takes them to be
 _UP, _DOWN = 0.01, 0.9  # added without misses, times with them
 _MISSES = 0.01  # share of the requests that a lane could not serve
-_FULL = (
-    0.5  # of the time that requests of a lane may wait is planned with; the rest is for what comes
-)
+_FULL = 0.5  # share of the time that a lane's requests may wait; the rest is for what comes
 _SPARE = 20.0  # times the measured rate, at most, that a lane is given where workers are idle
 
 

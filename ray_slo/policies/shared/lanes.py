@@ -19,11 +19,14 @@ from heapq import heappop, heappush
 from typing import NamedTuple
 
 from ray_slo.core.cluster import DispatchDelay, Kind
+from ray_slo.core.decisions import Drop, DropReason
 from ray_slo.core.policy import InFlight
 from ray_slo.core.profiles import LatencyProfile
 from ray_slo.core.queues import DeadlineQueue
 from ray_slo.core.requests import WorkerId
 from ray_slo.policies.shared.refusals import TOLERANCE_S
+
+_EARLY_KEPT = 0.98  # of `Pool.early_s` after one more batch
 
 
 class Flight(NamedTuple):
@@ -62,14 +65,23 @@ class Pool:
         size: how many workers.
         lanes: of the models that it serves; models: how many these are.
         load: share of the workers that the measured rates keep busy (`Deferred` measures it).
+        round_s: in which the workers serve every model once; 0 where they do not go round
+            (`Deferred` sets it).
         wait_s: how long a due batch may have to wait for a worker (`Deferred` learns it).
+        early_s: by how much batches end before they were predicted to, at most, lately.
+        first: due lanes that go before the others in overload, the best one last; `look_in`:
+            dispatches until these are looked for again (`Deferred` does).
     """
 
     order: int
     kind: Kind
     wait_s: float = 0.0
+    early_s: float = 0.0
     size: int = 0
     load: float = 0.0
+    round_s: float = 0.0
+    first: list[Lane] = field(default_factory=list)
+    look_in: int = 0
     lanes: list[Lane] = field(default_factory=list)
     models: int = 0
     idle: list[tuple[int, Worker]] = field(default_factory=list)  # heap by rank
@@ -79,9 +91,11 @@ class Pool:
     overdue: int = 0  # workers past their predicted end
     ready: list[tuple[float, int, Lane]] = field(default_factory=list)  # due, by `latest`
     timer_at: float = math.inf  # a batch may be sent ahead then
+    _free_from: float = -math.inf  # remembered until a worker is filed anew, or is overdue
 
     def place(self, worker: Worker) -> None:
         """(Re)file a worker whose batches in flight changed."""
+        self._free_from = -math.inf
         if worker.overdue:
             worker.overdue = False
             self.overdue -= 1
@@ -95,18 +109,25 @@ class Pool:
                 heappop(heap)
             heappush(heap, (worker.free_at, worker.rank, worker))
 
+    def ended(self, early_s: float) -> None:
+        """A batch ended this much before it was predicted to."""
+        self.early_s = max(early_s, _EARLY_KEPT * self.early_s)
+
     def next_free(self, now: float) -> Worker | None:
         """The busy worker with the nearest predicted end after now that has nothing sent ahead."""
         return self._first(self._single, 1, now)
 
     def free_from(self, now: float) -> float:
         """The earliest time a worker may be free. An overdue one may be at any moment."""
+        if now < self._free_from:
+            return self._free_from
         if self.idle:
             return now
         first, second = self._first(self._single, 1, now), self._first(self._sent_ahead, 2, now)
         if self.overdue:
             return now
-        return min((w.free_at for w in (first, second) if w), default=now)
+        self._free_from = min((w.free_at for w in (first, second) if w), default=now)
+        return self._free_from
 
     def _first(
         self, heap: list[tuple[float, int, Worker]], flights: int, now: float
@@ -290,3 +311,26 @@ class ModelState:
         if not self.sized:
             return count
         return sum(self.queue[i].size for i in range(first, first + count))
+
+    def soonest(self, now: float) -> float:
+        """Requests with an earlier deadline cannot be served, even alone: not if a worker falls
+        free as much earlier than predicted as one did lately."""
+        soonest = math.inf
+        for lane in self.lanes:
+            pool = lane.pool
+            at = max(now + lane.reach[0], pool.free_from(now) - pool.early_s + lane.need[0])
+            if at < soonest:
+                soonest = at
+        return soonest if self.lanes else now
+
+    def hopeless(self, now: float) -> list[Drop]:
+        """Take out heads that no worker could serve in time, as large as they are."""
+        queue, gone = self.queue, []
+        while queue and self.lanes:
+            alone_s = self.alone_s(queue[0].size)
+            if queue[0].deadline + TOLERANCE_S >= now + alone_s:
+                break
+            finish_at = now + alone_s if alone_s < math.inf else math.nan
+            reason = DropReason.EXPIRED if queue[0].deadline <= now else DropReason.WOULD_MISS
+            gone.append(Drop(queue.take(1), reason, finish_at))
+        return gone

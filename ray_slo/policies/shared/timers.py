@@ -70,8 +70,11 @@ def earliest(heaps: Iterable[list[Any]]) -> float:
     """When the first timer of several heaps rings, seconds; `inf` without a timer."""
     first = math.inf
     for heap in heaps:
-        while heap and heap[0][2].timer_at != heap[0][0]:
+        while heap:
+            at, _, item = heap[0]
+            if item.timer_at == at:
+                if at < first:
+                    first = at
+                break
             heappop(heap)
-        if heap and heap[0][0] < first:
-            first = heap[0][0]
     return first

@@ -7,6 +7,7 @@ from typing import Any
 
 from ray.serve import Application
 
+from ray_slo.core.explain import placed
 from ray_slo.serve.app.build import build_app
 from ray_slo.serve.app.pipeline import by_name
 
@@ -50,12 +51,19 @@ def application(
             policy, groups, ….
 
     Raises:
-        ValueError: what cannot work, with the field, the value and the choices.
+        ValueError: an option cannot work; with the field, the value and the choices.
     """
-    said = {
-        name: {**fields, "tasks": by_name(tasks)} if isinstance(tasks, list | tuple) else fields
-        for name, fields in (pipelines or {}).items()
-        for tasks in (fields.get("tasks"),)
-    }
-    shape = {"models": dict(models or {}), "pipelines": said}
-    return build_app({name: value for name, value in shape.items() if value} | options)
+    said: Any = pipelines
+    if isinstance(pipelines, Mapping):
+        said = {name: _by_name(name, fields) for name, fields in pipelines.items()}
+    shape = {"models": models, "pipelines": said}
+    return build_app({name: value for name, value in shape.items() if value is not None} | options)
+
+
+def _by_name(name: str, fields: Any) -> Any:
+    """Fields of a pipeline, with its tasks by name."""
+    tasks = fields.get("tasks") if isinstance(fields, Mapping) else None
+    if not isinstance(tasks, list | tuple):
+        return fields
+    with placed(f"pipelines.{name}"):
+        return {**fields, "tasks": by_name(tasks)}

@@ -4,6 +4,8 @@ deployment per kind of worker."""
 from __future__ import annotations
 
 import hashlib
+import json
+import logging
 import sys
 import uuid
 from collections.abc import Iterator, Mapping
@@ -14,9 +16,12 @@ from pydantic import BaseModel
 from ray import cloudpickle, serve
 from ray.serve import Application
 
+from ray_slo.core import environment
+from ray_slo.core.explain import explaining
 from ray_slo.core.profiles import load_profiles
 from ray_slo.core.text import quoted
 from ray_slo.policies.registry import refuse_sizes
+from ray_slo.serve.config.app import AppConfig
 from ray_slo.serve.config.models import ModelConfig
 from ray_slo.serve.config.resolve import parse_spec
 from ray_slo.serve.config.spec import AppSpec, worker_deployment
@@ -25,11 +30,15 @@ from ray_slo.serve.config.workers import ServeOptions
 from ray_slo.serve.frontend.frontend import Frontend
 from ray_slo.serve.planner.autoscaling import autoscaling
 from ray_slo.serve.ray_private.deploy import router_of, versioned
+from ray_slo.serve.ray_private.http_host import loopback_by_default
+from ray_slo.serve.ray_private.versions import say_once
 from ray_slo.serve.worker.worker import Worker
+
+logger = logging.getLogger(__name__)
 
 # A worker accepts every call: the scheduler never sends more than it can take.
 _UNBOUNDED = 100_000
-# Serve's own default is 20 (at most 3 per replica); what we refuse at start is refused for good.
+# Serve's own default is 20 (at most 3 per replica). Our refusals at start are final.
 _CONSTRUCTOR_RETRIES = 3
 _PROCESS = uuid.uuid4().hex
 
@@ -49,14 +58,20 @@ def build_app(args: dict[str, Any]) -> Application:
 def build_app_from_spec(spec: AppSpec) -> Application:
     """Frontend and workers as Serve deployments.
 
-    An application deployed again by the same process with nothing but `num_replicas`,
-    `num_frontends`, `user_config` or the budget of the planner `kairos` (any of its `kwargs`)
-    changed is changed in place: no replica restarts.
+    The same process may deploy an application again with changes only in `num_replicas`,
+    `num_frontends`, `user_config` or the budget of the planner `kairos` (any of its `kwargs`). Then
+    it is changed in place, and no replica restarts.
 
     Raises:
-        ValueError: a class or a loader cannot be imported or cannot work.
+        ValueError: a class or a loader cannot be imported or cannot work; an environment variable
+            has no valid value.
     """
-    _check_code(spec)
+    loopback_by_default()
+    say_once()
+    for line in environment.check():
+        logger.warning("%s", line)
+    with explaining(AppConfig):
+        _check_code(spec)
     spec = spec.model_copy(update={"sized": _sized(spec)})
     spec = spec.stamped(_fingerprint(spec))
     name = spec.deployment_name
@@ -100,17 +115,17 @@ def build_app_from_spec(spec: AppSpec) -> Application:
 
 
 def _deployment(where: str, target: type[Any], **options: Any) -> Any:
-    """`serve.deployment`, whose complaints name the field.
+    """`serve.deployment`, with errors that name the field.
 
     Args:
-        where: a field of the config, or what comes before one of them.
+        where: a field of the config, or its prefix.
 
     Raises:
-        ValueError: resources that Ray does not take.
+        ValueError: resources that Ray does not accept.
     """
     try:
         return serve.deployment(target, **options)
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, OverflowError) as error:
         said = str(error).replace("_", " ")
         named = [n for n in ServeOptions.model_fields if n.replace("_", " ") in said]
         option = next(iter(named), "ray_actor_options")
@@ -119,7 +134,7 @@ def _deployment(where: str, target: type[Any], **options: Any) -> Any:
 
 
 def _check_code(spec: AppSpec) -> None:
-    """Refuse here what no worker could load.
+    """Refuse code that no worker could load.
 
     Raises:
         ValueError: names the field.
@@ -139,6 +154,13 @@ def _check_code(spec: AppSpec) -> None:
         if hasattr(cls, "size") and (why := _refused_sizes(spec, name)):
             raise ValueError(f"{where}.callable: {cls.__name__}.size: {why}")
         try:
+            json.dumps(model.user_config)
+        except (TypeError, ValueError) as error:
+            raise ValueError(
+                f"{where}.user_config: must be JSON, as Serve hands it to the workers: {error}; "
+                f"got {quoted(model.user_config)}"
+            ) from None
+        try:
             check_arguments(cls, cls.__name__, model.args, model.kwargs)
         except ValueError as error:
             raise ValueError(f"{where}: {error}") from None
@@ -155,14 +177,14 @@ def _check_code(spec: AppSpec) -> None:
 
 
 def _refused_sizes(spec: AppSpec, model: str) -> str:
-    """Why requests of a model may not have sizes; "" where they may."""
+    """Why requests of a model may not have sizes; "" if they may."""
     policies, refused = spec.policies_for(model), list[str]()
     for policy in policies:
         try:
             refuse_sizes(policy.name, policy.kwargs)
         except ValueError as error:
             refused.append(str(error))
-    # A planner that chooses the group leaves those out that cannot serve it.
+    # A planner that chooses the group skips those that cannot serve it.
     enough = model in spec.unlisted and len(refused) < len(policies)
     return refused[0] if refused and not enough else ""
 
@@ -187,7 +209,7 @@ def _tunable(spec: AppSpec) -> dict[str, Any]:
 
 
 def _fingerprint(spec: AppSpec) -> str:
-    """Equal for equal applications of this process, while their modules have not been edited."""
+    """Equal for equal applications of this process, as long as their modules are not edited."""
     models = {n: {**m.__dict__, "user_config": None} for n, m in spec.models.items()}
     workers = {kind: (w.ray_actor_options, w.serve_options) for kind, w in spec.workers.items()}
     policies = [spec.policy, *(spec.policy_of(name) for name in spec.groups)]
@@ -213,8 +235,8 @@ def _fingerprint(spec: AppSpec) -> str:
 
 
 def _pieces(value: Any) -> Iterator[bytes]:
-    """A value piece by piece. A pickle of the whole would depend on which of its equal texts are
-    one object."""
+    """A value piece by piece. A pickle of the whole would depend on which equal texts are the same
+    object."""
     if isinstance(value, BaseModel):
         yield type(value).__name__.encode()
         value = value.__dict__

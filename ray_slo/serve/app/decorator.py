@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 from ray.serve import Application
 
+from ray_slo.core.text import quoted
 from ray_slo.serve.app.build import build_app_from_spec
 from ray_slo.serve.config.models import ModelConfig, Variant
 from ray_slo.serve.config.resolve import parse_spec
@@ -20,10 +21,16 @@ class Deployment:
     """A class with a latency SLO, ready to `bind`. Made by `@ray_slo.deployment`."""
 
     def __init__(self, user_class: type[Any], options: dict[str, Any]) -> None:
-        self._user_class = check_user_class(user_class, bool(options.get("variants")))
+        variants = options.get("variants")
+        named = isinstance(variants, Mapping)
+        listed = isinstance(variants, list | tuple) and all(
+            isinstance(v, Variant) for v in variants
+        )
+        has_variants = bool(variants) and (named or listed)  # of what is neither, the spec says so
+        self._user_class = check_user_class(user_class, has_variants)
         self._options = options
         functools.update_wrapper(self, user_class, updated=())
-        self._spec((), {})  # refuse bad options where they are written
+        self._spec((), {})  # refuse bad options at the decorator
 
     @property
     def user_class(self) -> type[Any]:
@@ -32,7 +39,7 @@ class Deployment:
 
     @property
     def model(self) -> ModelConfig:
-        """The model that it serves, without arguments of the constructor."""
+        """The model that it serves, without the constructor's arguments."""
         return next(iter(self._spec((), {}).models.values()))
 
     @property
@@ -41,7 +48,7 @@ class Deployment:
         return str(self._options.get("name") or self._user_class.__name__)
 
     def options(self, **changes: Any) -> Deployment:
-        """The same with other options (those of `ray_slo.deployment`)."""
+        """A copy with other options (those of `ray_slo.deployment`)."""
         return Deployment(self._user_class, {**self._options, **changes})
 
     def bind(self, *args: Any, **kwargs: Any) -> Application:
@@ -62,7 +69,9 @@ class Deployment:
             "name": options.pop("policy", None),
             "kwargs": options.pop("policy_kwargs", {}),
         }
-        name = options.pop("name", None) or self._user_class.__name__
+        name = options.pop("name", self._user_class.__name__)
+        if not isinstance(name, str):
+            raise ValueError(f"name: must be a text, got {quoted(name)}")
         model = {"callable": self._user_class, "args": args, "kwargs": kwargs, **model}
         return parse_spec(
             {
@@ -124,7 +133,7 @@ def deployment(
         await handle.remote(image, latency_slo_ms=40)    # this call's own SLO
 
     With variants the policy chooses, per batch, the network that answers: the most accurate that
-    the load leaves time for. The batch method is given the loaded one:
+    the load leaves time for. The batch method gets the loaded network:
 
         @ray_slo.deployment(latency_slo_ms=150, variants=[
             ray_slo.Variant("small", accuracy=69.8, load=load_network, args=("small",)),
@@ -134,35 +143,36 @@ def deployment(
             def __call__(self, network: Any, images: list[np.ndarray]) -> list[str]: ...
 
     Optional static methods of the class: `preprocess(item)` and `postprocess(result)` run in the
-    frontend; `example_input()` gives an item to warm up and to measure with, so that the first
-    request is already planned well; `size(item)` says how many things an item is, where they differ
-    (policy "kairos"). Optional method: `reconfigure(user_config)`.
+    frontend; `example_input()` returns an item for warm-up and measurement, so that the first
+    request is already planned well; `size(item)` returns the size of an item, if sizes differ.
+    Optional method: `reconfigure(user_config)`.
 
     Args:
         latency_slo_ms: milliseconds from arrival to answer. Required.
         variants: networks that can answer; every worker loads (and measures) all of them.
-        policy: "deferred" (the default), "flex" or "deferred_flex" (which preempt), "eager",
-            "timeout", "kairos" (for items of unlike sizes), "module:Class", or a policy class.
-            With variants: "price" (the default) or "ramsis".
-        policy_kwargs: its arguments, e.g. {"objective": "consolidate"}.
-        num_replicas: workers, each a Serve replica; at first, where their number follows the load.
-        min_replicas, max_replicas: between these, as many workers as the load needs. With
-            `min_replicas=0` the last one goes when there are no requests, and the first request
+        policy: "auto" (the default: it tries the others on the traffic and runs the best), a fixed
+            policy such as "deferred", "module:Class", or a policy class.
+        policy_kwargs: its arguments, e.g. {"objective": "consolidate"} of "deferred".
+        num_replicas: number of workers, each a Serve replica; only the initial number if it follows
+            the load.
+        min_replicas, max_replicas: bounds for the number of workers, which follows the load. With
+            `min_replicas=0` the last worker stops when there are no requests, and the next request
             starts one.
-        autoscaling_config: Serve's own, which says the same (`num_replicas="auto"`: from 1 to 100).
-        planner: decides how many there are: "auto" (the default with `max_replicas`), or a
+        autoscaling_config: Serve's own form of these bounds (`num_replicas="auto"`: 1 to 100).
+        planner: decides the number of workers: "auto" (the default with `max_replicas`), or a
             dictionary with its name and other fields of `PlannerConfig`.
-        ray_actor_options: of a worker, e.g. {"num_gpus": 1}.
-        name: of the deployment and of the model; default: the class's name.
+        ray_actor_options: Ray resources of a worker, e.g. {"num_gpus": 1}.
+        name: name of the deployment and of the model; default: the class's name.
         max_batch_size: upper bound; the policy chooses the size.
-        decision_log: folder for what the scheduler was told and decided (`ray-slo report`).
-        serve_options: of `serve.deployment`, as far as they mean something for a worker:
+        decision_log: folder for the scheduler's events and decisions (`ray-slo report`).
+        serve_options: options of `serve.deployment` that mean something for a worker:
             `placement_group_bundles`, `max_replicas_per_node`, `health_check_period_s`,
-            `graceful_shutdown_timeout_s` and their like (`ServeOptions` of
-            `ray_slo.serve.config.workers`). Others are refused, and say what to write instead.
+            `graceful_shutdown_timeout_s` and similar ones (`ServeOptions` of
+            `ray_slo.serve.config.workers`). Others are refused; the error says what to write
+            instead.
 
-    The other arguments are fields of `AppConfig` and `ModelConfig` (`ray_slo.serve.config`) and
-    documented there.
+    The other arguments are fields of `AppConfig` and `ModelConfig` (`ray_slo.serve.config`), and
+    are documented there.
 
     Raises:
         ValueError: an option that cannot work, with the field, the value and the choices.

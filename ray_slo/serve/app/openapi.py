@@ -1,6 +1,6 @@
-"""The HTTP surface of an application as an OpenAPI 3.1 document, made from the types that answer.
+"""The HTTP API of an application as an OpenAPI 3.1 document, made from the types of the answers.
 
-Nothing serves it: write it where you want it, as `json.dumps(document(spec.models))`.
+It is not served. Write it to a file with `json.dumps(document(spec.models))`.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from ray_slo.serve.errors import ErrorBody, errors_of_requests
 
 
 def document(models: Iterable[str], title: str = "ray-slo") -> dict[str, Any]:
-    """What can be asked of an application, and what it answers.
+    """Requests and answers of an application.
 
     Args:
-        models: their names; of a pipeline, its own.
-        title: of the document.
+        models: names of models and pipelines.
+        title: title of the document.
     """
     refusals = {
         str(status): _refusal(" / ".join(said)) for status, said in sorted(_by_status().items())

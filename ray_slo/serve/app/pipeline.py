@@ -8,6 +8,7 @@ from typing import Any
 
 from ray.serve import Application
 
+from ray_slo.core.text import quoted
 from ray_slo.serve.app.build import build_app_from_spec
 from ray_slo.serve.config.models import Variant
 from ray_slo.serve.config.resolve import parse_spec
@@ -19,18 +20,18 @@ class Task:
     """A task of a pipeline.
 
     Args:
-        name: of the task.
+        name: name of the task.
         callable: class (or "module:Class") whose instances map a list of items to a list of
             results, `__call__(self, items)`; with variants `__call__(self, network, items)`. A
             result is anything, or `ray_slo.Outputs` with items for child tasks. Static methods as
             in `ray_slo.deployment`: `preprocess`, `postprocess`, `example_input`, and `join`.
-        model: instead of `callable` and all that belongs to it: the name of a model of the
-            application, or of another task, that serves this task, too.
+        model: name of a model of the application, or of another task, that also serves this task.
+            It replaces `callable` and its arguments.
         parent: the task that makes its requests; None at the root.
         variants: networks to choose from.
-        args, kwargs: of the class's constructor.
-        accuracy: percent, of a task without variants.
-        factors: items that it is expected to make per request, by child task; 1 where not given.
+        args, kwargs: arguments of the class's constructor.
+        accuracy: percent, for a task without variants.
+        factors: expected number of items per request, by child task; 1 if not given.
         options: further fields of `TaskConfig` (`ray_slo.serve.config`), e.g.
             {"max_batch_size": 8}.
     """
@@ -52,23 +53,34 @@ class Task:
             "callable": self.callable,
             "model": self.model,
             "parent": self.parent,
-            "variants": list(self.variants),
+            "variants": self.variants,
             "args": self.args,
-            "kwargs": dict(self.kwargs),
+            "kwargs": self.kwargs,
             "accuracy": self.accuracy,
-            "factors": dict(self.factors),
+            "factors": self.factors,
         }
-        return {name: value for name, value in given.items() if value} | dict(self.options)
+        unsaid: tuple[Any, ...] = (None, "", (), [], {})
+        if not isinstance(self.options, Mapping):
+            raise ValueError(
+                f"options of task {self.name!r}: must be a mapping, got {quoted(self.options)}"
+            )
+        return {n: v for n, v in given.items() if v not in unsaid} | dict(self.options)
 
 
 def by_name(tasks: Sequence[Task]) -> dict[str, dict[str, Any]]:
     """Fields of tasks.
 
     Raises:
-        ValueError: two have one name.
+        ValueError: two tasks have the same name, or one is not a `ray_slo.Task`.
     """
     found: dict[str, dict[str, Any]] = {}
-    for task in tasks:
+    if not isinstance(tasks, list | tuple):
+        raise ValueError(f"tasks: must be a list of ray_slo.Task, got {quoted(tasks)}")
+    for i, task in enumerate(tasks):
+        if not isinstance(task, Task):
+            raise ValueError(f"tasks.{i}: must be a ray_slo.Task, got {quoted(task)}")
+        if not isinstance(task.name, str):
+            raise ValueError(f"tasks.{i}.name: must be a text, got {quoted(task.name)}")
         if task.name in found:
             raise ValueError(f"two tasks are named {task.name!r}")
         found[task.name] = task.said()
@@ -78,9 +90,9 @@ def by_name(tasks: Sequence[Task]) -> dict[str, dict[str, Any]]:
 class Pipeline:
     """A tree of tasks under one end-to-end SLO.
 
-    An item goes to the root. What a task's batch method returns per request is a result, or
-    `ray_slo.Outputs(result, {"child": [item, …]})`, each item a request of that child task. When
-    all are done, the results are joined, and the client is answered once:
+    An item goes to the root. A task's batch method returns, per request, a result or
+    `ray_slo.Outputs(result, {"child": [item, …]})`. Each item is a request of that child task. When
+    all are done, the results are joined, and the client gets one answer:
 
         app = ray_slo.Pipeline(
             [
@@ -96,24 +108,24 @@ class Pipeline:
     Args:
         tasks: one without a parent, the root; the others name theirs.
         latency_slo_ms: milliseconds from arrival to answer, end to end.
-        slo_classes: other end-to-end SLOs in milliseconds, by a name that clients give.
-        join: `join(result, {child: [joined, …]})` of the root; see `docs/pipelines.md`.
+        slo_classes: other end-to-end SLOs in milliseconds, by a name that clients use.
+        join: function `join(result, {child: [joined, …]})` for the root; see `docs/pipelines.md`.
         path_accuracies: measured end-to-end accuracies, percent, by "variant/variant/…" from the
-            root to a last task; else they are products.
-        num_replicas: workers at first; each hosts the variant that the planner gives it.
-        min_replicas, max_replicas: the planner decides how many between these; without
-            `max_replicas`, always `num_replicas`.
-        ray_actor_options: of a worker, e.g. {"num_gpus": 1}.
+            root to a last task; other paths have the product of their accuracies.
+        num_replicas: initial number of workers; each loads the variant that the planner assigns.
+        min_replicas, max_replicas: bounds for the planner; without `max_replicas`, there are always
+            `num_replicas`.
+        ray_actor_options: Ray resources of a worker, e.g. {"num_gpus": 1}.
         planner: its name, or a dictionary with its name and other fields of `PlannerConfig`
-            (`ray_slo.serve.config`). Default: as of a config file that names none: "loki", or
-            "auto" for what that does not plan for, such as SLO classes. None: workers load all
+            (`ray_slo.serve.config`). Default, as in a config file: "loki", or "auto" if "loki"
+            cannot plan the application, for example with SLO classes. None: workers load all
             variants, and `policy` chooses.
-        policy, policy_kwargs: "pipeline" (the default), or another one.
-        name: of the deployment that answers, and in metrics.
+        policy, policy_kwargs: by default "pipeline" with the planner "loki", else "auto".
+        name: name of the deployment that answers, and name in metrics.
         options: further fields of `ray_slo.serve.config.app.AppConfig`, e.g. num_frontends=2.
 
     Raises:
-        ValueError: what cannot work, with the field, the value and the choices.
+        ValueError: an option cannot work; with the field, the value and the choices.
     """
 
     def __init__(
@@ -138,32 +150,32 @@ class Pipeline:
             "num_replicas": num_replicas,
             "min_replicas": min_replicas,
             "max_replicas": max_replicas,
-            "ray_actor_options": ray_actor_options and dict(ray_actor_options),
+            "ray_actor_options": ray_actor_options,
         }
         self._data: dict[str, Any] = {
             "pipeline": {
                 "tasks": by_name(tasks),
                 "latency_slo_ms": latency_slo_ms,
-                "slo_classes": dict(slo_classes or {}),
+                "slo_classes": {} if slo_classes is None else slo_classes,
                 "join": join,
-                "path_accuracies": dict(path_accuracies or {}),
+                "path_accuracies": {} if path_accuracies is None else path_accuracies,
             },
             "workers": {"default": {k: v for k, v in worker.items() if v is not None}},
-            "policy": {"name": policy, "kwargs": dict(policy_kwargs or {})},
+            "policy": {"name": policy, "kwargs": {} if policy_kwargs is None else policy_kwargs},
             "name": name,
             **options,
         }
         if planner != "default":
             self._data["planner"] = dict(planner) if isinstance(planner, Mapping) else planner
-        self.spec()  # refuse here what cannot work
+        self.spec()  # refuse bad options here
 
     @property
     def name(self) -> str:
-        """Of the Serve deployment that answers."""
+        """Name of the Serve deployment that answers."""
         return str(self._data["name"])
 
     def spec(self) -> AppSpec:
-        """The application, as a config file would say it."""
+        """The application, as from a config file."""
         return parse_spec(self._data)
 
     def bind(self) -> Application:

@@ -1,17 +1,18 @@
 """Forms and runs the batches of a function that `@ray_slo.batch` decorates.
 
-The policy is `deferred`, as the scheduler's, hosted on the event loop of the caller with a cluster
-of one worker: the decorated method. Its latency profile is learned as it runs.
+The policy is `deferred`, as in the scheduler. It runs on the caller's event loop, with a cluster of
+one worker: the decorated method. The latency profile is learned while it runs.
 
 Starting from nothing
-    The prior is ℓ(b) = SLO / 50 · (4 + b): the shape of a typical network (a fixed cost worth four
-    items), at a tenth of the SLO for one item. The first batch scales it; larger batches are then
-    assumed to gain nothing, until a second size says more (`ray_slo.core.profiles`). Batches may
-    grow to four times the largest one measured (to 8 at first).
+    The prior is ℓ(b) = SLO / 50 · (4 + b). This is the shape of a typical network, with a fixed
+    cost of four items. One item takes a tenth of the SLO. The first batch scales the prior. Then
+    larger batches are assumed to save no time, until a second size is measured
+    (`ray_slo.core.profiles`). A batch has at most four times the largest measured size (8 at
+    first).
 Getting out of a wrong belief
-    When the method looks too slow for a request although it is idle, the belief is doubted
-    (`Belief.doubt`) and the request tried anyway, while there is little evidence, or none from the
-    last seconds: one cold start does not shut the door.
+    If the method seems too slow for a request although it is idle, and there is little evidence or
+    none from the last seconds, the profile is doubted (`Belief.doubt`) and the request is tried. So
+    one cold start does not lead to refusals for ever.
 """
 
 from __future__ import annotations
@@ -50,14 +51,14 @@ from ray_slo.serve.scheduler.host import PolicyHost
 from ray_slo.serve.scheduler.learned import Belief
 from ray_slo.serve.watch import tracing
 
-logger = logging.getLogger("ray.serve")  # Serve's own: it ends up in the replica's log
+logger = logging.getLogger("ray.serve")  # Serve's logger: it writes into the replica's log
 
 _HARDWARE = "here"
-_GUESS_SIZES = 1024  # the guessed profile's table; `set_max_batch_size` may go that far
+_GUESS_SIZES = 1024  # size of the guessed profile; `set_max_batch_size` may be as large
 _FIRST_CAP = 8
 _GROWTH = 4
 _LITTLE_EVIDENCE = 3  # batches
-_DOUBT_AFTER_S = 10.0  # without a batch
+_DOUBT_AFTER_S = 10.0  # seconds without a batch
 _ANNOUNCE_PERIOD_S = 0.25
 
 
@@ -80,7 +81,7 @@ class Settings:
 
 @dataclass(slots=True, eq=False)
 class Call:
-    """One caller, waiting for one result."""
+    """A caller that waits for one result."""
 
     instance: Any
     args: tuple[Any, ...]
@@ -89,9 +90,9 @@ class Call:
     request: Request
     future: asyncio.Future[Any]
     context: Any  # Serve's request context
-    trace: Any  # OpenTelemetry's context, where Serve's tracing is on
-    tried: bool = False  # against what is believed
-    ended: bool = False  # of a stream: this caller gets no more
+    trace: Any  # OpenTelemetry's context, if Serve's tracing is on
+    tried: bool = False  # although the profile says that it will be late
+    ended: bool = False  # of a stream: this caller gets no further values
 
     @property
     def group(self) -> Any:
@@ -100,7 +101,7 @@ class Call:
 
 
 class End:
-    """Put into a stream's queue: it is over, with this error if there is one."""
+    """The end of a stream in its queue, with the error if there is one."""
 
     def __init__(self, error: BaseException | None = None) -> None:
         self.error = error
@@ -125,11 +126,11 @@ class Batcher:
         self._waiting: dict[int, Call] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._running = 0  # batches
-        self._exploring = 0  # of them, larger than any that was measured when they started
+        self._exploring = 0  # those that were larger than any measured one at their start
         self._held: dict[Call, asyncio.TimerHandle] = {}
         self._slots: dict[str, asyncio.Lock] = {}
         self._pool: ThreadPoolExecutor | None = None
-        # Timers wake late; with a flat profile there is no slack left after frontrun for that.
+        # Timers fire late. A flat profile leaves no slack for that after the frontrun time.
         jitter_ms = 1e3 * settings.margin * settings.latency_slo_s
         self._host = PolicyHost(
             make_policy("deferred", {"objective": settings.objective, "jitter_ms": jitter_ms}),
@@ -138,7 +139,7 @@ class Batcher:
             on_drop=self._refuse,
             on_error=self._fail,
             clock=time.monotonic,
-            # If the method held the event loop, calls piled up behind it: let them in.
+            # If the method blocked the event loop, calls wait behind it: let them in.
             settle_turns=3,
             context=without_request(),
         )
@@ -176,7 +177,7 @@ class Batcher:
         return call
 
     def leave(self, call: Call) -> None:
-        """The caller is gone, or has all it wanted."""
+        """Remove a caller that is gone, or has all its values."""
         call.ended = True
         if self._waiting.pop(call.request.id, None) is not None:
             self._host.cancel(call.request)
@@ -190,10 +191,10 @@ class Batcher:
         if self._pool is not None:
             self._pool.shutdown(wait=False)
 
-    # -- what the policy sees --------------------------------------------------------------
+    # -- the policy's input --------------------------------------------------------------
 
     def _cluster(self) -> Cluster:
-        """What the policy is told now."""
+        """The cluster for the policy now."""
         settings, learned = self._settings, self.belief.tell()
         cap = min(settings.max_batch_size, learned.max_batch_size)
         if settings.profile is None:
@@ -204,7 +205,7 @@ class Batcher:
         return Cluster.uniform([model], settings.max_concurrent_batches, _HARDWARE)
 
     def _announce(self, force: bool = False) -> None:
-        """Tell the policy what was learned, when it matters and not too often."""
+        """Tell the policy a changed profile, if the change matters, and not too often."""
         now = time.monotonic()
         early = self.belief.samples <= 32
         due = early or now - self._announced_at >= _ANNOUNCE_PERIOD_S
@@ -219,7 +220,7 @@ class Batcher:
         exploring = len(calls) > self.belief.profile.measured_to
         task = self._loop.create_task(self._run(dispatch, calls, exploring))
         self._running += 1
-        self._exploring += exploring  # already: drops may follow in this very decision
+        self._exploring += exploring  # now, because drops may follow in the same decision
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -231,7 +232,7 @@ class Batcher:
             if drop.reason is DropReason.WOULD_MISS and self._worth_a_try(call):
                 self._try(call)
             elif drop.reason is not DropReason.EXPIRED and self._exploring:
-                # The refusal rests on an assumed latency; the batch that runs will say more.
+                # The refusal is based on an assumed latency; the running batch will measure one.
                 left_s = request.deadline - time.monotonic()
                 self._held[call] = self._loop.call_later(left_s, self._give_up, call, drop)
             else:
@@ -264,7 +265,7 @@ class Batcher:
         )
 
     def _fail(self, error: Exception) -> None:
-        """The policy raised: nobody may hang on that."""
+        """Fail all waiting calls, because the policy raised."""
         for call in list(self._waiting.values()):
             self.leave(call)
             if not call.future.done():
@@ -277,14 +278,14 @@ class Batcher:
             return False
         if self._num_measured < _LITTLE_EVIDENCE:
             return True
-        # Old evidence: try, unless this request is in more of a hurry than most and no batch was
-        # ever that quick.
+        # Old evidence: try, unless this request has less time than most and no batch was
+        # ever that fast.
         ordinary = call.latency_slo_s >= self._settings.latency_slo_s
         old = now - self._ended_at >= _DOUBT_AFTER_S
         return old and (ordinary or left_s >= self._fastest_s)
 
     def _try(self, call: Call) -> None:
-        """Run this one request, believing that it can be on time."""
+        """Run this request alone, as if it could be in time."""
         call.tried = True
         left_s = call.request.deadline - time.monotonic()
         self.belief.doubt(min(0.8 * left_s / self.belief.profile.latency(1), 1.0))

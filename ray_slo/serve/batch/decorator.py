@@ -15,6 +15,7 @@ from typing import Any, cast
 
 from ray_slo.core import LatencyProfile
 from ray_slo.core.profiles import load_profiles, profile_of
+from ray_slo.core.text import quoted
 from ray_slo.policies.registry import make_policy
 from ray_slo.serve.batch.batcher import Batcher, Call, End, Settings
 from ray_slo.serve.deadlines import note_headers
@@ -24,14 +25,15 @@ from ray_slo.serve.ray_private import context
 
 @dataclass(slots=True)
 class _State:
-    """What belongs to one instance: a batcher per event loop."""
+    """The state of one instance: a batcher for each event loop."""
 
-    owner: Any  # a weak reference, or the instance itself where its class allows none
+    owner: Any  # a weak reference, or the instance itself if its class allows none
     batchers: dict[asyncio.AbstractEventLoop, Batcher] = field(default_factory=dict)
 
 
 class _Batched:
-    """A decorated function with its settings. Pickles without its state, which is made on use."""
+    """A decorated function with its settings. It pickles without its state, which is made on
+    use."""
 
     def __init__(self, func: Callable[..., Any], settings: Settings) -> None:
         self.func = func
@@ -55,9 +57,10 @@ class _Batched:
         self._reset()
 
     def _reset(self) -> None:
-        context.install(note_headers)  # here, as a replica unpickles what the driver decorated
+        # Here, because replicas unpickle the driver's decorated function.
+        context.install(note_headers)
         self._states: dict[int, _State] = {}
-        self._lock = threading.RLock()  # instances may live on loops of several threads
+        self._lock = threading.RLock()  # instances may be on event loops of several threads
 
     def __getstate__(self) -> dict[str, Any]:
         return {k: v for k, v in self.__dict__.items() if k not in ("_states", "_lock")}
@@ -117,7 +120,7 @@ class _Batched:
         try:
             return weakref.ref(instance, lambda _: forget(key))
         except TypeError:
-            return instance  # None, or __slots__ without __weakref__: lives as long as we do
+            return instance  # None, or __slots__ without __weakref__: kept as long as this object
 
     def _forget(self, key: int) -> None:
         with self._lock:
@@ -165,9 +168,9 @@ def batch(
     """Batch the calls of a function or method so that each is answered within `latency_slo_ms`.
 
     A drop-in for `@serve.batch`: a caller passes one item and gets one result, the function sees
-    lists and returns a list of the same length, in order. There is no waiting time to tune. When a
-    batch starts and how large it is follows from the deadlines of the waiting calls and from how
-    long batches of that size take, which is learned while it runs.
+    lists and returns a list of the same length, in order. There is no waiting time to tune. The
+    start and the size of a batch follow from the deadlines of the waiting calls, and from the
+    latency of batches of that size. This latency is learned while it runs.
 
         @serve.deployment(max_ongoing_requests=200)
         class Classifier:
@@ -177,55 +180,57 @@ def batch(
             async def __call__(self, request: Request) -> str:
                 return await self.predict(decode(await request.body()))
 
-    What may be decorated: functions and methods (the instance is the first argument, named `self`
-    or `cls`), with one or several arguments, each of which becomes a list.
+    You may decorate functions and methods (the instance is the first argument, named `self` or
+    `cls`). They have one or several arguments, and each becomes a list.
 
     * `async def`: runs on the event loop.
-    * `def`: runs in one thread of its own (or `max_concurrent_batches` of them), so the loop stays
-      free to take calls in. Callers await it all the same. The better choice for code that
-      computes, PyTorch for one.
+    * `def`: runs in its own thread (or in `max_concurrent_batches` threads), so the loop stays free
+      for new calls. Callers await it, too. It is the better choice for code that computes, such as
+      PyTorch.
     * `async def` with `yield`: each step yields a list with one value per call, and each caller
-      iterates its own values (`async for`). `StopIteration` in a caller's place ends that caller.
-      The SLO is for the whole stream.
+      iterates over its own values (`async for`). `StopIteration` in place of a value ends that
+      caller's stream. The SLO is for the whole stream.
 
-    Each instance (and event loop) has its own queue and learns by itself; it works without Serve
-    and without Ray running, too. One batch runs at a time, and none is cut before it can start.
+    Each instance (and event loop) has its own queue and its own profile. It also works without
+    Serve, and without a running Ray. One batch runs at a time, and its requests are chosen when it
+    starts.
 
-    Deadlines. A call's own `latency_slo_ms=…` keyword comes first; the function does not see it.
-    Else the request's: `x-slo-latency-ms`, or `x-request-timeout-seconds` where it is tighter than
-    the SLO (`ray_slo.serve.deadlines`). Else the SLO. Time that a request spent before the
-    call is not known here, least of all what it waited outside the replica: set the deployment's
+    Deadlines. The first of these that exists counts: the call's keyword `latency_slo_ms=…`, which
+    the function does not see; the request's `x-slo-latency-ms`, or `x-request-timeout-seconds` if
+    it is shorter than the SLO (`ray_slo.serve.deadlines`); the SLO. The time before the call is
+    unknown here, above all the wait outside the replica. So set the deployment's
     `max_ongoing_requests` well above `max_batch_size` (Serve's default is 5).
 
     The policy is `ray_slo.policies.deferred` (Symphony, Algorithm 1) with one worker.
 
     Args:
         latency_slo_ms: milliseconds from call to result.
-        max_batch_size: an upper bound only (memory, mostly).
-        max_concurrent_batches: how many batches of one instance may run at a time.
-        objective: "responsive" (as early as the load allows) or "consolidate" (as late and as
-            large as the deadlines allow, as in the paper).
-        profile: a `LatencyProfile`, or a file written by `ray-slo profile` (with one profile, or
-            one named like the function), to start from; it also bounds the batch size.
-        margin_ms: how much earlier than the deadline to aim, and how much earlier than the last
-            moment to start, for timers and threads; the former is scaled with a call's own
-            deadline. Default: 5 % of the SLO.
+        max_batch_size: an upper bound, mostly for memory. The deadlines decide the size.
+        max_concurrent_batches: number of batches of one instance that may run at a time.
+        objective: "responsive" (start as early as the load allows) or "consolidate" (start as late
+            and as large as the deadlines allow, as in the paper).
+        profile: initial profile: a `LatencyProfile`, or a file of `ray-slo profile` (with one
+            profile, or one named like the function). It also bounds the batch size.
+        margin_ms: safety margin for timers and threads, milliseconds. Batches aim at this much
+            before the deadline, and start this much before the last moment. The former is scaled
+            with a call's own deadline. Default: 5 % of the SLO.
 
     The decorated function has `set_max_batch_size`, `set_latency_slo_ms`, `get_max_batch_size` and
     `get_latency_slo_ms`, to be used from `reconfigure`, for instance.
 
     Raises (when decorating):
-        ConfigError: an argument is wrong, or is one of `@serve.batch` that has no meaning here.
+        ConfigError: an argument is wrong, or is an argument of `@serve.batch` without a meaning
+        here.
 
     Raises (when called):
-        RefusedEarly: it would have been late. Raised as soon as that is known, by a timer, not
-            when the running batch ends. Serve answers HTTP 503 with `Retry-After`.
-        Expired: its deadline had passed before it came here, or while it waited. HTTP 504.
-        BadInput: `latency_slo_ms` is no positive number.
+        RefusedEarly: the answer would be late. A timer raises it as soon as this is known, not when
+        the running batch ends. Serve answers HTTP 503 with `Retry-After`.
+        Expired: the deadline had passed before the call, or while it waited. HTTP 504.
+        BadInput: `latency_slo_ms` is not a positive number.
         BatchResultError: the function returned no list, or one of another length.
 
-    What the function raises goes to every caller of that batch. A cancelled caller leaves the
-    queue; when its batch runs already, the batch goes on for the others.
+    An exception of the function goes to every caller of that batch. A cancelled caller leaves the
+    queue. If its batch runs already, it continues for the others.
     """
     if unsupported:
         names = ", ".join(unsupported)
@@ -241,7 +246,8 @@ def batch(
     slo_ms = _positive_ms(latency_slo_ms, ConfigError)
     if margin_ms is None:
         margin_ms = 0.05 * slo_ms
-    if not 0 <= margin_ms < slo_ms:
+    is_number = isinstance(margin_ms, int | float) and not isinstance(margin_ms, bool)
+    if not is_number or not 0 <= margin_ms < slo_ms:
         raise ConfigError(f"margin_ms must be 0 … latency_slo_ms ({slo_ms:g}), got {margin_ms!r}")
     try:
         make_policy("deferred", {"objective": objective})
@@ -269,7 +275,7 @@ def batch(
 
 
 def _wrap(batched: _Batched) -> Callable[..., Any]:
-    # These closures are pickled by value with the user's class: they hold `batched` and no more.
+    # These closures are pickled by value with the user's class, so they contain only `batched`.
     async def call(*args: Any, **kwargs: Any) -> Any:
         return await batched.call(args, kwargs)
 
@@ -289,6 +295,10 @@ def _wrap(batched: _Batched) -> Callable[..., Any]:
 def _load(profile: LatencyProfile | str | Path | None, name: str) -> LatencyProfile | None:
     if profile is None or isinstance(profile, LatencyProfile):
         return profile
+    if not isinstance(profile, str | Path):
+        raise ConfigError(
+            f"profile must be a LatencyProfile or the path of a file, got {quoted(profile)}"
+        )
     try:
         profiles = load_profiles(profile)
     except (OSError, ValueError) as error:
@@ -300,8 +310,8 @@ def _load(profile: LatencyProfile | str | Path | None, name: str) -> LatencyProf
 
 def _positive_ms(value: Any, error: type[SLOError], **context: Any) -> float:
     try:
-        number = float(value)
-    except (TypeError, ValueError):
+        number = math.nan if isinstance(value, bool) else float(value)
+    except (TypeError, ValueError, OverflowError):
         number = math.nan
     if not 0 < number < math.inf:
         raise error(
@@ -311,6 +321,7 @@ def _positive_ms(value: Any, error: type[SLOError], **context: Any) -> float:
 
 
 def _positive_int(name: str, value: Any) -> int:
-    if not isinstance(value, int | float) or value < 1 or value != int(value):
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not 1 <= value < math.inf or value != int(value):
         raise ConfigError(f"{name} must be a whole number of at least 1, got {value!r}")
     return int(value)

@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from ray_slo.core.explain import Misplaced
 from ray_slo.serve.config.common import MOST_REPLICAS, StrictConfig, check_name
 from ray_slo.serve.config.models import ModelConfig
 from ray_slo.serve.config.pipeline import PipelineConfig
@@ -16,35 +17,35 @@ from ray_slo.serve.planner.plugin import planner_class
 
 
 class PlannerConfig(StrictConfig):
-    """Who decides how many workers of which kind there are and what they serve; or which models
-    (and, without `groups`, which workers) make a group.
+    """The planner: it decides how many workers of each kind there are and what they serve. "herd"
+    and "partition" decide which models (and, without `groups`, which workers) make a group.
 
     Attributes:
-        name: "auto" for any shape of application, the default where `max_replicas` of a kind is
-            given, or where there are groups and models that none lists; "loki" for one pipeline on
-            workers of one kind, the default there; "kairos" for requests of unlike sizes and
-            instance types under a budget, or "kairos_plus", which simulates what it chooses from;
+        name: "auto" for any shape of application. It is the default if `max_replicas` of a kind is
+            given, or if there are groups and some model is in none of them; "loki" for one pipeline
+            on workers of one kind, the default there; "kairos" for requests of different sizes and
+            instance types under a budget, or "kairos_plus", which also simulates its candidates;
             "herd" (largest burst tolerance, sizes the groups itself) or "partition" (even loads on
-            a fixed number of groups). Or one's own, as "module:Class"
+            a fixed number of groups). Or a planner of your own, as "module:Class"
             (`ray_slo.serve.planner.plugin.PlannerPlugin`).
-        interval_s: it plans at deployment, and again after every interval, for the demand that was
-            measured in it. Default: 60 for groups, and 10 for the others, which also plan when the
-            demand has changed by more than chance.
-        rates: requests per second expected of models, until there is a measured interval; 1 where
-            not given. In a pipeline of "loki", of its root; with "auto", of models and pipelines,
-            or of a class of one, "name@class".
-        memory_mb: of models on a worker; 0 where not given. For groups.
-        min_gain: a plan that is better by no more than this share is not worth the moves. Not for
+        interval_s: seconds between two plans. It plans at deployment, and after every interval for
+            the demand measured in it. Default: 60 for groups, and 10 for the others. Those also
+            plan when the demand has changed by more than chance.
+        rates: expected requests per second by model, used until an interval was measured; 1 if not
+            given. "loki" uses that of the pipeline's root. "auto" uses those of models and
+            pipelines, or of an SLO class of one, "name@class".
+        memory_mb: memory that each model needs on a worker, MB; 0 if not given. For groups.
+        min_gain: a new plan must be better by more than this share, or the old one stays. Not for
             "loki" and "auto", which have `swap_cost`.
-        demand: how the demand is anticipated (`ray_slo.core.demand`). Not for groups.
-        make_before_break: of "loki" and "auto": a worker loads its next variant before it lets go
-            of the last one, so that it serves all the time; False where memory is for one.
+        demand: how the demand is predicted (`ray_slo.core.demand`). Not for groups.
+        make_before_break: for "loki" and "auto": a worker loads its next variant before it unloads
+            the last one, so it serves all the time. Use False if memory is enough for only one.
         kwargs: further arguments of the planner's `Problem` (`ray_slo.planning`), e.g.
             {"group_worker_limit": 4} of herd, {"sub_clusters": 2} of partition, or
             {"headroom_quantile": 0.95} of loki. Of kairos: `Arguments` of
             `ray_slo.planning.brains.kairos`, e.g. {"budget_per_hour": 2.5}. Those of auto and
-            kairos can be changed while it runs, by the frontend's
-            `user_config: {planner: {budget_per_hour: 1.5}}`.
+            kairos can be changed at run time, with the frontend's `user_config: {planner:
+            {budget_per_hour: 1.5}}`.
     """
 
     name: str
@@ -66,17 +67,17 @@ class PlannerConfig(StrictConfig):
     def _fields_fit(self) -> PlannerConfig:
         planner = planner_class(self.name)
         if wrong := sorted(planner.unused & self.model_fields_set):
-            raise ValueError(f"{wrong[0]}: not for the planner {self.name!r}; leave it out")
+            raise Misplaced(wrong[0], f"not for the planner {self.name!r}; leave it out")
         return self
 
 
 class DecisionLogConfig(StrictConfig):
-    """Where every scheduler writes what its policy was fed and decided (docs/decision-log.md).
+    """Where every scheduler writes the events and decisions of its policy (docs/decision-log.md).
 
     Attributes:
         dir: folder on the node where the scheduler runs; schedulers may share it.
-        max_mb: bound of all logs in it; the oldest files go first.
-        flush_s: the most seconds of it that a crash costs.
+        max_mb: limit of all logs in the folder, MB; the oldest files are deleted first.
+        flush_s: a crash loses at most this many seconds of the log.
     """
 
     dir: str = Field(min_length=1)
@@ -85,34 +86,38 @@ class DecisionLogConfig(StrictConfig):
 
 
 class Settings(StrictConfig):
-    """What an application says beside its models, workers, policy and planner.
+    """The settings of an application other than models, workers, policy and planner.
 
     Attributes:
         scheduler: "embedded" in the only frontend (no control round trips), "actor" (a named
             actor that survives frontends and serves several), or "auto": embedded for one
             frontend, else an actor.
         num_frontends: Serve replicas that own requests from arrival to answer.
-        frontend_actor_options: Ray resources of a frontend.
-        max_queued_requests: per frontend; more are refused with "queue_full".
-        isolate_errors: when a batch raises, run its items one by one, so that only the poison
-            item gets the error.
-        retries: how often a request is tried again after its worker died, within its deadline.
-        response_margin_ms: kept free at the end of a request's budget for the way back to the
-            client, on top of what is measured between frontend and worker.
-        max_body_bytes: largest item that is read, over HTTP and gRPC. Serve's proxies have a bound
-            of their own (`RAY_SLO_MAX_BODY_BYTES`, see SECURITY.md).
-        max_json_bytes: the same of JSON.
+        frontend_actor_options: Ray resources for each frontend.
+        max_queued_requests: limit per frontend; further requests are refused with "queue_full".
+        isolate_errors: when a batch raises, run its items one by one, so that only the item that
+            causes the error gets it.
+        retries: number of times that a request is tried again after its worker died, within its
+            deadline.
+        response_margin_ms: time reserved at the end of a request's budget for the way back to the
+            client, in addition to the measured time between frontend and worker.
+        max_body_bytes: largest item that is read, over HTTP and gRPC. Serve's proxies have their
+            own limit (`RAY_SLO_MAX_BODY_BYTES`, see SECURITY.md).
+        max_json_bytes: the same for JSON.
         max_json_values: values in one body of JSON, a list or an object counted as ten. A million
-            keep Python's lock, and so all that a frontend does, for about 50 ms.
-        error_details: whether clients are told, over HTTP and gRPC, what the user's own code said
-            of its error; False keeps it to the log. Without `isolate_errors`, an error of a batch
-            goes to all of its requests, and may quote another client's item.
-        profile_seconds: time that a worker may spend measuring each variant at start, less than
-            that for quick ones. 0: measure nothing, learn from the first batches.
+            values hold Python's lock for about 50 ms, and a frontend does nothing else then.
+        error_details: whether clients get the message of an error of the user's own code, over HTTP
+            and gRPC; with False it is only in the log. Without `isolate_errors`, an error of a
+            batch goes to all of its requests, and may quote another client's item.
+        profile_seconds: time that a worker may spend to measure each variant at start; fast
+            variants need less. 0: measure nothing, learn from the first batches.
         access_log: a line per request in the frontend's log, as Serve does by default. It costs
             about as much as the scheduling; `serve_slo_*` metrics count requests anyway.
         decision_log: every event and decision of the schedulers, for `ray-slo replay`.
-        name: of the frontend's deployment.
+        status_page: serve the content of `ray-slo top` as a web page, at `-/top` below the route
+            prefix. Everybody who can reach the API can read it: names, load, errors of models'
+            code.
+        name: name of the frontend's deployment.
     """
 
     scheduler: Literal["auto", "actor", "embedded"] = "auto"
@@ -129,6 +134,7 @@ class Settings(StrictConfig):
     profile_seconds: float = Field(default=2.0, ge=0)
     access_log: bool = False
     decision_log: DecisionLogConfig | None = None
+    status_page: bool = False
     name: str | None = None
 
     @field_validator("decision_log", mode="before")
@@ -150,20 +156,19 @@ class AppConfig(Settings):
     Attributes:
         models: by name; the name is what a client asks for (`/name` over HTTP, `model=` on a
             handle; neither is needed when there is one model or pipeline).
-        pipelines: trees of tasks, by name; clients ask for the whole. A task with code of its own
-            is a model to scheduler, workers and metrics. Models, pipelines and tasks have names of
-            their own.
+        pipelines: trees of tasks, by name; clients ask for the whole tree. For scheduler, workers
+            and metrics, a task with its own code is a model. Models, pipelines and tasks need
+            different names.
         pipeline: the short form of one pipeline; its name is `name`, by default "pipeline".
-        workers: by hardware kind.
-        groups: serving groups by name, each with workers and models of its own, instead of
-            `workers`.
+        workers: workers by hardware kind.
+        groups: serving groups by name, each with its own workers and models, instead of `workers`.
         planner: decides how many workers there are, what each of them serves, and in which group.
-            The default is "auto" where numbers of workers may change, groups leave models out, or
-            there are pipelines, and "loki" for one pipeline alone on one kind of workers. "herd"
-            and "partition" move models between groups, or make groups of `workers`. null: all
-            stays as it is written, and every worker has all variants.
-        policy: who decides; see `PolicyConfig`. Each group has a policy object of its own, made of
-            this where the group names no other.
+            The default is "auto" if numbers of workers may change, some model is in no group, or
+            there are pipelines. It is "loki" for a single pipeline on one kind of workers. "herd"
+            and "partition" move models between groups, or make groups of `workers`. null: nothing
+            changes at run time, and every worker has all variants.
+        policy: the policy that decides; see `PolicyConfig`. Each group has its own policy object.
+            It is made from this, unless the group names another policy.
     """
 
     instead: ClassVar[Mapping[str, str]] = {
@@ -190,7 +195,7 @@ class AppConfig(Settings):
     @classmethod
     def _some_workers(cls, value: dict[str, WorkerConfig] | None) -> Any:
         if value is not None and not value:
-            raise ValueError("name at least one kind of worker")
+            raise ValueError("name at least one kind of worker, got {}")
         return value
 
     @field_validator("models")
@@ -210,9 +215,10 @@ class AppConfig(Settings):
     @model_validator(mode="after")
     def _one_form(self) -> AppConfig:
         if self.pipeline is not None and self.pipelines:
-            raise ValueError(
-                "pipeline: the short form of one pipeline; name it under `pipelines`, beside "
-                f"{', '.join(self.pipelines)}"
+            raise Misplaced(
+                "pipeline",
+                "the short form of one pipeline; name it under `pipelines`, beside "
+                f"{', '.join(self.pipelines)}",
             )
         return self
 
@@ -222,12 +228,12 @@ class AppConfig(Settings):
         for name, group in value.items():
             check_name("group", name)
             if not group.workers:
-                raise ValueError(f"{name}: name at least one kind of worker")
+                raise Misplaced(f"{name}.workers", "name at least one kind of worker, got {}")
         return value
 
     @property
     def planned_by(self) -> PlannerConfig | None:
-        """The planner that is named, else the default one."""
+        """The named planner, or the default one."""
         if self.planner is not None or "planner" in self.model_fields_set:
             return self.planner
         workers, lone = list(self.kinds.values()), self.lone_pipeline
@@ -241,27 +247,27 @@ class AppConfig(Settings):
 
     @property
     def all_pipelines(self) -> dict[str, PipelineConfig]:
-        """Pipelines by name, in whatever form they were written."""
+        """Pipelines by name, from `pipelines` or `pipeline`."""
         if self.pipeline is None:
             return self.pipelines
         return {self.name or "pipeline": self.pipeline}
 
     @property
     def roots(self) -> dict[str, ModelConfig | PipelineConfig]:
-        """What clients may ask for."""
+        """The models and pipelines that clients may ask for."""
         return {**self.models, **self.all_pipelines}
 
     @property
     def lone_pipeline(self) -> PipelineConfig | None:
-        """The only thing that clients may ask for, if that is a pipeline whose tasks all have code
-        of their own."""
+        """The pipeline, if it is all that clients may ask for and all its tasks have their own
+        code."""
         if self.models or len(self.all_pipelines) != 1:
             return None
         (pipeline,) = self.all_pipelines.values()
         return None if pipeline.shares else pipeline
 
     def pipeline_field(self, name: str) -> str:
-        """Where a pipeline is written."""
+        """The field of the config that contains a pipeline."""
         return f"pipelines.{name}" if self.pipeline is None else "pipeline"
 
     @property
@@ -275,9 +281,17 @@ class AppConfig(Settings):
             for kind, worker in group.workers.items()
         }
 
+    def kind_field(self, kind: str) -> str:
+        """Where a kind of worker, as `kinds` names it, is written."""
+        for name, group in self.groups.items():
+            for own in group.workers:
+                if kind_in_group(name, own) == kind:
+                    return f"groups.{name}.workers.{own}"
+        return f"workers.{kind}"
+
     @property
     def served(self) -> dict[str, ModelConfig]:
-        """What workers serve: the models, and tasks with code of their own as models."""
+        """What workers serve: the models, and tasks with their own code as models."""
         served = dict(self.models)
         for pipeline in self.all_pipelines.values():
             for name, task in pipeline.tasks.items():

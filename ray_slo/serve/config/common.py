@@ -4,17 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import AfterValidator, ConfigDict, Field
+from pydantic import AfterValidator, ConfigDict
 
-from ray_slo.core.documents import Strict
+from ray_slo.core.documents import SloMs, Strict
 from ray_slo.core.text import quoted
 
-LONGEST_SLO_MS = 86_400_000  # a day, as for a request
 MOST_REPLICAS = 100_000
 _LONGEST_NAME = 100  # characters
-
-
-SloMs = Annotated[float, Field(gt=0, le=LONGEST_SLO_MS)]
 
 
 class StrictConfig(Strict):

@@ -1,4 +1,4 @@
-"""Files that a config names, as far as they can be read from here."""
+"""Files that a config names, if this process can read them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ray_slo.serve.config.spec import AppSpec
 
 
 def profiles_of_files(spec: AppSpec) -> dict[str, LatencyProfile]:
-    """Profiles of variants as files say, where they are given and can be read from here."""
+    """Profiles of variants from their files, if files are given and this process can read them."""
     found = {}
     for key, ref in spec.variants().items():
         model = spec.models[ref.model]
@@ -17,7 +17,7 @@ def profiles_of_files(spec: AppSpec) -> dict[str, LatencyProfile]:
             continue
         try:
             known = load_profiles(file)
-        except (OSError, ValueError):  # a worker will say what is wrong with it
+        except (OSError, ValueError):  # a worker reports the error
             continue
         alone = own is not None or ref.spec is None
         if (profile := profile_of(known, ref.name, ref.model, alone=alone)) is not None:

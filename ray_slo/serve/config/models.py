@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 
-from ray_slo.core.explain import explained
+from ray_slo.core.documents import SloMs
+from ray_slo.core.explain import Misplaced, explained
 from ray_slo.core.names import import_attr
-from ray_slo.serve.config.common import SloClasses, SloMs, StrictConfig, check_name
+from ray_slo.serve.config.common import SloClasses, StrictConfig, check_name
 from ray_slo.serve.config.user_class import check_arguments, check_user_class
 
 if TYPE_CHECKING:
@@ -21,13 +22,15 @@ class VariantConfig(StrictConfig):
     """A network that can answer for a model.
 
     Attributes:
-        load: function or class (or "module:attr"); what it returns is handed to the model's batch
-            method. Called once per worker, on the thread that runs the batches.
+        load: function or class (or "module:attr") that returns the network. The network is passed
+            to the model's batch method. Called once per worker, on the thread that runs the
+            batches.
         args, kwargs: of `load`.
-        accuracy: percent: what a policy maximises among the variants that are fast enough.
+        accuracy: percent. Policies prefer the most accurate variant among those that are fast
+            enough.
         profile: path of a latency-profile file (`ray-slo profile`) to start from.
-        factors: where it serves a task of a pipeline, downstream items that it is expected to make
-            per request, by child task; what it does make is learned.
+        factors: for a task of a pipeline: expected number of items per request, by child task. The
+            real number is learned.
     """
 
     load: str | Callable[..., Any]
@@ -38,7 +41,7 @@ class VariantConfig(StrictConfig):
     factors: dict[str, float] = Field(default_factory=dict)
 
     def loader(self) -> Callable[..., Any]:
-        """What loads the network.
+        """The function or class that loads the network.
 
         Raises:
             ValueError: not importable, or not callable.
@@ -69,12 +72,12 @@ class Variant(VariantConfig):
     """A named variant, for `@ray_slo.deployment(variants=[…])`.
 
     Args:
-        name: says in answers, metrics and profile files which network it was.
+        name: name of the network in answers, metrics and profile files.
         accuracy: percent.
         load: function or class (or "module:attr") that returns the loaded network.
         args, kwargs: of `load`.
         profile: path of a latency-profile file to start from.
-        factors: in a task of a pipeline, downstream items expected per request, by child task.
+        factors: for a task of a pipeline: expected number of items per request, by child task.
 
     Raises:
         ValueError: a bad value, with the field.
@@ -104,28 +107,28 @@ class Variant(VariantConfig):
 
 
 class Served(StrictConfig):
-    """The user's class, and what is known of it.
+    """The user's class and its properties.
 
     Attributes:
         callable: class (or "module:Class") whose instances map a list of items to a list of
             results. Optional static methods: `preprocess(item)` and `postprocess(result)`, which
             run in the frontend; `example_input()`, a representative preprocessed item for
-            warm-up and profiling; and `size(item)` of a preprocessed item that is a list of things,
-            say: profiles and `max_batch_size` are then by the sum of sizes, and
+            warm-up and profiling; and `size(item)`, the size of a preprocessed item, for example
+            the length of a list. Profiles and `max_batch_size` then use the sum of sizes, and
             `example_input(size)` makes an item of a size. Optional method:
             `reconfigure(user_config)`.
         args, kwargs: of the class's constructor.
-        variants: networks that can answer, by name, best liked first. The batch method is then
-            `__call__(self, network, items)`, and the policy chooses the network per batch.
-        accuracy: percent, where known; goes into answers. With variants, each has its own.
+        variants: networks that can answer, by name, the preferred one first. The batch method is
+            then `__call__(self, network, items)`, and the policy chooses the network per batch.
+        accuracy: percent, if known; it is part of answers. With variants, each has its own.
         max_batch_size: upper bound; the policy chooses the size.
-        profile: path of a latency-profile file (`ray-slo profile`) to start from. It may hold
+        profile: path of a latency-profile file (`ray-slo profile`) to start from. It may contain
             several profiles, by the names of variants.
-        profile_quantile: of measured batch durations, which the policy plans with.
-        exit_points: how many places to put into the network where a policy that preempts can stop
-            a batch (`ray_slo.models.preemption`). The network is what `load` returned, or the only
-            torch module among the instance's attributes. Default: those that the file `profile`
-            names, if it does; other code calls `ray_slo.checkpoint()`.
+        profile_quantile: the policy plans with this quantile of the measured batch durations.
+        exit_points: number of places in the network where a policy that preempts can stop a batch
+            (`ray_slo.models.preemption`). The network is the result of `load`, or the only torch
+            module among the instance's attributes. Default: those in the file `profile`, if any.
+            Other code calls `ray_slo.checkpoint()`.
         user_config: passed to `reconfigure`.
     """
 
@@ -168,9 +171,10 @@ class Served(StrictConfig):
     @model_validator(mode="after")
     def _one_accuracy(self) -> Served:
         if self.variants and self.accuracy is not None:
-            raise ValueError(
-                f"accuracy is {self.accuracy:g}, but each variant has an accuracy of its own; "
-                "leave the model's out"
+            raise Misplaced(
+                "accuracy",
+                f"each variant has an accuracy of its own; leave the model's out, got "
+                f"{self.accuracy:g}",
             )
         return self
 
@@ -181,15 +185,15 @@ class Served(StrictConfig):
             ValueError: not importable, or its methods do not fit.
         """
         target = import_attr(self.callable) if isinstance(self.callable, str) else self.callable
-        # What @ray_slo.deployment made of a class will do, too.
+        # The result of @ray_slo.deployment is accepted, too.
         return check_user_class(getattr(target, "user_class", target), bool(self.variants))
 
     @property
     def is_sized(self) -> bool:
-        """Whether its requests have sizes, as far as its class can be imported here."""
+        """Whether its requests have sizes; False if its class cannot be imported here."""
         try:
             return hasattr(self.load(), "size")
-        except ValueError:  # which `build_app` says
+        except ValueError:  # `build_app` reports it
             return False
 
     def without_code(self) -> Self:
@@ -207,8 +211,8 @@ class ModelConfig(Served):
 
     Attributes:
         latency_slo_ms: answer within this many milliseconds, counted from arrival at the frontend.
-        slo_classes: other SLOs in milliseconds, by a name that clients give (`slo_class=` on a
-            handle, the header `x-slo-class`).
+        slo_classes: other SLOs in milliseconds, by name. Clients name one with `slo_class=` on a
+            handle, or with the header `x-slo-class`.
     """
 
     latency_slo_ms: SloMs

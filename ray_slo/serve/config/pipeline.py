@@ -9,30 +9,33 @@ from typing import Any
 from pydantic import Field, field_validator, model_validator
 
 from ray_slo.core import LatencyProfile
+from ray_slo.core.documents import SloMs
+from ray_slo.core.explain import Misplaced
+from ray_slo.core.names import nearest
 from ray_slo.planning import loki
-from ray_slo.serve.config.common import SloClasses, SloMs, StrictConfig, check_name
+from ray_slo.serve.config.common import SloClasses, StrictConfig, check_name
 from ray_slo.serve.config.models import ModelConfig, Served
 
 
 class TaskConfig(Served):
-    """A task of a pipeline: a model that other tasks may send requests to. It has code of its own
-    (`callable`), or is served by a `model` that clients and other tasks may ask, too: batches mix
-    the requests of all.
+    """A task of a pipeline: a model that other tasks may send requests to. It has its own code
+    (`callable`), or is served by a `model` that clients and other tasks may use too. Batches of
+    such a model mix all their requests.
 
-    What is said of a model's class holds for a task's, and its batch method returns, per request,
-    a result or `ray_slo.Outputs(result, {child: [item, …]})`: every item is a request of the child
-    task; a model that serves several tasks may make items for children of any, and each tree takes
-    its own. A class may have another static method, `join(result, {child: [joined, …]})`: what
-    becomes of a request's result and those of the requests that it made. Default:
-    `{"result": result, "outputs": {child: [joined, …]}}`.
+    A task's class has the same methods as a model's. Its batch method returns, per request, a
+    result or `ray_slo.Outputs(result, {child: [item, …]})`: every item is a request of the child
+    task. A model that serves several tasks may make items for the children of all of them; each
+    tree takes its own. A class may also have a static method `join(result, {child: [joined, …]})`.
+    It combines a request's result with those of the requests that it made. Default: `{"result":
+    result, "outputs": {child: [joined, …]}}`.
 
     Attributes:
-        callable: not beside `model`.
-        model: name of one of the application's models, or of another task with code of its own.
-            Nothing of `Served` is said beside it.
+        callable: as in `Served`; not together with `model`.
+        model: name of one of the application's models, or of another task with its own code. It
+            excludes all fields of `Served`.
         parent: the task whose batch method makes this one's requests; None at the root.
-        factors: downstream items expected per request, by child task, of variants that do not say
-            their own; 1 where neither says.
+        factors: expected number of items per request, by child task, for variants without their own
+            value; 1 if neither is given.
     """
 
     callable: str | Callable[..., Any] = ""
@@ -51,21 +54,21 @@ class TaskConfig(Served):
     def _one_code(self) -> TaskConfig:
         if self.model is None:
             if not self.callable:
-                raise ValueError(
-                    "callable: required, or model: the name of a model that serves the task"
+                raise Misplaced(
+                    "callable", "required, or model: the name of a model that serves the task"
                 )
         elif said := sorted(self.model_fields_set & set(Served.model_fields)):
-            raise ValueError(
-                f"{said[0]}: the model {self.model!r} says that; leave it out, or leave model out"
+            raise Misplaced(
+                said[0], f"the model {self.model!r} says that; leave it out, or leave model out"
             )
         return self
 
     def shared(self, model: Served) -> TaskConfig:
-        """The same, with what is known of the model that serves it."""
+        """The same, with the properties of the model that serves it."""
         return self.model_copy(update={"variants": model.variants, "accuracy": model.accuracy})
 
     def as_model(self, latency_slo_ms: float) -> ModelConfig:
-        """What the scheduler and the workers take it for."""
+        """The task as a model, for the scheduler and the workers."""
         common = {field: getattr(self, field) for field in Served.model_fields}
         return ModelConfig(**common, latency_slo_ms=latency_slo_ms)
 
@@ -73,18 +76,19 @@ class TaskConfig(Served):
 class PipelineConfig(StrictConfig):
     """A rooted tree of tasks under one SLO.
 
-    A client's item is a request of the root. Its answer is there when all that it made are.
+    A client's item is a request of the root. Its answer is complete when all requests that it made
+    are answered.
 
     Attributes:
-        tasks: by name.
+        tasks: the tasks by name.
         latency_slo_ms: end to end: answer within this many milliseconds, counted from arrival at
             the frontend.
-        slo_classes: other end-to-end SLOs in milliseconds, by a name that clients give.
+        slo_classes: other end-to-end SLOs in milliseconds, by a name that clients use.
         join: function (or "module:function") for the root, instead of the `join` of its class.
         path_accuracies: measured end-to-end accuracy, percent, by the names of the variants from
-            the root to a last task, "variant/variant"; the product of the variants' accuracies for
-            a path that is missing. A task without variants goes by its model's name, which is its
-            own unless it says another.
+            the root to a last task, "variant/variant"; a missing path has the product of its
+            variants' accuracies. A task without variants has its model's name in the path, which is
+            its own name unless it sets `model`.
     """
 
     tasks: dict[str, TaskConfig] = Field(min_length=1)
@@ -104,19 +108,21 @@ class PipelineConfig(StrictConfig):
     def _is_a_tree(self) -> PipelineConfig:
         for name, task in self.tasks.items():
             if task.parent is not None and task.parent not in self.tasks:
-                raise ValueError(
-                    f"tasks.{name}.parent: no task {task.parent!r}; "
-                    f"the tasks are {', '.join(self.tasks)}"
+                raise Misplaced(
+                    f"tasks.{name}.parent",
+                    f"no task {task.parent!r}; the tasks are {', '.join(self.tasks)}"
+                    f"{nearest(task.parent, list(self.tasks))}",
                 )
         roots = [name for name, task in self.tasks.items() if task.parent is None]
         if len(roots) > 1:
-            raise ValueError(
-                f"tasks: {', '.join(roots)} have no parent; a pipeline is a tree with one root"
+            raise Misplaced(
+                "tasks", f"{', '.join(roots)} have no parent; a pipeline is a tree with one root"
             )
         if lost := [name for name in self.tasks if name not in self.parents]:
-            raise ValueError(
-                f"tasks: {', '.join(lost)} are in a cycle or below one; a pipeline is a tree, and "
-                "its root has no parent"
+            raise Misplaced(
+                "tasks",
+                f"{', '.join(lost)} are in a cycle or below one; a pipeline is a tree, and its "
+                "root has no parent",
             )
         self._check_variants()
         if not self.shares:
@@ -125,11 +131,11 @@ class PipelineConfig(StrictConfig):
 
     @property
     def shares(self) -> dict[str, str]:
-        """Models that serve tasks without code of their own, by task."""
+        """Models that serve tasks without their own code, by task."""
         return {name: task.model for name, task in self.tasks.items() if task.model is not None}
 
     def with_models(self, models: Mapping[str, ModelConfig]) -> PipelineConfig:
-        """The same, where tasks say what is known of the models that serve them.
+        """The same, with the properties of the models in the tasks that they serve.
 
         Raises:
             ValueError: factors or accuracies that do not fit, with the field.
@@ -153,17 +159,19 @@ class PipelineConfig(StrictConfig):
             for field, factors in named.items():
                 for child, factor in factors.items():
                     if child not in children:
-                        raise ValueError(
-                            f"{field}: {child!r} is no child of {name!r}; "
-                            f"its children are {', '.join(children) or 'none'}"
+                        raise Misplaced(
+                            field,
+                            f"{child!r} is no child of {name!r}; its children are "
+                            f"{', '.join(children) or 'none'}{nearest(child, children)}",
                         )
                     if not 0 <= factor < math.inf:
-                        raise ValueError(f"{field}.{child} must be at least 0, got {factor}")
+                        raise Misplaced(f"{field}.{child}", f"must be at least 0, got {factor}")
             for variant in () if task.model is not None else task.variants or (name,):
                 if variant in owner:
-                    raise ValueError(
-                        f"tasks.{name}.variants: {variant!r} is a variant of {owner[variant]!r}, "
-                        "too; variants of a pipeline have names of their own"
+                    raise Misplaced(
+                        f"tasks.{name}.variants",
+                        f"{variant!r} is a variant of {owner[variant]!r}, too; variants of a "
+                        "pipeline have names of their own",
                     )
                 owner[variant] = name
 
@@ -171,13 +179,17 @@ class PipelineConfig(StrictConfig):
         valid = self.paths
         for path, accuracy in self.path_accuracies.items():
             if tuple(path.split("/")) not in valid:
-                shown = ["/".join(p) for p in valid[:8]]
-                raise ValueError(
-                    f"path_accuracies: no path {path!r} from root to a last task; they are "
-                    f"{', '.join(shown)}{', …' * (len(valid) > len(shown))}"
+                names = ["/".join(p) for p in valid]
+                shown = names[:8]
+                raise Misplaced(
+                    f"path_accuracies.{path}",
+                    f"no path from the root to a last task; they are {', '.join(shown)}"
+                    f"{', …' * (len(valid) > len(shown))}{nearest(path, names)}",
                 )
             if not 0 <= accuracy <= 100:
-                raise ValueError(f"path_accuracies.{path} must be 0 to 100 percent, got {accuracy}")
+                raise Misplaced(
+                    f"path_accuracies.{path}", f"must be from 0 to 100 (percent), got {accuracy}"
+                )
 
     @property
     def is_sized(self) -> bool:
@@ -203,14 +215,14 @@ class PipelineConfig(StrictConfig):
 
     @property
     def factors(self) -> dict[str, dict[str, float]]:
-        """Downstream items expected per request, by variant and child task; all variants."""
+        """Expected number of items per request, by variant and child task, for all variants."""
         found: dict[str, dict[str, float]] = {}
         for name in self.tasks:
             found |= self.factors_of(name)
         return found
 
     def factors_of(self, task: str) -> dict[str, dict[str, float]]:
-        """Those of one task."""
+        """The factors of one task's variants."""
         config, children = self.tasks[task], self.children(task)
         usual = {child: config.factors.get(child, 1.0) for child in children}
         own = {name: spec.factors for name, spec in config.variants.items()}
@@ -229,17 +241,17 @@ class PipelineConfig(StrictConfig):
         profile: Callable[[str], LatencyProfile],
         factors: Mapping[str, Mapping[str, float]] | None = None,
     ) -> tuple[loki.Task, ...]:
-        """What `loki.Problem` takes.
+        """The tasks for a `loki.Problem`.
 
         Args:
             profile: by the name of a variant.
-            factors: learned ones, by variant and child task; default: those expected.
+            factors: learned factors, by variant and child task; default: the expected ones.
         """
         made = {**self.factors, **(factors or {})}
         answer = []
         for name in self.parents:
             task = self.tasks[name]
-            # One network whose accuracy is not known takes nothing away from those of others.
+            # A single network without a known accuracy does not reduce those of others.
             only = 100.0 if task.accuracy is None else task.accuracy
             own = {n: v.accuracy for n, v in task.variants.items()} or {name: only}
             variants = tuple(loki.Variant(v, a, profile(v), made[v]) for v, a in own.items())

@@ -4,24 +4,37 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from ray_slo.core.documents import Strict
-from ray_slo.policies.registry import refuse_sizes
+from ray_slo.core.text import quoted
+from ray_slo.policies.registry import POLICIES, refuse_sizes
 from ray_slo.serve.config.common import StrictConfig
 
 
 class PolicyConfig(StrictConfig):
-    """A policy by name or "module:attr", with its arguments. The name alone will do.
+    """A policy by name or "module:attr", with its arguments. The name alone is enough.
 
     Attributes:
-        name: None for the default: `deferred`, or `price` where a model has variants, or
-            `pipeline` for a pipeline with the planner "loki".
-        kwargs: its arguments; each policy's class says which it takes.
+        name: None means the default. That is `pipeline` with the planner "loki", `kairos` with
+            "kairos", and `auto` otherwise.
+        kwargs: its arguments; each policy's class lists them.
     """
 
     name: Any = None
     kwargs: dict[str, Any] = Field(default_factory=dict)
+
+    @field_validator("name")
+    @classmethod
+    def _says_one(cls, value: Any) -> Any:
+        if value is None or callable(value) or hasattr(value, "decide"):
+            return value
+        if not isinstance(value, str) or not value:
+            raise ValueError(
+                f"must be one of {', '.join(sorted(POLICIES))}, 'module:attr', or a policy, got "
+                f"{quoted(value)}"
+            )
+        return value
 
     @model_validator(mode="before")
     @classmethod

@@ -1,12 +1,13 @@
-"""From what users write to what runs: defaults, and what follows from the rest."""
+"""From what users write to what runs: sets defaults and derived values."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from ray_slo.core.explain import validated
-from ray_slo.policies.registry import DEFAULTS, make_policy, refuse_told
+from ray_slo.core.explain import explaining, validated
+from ray_slo.core.names import nearest
+from ray_slo.policies.registry import DEFAULT, make_policy, refuse_told
 from ray_slo.serve.config.app import AppConfig, PlannerConfig, Settings
 from ray_slo.serve.config.policy import PolicyConfig, PolicySpec
 from ray_slo.serve.config.spec import AppSpec, PlannerSpec, WorkerSpec
@@ -14,7 +15,7 @@ from ray_slo.serve.config.trees import trees_of
 from ray_slo.serve.config.workers import homes_of
 from ray_slo.serve.planner.plugin import PLANNERS, PlannerPlugin, planner_class
 
-_PIPELINE = DEFAULTS["pipeline"]  # its arguments follow from the pipeline
+_PIPELINE = "pipeline"  # its arguments follow from the pipeline
 
 
 def parse_spec(data: dict[str, Any]) -> AppSpec:
@@ -23,14 +24,16 @@ def parse_spec(data: dict[str, Any]) -> AppSpec:
     Raises:
         ValueError: one line per mistake: field, value, valid choices.
     """
-    return resolve(validated(AppConfig, data))
+    config = validated(AppConfig, data)
+    with explaining(AppConfig):
+        return resolve(config)
 
 
 def resolve(config: AppConfig) -> AppSpec:
-    """What runs.
+    """The application that runs.
 
     Raises:
-        ValueError: parts that do not fit each other, with the field, the value and the choices.
+        ValueError: parts do not fit each other; with the field, the value and the choices.
     """
     _check_served(config)
     planner = config.planned_by
@@ -77,15 +80,16 @@ def _workers(config: AppConfig, planner: PlannerConfig | None) -> dict[str, Work
         if planner is not None:
             bounds = planner_class(planner.name).replica_bounds(worker, planner)
         if bounds is None and worker.most_replicas is not None:
+            scaling = [name for name in PLANNERS if planner_class(name).scales]
             raise ValueError(
-                f"workers.{kind}.max_replicas: nobody decides how many there are; leave `planner` "
-                f"out, or choose one of {', '.join(n for n in PLANNERS if planner_class(n).scales)}"
+                f"{config.kind_field(kind)}.max_replicas: nobody decides how many there are; leave "
+                f"`planner` out, or choose one of {', '.join(scaling)}"
             )
         for field in ("price_per_hour", "interruptions_per_hour"):
             if getattr(worker, field) is not None and field not in reads.reads_workers:
                 raise ValueError(
-                    f"workers.{kind}.{field}: no planner reads it here; leave it out, or choose "
-                    f"{_planners('reads_workers', field)}"
+                    f"{config.kind_field(kind)}.{field}: no planner reads it here; leave it out, "
+                    f"or choose {_planners('reads_workers', field)}"
                 )
         answer[kind] = WorkerSpec(
             num_replicas=worker.first_replicas,
@@ -114,7 +118,7 @@ def _planner(planner: PlannerConfig | None) -> PlannerSpec | None:
 
 
 def _may_have(config: AppConfig, planner: PlannerConfig | None, group: str) -> set[str]:
-    """Models that a group has at first, or that a planner may give it."""
+    """Models that a group has at first, or that a planner may move there."""
     if planner is None:
         return set(config.groups[group].models)
     if planner_class(planner.name).makes_groups:
@@ -131,7 +135,7 @@ def _together(config: AppConfig) -> list[list[str]]:
 
 
 def _on_default(config: AppConfig, planner: PlannerConfig | None) -> set[str]:
-    """Models that the application's policy may have to serve."""
+    """Models that the application's own policy may have to serve."""
     if not config.groups:
         return set(config.served)
     without = [name for name, group in config.groups.items() if group.policy is None]
@@ -145,10 +149,10 @@ def _policy(
     models: Collection[str],
     group: str | None = None,
 ) -> PolicySpec:
-    """The policy that is named, else the planner's, else the default.
+    """The named policy, or the planner's, or the default.
 
     Args:
-        models: that it may have to serve.
+        models: the models that it may have to serve.
         group: whose policy it is; None: the application's.
 
     Raises:
@@ -167,13 +171,9 @@ def _policy(
         name = name or planned_by.default_policy
         if name == planned_by.default_policy:
             kwargs = planned_by.policy_kwargs(config, planner, kwargs)
-    if name is None:
-        served = [config.served[model] for model in models]
-        # The policy of variants counts requests, not the items in them.
-        chooses = any(m.variants for m in served) and not any(m.is_sized for m in served)
-        name = DEFAULTS["tasks" if config.all_pipelines else "variants" if chooses else "models"]
+    name = name or DEFAULT
     if name == "auto" and any(config.served[model].exit_points for model in models):
-        kwargs = {"preempt": True, **kwargs}  # networks that are given places to stop at may stop
+        kwargs = {"preempt": True, **kwargs}  # exit points say that networks may stop
     try:
         refuse_told(name, kwargs)
         made = make_policy(name, kwargs)
@@ -206,7 +206,7 @@ def _check_served(config: AppConfig) -> None:
 
 
 def _check_classes(config: AppConfig, planner: PlannerConfig) -> None:
-    """Refuse SLO classes that the planner does not plan for."""
+    """Refuse SLO classes that the planner does not support."""
     for name, said in config.roots.items():
         if said.slo_classes and not planner_class(planner.name).reads_classes:
             raise ValueError(
@@ -216,7 +216,7 @@ def _check_classes(config: AppConfig, planner: PlannerConfig) -> None:
 
 
 def _fields(config: AppConfig) -> dict[str, str]:
-    """Where each model, task with code of its own and pipeline is written."""
+    """Field of the config by model, task with its own code, and pipeline."""
     fields = {name: f"models.{name}" for name in config.models}
     for name, pipeline in config.all_pipelines.items():
         fields[name] = field = config.pipeline_field(name)
@@ -225,7 +225,7 @@ def _fields(config: AppConfig) -> dict[str, str]:
 
 
 def _check_names(config: AppConfig) -> None:
-    """Refuse two things of one name: metrics could not tell them apart."""
+    """Refuse two things with the same name: metrics could not separate them."""
     names = [(name, f"models.{name}") for name in config.models]
     for name, pipeline in config.all_pipelines.items():
         names += [(t, f"{config.pipeline_field(name)}.tasks.{t}") for t in pipeline.tasks]
@@ -250,6 +250,7 @@ def _check_shared(config: AppConfig) -> None:
                 raise ValueError(
                     f"{config.pipeline_field(name)}.tasks.{task}.model: no model {model!r}; the "
                     f"models, and tasks with code of their own, are {', '.join(served)}"
+                    f"{nearest(model, list(served))}"
                 )
             children.setdefault(model, set()).update(pipeline.children(task))
     for name, served_by in config.models.items():
@@ -259,7 +260,7 @@ def _check_shared(config: AppConfig) -> None:
                 raise ValueError(
                     f"models.{name}.variants.{variant}.factors: factors are for the tasks of a "
                     f"pipeline; {unknown[0]!r} is no child of a task that {name!r} serves; these "
-                    f"are {tasks}"
+                    f"are {tasks}{nearest(unknown[0], sorted(children[name]))}"
                 )
 
 
@@ -290,6 +291,7 @@ def _check_groups(config: AppConfig, planner: PlannerConfig | None) -> None:
                 raise ValueError(
                     f"groups.{name}.models: no model {model!r}; the models, and tasks with code "
                     f"of their own, are {', '.join(sorted(config.served))}"
+                    f"{nearest(model, list(config.served))}"
                 )
             if model in listed:
                 raise ValueError(

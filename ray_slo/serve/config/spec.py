@@ -1,4 +1,4 @@
-"""What runs: an application whose config was resolved, once. Nothing of it changes."""
+"""What runs: an application with a resolved config. It never changes."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class VariantRef:
     """A network and the model that it answers for.
 
     Attributes:
-        name: in answers, metrics and profile files.
-        accuracy: percent, where known.
+        name: name in answers, metrics and profile files.
+        accuracy: percent, if known.
         spec: None for the only network of a model without variants: the model's own instance.
     """
 
@@ -46,15 +46,15 @@ class WorkerSpec(_Frozen):
     """A kind of worker.
 
     Attributes:
-        num_replicas: at first.
-        replica_bounds: the least and the most that its planner may want; None: always
+        num_replicas: initial number of workers.
+        replica_bounds: least and largest number that its planner may want; None: always
             `num_replicas`.
-        autoscaling: when more or fewer are started or stopped.
-        serve_options: of `serve.deployment`, as they are given.
-        price_per_hour: of one worker; 0 where nobody says.
-        interruptions_per_hour: how often one is taken away; 0 where nobody says.
-        memory_mb: that one has for what it loads; None where nobody says.
-        group: that it belongs to; None where there are no groups, or a planner makes them.
+        autoscaling: when workers are started and stopped.
+        serve_options: options of `serve.deployment`, unchanged.
+        price_per_hour: price of one worker; 0 if not given.
+        interruptions_per_hour: expected interruptions of one worker per hour; 0 if not given.
+        memory_mb: memory of one worker for what it loads, MB; None if not given.
+        group: the group of its workers; None if there are no groups, or a planner makes them.
     """
 
     num_replicas: int
@@ -77,8 +77,9 @@ class PlannerSpec(_Frozen):
     """A planner; see `PlannerConfig` for the fields that it shares.
 
     Attributes:
-        makes_groups: it plans serving groups; else it says what workers load, and how many.
-        assigns: it says which variants a worker serves, and how much of the load.
+        makes_groups: it plans serving groups; otherwise it decides how many workers there are and
+            what they load.
+        assigns: it decides which variants a worker serves, and for which share of the load.
         tunable: its arguments can be changed while it runs.
     """
 
@@ -99,20 +100,20 @@ class AppSpec(Settings):
     """A whole application.
 
     Attributes:
-        models: by name: what workers serve. Tasks of pipelines with code of their own are models
-            here, and their code is only here.
-        pipelines: by name, without the code of their tasks; tasks that a model serves say what is
-            known of it.
-        trees: what clients may ask for, by name: a tree for every model of the config, and one for
-            every pipeline. Variants have the names of `variants` there.
-        fields: where the config speaks of each model and pipeline.
-        workers: by kind; a kind of a group has a name that is unique in the application.
-        policy: of every group that has no other.
-        group_policies: of groups that name one.
-        sized: models whose requests have sizes; known as soon as their classes were loaded.
-        version: when it was resolved, by the clock there. See `Releases`.
-        fingerprint: equal for two that differ in nothing that a running replica would have to know
-            of.
+        models: the models that workers serve, by name. Tasks of pipelines with their own code are
+            models here, and their code is only here.
+        pipelines: pipelines by name, without the code of their tasks. Tasks that a model serves
+            have the model's properties.
+        trees: what clients may ask for, by name: one tree per model of the config, and one per
+            pipeline. Their variants have the names in `variants`.
+        fields: field of the config by model and pipeline.
+        workers: workers by kind; the name of a group's kind is unique in the application.
+        policy: policy of the application, and of every group without its own.
+        group_policies: policies of groups that name one.
+        sized: models whose requests have sizes; known once their classes were loaded.
+        version: time when it was resolved, by the clock of that machine. See `Releases`.
+        fingerprint: equal for two applications if a running replica need not know of their
+            differences.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -138,23 +139,23 @@ class AppSpec(Settings):
 
     @property
     def planned(self) -> bool:
-        """Whether a planner says what workers load and how many there are."""
+        """Whether a planner decides how many workers there are and what they load."""
         return self.planner is not None and not self.planner.makes_groups
 
     @property
     def embedded(self) -> bool:
-        """Whether the scheduler lives in the frontend."""
+        """Whether the scheduler runs in the frontend."""
         return self.scheduler == "embedded" or (
             self.scheduler == "auto" and self.num_frontends == 1 and not self.grouped
         )
 
     def policy_of(self, group: str | None) -> PolicySpec:
-        """The policy of a group; None: where there are no groups."""
+        """The policy of a group. `group` is None if there are no groups."""
         return self.group_policies.get(group or "", self.policy)
 
     def policies_for(self, model: str) -> list[PolicySpec]:
-        """Policies that may have to serve a model: of the groups that it may be in without anybody
-        moving it by hand."""
+        """Policies that may have to serve a model: those of all groups that it may be in without a
+        move by hand."""
         moves = self.planner is not None and self.planner.makes_groups
         home = None if moves else self.homes.get(model)
         groups = list(self.groups) if home is None else [home]
@@ -168,19 +169,19 @@ class AppSpec(Settings):
 
     @property
     def unlisted(self) -> frozenset[str]:
-        """Models whose group the planner chooses among those that there are."""
+        """Models whose group the planner chooses."""
         chooses = bool(self.groups) and self.planned
         return frozenset(self.models.keys() - self.homes.keys() if chooses else ())
 
     def in_group(self, group: str) -> AppSpec:
-        """The application as the scheduler of a group knows it: with the group's policy."""
+        """The application for the scheduler of a group: with the group's policy."""
         return self.model_copy(update={"policy": self.policy_of(group)})
 
     def joins(self) -> dict[str, Callable[..., Any]]:
-        """By task with children, what the user has to join results.
+        """The user's functions that join results, by task with children.
 
         Raises:
-            ValueError: it cannot be imported, or it is no function.
+            ValueError: it cannot be imported, or it is not a function.
         """
         found: dict[str, Callable[..., Any]] = {}
         for name, pipeline in self.pipelines.items():
@@ -206,8 +207,8 @@ class AppSpec(Settings):
         return frozenset(model for model, count in uses.items() if count > 1)
 
     def slos_ms(self, model: str) -> tuple[float, float]:
-        """The shortest and the longest SLO of all that clients may ask for and that a model has a
-        part in, milliseconds."""
+        """The shortest and the longest SLO of all models and pipelines that use this model,
+        milliseconds."""
         trees = [tree for tree in self.trees.values() if model in tree.models]
         slos_ms = [1e3 * slo_s for tree in trees for slo_s in tree.slos_s.values()]
         return min(slos_ms), max(slos_ms)
@@ -225,8 +226,8 @@ class AppSpec(Settings):
     def variants(self) -> dict[str, VariantRef]:
         """Every network that workers load, by a name that is unique in the application.
 
-        That is the variant's own name (the model's, where it has no variants), or
-        "model/variant" where two models use the name.
+        This is the variant's own name, or the model's if it has no variants. If two models use the
+        same name, it is "model/variant".
         """
         return variants_of(self.models)
 

@@ -1,4 +1,4 @@
-"""What clients may ask for, as trees of tasks: of models and pipelines as users write them."""
+"""Trees of tasks for all that clients may ask for, made from users' models and pipelines."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ def trees_of(
     """A tree for every model and every pipeline.
 
     Args:
-        models: that clients may ask for.
-        pipelines: whose tasks say what is known of the models that serve them.
-        served: `models`, and tasks with code of their own.
+        models: models that clients may ask for.
+        pipelines: pipelines; their tasks have the properties of the models that serve them.
+        served: `models`, and tasks with their own code.
     """
     keys: dict[str, dict[str, str]] = {}  # by model and the variant's own name
     for key, ref in variants_of(served).items():
@@ -55,7 +55,7 @@ def _tree(name: str, pipeline: PipelineConfig, keys: Mapping[str, Mapping[str, s
 def _paths(
     tree: Tree, task: str, keys: Mapping[str, Mapping[str, str]]
 ) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Every path of variants from a task to a last one: by their own names, and by their keys."""
+    """Every path of variants from a task to a last task: own names, and keys."""
     children = tree.children(task)
     for name, key in keys[tree[task].model].items():
         if not children:

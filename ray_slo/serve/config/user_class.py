@@ -1,4 +1,4 @@
-"""What is wrong with a user's class or function, found before anything is deployed."""
+"""Checks a user's class or function before anything is deployed."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any
 def check_arguments(
     target: Callable[..., Any], what: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> None:
-    """Refuse arguments that do not fit a signature, where it can be known.
+    """Refuse arguments that do not fit a signature, if the signature is known.
 
     Raises:
-        ValueError: says which, and what is taken.
+        ValueError: names the argument, and the accepted ones.
     """
     try:
         signature = inspect.signature(target)
@@ -27,13 +27,13 @@ def check_arguments(
 
 
 def check_user_class(target: Any, has_variants: bool = False) -> type[Any]:
-    """Refuse, before anything is deployed, a class that cannot work.
+    """Refuse a class that cannot work, before anything is deployed.
 
     Args:
         has_variants: its batch method is `__call__(self, network, items)`.
 
     Raises:
-        ValueError: says what is wrong and what is wanted.
+        ValueError: says what is wrong and what is expected.
     """
     wanted = "__call__(self, network, items: list) -> list"
     if not has_variants:

@@ -8,7 +8,9 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from ray_slo.planning.catalogue import CATALOGUE, InstanceType
+from ray_slo.core.explain import Misplaced
+from ray_slo.core.names import nearest
+from ray_slo.planning.catalogue import CATALOGUE, InstanceType, Price
 from ray_slo.serve.config.common import MOST_REPLICAS, StrictConfig
 from ray_slo.serve.config.policy import PolicyConfig
 
@@ -37,15 +39,15 @@ SERVE_AUTO = 100  # workers, at most, of Serve's own num_replicas="auto"
 
 
 class AutoscalingConfig(StrictConfig):
-    """Serve's own `autoscaling_config`, as far as a planner can go by it.
+    """The fields of Serve's own `autoscaling_config` that a planner can use.
 
     Attributes:
-        min_replicas, max_replicas: as those of `WorkerConfig`.
-        initial_replicas: number of workers at first.
-        upscale_delay_s: seconds for which the plan must have wanted more workers before they start.
-        downscale_delay_s: seconds for which the plan must have wanted fewer before they go.
+        min_replicas, max_replicas: as in `WorkerConfig`.
+        initial_replicas: initial number of workers.
+        upscale_delay_s: more workers start when the plan has wanted them for this time, seconds.
+        downscale_delay_s: workers stop when the plan has wanted fewer for this time, seconds.
             Default: the planner's interval.
-        downscale_to_zero_delay_s: seconds without a request after which the last worker goes.
+        downscale_to_zero_delay_s: the last worker stops after this time without a request, seconds.
             Default: `downscale_delay_s`, at least 60 s.
     """
 
@@ -72,10 +74,11 @@ class AutoscalingConfig(StrictConfig):
 
 
 class ServeOptions(StrictConfig):
-    """Options of `serve.deployment` that are handed to Serve as they are, for every worker.
+    """Options of `serve.deployment` that are passed to Serve unchanged, for every worker.
 
     Attributes:
-        placement_group_bundles, placement_group_strategy: of `serve.deployment`, for each worker.
+        placement_group_bundles, placement_group_strategy: as in `serve.deployment`, for each
+            worker.
         placement_group_bundle_label_selector: likewise.
         max_replicas_per_node: likewise.
         health_check_period_s, health_check_timeout_s: likewise.
@@ -92,32 +95,34 @@ class ServeOptions(StrictConfig):
     graceful_shutdown_timeout_s: float | None = Field(default=None, ge=0)
 
     def for_serve(self) -> dict[str, Any]:
-        """Those that are given."""
+        """The given options."""
         given = {name: getattr(self, name) for name in ServeOptions.model_fields}
         return {name: value for name, value in given.items() if value is not None}
 
 
 class WorkerConfig(ServeOptions):
-    """A kind of worker: Serve replicas with such resources, each hosting every model, or what the
-    planner has it host.
+    """A kind of worker: Serve replicas with the same resources. Each loads every model, or what the
+    planner assigns.
 
     Attributes:
-        num_replicas: number of workers; with a planner that scales only the initial number.
-            Default: 1, or `min_replicas` where it is more. "auto" is Serve's: from 1 to 100.
-        min_replicas, max_replicas: between these the planner decides. Without `max_replicas` there
-            are always `num_replicas`, and with "kairos" as many as the budget pays for. Default of
-            `min_replicas`: 1, and 0 with "kairos".
-        autoscaling_config: Serve's own; says the same, and when.
-        price_per_hour: of one worker, in the budget's currency. For planners that count costs.
-        interruptions_per_hour: how often one is taken away, on average: a spot worker. Its
-            resources say where Ray places it (on spot nodes); its price is theirs. For "auto".
-        memory_mb: that a worker has for what it loads: of its GPU where variants use one, else of
-            its process. What does not fit is not loaded. Default: what there is.
-        instance_type: says price, memory and resources where the worker does not: name of a type in
-            `ray_slo.planning.catalogue.CATALOGUE`, or the fields of one, e.g.
+        num_replicas: number of workers; with a planner that scales, only the initial number.
+            Default: 1, or `min_replicas` if that is larger. "auto" has Serve's meaning: from 1 to
+            100.
+        min_replicas, max_replicas: bounds for the planner. Without `max_replicas` there are always
+            `num_replicas`; with "kairos" the budget is the limit. Default of `min_replicas`: 1, or
+            0 with "kairos".
+        autoscaling_config: Serve's own form of the same bounds, with delays.
+        price_per_hour: price of one worker, in the budget's currency. For planners that use costs.
+        interruptions_per_hour: mean number of times per hour that a spot worker is taken away. Its
+            `ray_actor_options` must place it on spot nodes, and its price is the spot price. For
+            "auto".
+        memory_mb: memory of a worker for what it loads, MB: of its GPU if variants use one,
+            otherwise of its process. Variants that do not fit are not loaded. Default: all that
+            there is.
+        instance_type: gives price, memory and resources that the worker does not set. It is the
+            name of a type in `ray_slo.planning.catalogue.CATALOGUE`, or the fields of one, e.g.
             {price_per_hour: 0.5}.
-        ray_actor_options: Ray resources of a worker. Default: those of its instance type, if it
-            has one.
+        ray_actor_options: Ray resources of a worker. Default: those of its instance type, if any.
     """
 
     instead: ClassVar[Mapping[str, str]] = NOT_OURS
@@ -126,7 +131,7 @@ class WorkerConfig(ServeOptions):
     min_replicas: int | None = Field(default=None, ge=0, le=MOST_REPLICAS)
     max_replicas: int | None = Field(default=None, ge=1, le=MOST_REPLICAS)
     autoscaling_config: AutoscalingConfig | None = None
-    price_per_hour: float | None = Field(default=None, gt=0, lt=math.inf)
+    price_per_hour: Price | None = None
     interruptions_per_hour: float | None = Field(default=None, gt=0, lt=math.inf)
     memory_mb: float | None = Field(default=None, gt=0, lt=math.inf)
     instance_type: InstanceType | None = None
@@ -138,8 +143,9 @@ class WorkerConfig(ServeOptions):
         if isinstance(value, str):
             if value not in CATALOGUE:
                 raise ValueError(
-                    f"no type {value!r} in the catalogue; it has {', '.join(CATALOGUE)}; for "
-                    "another one, give its fields, e.g. {price_per_hour: 0.5}"
+                    f"no type {value!r} in the catalogue{nearest(value, list(CATALOGUE))}; it has "
+                    f"{', '.join(CATALOGUE)}; for another one, give its fields, e.g. "
+                    "{price_per_hour: 0.5}"
                 )
             return CATALOGUE[value]
         return {"name": "custom", **value} if isinstance(value, dict) else value
@@ -159,24 +165,27 @@ class WorkerConfig(ServeOptions):
         if (serves := self.autoscaling_config) is not None:
             for field in ("min_replicas", "max_replicas"):
                 if getattr(self, field) is not None and getattr(serves, field) is not None:
-                    raise ValueError(f"{field} is in autoscaling_config, too; write it once")
+                    raise Misplaced(field, "it is in autoscaling_config, too; write it once")
             if isinstance(self.num_replicas, int):
-                raise ValueError(
-                    f"num_replicas is {self.num_replicas} beside autoscaling_config; write "
-                    "autoscaling_config.initial_replicas for the number at first"
+                raise Misplaced(
+                    "num_replicas",
+                    "write autoscaling_config.initial_replicas for the number at first, got "
+                    f"{self.num_replicas} beside autoscaling_config",
                 )
             if self.most_replicas is None:
-                raise ValueError("autoscaling_config.max_replicas: required")
+                raise Misplaced("autoscaling_config.max_replicas", "required")
         if self.most_replicas is None:
             if self.min_replicas is not None and self.instance_type is None:
-                raise ValueError(
-                    f"min_replicas is {self.min_replicas} without max_replicas; there would always "
-                    "be num_replicas"
+                raise Misplaced(
+                    "min_replicas",
+                    f"give max_replicas, too, got {self.min_replicas} alone; there would always be "
+                    "num_replicas",
                 )
         elif not self.least_replicas <= self.first_replicas <= self.most_replicas:
-            raise ValueError(
-                f"num_replicas must be from min_replicas {self.least_replicas} to max_replicas "
-                f"{self.most_replicas}, got {self.first_replicas}"
+            raise Misplaced(
+                "num_replicas",
+                f"must be from min_replicas {self.least_replicas} to max_replicas "
+                f"{self.most_replicas}, got {self.first_replicas}",
             )
         return self
 
@@ -187,7 +196,7 @@ class WorkerConfig(ServeOptions):
 
     @property
     def given_least(self) -> int | None:
-        """`min_replicas`, wherever it is written."""
+        """`min_replicas`, from this config or from `autoscaling_config`."""
         serves = self.autoscaling.min_replicas
         return serves if self.min_replicas is None else self.min_replicas
 
@@ -213,7 +222,7 @@ class WorkerConfig(ServeOptions):
 
     @property
     def rented(self) -> InstanceType | None:
-        """What a worker is and costs; None where nobody says what it costs."""
+        """Instance type of a worker, with its price; None if no price is given."""
         if self.price_per_hour is None:
             return self.instance_type
         known = self.instance_type or InstanceType(name="custom", price_per_hour=1.0)
@@ -221,7 +230,7 @@ class WorkerConfig(ServeOptions):
 
     @property
     def room_mb(self) -> float | None:
-        """`memory_mb`, or what its instance type has; None where neither says."""
+        """`memory_mb`, or that of its instance type; None if neither is given."""
         if self.memory_mb is not None:
             return self.memory_mb
         known = None if self.instance_type is None else self.instance_type.memory_gb
@@ -235,13 +244,13 @@ class WorkerConfig(ServeOptions):
 
 
 class GroupConfig(StrictConfig):
-    """A serving group: workers of its own, with a scheduler of their own.
+    """A serving group: its own workers with their own scheduler.
 
     Attributes:
-        workers: by hardware kind.
-        models: what it serves, with "partition" at first. The planner "auto" chooses the group of
-            a model that none lists.
-        policy: of its scheduler; default: the application's.
+        workers: workers by hardware kind.
+        models: the models that it serves; with "partition" only at first. The planner "auto"
+            chooses the group of models that no group lists.
+        policy: policy of its scheduler; default: the application's.
     """
 
     workers: dict[str, WorkerConfig] = Field(default_factory=lambda: {"default": WorkerConfig()})
@@ -250,7 +259,7 @@ class GroupConfig(StrictConfig):
 
 
 def homes_of(listed: Mapping[str, str], together: Iterable[Collection[str]]) -> dict[str, str]:
-    """Group of every model that a group lists, and of those that are used together with one.
+    """Group of every model that a group lists, and of models that are used together with one.
 
     Args:
         listed: group by model.

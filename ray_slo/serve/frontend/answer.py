@@ -1,4 +1,4 @@
-"""Answers: the result, how it came about, and both over HTTP."""
+"""Answers: the result, how it was made, and both over HTTP."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class Stage:
     """A task's part in the answer of a pipeline.
 
     Attributes:
-        requests: number of requests that were served there for this answer.
-        variants: the number of them that each variant served.
-        batch_size, queue_ms, exec_ms: of the request that was done last.
+        requests: number of requests that the task served for this answer.
+        variants: number of requests by variant.
+        batch_size, queue_ms, exec_ms: values of the request that ended last.
     """
 
     task: str
@@ -42,21 +42,21 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A result and how it came about: what `handle.remote(x, response_metadata=True)` returns.
+    """A result and how it was made: `handle.remote(x, response_metadata=True)` returns it.
 
     Attributes:
         result: what the user's method (and `postprocess`) returned.
         variant, accuracy: the network that answered; accuracy in percent, None if unknown.
-        batch_size: requests in its batch.
-        queue_ms: from arrival at the frontend to the start of execution, without execution.
-        exec_ms: of the batch.
-        latency_ms: from arrival at the frontend to the answer.
+        batch_size: number of requests in its batch.
+        queue_ms: time from arrival at the frontend to the start of execution.
+        exec_ms: time of the batch's execution.
+        latency_ms: time from arrival at the frontend to the answer.
         deadline_met: whether that was within the request's SLO.
-        stages: of a pipeline, by task in order. There, `variant` joins the ones that served most
-            requests of each task by "/", `accuracy` is end to end and the mean of all branches,
-            `queue_ms` and `exec_ms` are sums along the branch that was done last, and `batch_size`
-            is the root's.
-        slo_class: that the client named; empty without one.
+        stages: stages of a pipeline, by task in order. For a pipeline, `variant` joins the most
+            used variant of each task by "/", and `accuracy` is end to end, the mean of all
+            branches. `queue_ms` and `exec_ms` are sums along the branch that ended last, and
+            `batch_size` is the root's.
+        slo_class: SLO class that the client named; empty without one.
     """
 
     result: Any
@@ -99,7 +99,7 @@ class Answer:
 def answer_of(
     result: Any, task: str, variant: VariantRef, visit: Visit, latency_s: float, slo_s: float
 ) -> Answer:
-    """The answer of a request of one task, or of a model alone."""
+    """The answer of a request at one task, or at a single model."""
     return Answer(
         result=result,
         model=task,
@@ -116,8 +116,8 @@ def answer_of(
 def path_accuracy(
     tree: Tree, own: Mapping[str, float | None], path: tuple[str, ...]
 ) -> float | None:
-    """End-to-end accuracy, percent, of a path of variants from the root on, to wherever a request
-    came; None where it was not measured and a variant's own is not known.
+    """End-to-end accuracy, percent, of a path of variants from the root to the last task that a
+    request reached. None if it was not measured and a variant's own accuracy is unknown.
 
     Args:
         own: accuracies of variants, percent.
@@ -139,7 +139,7 @@ def joined_answer(
 
     Args:
         model: the pipeline's name.
-        accuracy: of a path of variants from the root on, percent, where known.
+        accuracy: accuracy of a path of variants from the root, percent, if known.
     """
     last: dict[str, Visit] = {}  # by task
     for node in root.walk():
@@ -182,12 +182,12 @@ def _plain(value: Any) -> Any:
 
 
 def to_json(value: Any) -> bytes:
-    """JSON. NumPy arrays and scalars become lists and numbers; nan and the infinities, which JSON
-    does not have, become null.
+    """JSON. NumPy arrays and scalars become lists and numbers; NaN and infinities, which JSON does
+    not have, become null.
 
     Raises:
-        TypeError: the result holds a value of another type.
-        ValueError: the result holds itself.
+        TypeError: the result contains a value of another type.
+        ValueError: the result contains itself.
     """
     try:
         text = json.dumps(value, default=_plain, allow_nan=False)

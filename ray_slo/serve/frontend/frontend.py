@@ -1,9 +1,9 @@
 """The frontend: a Serve replica that owns every request from its arrival to its answer.
 
-It reads the deadline, runs `preprocess`, sends metadata to the scheduler, holds the payload, sends
-its share of a granted batch to the worker in one call, and answers once: with the result, with a
-typed error, or after trying again because a worker died. In a pipeline it does so for every task
-that a client's item comes to (`tree`), under one deadline.
+It reads the deadline, runs `preprocess`, sends metadata to the scheduler, and holds the payload. It
+sends its share of a granted batch to the worker in one call. It answers once: with the result, or
+with a typed error; if a worker dies, it tries again first. In a pipeline it does so for every task
+that a client's item reaches (`tree`), under one deadline.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from ray_slo.serve.deadlines import ATTEMPT_HEADER, CAPACITY_HEADER, CLASS_HEADE
 from ray_slo.serve.errors import ConfigError, SLOError, error_body, http_response
 from ray_slo.serve.frontend.answer import Answer, to_json
 from ray_slo.serve.frontend.hooks import Hooks
+from ray_slo.serve.frontend.http import headers_of
 from ray_slo.serve.frontend.intake import Intake
 from ray_slo.serve.frontend.ledger import Asked, Ledger
 from ray_slo.serve.frontend.service import Service
@@ -35,18 +36,23 @@ from ray_slo.serve.messages import Heartbeat, Progress
 from ray_slo.serve.planner.links import FrontendLink
 from ray_slo.serve.planner.plugin import planner_class
 from ray_slo.serve.protos import DescribeReply, InferReply
+from ray_slo.serve.proxy.modes import mode
 from ray_slo.serve.ray_private.http_head import arrival_here
+from ray_slo.serve.ray_private.peers import asked_all
 from ray_slo.serve.scheduler.channel import ActorChannel, Channel, EmbeddedChannel
 from ray_slo.serve.scheduler.group_channel import GroupedChannel
+from ray_slo.serve.watch.lately import Seen, together
+from ray_slo.serve.watch.page import StatusPage
 
 logger = logging.getLogger(__name__)
 
-_REFRESH_S = 1.0  # between looks at gauges and capacity
+_REFRESH_S = 1.0  # seconds between two updates of gauges and capacity
+_PEERS_S = 2.0  # seconds for other frontends to send their counts
 _NO_GROUPS = "the application has no serving groups; name some under `groups`"
 
 
 class Frontend:
-    """Ingress of an application: HTTP and gRPC requests and handle calls come in here."""
+    """Ingress of an application: receives HTTP and gRPC requests and handle calls."""
 
     async def __init__(  # type: ignore[misc]
         self, spec: AppSpec, workers: dict[str, Any], around: Surroundings | None = None
@@ -54,6 +60,7 @@ class Frontend:
         around = around or Surroundings.of_replica()
         check_names(around.deployment, spec.deployment_name, workers)
         self._spec = spec
+        self._names = around.app, around.deployment
         self._metrics = around.metrics
         self._tasks: set[asyncio.Task[None]] = set()
         app_key = f"{around.app}#{around.deployment}"
@@ -83,11 +90,13 @@ class Frontend:
         self._intake = Intake(
             spec, around, self._hooks, self._workers.capacity_of, self._service.turned_away
         )
+        self._page = StatusPage(around.app, self.slo_status) if spec.status_page else None
         await self._workers.begin()
         self._spawn(self._refresh())
 
     def _links(self, app_key: str, client: str) -> tuple[Channel, FrontendLink | None]:
-        """To the scheduler, or those of all groups, and to the planner, where there is one."""
+        """Connections to the scheduler (or those of all groups), and to the planner if there is
+        one."""
 
         def heard(messages: Any) -> None:
             self._ledger.heard(messages)
@@ -106,7 +115,7 @@ class Frontend:
             channel = ActorChannel(spec, app_key, client, heard, resubmit)
         return channel, FrontendLink(spec, app_key, client, channel) if spec.planned else None
 
-    # -- ways in ---------------------------------------------------------------------------
+    # -- entry points ---------------------------------------------------------------------------
 
     async def __call__(
         self,
@@ -122,10 +131,10 @@ class Frontend:
         Args:
             item: what the model's `preprocess` takes (or its batch method, item by item); an HTTP
                 request when called by Serve's proxy.
-            model: or pipeline; needed when the application serves several.
+            model: model or pipeline; needed if the application serves several.
             latency_slo_ms: this call's own SLO, milliseconds from now.
-            slo_class: one of the model's `slo_classes`, whose SLO holds where the call has none of
-                its own.
+            slo_class: one of the model's `slo_classes`; its SLO is used if the call has none of its
+                own.
             response_metadata: return an `Answer` instead of the bare result.
 
         Raises:
@@ -145,6 +154,12 @@ class Frontend:
 
     async def _http(self, request: HttpRequest, arrival: float) -> Response:
         try:
+            # Without the capacity for our door: the door admits requests to places that it does not
+            # know, also under overload.
+            if self._page is not None and (
+                page := await self._page.answer(request, _path(request))
+            ):
+                return page
             response = await self._responded(request, arrival)
         except SLOError as error:
             response = http_response(error)
@@ -174,16 +189,18 @@ class Frontend:
                 status_code=405,
                 headers={"allow": "GET, POST"},
             )
-        asked = intake.asked_http(request, name, arrival)
-        intake.heed_proxy(request.headers, asked)
+        headers = headers_of(request)
+        asked = intake.asked_http(request, headers, name, arrival)
+        intake.heed_proxy(headers, asked)
         await self._check_ready(asked)
-        body = await intake.body(request, asked)
+        kind = headers.get("content-type", "")
+        body = await intake.body(request, kind, asked)
         async with intake.admitted(asked):
-            item = await intake.item(request.headers.get("content-type", ""), body, name)
+            item = await intake.item(kind, body, name)
             return _response(await self._service.answer(asked, item))
 
     async def Infer(self, request: Any, grpc_context: Any) -> Any:  # noqa: N802
-        """gRPC's way in (`protos/inference.proto`); what goes wrong is in `grpc_context`."""
+        """Entry point for gRPC (`protos/inference.proto`); errors are set in `grpc_context`."""
         arrival, intake = time.monotonic(), self._intake
         metadata = grpc_context.invocation_metadata()
         headers = dict(metadata)
@@ -207,17 +224,17 @@ class Frontend:
                     CAPACITY_HEADER,
                     intake.capacity_said(request.model, headers.get(CLASS_HEADER)),
                 )
-                # Serve adds it to a list of its own, so it must be one.
+                # Serve adds it to its own list, so it must be a list.
                 told = [*grpc_context.trailing_metadata(), capacity]
                 grpc_context.set_trailing_metadata(told)
 
     async def Describe(self, request: Any) -> Any:  # noqa: N802
-        """What GET answers over HTTP."""
+        """The description that GET returns over HTTP."""
         return DescribeReply(json=json.dumps(self._intake.describe()))
 
     async def _check_ready(self, asked: Asked) -> None:
-        """Raises NotReady while no worker can serve what is asked, with the reason."""
-        refusal = await self._workers.refusal(asked.model)
+        """Raises NotReady, with the reason, while no worker can serve the request."""
+        refusal = await self._workers.refusal(asked.model, asked.slo_s)
         if refusal is not None:
             self._metrics.unanswered(asked.stream, "refused", refusal.reason)
             self._service.turned_away(asked.stream, 1)
@@ -230,7 +247,7 @@ class Frontend:
         return None if self._plan is None else self._plan.start_s
 
     def _expected(self) -> dict[str, Expected]:
-        """Of what clients ask for: by the plan in force, else by the policy."""
+        """Predictions for clients' requests: of the current plan, or else of the policy."""
         asked = self._spec.trees
         planned = dict(self._plan.expected) if self._plan is not None else {}
         if "" in planned:
@@ -241,10 +258,10 @@ class Frontend:
     # -- what Serve, workers and operators call --------------------------------------------
 
     def check_health(self) -> None:
-        """Serve's hook: users' code that never ends makes the replica unhealthy.
+        """Serve's hook: user code that never ends makes the replica unhealthy.
 
         Raises:
-            RuntimeError: then Serve replaces the replica.
+            RuntimeError: Serve then replaces the replica.
         """
         self._hooks.check()
 
@@ -270,17 +287,18 @@ class Frontend:
         self._plan.tune({name: found[name] for name in user_config["planner"]})
 
     async def slo_heartbeat(self, beat: Heartbeat) -> None:
-        """From workers, when the scheduler lives here."""
+        """From workers, if the scheduler runs here."""
         await self._channel.heartbeat(beat)
 
     async def slo_progress(self, progress: Progress) -> None:
-        """From workers, while they start."""
+        """From workers that are starting."""
         self._workers.startup.heard(progress, time.monotonic())
 
     async def slo_move(self, model: str, group: str) -> None:
         """Serve a model in another group from now on, without a failed request.
 
-        Returns when that is decided; `slo_status()["plan"]["state"]` is "settled" when it is done.
+        Returns when the move is decided; `slo_status()["plan"]["state"]` is "settled" when it is
+        done.
 
         Raises:
             ConfigError, UnknownModel: no groups, no such group, no such model.
@@ -290,7 +308,7 @@ class Frontend:
         await self._plan.move(model, group)
 
     async def slo_replan(self) -> None:
-        """Have the groups, or the pipeline, planned now; returns when that is done.
+        """Plan the groups or the pipeline now; returns when that is done.
 
         Raises:
             ConfigError: there is no planner.
@@ -299,15 +317,27 @@ class Frontend:
             raise ConfigError(_NO_GROUPS)
         await self._plan.replan()
 
+    async def slo_seen(self) -> Seen:
+        """Counts of this frontend, for the frontend that makes a status."""
+        return self._metrics.seen_lately(len(self._ledger))
+
+    async def _all_seen(self) -> list[Seen]:
+        """Counts of every frontend; of this one only, if not all answer."""
+        if self._spec.num_frontends > 1:
+            try:
+                return await asked_all(*self._names, "slo_seen", _PEERS_S)
+            except Exception as error:
+                logger.info("other frontends do not say what they know: %r", error)
+        return [await self.slo_seen()]
+
     async def slo_status(self) -> dict[str, Any]:
-        """What `ray-slo status` shows."""
+        """The status for `ray-slo status` and `ray-slo top`."""
         return {
             **self._intake.describe(),
-            "pending": len(self._ledger),
+            "mode": mode(),
+            **together(await self._all_seen()),
+            "num_frontends": self._spec.num_frontends,
             "process": vitals(pending=len(self._ledger), owned=self._service.num_owned),
-            "goodput": self._metrics.goodput(),
-            "accuracy": self._metrics.accuracy(),
-            "bad_rate": self._metrics.bad_rate(),
             "expected": {name: e._asdict() for name, e in self._expected().items()},
             "overhead_ms": 1e3 * self._ledger.overhead_s,
             **self._workers.startup.status(time.monotonic()),
@@ -331,7 +361,7 @@ class Frontend:
     def __del__(self) -> None:
         for task in getattr(self, "_tasks", ()):
             task.cancel()
-        for part in ("_hooks", "_channel", "_plan"):
+        for part in ("_hooks", "_channel", "_plan", "_workers"):
             if (found := getattr(self, part, None)) is not None:
                 found.close()
 

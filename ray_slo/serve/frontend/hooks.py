@@ -15,12 +15,12 @@ from ray_slo.serve.suspects import Marks
 from ray_slo.serve.user_code import Hook, HookThreads
 
 _THREADS = 32
-_LEAVING_S = 0.1  # for what was cancelled to end
-_REFUSALS = (ValueError, TypeError, LookupError, ArithmeticError)  # of an item
+_LEAVING_S = 0.1  # seconds for a cancelled hook to end
+_REFUSALS = (ValueError, TypeError, LookupError, ArithmeticError)  # exceptions that refuse an item
 
 
 class Hooks:
-    """Calls users' code for a request, and waits no longer for it than for a worker."""
+    """Calls users' code for a request, and waits for it at most as long as for a worker."""
 
     def __init__(self, spec: AppSpec) -> None:
         self._spec = spec
@@ -41,17 +41,17 @@ class Hooks:
         self.joins = {task: self._threads.hook(join) for task, join in spec.joins().items()}
 
     def check(self) -> None:
-        """Raises RuntimeError where too many calls seem never to end."""
+        """Raises RuntimeError if too many calls seem to hang."""
         self._threads.check()
 
     def close(self) -> None:
         self._marks.close()
 
     async def preprocessed(self, model: str, asked: Asked, item: Any, *, is_own: bool) -> Any:
-        """What `preprocess` makes of an item.
+        """The result of `preprocess` for an item.
 
         Args:
-            is_own: the client's own item: what `preprocess` refuses is the client's mistake.
+            is_own: the client's own item: if `preprocess` refuses it, that is the client's mistake.
 
         Raises:
             BadInput: it refused the client's item.
@@ -71,16 +71,16 @@ class Hooks:
             raise BadInput(said, field="item", model=model) from error
 
     async def size(self, model: str, asked: Asked, item: Any, *, is_own: bool) -> int:
-        """The size of a preprocessed item; 1 where items have none.
+        """The size of a preprocessed item; 1 if items have no sizes.
 
         Args:
-            is_own: the client's own item: that no batch can hold it is the client's mistake.
+            is_own: the client's own item: if no batch can hold it, that is the client's mistake.
 
         Raises:
-            BadInput: it has none, or one that no batch can hold.
-            ValueError: the same of an item that a task made.
+            BadInput: it has no size, or no batch can hold it.
+            ValueError: the same for an item that a task made.
             Expired: it took too long.
-            Exception: of an item that a task made, whatever `size` raised.
+            Exception: for an item that a task made, whatever `size` raised.
         """
         if model not in self.sizes:
             return 1
@@ -100,7 +100,7 @@ class Hooks:
         return size
 
     async def postprocessed(self, model: str, asked: Asked, value: Any) -> Any:
-        """What `postprocess` makes of a result.
+        """The result of `postprocess`.
 
         Raises:
             Expired: it took too long.

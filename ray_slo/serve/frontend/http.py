@@ -1,14 +1,14 @@
 """Reads the bodies that clients send, within bounds: nothing here trusts a request.
 
-A body has a largest size and depth, and a time in which it must come. What breaks a bound is
-refused with an error that names it. Headers: `ray_slo.serve.deadlines`.
+A body has a largest size and depth, and must arrive within a time. A body beyond a bound is
+refused; the error names the bound. Headers: `ray_slo.serve.deadlines`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import Coroutine
+import sys
 from typing import Any
 
 import orjson
@@ -17,14 +17,18 @@ from starlette.requests import Request
 from ray_slo.serve.deadlines import WHOLE_HEADER
 from ray_slo.serve.errors import BodyTooLarge, RefusedEarly, SlowBody
 
-MAX_DEPTH = 100  # of JSON; pickle gives up at a few hundred
-INLINE_BYTES = 32_768  # of JSON: more of it is parsed on a thread
-_CONTAINER = 10  # a list or an object counts as ten values: pickling one takes that much longer
+MAX_DEPTH = 100  # of JSON; pickle fails at a few hundred
+INLINE_BYTES = 32_768  # of JSON: larger bodies are parsed on a thread
+_CONTAINER = 10  # values that a list or an object counts as: pickling one takes that much longer
 
-_BODY_S = 60.0  # the longest time for a body, whatever SLO its client asked for
-_LATE_S = (
-    0.5  # time for a body after its deadline, so that late requests are told that they are late
-)
+_BODY_S = 60.0  # the longest time for a body, for any SLO
+_LATE_S = 0.5  # time for a body after its deadline, so that late requests get the right error
+
+
+def headers_of(request: Request) -> dict[str, str]:
+    """For many look-ups. Of a name that is there twice, it has the first value."""
+    raw = request.scope["headers"]
+    return {name.decode("latin-1"): value.decode("latin-1") for name, value in reversed(raw)}
 
 
 async def body_of(
@@ -37,13 +41,13 @@ async def body_of(
     """The body of a request.
 
     Args:
-        max_bytes: no more than this is kept.
+        max_bytes: the largest size.
         left_s: seconds until the request's deadline.
-        option: the setting that bounds it, for the message.
-        readers: the bodies that are being read, of which this is one; default: it alone.
+        option: the setting with the bound, for the message.
+        readers: the bodies that are being read, including this one; default: only this one.
 
     Raises:
-        BodyTooLarge: it is larger, or says that it is.
+        BodyTooLarge: it is larger, or declares that it is.
         SlowBody: it did not come by the deadline, or others were read instead.
         RefusedEarly: it did not come by the deadline, because the proxy was too busy.
         ClientDisconnect: the client left before it came.
@@ -52,62 +56,93 @@ async def body_of(
     if declared.isdecimal() and (len(declared) > 18 or int(declared) > max_bytes):
         raise too_large("body", declared[:18], max_bytes, option=option)
     limit_s = min(max(left_s, 0.0) + _LATE_S, _BODY_S)
-    body = bytearray()
-
-    async def read() -> None:
-        async for chunk in request.stream():
-            body.extend(chunk)
-            if len(body) > max_bytes:
-                raise too_large("body", f"more than {max_bytes}", max_bytes, option=option)
-
-    task = (readers or Readers(1)).start(read())
+    chunks: list[bytes] = []
+    came = 0
+    readers = readers or Readers(1)
+    reading = readers.begin(limit_s)
     try:
-        await asyncio.wait([task], timeout=limit_s)
-        if task.cancelled():
-            said = (
-                f"of the body, {len(body)} bytes had come when too many bodies were being read at "
-                "once, and this one had been for longest"
-            )
-            raise SlowBody(said, field="body")
-        if task.done():
-            task.result()
-            return bytes(body)
-        if request.headers.get(WHOLE_HEADER) == "1":
-            said = f"the proxy was too busy to hand its body over within {limit_s:.4g} s"
-            raise RefusedEarly(said, reason="queue_full")
-        came = f"of the body, {len(body)} bytes came within {limit_s:.4g} s"
-        raise SlowBody(f"{came}; the request's deadline is over", field="body")
+        async for chunk in request.stream():
+            chunks.append(chunk)
+            came += len(chunk)
+            if came > max_bytes:
+                raise too_large("body", f"more than {max_bytes}", max_bytes, option=option)
+        return b"".join(chunks)
+    except asyncio.CancelledError:
+        if not reading.why:  # the request itself is cancelled
+            raise
     finally:
-        task.cancel()
+        readers.end(reading)
+    if reading.why == _CROWDED:
+        said = (
+            f"of the body, {came} bytes had come when too many bodies were being read at once, and "
+            "this one had been for longest"
+        )
+        raise SlowBody(said, field="body")
+    if request.headers.get(WHOLE_HEADER) == "1":
+        said = f"the proxy was too busy to hand its body over within {limit_s:.4g} s"
+        raise RefusedEarly(said, reason="queue_full")
+    said = f"of the body, {came} bytes came within {limit_s:.4g} s; the request's deadline is over"
+    raise SlowBody(said, field="body")
+
+
+_LATE, _CROWDED = "late", "crowded"
+
+
+class Reading:
+    """A body that is being read, by the task that runs now.
+
+    Attributes:
+        why: it is read no longer, if it is not.
+    """
+
+    def __init__(self, limit_s: float) -> None:
+        self.why = ""
+        self._task: Any = asyncio.current_task()
+        self._timer = asyncio.get_running_loop().call_later(limit_s, self.stop, _LATE)
+
+    def stop(self, why: str) -> None:
+        if not self.why:
+            self.why = why
+            self._task.cancel()
+
+    def end(self) -> None:
+        """Its task reads no longer."""
+        self._timer.cancel()
+        if self.why and sys.version_info >= (3, 11):
+            self._task.uncancel()
 
 
 class Readers:
-    """Bodies that are being read. When there are too many, the one that takes longest gives way.
+    """Bodies that are being read. If there are too many, the slowest one is refused.
 
     Args:
-        most: at a time.
+        most: largest number at a time.
     """
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._tasks: dict[asyncio.Task[None], None] = {}  # the oldest first
+        self._reading: dict[Reading, None] = {}  # the oldest first
 
-    def start(self, read: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Begin to read."""
-        if len(self._tasks) >= self._most:
-            oldest = next(iter(self._tasks))
-            del self._tasks[oldest]
-            oldest.cancel()
-        task = asyncio.get_running_loop().create_task(read)
-        self._tasks[task] = None
-        task.add_done_callback(lambda done: self._tasks.pop(done, None))
-        return task
+    def begin(self, limit_s: float) -> Reading:
+        """Begin to read a body, for at most this many seconds. Who is stopped is cancelled."""
+        if len(self._reading) >= self._most:
+            oldest = next(iter(self._reading))
+            del self._reading[oldest]
+            oldest.stop(_CROWDED)
+        reading = Reading(limit_s)
+        self._reading[reading] = None
+        return reading
+
+    def end(self, reading: Reading) -> None:
+        """It is read, or read no longer."""
+        self._reading.pop(reading, None)
+        reading.end()
 
 
 def too_large(
     field: str, size: int | str, most: int, what: str = "bytes", option: str = "max_body_bytes"
 ) -> BodyTooLarge:
-    """The refusal of a body, or of the field of a message."""
+    """The error for a body or a field of a message that is too large."""
     return BodyTooLarge(
         f"{field} has {size} {what}; at most {most} are read ({option})", field=field
     )
@@ -117,18 +152,18 @@ def json_of(body: bytes, max_values: int) -> Any:
     """The JSON in a body. Parsing holds Python's lock, on whatever thread: hence the bound.
 
     Args:
-        max_values: about how many values it may hold, a list or an object counted as ten: commas,
-            and brackets ten times, those in strings, too.
+        max_values: approximate largest number of values, with a list or an object counted as ten.
+            It counts commas, and brackets ten times, also those in strings.
 
     Raises:
-        ValueError: it is no JSON, or is nested too deeply.
+        ValueError: it is not JSON, or is nested too deeply.
         BodyTooLarge: too many values.
     """
     opened = body.count(b"[") + body.count(b"{")
     if (values := 1 + body.count(b",") + _CONTAINER * opened) > max_values:
         what = "values, where a list or an object counts as ten"
         raise too_large("body", values, max_values, what, "max_json_values")
-    # The collector would look at all that is made, again and again, and find nothing.
+    # The garbage collector would scan all new objects again and again, and find nothing.
     collects = gc.isenabled()
     gc.disable()
     try:
@@ -140,7 +175,7 @@ def json_of(body: bytes, max_values: int) -> Any:
     finally:
         if collects:
             gc.enable()
-    if opened > MAX_DEPTH:  # no more than are opened can be nested
+    if opened > MAX_DEPTH:  # the depth is at most the number of opening brackets
         _check_depth(value)
     return value
 

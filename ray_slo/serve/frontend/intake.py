@@ -1,4 +1,4 @@
-"""Reads, checks and admits what clients ask for over HTTP, gRPC and handles."""
+"""Reads, checks and admits requests from HTTP, gRPC and handles."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import Any
 from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
 
+from ray_slo.core.requests import MAX_LATENCY_MS
 from ray_slo.core.text import quoted
 from ray_slo.core.trees import DEFAULT_CLASS
 from ray_slo.serve.config.models import ModelConfig
@@ -20,10 +21,9 @@ from ray_slo.serve.config.pipeline import PipelineConfig
 from ray_slo.serve.config.spec import AppSpec
 from ray_slo.serve.deadlines import (
     ATTEMPT_HEADER,
-    CLASS_HEADER,
-    MAX_LATENCY_MS,
     REFUSED_HEADER,
     TimeLimits,
+    slo_class_of,
 )
 from ray_slo.serve.errors import BadInput, BodyTooLarge, RefusedEarly, SLOError, UnknownModel
 from ray_slo.serve.frontend import http as reading
@@ -34,16 +34,16 @@ from ray_slo.serve.messages import Capacity
 from ray_slo.serve.proxy.gate import Door, Known
 from ray_slo.serve.suspects import ATTEMPT
 
-_DIGITS = 7  # of a number of requests
-_PER_TURN = 8  # requests that go on together, and are submitted in one message
+_DIGITS = 7  # digits of a number of requests
+_PER_TURN = 8  # requests that are admitted together, and submitted in one message
 
 
 class Intake:
     """Reads and admits requests.
 
     Args:
-        capacity: of a model; None while it is not known.
-        refused: told of requests that are refused at a door: their stream and number.
+        capacity: capacity of a model; None while it is not known.
+        refused: called for requests that are refused at a door, with their stream and number.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Intake:
         self._entries = {name: tree[tree.root].model for name, tree in spec.trees.items()}
 
     def describe(self) -> dict[str, Any]:
-        """What the application serves."""
+        """The description of what the application serves."""
         described: dict[str, Any] = {
             "models": {
                 name: _slos(m)
@@ -89,10 +89,10 @@ class Intake:
         }
         return described | ({"pipelines": pipelines} if pipelines else {})
 
-    # -- who asks for what -----------------------------------------------------------------
+    # -- requests --------------------------------------------------------------------------
 
     def model_name(self, name: str | None) -> str:
-        """The model or pipeline that is meant; None means the only one.
+        """The name of the requested model or pipeline; None means the only one.
 
         Raises:
             UnknownModel: there is no such model, or several.
@@ -115,7 +115,7 @@ class Intake:
         latency_slo_ms: float | None = None,
         slo_class: str | None = None,
     ) -> Asked:
-        """What a caller asks who gives `latency_slo_ms`, or leaves it to the class, or the model.
+        """The request of a caller, with `latency_slo_ms`, or the SLO of the class or the model.
 
         Raises:
             BadInput: it is not a positive number; there is no such class.
@@ -126,36 +126,39 @@ class Intake:
                 model, arrival, self._slo_s(model, latency_slo_ms, slo_s), slo_class=slo_class
             )
 
-    def asked_http(self, request: HttpRequest, model: str, arrival: float) -> Asked:
-        """What the headers of an HTTP request ask.
+    def asked_http(
+        self, request: HttpRequest, headers: Mapping[str, str], model: str, arrival: float
+    ) -> Asked:
+        """The request that the headers of an HTTP request describe.
 
         Raises:
             BadInput: one of them is wrong.
         """
         with self._noting_bad_input(model):
-            headers = request.headers
-            limits = TimeLimits(headers.items(), strict=True)
-            slo_class, slo_s = self._of_class(model, headers.get(CLASS_HEADER))
+            limits = TimeLimits(request.scope["headers"], strict=True)
+            named = slo_class_of(request.scope["headers"], strict=True)
+            slo_class, slo_s = self._of_class(model, named)
             slo_s = limits.budget_s(slo_s)
             return Asked(model, arrival, slo_s, headers.get("traceparent"), slo_class)
 
     def asked_grpc(
         self, request: Any, metadata: Any, model: str, arrival: float
     ) -> tuple[Asked, str, bytes]:
-        """What a gRPC message and its metadata ask, and the content type and body of the item.
+        """The request of a gRPC message and its metadata, and the content type and body of the
+        item.
 
         Raises:
             BadInput: something in them is wrong, or too large.
         """
         with self._noting_bad_input(model):
             limits, said = TimeLimits(metadata, strict=True), dict(metadata)
-            slo_class, slo_s = self._of_class(model, said.get(CLASS_HEADER))
+            slo_class, slo_s = self._of_class(model, slo_class_of(metadata, strict=True))
             if request.HasField("latency_slo_ms"):
                 slo_s = self._slo_s(model, request.latency_slo_ms, slo_s)
             else:
                 slo_s = limits.budget_s(slo_s)
             if (timeout_s := limits.timeout_s()) is not None:
-                slo_s = min(slo_s, timeout_s)  # after its deadline, a gRPC client has hung up
+                slo_s = min(slo_s, timeout_s)  # after its deadline, a gRPC client has disconnected
             kind = request.WhichOneof("item")
             if kind is None:
                 raise BadInput("no item; give json or data", field="item")
@@ -207,13 +210,12 @@ class Intake:
 
     # -- bodies ----------------------------------------------------------------------------
 
-    async def body(self, request: HttpRequest, asked: Asked) -> bytes:
+    async def body(self, request: HttpRequest, content_type: str, asked: Asked) -> bytes:
         """The body that a client sends over HTTP.
 
         Raises:
             BodyTooLarge, SlowBody, RefusedEarly, BadInput: see `http.body_of`.
         """
-        content_type = request.headers.get("content-type", "")
         most, option = self._spec.max_body_bytes, "max_body_bytes"
         if not self._takes_bytes(content_type, asked.model) and self._spec.max_json_bytes < most:
             most, option = self._spec.max_json_bytes, "max_json_bytes"
@@ -228,11 +230,11 @@ class Intake:
             raise error from None
 
     async def item(self, content_type: str, body: bytes, model: str) -> Any:
-        """What is in a body: JSON by content type; raw bytes for anything else, if the model has a
+        """The item in a body: JSON by content type; raw bytes for anything else, if the model has a
         `preprocess`.
 
         Raises:
-            BadInput: it is no JSON.
+            BadInput: it is not JSON.
         """
         if self._takes_bytes(content_type, model):
             return body
@@ -242,7 +244,7 @@ class Intake:
             try:
                 if len(body) <= reading.INLINE_BYTES:
                     return reading.json_of(body, most)
-                # On one thread, so that parsing never takes more than half of Python's time.
+                # On one thread, so that parsing uses at most half of Python's time.
                 loop = asyncio.get_running_loop()
                 return await loop.run_in_executor(self._parser, reading.json_of, body, most)
             except BodyTooLarge:
@@ -256,7 +258,7 @@ class Intake:
                 raise BadInput(said, field="body") from None
 
     def _takes_bytes(self, content_type: str, model: str) -> bool:
-        """Whether a body of this type goes to the model's `preprocess` as it is."""
+        """Whether a body of this type goes unchanged to the model's `preprocess`."""
         kind, is_json = _kind_of(content_type)
         return bool(kind) and not is_json and self._has_preprocess(model)
 
@@ -267,10 +269,10 @@ class Intake:
 
     @contextlib.asynccontextmanager
     async def admitted(self, asked: Asked) -> AsyncIterator[None]:
-        """Inside, a request is on its way.
+        """Inside, a request is admitted.
 
         Raises:
-            RefusedEarly: it would come too late.
+            RefusedEarly: it would be late.
         """
         capacity = self._capacity(self._entries[asked.model])
         rate = None if capacity is None else capacity.rate / self._spec.num_frontends
@@ -286,16 +288,16 @@ class Intake:
             self._door.leave(ticket)
 
     def heed_proxy(self, headers: Mapping[str, str], asked: Asked) -> None:
-        """What our door in Serve's proxy says with a request."""
+        """Use what our door in Serve's proxy wrote into a request."""
         ATTEMPT.set(headers.get(ATTEMPT_HEADER, ""))
         said = headers.get(REFUSED_HEADER, "")
         if self._has_door_before and said.isdecimal() and len(said) < _DIGITS:
             self._refuse(asked, "door", int(said))
 
     def capacity_said(self, path: str, slo_class: str | None = None) -> str:
-        """For our door in Serve's proxy: requests/s that the workers can do of what is served
-        there, its SLO in milliseconds, how many requests all frontends keep, and how many bytes
-        of a body, and of JSON, are read."""
+        """For our door in Serve's proxy: requests/s that the workers can serve for this path, its
+        SLO in milliseconds, the number of requests that all frontends keep, and the largest body
+        and JSON body in bytes."""
         name = path if path in self._trees else next(iter(self._trees))
         tree = self._trees[name]
         slo_ms = 1e3 * tree.slos_s.get(slo_class or DEFAULT_CLASS, tree.slo_s)
@@ -306,7 +308,7 @@ class Intake:
         return f"{rate:.6g};{slo_ms:.6g};{most};{sizes}"
 
     def _refuse(self, asked: Asked, reason: str, count: int = 1) -> None:
-        """Requests that came no further than a door; they count as demand."""
+        """Refuse requests at a door; they count as demand."""
         self._unanswered(asked.stream, "refused", reason, count)
         self._refused(asked.stream, count)
 

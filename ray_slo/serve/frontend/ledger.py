@@ -1,8 +1,8 @@
-"""The requests for which a frontend owes somebody an answer.
+"""The requests of a frontend that are not answered yet.
 
 The ledger submits them to the scheduler, sends the payloads of a granted batch to its worker, and
-takes down how that went. A request leaves the ledger once: with a result, with a typed error, or
-because its caller left. Pure asyncio, no Ray: everything outside is an injected call.
+records the outcome. A request leaves the ledger once: with a result, with a typed error, or because
+its caller left. It is pure asyncio without Ray: all outside calls are injected.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# A caller hears something at most a second after its deadline: it waits this long here, and the
-# rest of the second is for the way.
+# A caller gets an answer at most a second after its deadline. It waits this long here, and the rest
+# of the second is for the way.
 GRACE_S = 0.75
-_SPARE = 2  # workers that must be up before requests of a worker that ended itself are sent again
-_START_S = 2.0  # a worker takes longer than this to start
-_AGAIN_S = 0.2  # between looks whether they are up
-_WAY_BACK = 0.25  # share of an SLO that is kept for the way back, at most
+_SPARE = 2  # workers that must be up before requests of one that ended itself are sent again
+_START_S = 2.0  # a worker's start takes longer than this
+_AGAIN_S = 0.2  # between two checks whether they are up
+_WAY_BACK = 0.25  # largest share of an SLO that is reserved for the way back
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What a client asked for: a model or a pipeline. Times in seconds of the frontend's clock."""
+    """A client's request for a model or a pipeline. Times in seconds of the frontend's clock."""
 
     model: str
     arrival: float
@@ -58,7 +58,7 @@ class Asked:
 
     @property
     def stream(self) -> str:
-        """What it counts for as demand."""
+        """The stream of demand that it counts for."""
         return stream_of(self.model, self.slo_class)
 
 
@@ -67,10 +67,10 @@ class Entry:
     """A request that is not answered yet: the client's, or one of a task of a pipeline.
 
     Attributes:
-        model: that serves it.
-        task: of the tree that the client asked for; empty: named as the model.
-        entered: when it came to the task; what the client asked for came at `asked.arrival`.
-        grant: of the batch that it is in; None while it waits for one.
+        model: model that serves it.
+        task: task of the tree that the client asked for; empty: it has the model's name.
+        entered: when it came to the task; the client's request came at `asked.arrival`.
+        grant: grant of its batch; None while it waits for one.
     """
 
     id: int
@@ -92,7 +92,7 @@ class Entry:
 
     @property
     def context(self) -> dict[str, Any]:
-        """What errors say of it."""
+        """Its fields for errors."""
         named = self.task or self.model
         task = named if named != self.asked.model else None
         slo_ms = self.asked.slo_s * 1e3
@@ -100,7 +100,7 @@ class Entry:
 
     @property
     def stopped(self) -> str:
-        """What errors say of its preemptions."""
+        """Text about its preemptions for errors."""
         times = "" if self.preemptions == 1 else f" {self.preemptions} times"
         text = f"; it was stopped{times} while it ran, for a larger batch"
         return text if self.preemptions else ""
@@ -110,7 +110,7 @@ class WorkerGone(Exception):
     """A worker, or its node, ended while it had a call.
 
     Args:
-        own_end: what the worker wrote when it ended itself; empty where it wrote nothing.
+        own_end: the note that the worker wrote when it ended itself; empty if there is none.
     """
 
     def __init__(self, said: str, own_end: str = "") -> None:
@@ -119,7 +119,7 @@ class WorkerGone(Exception):
 
 
 class Outcome(enum.Enum):
-    """How sending a share of a batch ended."""
+    """Outcome of sending a share of a batch."""
 
     UNWANTED = "nobody waits for the batch any more"
     NOT_SENT = "the router knows no such worker"
@@ -133,15 +133,15 @@ class Outcome(enum.Enum):
 
 
 class Consequence(NamedTuple):
-    """What follows from an outcome.
+    """The consequences of an outcome.
 
     Attributes:
         worker_lost: tell the scheduler that the worker is gone.
-        withdrawn: tell the scheduler that nobody has the batch any more.
-        costs_retry: count one of `retries`, and fail those that have none left.
-        again: submit the requests again, and why; empty: do not.
-        when_safe: not before other workers are up.
-        send_rest: send what still waits, once more.
+        withdrawn: tell the scheduler that no process has the batch any more.
+        costs_retry: count one of `retries`, and fail requests that have none left.
+        again: reason to submit the requests again; empty: do not.
+        when_safe: submit them only when other workers are up.
+        send_rest: send the requests that still wait once more.
     """
 
     worker_lost: bool = False
@@ -170,9 +170,9 @@ class Ledger:
     """Requests from their submission to their end.
 
     Args:
-        spawn: runs a coroutine on its own.
-        shortfall: what the plan cannot have served, and why.
-        start_s: that a worker takes to start, as last measured.
+        spawn: runs a coroutine as a task.
+        shortfall: what the plan cannot serve, and why.
+        start_s: last measured time of a worker's start, seconds.
     """
 
     def __init__(
@@ -205,16 +205,16 @@ class Ledger:
 
     @property
     def overhead_s(self) -> float:
-        """What a call to a worker takes beyond the batch itself: the 95th percentile, seconds."""
+        """Time of a call to a worker in addition to the batch: the 95th percentile, seconds."""
         return self._overhead.value(default=0.0)
 
     def variant(self, model: str, key: str) -> VariantRef:
         """A variant of a model. A scheduler of a newer release may name one that this frontend,
-        which still drains, does not know."""
+        which is draining, does not know."""
         return self._variants.get(key) or VariantRef(model, key, None)
 
     async def serve(self, entry: Entry) -> tuple[Any, Visit]:
-        """Have a request served, and return its result and how it was served.
+        """Serve a request, and return its result and how it was served.
 
         Raises:
             RefusedEarly, Expired, WorkerLost, BadInput: there is no result.
@@ -249,7 +249,7 @@ class Ledger:
         """Refuse the waiting request with the latest deadline, if that is later than this one.
 
         Args:
-            said: what its caller hears.
+            said: message for its caller.
         """
         waiting = (e for e in self._entries.values() if e.grant is None and not e.future.done())
         last = max(waiting, key=lambda e: e.asked.deadline, default=None)
@@ -263,16 +263,16 @@ class Ledger:
     # -- to the scheduler ------------------------------------------------------------------
 
     def resubmit(self, request_ids: Iterable[int] | None = None) -> None:
-        """Submit those of these requests (default: all) that wait to a scheduler that is new."""
+        """Submit the waiting requests among these (default: all) to a new scheduler."""
         for request_id in list(self._entries) if request_ids is None else request_ids:
             entry = self._entries.get(request_id)
             if entry is not None and entry.grant is None and not entry.future.done():
                 self._submit(entry)
 
     def _submit(self, entry: Entry) -> None:
-        """Submit a request, perhaps again, with what is left of its budget less the way back."""
+        """Submit a request, perhaps again, with the remaining budget minus the way back."""
         asked, now = entry.asked, self._clock()
-        # At most a share of the SLO: who refuses everything never learns that it is quicker now.
+        # At most a share of the SLO: if everything is refused, a faster way is never measured.
         way_back_s = min(0.5 * self.overhead_s, _WAY_BACK * asked.slo_s)
         margin_s = self._spec.response_margin_ms / 1e3 + way_back_s
         budget_s = asked.deadline - margin_s - now
@@ -300,10 +300,10 @@ class Ledger:
         said = f"no answer {GRACE_S:g} s after the deadline; the request was {where}"
         _fail(entry, Expired(said, **entry.context))
 
-    # -- what the scheduler says -----------------------------------------------------------
+    # -- from the scheduler ----------------------------------------------------------------
 
     def heard(self, messages: Iterable[Message]) -> None:
-        """From the scheduler."""
+        """Take messages of the scheduler."""
         for message in messages:
             if isinstance(message, Grant):
                 self._spawn(self.send(message))
@@ -333,7 +333,7 @@ class Ledger:
     # -- to a worker -----------------------------------------------------------------------
 
     async def send(self, grant: Grant) -> None:
-        """Send our share of a batch, and do what follows from how that ended."""
+        """Send our share of a batch, and carry out the consequences of the outcome."""
         found = [self._entries.get(i) for i in grant.request_ids]
         share = [e for e in found if e is not None and not e.future.done()]
         outcome, said = await self._call(grant, share)
@@ -361,7 +361,7 @@ class Ledger:
     ) -> tuple[Outcome, PieceResult | Exception]:
         if not share and grant.num_pieces == 1:
             return Outcome.UNWANTED, LookupError(grant.batch_id)
-        # An empty share is sent, too: the other frontends' pieces wait for it.
+        # An empty share is sent too, because the other frontends' pieces wait for it.
         sent_at = self._clock()
         for entry in share:
             entry.grant, entry.sent_at = grant, sent_at
@@ -384,13 +384,13 @@ class Ledger:
         self._overhead.add(max(took_s - report.held_s, 0.0))
         if result.results is None:
             return Outcome.PREEMPTED if result.preempted else Outcome.LATE, result
-        if grant.piece == 0 and report.batch_size:  # once per batch, which had something to do
+        if grant.piece == 0 and report.batch_size:  # once per batch that ran
             variant = self.variant(grant.model, grant.variant)
-            self._metrics.predicted(variant, (took_s - grant.finish_in_s) * 1e3)
+            self._metrics.predicted(variant, 1e3 * grant.finish_in_s, 1e3 * took_s)
         return Outcome.DONE, result
 
     def _take_down(self, share: list[Entry], result: PieceResult) -> None:
-        """Hand the results of a share out, if there are any."""
+        """Give the results of a share to its requests, if there are any."""
         self._scheduler.report(result.report)
         for entry in share:
             entry.trace.ran(result.trace)
@@ -416,8 +416,8 @@ class Ledger:
                 self._submit(entry)
 
     async def _submit_when_safe(self, share: list[Entry], lost: str, why: str) -> None:
-        """Submit requests again once two workers are up: the lost worker ended itself, one of these
-        requests may be why, and it must not end the last worker. Where there was never more than
+        """Submit requests again once two workers are up. The lost worker ended itself, one of these
+        requests may be the cause, and it must not end the last worker. If there was never more than
         one worker: once that is back."""
         gone = {lost}
         while share := [e for e in share if not e.future.done()]:
@@ -436,10 +436,10 @@ class Ledger:
                     )
                     _fail(entry, WorkerLost(said, worker=lost, **entry.context))
             await asyncio.sleep(_AGAIN_S)
-            gone = set()  # by now the scheduler knows; who is there again is there
+            gone = set()  # the scheduler has answered: workers that it lists are back
 
     def _count_retry(self, share: list[Entry], worker: str) -> None:
-        """Count a worker that ended with these requests; fail those that have no retry left."""
+        """Count the loss of a worker for these requests; fail those without a retry left."""
         for entry in share:
             entry.retries += 1
             if entry.retries > self._spec.retries:
@@ -448,7 +448,7 @@ class Ledger:
                 _fail(entry, WorkerLost(said, worker=worker, **entry.context))
 
     def _refuse_unpicklable(self, share: list[Entry]) -> bool:
-        """Whether there was an item that cannot be sent to a worker."""
+        """Refuse items that cannot be pickled; whether there were any."""
         poison = [e for e in share if not self._workers.can_take(e.item)]
         for entry in poison:
             said = (
@@ -468,8 +468,8 @@ def _refuse(
     entry: Entry, why: str, reason: str | None, finish_ms: float, again_s: float | None = None
 ) -> None:
     """Args:
-    finish_ms: when it was predicted to finish, milliseconds after its arrival.
-    again_s: when the client may try again; None: as it follows from that.
+    finish_ms: predicted finish, milliseconds after its arrival.
+    again_s: when the client may try again, seconds; None: it follows from `finish_ms`.
     """
     error = RefusedEarly(
         why + entry.stopped,

@@ -22,15 +22,15 @@ from ray_slo.serve.watch import tracing
 from ray_slo.serve.watch.metrics import FrontendMetrics
 from ray_slo.serve.watch.tracing import RequestTrace
 
-_BAD = frozenset({"refused", "expired"})  # outcomes that more workers can mend
-_JOINING_S = 0.1  # that a whole pipeline may take longer than its tasks
+_BAD = frozenset({"refused", "expired"})  # outcomes that more workers can prevent
+_JOINING_S = 0.1  # additional time for a whole pipeline, beyond its tasks
 
 
 class Service:
     """Serves requests.
 
     Args:
-        demand: told of requests; None where nobody plans by them.
+        demand: gets the requests; None if no planner needs them.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Service:
             name: functools.cache(functools.partial(path_accuracy, spec.trees[name], own))
             for name in spec.pipelines
         }
-        self.num_owned = 0  # requests from arrival to answer, pre- and postprocessing included
+        self.num_owned = 0  # requests from arrival to answer, including pre- and postprocessing
 
     def _runner(self, tree: Tree) -> TreeRunner:
         def made(task: str, variant: str, counts: Mapping[str, int]) -> None:
@@ -105,7 +105,7 @@ class Service:
         return answer
 
     def turned_away(self, stream: str, count: int) -> None:
-        """Requests came no further than a door; they count as demand."""
+        """Requests were refused at a door; they count as demand."""
         self._arrived(stream, count)
         self._bad(stream, count)
 
@@ -141,7 +141,7 @@ class Service:
         await self._measure(entry)
         value, visit = await self._ledger.serve(entry)
         if isinstance(value, Outputs) and model in self._shared:
-            value = value.result  # its items are for pipelines
+            value = value.result  # its items are only for pipelines
         value = await hooks.postprocessed(model, asked, value)
         return self._describe(entry, visit, value, time.monotonic() - asked.arrival)
 
@@ -153,7 +153,7 @@ class Service:
             self._demand.sized(entry.model, entry.size)
 
     def _describe(self, entry: Entry, visit: Visit, value: Any, latency_s: float) -> Answer:
-        """How a request went at the model, or task, that served it."""
+        """The answer from the model or task that served a request."""
         variant = self._ledger.variant(entry.model, visit.variant)
         slo_s = entry.asked.deadline - entry.entered
         return answer_of(value, entry.task or entry.model, variant, visit, latency_s, slo_s)
@@ -166,7 +166,8 @@ class Service:
         async def serve(task: str, item: Any, upstream: Upstream | None) -> tuple[Any, Visit]:
             return await self._serve_task(asked, trace.task(task), tree[task], item, upstream)
 
-        # Tasks give up by themselves; what takes longer is `postprocess` or `join`.
+        # Tasks end by themselves at their deadline; longer times are those of `postprocess` or
+        # `join`.
         visits = self._runners[asked.model].run(item, serve)
         node = await self._hooks.in_time(asked, visits, GRACE_S + _JOINING_S)
         latency_ms = (time.monotonic() - asked.arrival) * 1e3

@@ -1,8 +1,8 @@
-"""What clients are told until an application can serve: why not, and when to ask again.
+"""Refusals until an application can serve: the reason, and when to try again.
 
-A frontend is up long before the first worker has loaded its models. Workers tell it what they are
-loading (`Progress`), Serve tells it how the workers' deployments fare, and the scheduler which
-models it has workers for. Requests for a model that nobody can serve yet are refused at once.
+A frontend is up long before the first worker has loaded its models. Workers report what they are
+loading (`Progress`), Serve reports the state of the workers' deployments, and the scheduler the
+models that have workers. Requests for a model without workers are refused at once.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from ray_slo.core.text import clipped
 from ray_slo.serve.errors import MAX_MESSAGE, NotReady
 from ray_slo.serve.messages import SERVING, Progress
 
-_SILENT_S = 5.0  # after this silence a worker has died, or serves
+_SILENT_S = 5.0  # after this silence, a worker has died or serves
 _RETRY_S = 2.0  # `Retry-After` while an application loads
 _FAILED_RETRY_S = 30.0  # the same once it has failed to load
 
 
 @dataclass(frozen=True)
 class Deployment:
-    """How Serve sees the workers of a kind.
+    """Serve's view of the workers of a kind.
 
     Attributes:
         running: replicas that serve.
-        starting: replicas that do not yet.
-        message: what Serve says of them, its stack traces left out.
+        starting: replicas that do not serve yet.
+        message: Serve's message about them, without stack traces.
         failed: Serve does not try again.
     """
 
@@ -42,8 +42,8 @@ class Startup:
     """Whether an application can serve, and why not.
 
     Args:
-        offers: models (tasks, of a pipeline) that each thing that clients ask for needs.
-        details: whether clients are told what the user's own code said of its error.
+        offers: by model or pipeline, the models (or tasks) that it needs.
+        details: whether clients see the message of an error of the user's own code.
     """
 
     def __init__(self, offers: Mapping[str, Collection[str]], details: bool = True) -> None:
@@ -59,30 +59,30 @@ class Startup:
     def heard(self, progress: Progress, now: float) -> None:
         """From a worker."""
         before, _ = self._heard.get(progress.worker, (None, 0.0))
-        if before is None or before.doing != SERVING:  # what it said before may come after it
+        if before is None or before.doing != SERVING:  # earlier messages may arrive after it
             self._heard[progress.worker] = (progress, now)
 
     def serves(self, models: Iterable[str]) -> None:
-        """Models that the schedulers have workers for."""
+        """Set the models that the schedulers have workers for."""
         self._served |= frozenset(models)
         self.complete = all(needed <= self._served for needed in self._offers.values())
 
     def deployments(self, states: Mapping[str, Deployment]) -> None:
-        """By kind of worker."""
+        """Set Serve's view by kind of worker."""
         self._deployments = states
 
     def plan_says(self, shortfall: str | None, start_s: float | None = None) -> None:
         """Hear the planner.
 
         Args:
-            shortfall: what it cannot have served, and why. None: it has none.
-            start_s: that a worker takes to start, as last measured.
+            shortfall: what the plan cannot serve, and why; None if it serves all.
+            start_s: last measured time of a worker's start, seconds.
         """
         self._shortfall, self._start_s = shortfall, start_s
 
     def refusal(self, offer: str, now: float) -> NotReady | None:
-        """Why a request would wait in vain. None: a worker can take it now, or in a moment, as all
-        workers are up and none says that it still loads."""
+        """Why no worker will take a request. None: a worker can take it now or very soon, because
+        all workers are up and none reports that it still loads."""
         missing = self._offers[offer] - self._served
         if not missing:
             return None
@@ -100,8 +100,8 @@ class Startup:
         )
 
     def _is_up(self, one_serves: bool, one_starts: bool) -> bool:
-        """Whether all workers are up, by their own word and Serve's. A worker's last word of its
-        start may be older than Serve's."""
+        """Whether all workers are up, by their own reports and Serve's. A worker's last report of
+        its start may be older than Serve's."""
         seen = self._deployments.values()
         if any(d.message for d in seen):
             return False
@@ -137,7 +137,7 @@ class Startup:
 
 
 def in_a_line(message: str, failed: bool = False) -> str:
-    """What Serve says of a deployment, without stack traces.
+    """Serve's message about a deployment, without stack traces.
 
     Args:
         failed: Serve does not try again.

@@ -1,4 +1,4 @@
-"""What a frontend finds around it: in a replica what Serve says, in a test what the test says."""
+"""The environment of a frontend: from Serve in a replica, from the test in a test."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ray_slo.serve.watch.metrics import FrontendMetrics
 
 
 def worker_states(app: str, deployments: Mapping[str, str]) -> dict[str, Deployment]:
-    """How Serve sees an application's workers. Blocks.
+    """Serve's view of an application's workers. Blocks.
 
     Args:
         deployments: names by kind of worker.
@@ -36,7 +36,7 @@ def worker_states(app: str, deployments: Mapping[str, str]) -> dict[str, Deploym
 
 
 class Demand(Protocol):
-    """What a planner hears of requests."""
+    """The methods by which a planner learns of requests."""
 
     def arrived(self, stream: str, count: int = 1) -> None: ...
     def sized(self, model: str, size: int) -> None: ...
@@ -46,15 +46,15 @@ class Demand(Protocol):
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What a frontend finds around it.
+    """The environment of a frontend.
 
     Attributes:
         app, deployment, client: names of the application, of the frontend's deployment, and of
             the frontend itself.
-        states: how Serve sees an application's workers. Blocks.
-        ended_itself: what a worker wrote when it ended itself; empty where it wrote nothing.
+        states: Serve's view of an application's workers. Blocks.
+        ended_itself: the note that a worker wrote when it ended itself; empty if there is none.
         has_door_before: whether Serve's proxy has a door of ours.
-        demand: told of requests; default: the planner, if there is one.
+        demand: gets the requests; default: the planner, if there is one.
     """
 
     app: str
@@ -68,7 +68,7 @@ class Surroundings:
 
     @staticmethod
     def of_replica() -> Surroundings:
-        """Those of the Serve replica that this process is."""
+        """The environment of this process, a Serve replica."""
         listen_on_node_only()
         install()  # it refuses WebSockets
         give_back()

@@ -1,4 +1,4 @@
-"""Runs a request through a pipeline, a tree of tasks, and joins what comes back.
+"""Runs a request through a pipeline, a tree of tasks, and joins the results.
 
 Pure asyncio, no Ray: a function (`Serve`) serves one request at one task. What a task's batch
 method returns for a request is split into its result and its items for child tasks. All these items
@@ -22,8 +22,8 @@ class Outputs:
     """What the batch method of a task with children returns for one request.
 
     Args:
-        result: of the request at this task.
-        items: by child task. Each item is a request there. A child that is not named gets none.
+        result: result of the request at this task.
+        items: items by child task. Each item is a request there. A missing child gets none.
     """
 
     result: Any
@@ -61,13 +61,13 @@ class Node:
     below: tuple[Node, ...]
 
     def walk(self) -> Iterator[Node]:
-        """It and all below."""
+        """This node and all below."""
         yield self
         for node in self.below:
             yield from node.walk()
 
     def paths(self) -> Iterator[tuple[str, ...]]:
-        """For every leaf below: the variants on the way from here to it."""
+        """For every leaf below: the variants on the path from this node to it."""
         if not self.below:
             yield (self.visit.variant,)
         for node in self.below:
@@ -76,17 +76,17 @@ class Node:
 
     @property
     def done_at(self) -> float:
-        """When the last of them was done."""
+        """When the last request of this subtree ended."""
         return max((node.done_at for node in self.below), default=self.visit.done_at)
 
     def slowest(self) -> Iterator[Node]:
-        """The branch from here to the leaf that was done last: what the answer waited for."""
+        """The branch from this node to the leaf that ended last: the answer waited for it."""
         yield self
         if self.below:
             yield from max(self.below, key=lambda node: node.done_at).slowest()
 
     def variants(self) -> dict[str, Counter[str]]:
-        """How many requests each variant served, by task."""
+        """Number of requests by task and variant."""
         found: dict[str, Counter[str]] = {}
         for node in self.walk():
             found.setdefault(node.task, Counter())[node.visit.variant] += 1
@@ -98,10 +98,11 @@ class TreeRunner:
 
     Args:
         parents: parent by task, parents before their children; the root's is None.
-        postprocess: by task, what its results go through.
-        join: by task with children, what joins its result with theirs; default: a dictionary.
-        shared: tasks whose code serves other trees, too: its items for those are left out here.
-        made: called when a request is done at a task, with the task, the variant and the number of
+        postprocess: by task, the function for its results.
+        join: by task with children, the function that joins its result with theirs; default: a
+            dictionary.
+        shared: tasks whose code also serves other trees: items for those are left out here.
+        made: called when a request ends at a task, with the task, the variant and the number of
             items that it made for each child.
     """
 
@@ -122,18 +123,18 @@ class TreeRunner:
         self._made = made
 
     async def run(self, item: Any, serve: Serve) -> Node:
-        """Serve an item at the root, and the items made of it below.
+        """Serve an item at the root, and the items made from it at the other tasks.
 
         Raises:
             BatchResultError: a task made items for a task that is not its child.
-            Exception: the first that serving, `postprocess` or `join` raised.
+            Exception: the first one that serving, `postprocess` or `join` raised.
         """
         return await self._visit(self.root, item, None, serve)
 
     async def _visit(self, task: str, item: Any, upstream: Upstream | None, serve: Serve) -> Node:
         value, visit = await serve(task, item, upstream)
         result, items = self.split(task, value)
-        del value  # it holds the items, for as long as they are served
+        del value  # it would keep the items in memory while they are served
         children = self._children[task]
         if self._made is not None:
             self._made(task, visit.variant, {c: len(items[c]) for c in children})
@@ -195,7 +196,7 @@ def say_task(error: Exception, task: str) -> None:
 
 
 def _wrong(task: str, children: Sequence[str], got: str) -> Exception:
-    from ray_slo.serve.errors import BatchResultError  # `ray_slo.Outputs` is to be had without ray
+    from ray_slo.serve.errors import BatchResultError  # `ray_slo.Outputs` must work without ray
 
     wanted = "a plain result: it has no children"
     if children:

@@ -1,4 +1,4 @@
-"""A frontend's workers: how it calls one of them, and what they can serve."""
+"""A frontend's workers: calls to them, and what they can serve."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import ray
 from ray import cloudpickle
 
 from ray_slo.core.policy import Expected
-from ray_slo.core.trees import DEFAULT_CLASS
 from ray_slo.serve.config.spec import AppSpec, worker_deployment
+from ray_slo.serve.direct import Connection, Connections, Disconnected, NotDirect, apart
 from ray_slo.serve.errors import ConfigError, NotReady
 from ray_slo.serve.frontend.ledger import Entry, WorkerGone
 from ray_slo.serve.frontend.startup import Startup
@@ -25,28 +26,30 @@ from ray_slo.serve.watch import tracing
 
 logger = logging.getLogger(__name__)
 
-_MEET_S = 5.0  # for workers to introduce themselves again
-_FIRST_S = 2.0  # the same at the start; without an answer no worker is up
-_LOOK_S = 0.3  # between looks at what workers can serve, until they can serve everything
+_MEET_S = 5.0  # seconds for workers to introduce themselves again
+_FIRST_S = 2.0  # the same at the start; without an answer, no worker is up
+_LOOK_S = 0.3  # seconds between two checks of what workers can serve, until that is everything
 _LEAST_LOOK_S = 0.05  # the same, when a request waits for the next one
-_FRESH_S = 1.0  # a request waits at most this long for a look
-_PATIENT_S = 5.0  # the same of the first requests, if their SLO allows it: a machine may be starved
-# What a call to a worker raises when the worker is gone, or its node with the result.
+_FRESH_S = 1.0  # a request waits at most this long for a check
+_PATIENT_S = 10.0  # the same for the first requests, if their SLO allows it
+# Exceptions of a call to a worker if the worker is gone, or its node with the result.
 _GONE = (
     ray.exceptions.RayActorError,
     ray.exceptions.WorkerCrashedError,
     ray.exceptions.NodeDiedError,
     ray.exceptions.ObjectLostError,
+    Disconnected,
 )
 
 
 def check_names(frontend: str, name: str, handles: Mapping[str, Any]) -> None:
-    """Check that the frontend and its workers find each other. When an application holds several
-    deployments of one name, Serve numbers them, and a worker finds its frontend by that number.
+    """Check that the frontend and its workers find each other. If an application has several
+    deployments with the same name, Serve numbers them, and a worker finds its frontend by that
+    number.
 
     Args:
-        frontend: the name of its deployment, as numbered.
-        name: as written.
+        frontend: the name of its deployment, with the number.
+        name: the name in the config.
 
     Raises:
         ConfigError: the workers have another number.
@@ -68,14 +71,20 @@ class Up(NamedTuple):
     most: int
 
 
+async def _direct(connection: Connection, piece: Piece) -> PieceResult:
+    sent = replace(piece, items=[apart(item) for item in piece.items])
+    result: PieceResult = await connection.call(sent)
+    return result
+
+
 class Workers:
     """The workers' deployments.
 
     Args:
-        handles: by kind.
-        spawn: runs a coroutine on its own.
-        shortfall: what the plan cannot have served, and why.
-        start_s: that a worker takes to start, as last measured.
+        handles: handles by kind.
+        spawn: runs a coroutine as a task.
+        shortfall: what the plan cannot serve, and why.
+        start_s: last measured time of a worker's start, seconds.
     """
 
     def __init__(
@@ -98,7 +107,8 @@ class Workers:
         needs = {name: tree.models for name, tree in spec.trees.items()}
         self.startup = Startup(needs, spec.error_details)
         self._loop = asyncio.get_running_loop()
-        self._most: dict[str, int] = {}  # workers that a model has had
+        self._connections = Connections(self._address_of, spawn)
+        self._most: dict[str, int] = {}  # largest number of workers of a model so far
         self._look_now = asyncio.Event()
         self._next_look: asyncio.Future[None] = self._loop.create_future()
         self._meeting: asyncio.Task[None]
@@ -110,8 +120,8 @@ class Workers:
         """Send a frontend's share of a batch, and wait for its results.
 
         Raises:
-            WorkerLost: it was not sent, as there is no such worker.
-            WorkerGone: the worker ended meanwhile.
+            WorkerLost: it was not sent, because there is no such worker.
+            WorkerGone: the worker ended during the call.
             Exception: an item, or a result, cannot be pickled.
         """
         traces = [entry.trace for entry in share]
@@ -126,6 +136,10 @@ class Workers:
             late_in_s=grant.finish_in_s + grant.slack_s,
         )
         try:
+            connection = None if piece.traces else self._connections.to(grant.kind, grant.worker)
+            if connection is not None:
+                with contextlib.suppress(NotDirect):
+                    return await _direct(connection, piece)
             with tracing.call_of(traces):
                 call = self._handles[grant.kind].execute.remote(piece, worker=grant.worker)
                 result: PieceResult = await call
@@ -134,8 +148,15 @@ class Workers:
             raise WorkerGone(said, self._around.ended_itself(grant.worker)) from error
         return result
 
+    def close(self) -> None:
+        self._connections.close()
+
+    async def _address_of(self, kind: str, worker: str) -> str:
+        address: str = await self._handles[kind].address.remote(worker=worker)
+        return address
+
     async def preempt(self, stop: Stop) -> None:
-        """Pass a preemption on. What becomes of the batch is said by its results."""
+        """Pass a preemption on. The batch's results show its effect."""
         try:
             await self._handles[stop.kind].preempt.remote(stop.batch_id, worker=stop.worker)
         except Exception as error:
@@ -157,38 +178,41 @@ class Workers:
 
     @property
     def expected(self) -> dict[str, Expected]:
-        """What the policy expects of requests, by model."""
+        """The policy's predictions for requests, by model."""
         found = self._capacity.items()
         return {model: c.expected for model, c in found if c.expected is not None}
 
     async def begin(self) -> None:
-        """Meet workers that are up, and go on looking at what they can serve."""
+        """Meet workers that are up, and keep checking what they can serve."""
         self._meeting = self._spawn(self._meet())
         await asyncio.wait({self._meeting}, timeout=_FIRST_S)
         watch = self._spawn(self._watch_startup())
         if self._meeting.done():
-            # Workers are up, so this is no first start. Not ready before they can be used, too:
-            # Serve then routes nothing here.
+            # Workers are up, so this is not the first start. The frontend is ready only when they
+            # can be used; until then Serve routes nothing here.
             await asyncio.wait({watch}, timeout=_MEET_S)
 
-    async def refusal(self, model: str) -> NotReady | None:
-        """Why no worker can serve what a client asks for; None where one can."""
+    async def refusal(self, model: str, slo_s: float) -> NotReady | None:
+        """Why no worker can serve a client's request; None if one can.
+
+        Args:
+            slo_s: the request's SLO, seconds.
+        """
         if self.startup.complete:
             return None
         refusal = self.startup.refusal(model, time.monotonic())
         if refusal is not None:
             self._look_now.set()
-            slo_s = self._spec.trees[model].slos_s[DEFAULT_CLASS]
             patience_s = max(_FRESH_S, min(slo_s, _PATIENT_S))
             await asyncio.wait({self._next_look}, timeout=patience_s)
             refusal = self.startup.refusal(model, time.monotonic())
         return refusal
 
     async def up(self, model: str) -> Up:
-        """Ask the scheduler who is up.
+        """Ask the scheduler which workers are up.
 
         Raises:
-            Exception: it does not answer, or nobody is up.
+            Exception: it does not answer, or no worker is up.
         """
         await self._look(_FRESH_S)
         return Up(self._capacity[model].workers, self._most[model])
@@ -199,9 +223,10 @@ class Workers:
         Args:
             is_waited_for: whether requests wait for workers.
         """
-        with contextlib.suppress(Exception):  # the scheduler restarts: what is known stays
+        with contextlib.suppress(Exception):  # the scheduler restarts: keep what is known
             await self._look(_FRESH_S)
-        # While Serve replaces us, workers beat to our successor, and it replaces them, too.
+        # While Serve replaces us, workers send heartbeats to our successor, and Serve replaces them
+        # too.
         if is_waited_for and self._channel.is_deserted():
             try:
                 await asyncio.wait_for(self._meet(), _MEET_S)
@@ -209,8 +234,9 @@ class Workers:
                 logger.info("no worker to be met: %r", error)
 
     async def _meet(self) -> None:
-        # A planner may want none of a kind; then nobody would ever answer, and Serve would start a
-        # worker for the waiting call. Those that are there beat to the scheduler by themselves.
+        # A planner may want no worker of a kind. Then a call would never be answered, and Serve
+        # would start a worker for it. Running workers send heartbeats to the scheduler by
+        # themselves.
         until = asyncio.FIRST_COMPLETED if self._spec.planned else asyncio.FIRST_EXCEPTION
         meetings = [asyncio.ensure_future(self._join(handle)) for handle in self._handles.values()]
         try:
@@ -232,7 +258,9 @@ class Workers:
             look, self._next_look = self._next_look, self._loop.create_future()
             self._look_now.clear()
             try:
-                await self._look(_MEET_S)
+                # If the scheduler itself is still starting, requests wait for it with their SLO.
+                with contextlib.suppress(asyncio.TimeoutError):
+                    await self._look(_MEET_S)
                 self.startup.serves(self._capacity)
                 if self.startup.complete:
                     self._next_look.set_result(None)
@@ -256,7 +284,7 @@ class Workers:
         """Ask the scheduler.
 
         Raises:
-            Exception: whatever kept it from answering.
+            Exception: the reason why it did not answer.
         """
         self._capacity = await asyncio.wait_for(self._channel.capacity(), within_s)
         for model, capacity in self._capacity.items():

@@ -1,1 +1,1 @@
-"""In the planner's actor: how many workers of what, once per period."""
+"""Code of the planner's actor: decides the workers and their models, once per period."""

@@ -1,15 +1,13 @@
-"""The actor that plans an application: which variants and models its workers serve in which group,
-and how many workers there are.
+"""The actor that plans an application: the number of workers, their variants, models and groups.
 
-Workers and frontends ask, by long polls, what they should do, and say what they have done; nobody
-is called from here. A *brain* (pure: `ray_slo.planning.brains`) makes a problem of what was heard,
-which is solved as a Ray task every `interval_s`, or sooner when something that matters has changed,
-and makes of the plan what workers and frontends are told. Serve's autoscaler asks for the number of
-workers (`autoscaling`).
+Workers and frontends ask for their orders by long polls, and report what they have done. The actor
+calls nobody. A *brain* (pure code: `ray_slo.planning.brains`) turns the reports into a problem. A
+Ray task solves it every `interval_s`, or earlier after an important change. The brain turns the
+plan into orders. Serve's autoscaler asks for the number of workers (`autoscaling`).
 
-Whatever fails (the solver, the Ray task, this actor) leaves the last plan in force. A new actor
-goes on from what workers and frontends say, and plans when it has listened for a while. The actor
-is named and detached, and leaves when its application is gone.
+If anything fails (the solver, the Ray task, this actor), the last plan stays. A new actor continues
+from the reports of workers and frontends, and plans after it has listened for a while. The actor is
+named and detached, and ends with its application.
 """
 
 from __future__ import annotations
@@ -29,11 +27,11 @@ logger = logging.getLogger(__name__)
 
 
 class Planner(AppActor):
-    """Hears, plans and tells, for one application.
+    """Takes reports, plans, and gives orders, for one application.
 
     Attributes:
-        planning: of the newest release.
-        aside: runs a function of one argument elsewhere.
+        planning: the planning of the newest release.
+        aside: runs a function of one argument in another process.
     """
 
     def __init__(
@@ -71,9 +69,9 @@ class Planner(AppActor):
 
     async def worker(self, says: WorkerSays, had: str | None) -> tuple[str | None, Wanted | None]:
         """A worker's long poll: returns as soon as its orders differ from those it `had`, or after
-        `poll_s`. None: it carries on."""
+        `poll_s`. None: nothing changed."""
         self._start()
-        if says.version != self._spec.fingerprint:  # of an older release, still draining
+        if says.version != self._spec.fingerprint:  # from an older release that is still draining
             await asyncio.sleep(self._pace.poll_s)
             return None, None
         planning = self.planning
@@ -87,13 +85,13 @@ class Planner(AppActor):
             await planning.news(until)
 
     async def leave(self, worker: str) -> None:
-        """A worker is going."""
+        """A worker is leaving."""
         if self.planning.heard.left(worker):
             self.planning.refresh()
 
     async def frontend(self, says: FrontendSays) -> FrontendHears | None:
-        """A frontend's long poll: returns as soon as there are routes that it does not go by, or
-        after `report_s`. None for a frontend of an older release."""
+        """A frontend's long poll: returns as soon as there are new routes, or after `report_s`.
+        None for a frontend of an older release."""
         self._start()
         if says.version != self._spec.fingerprint:
             await asyncio.sleep(self._pace.report_s)
@@ -106,10 +104,10 @@ class Planner(AppActor):
         return planning.answer(says.client)
 
     async def target(self, kind: str, most: int) -> int | None:
-        """How many workers of a kind there should be; None: as many as there are.
+        """Wanted number of workers of a kind; None: no change.
 
         Args:
-            most: Serve starts no more.
+            most: the largest number that Serve starts.
         """
         self._start()
         self.planning.brain.limit(kind, most)
@@ -131,6 +129,6 @@ class Planner(AppActor):
         return await self.planning.dry_run()
 
     async def status(self) -> dict[str, Any]:
-        """What `ray-slo status` shows of the plan."""
+        """The part of `ray-slo status` about the plan."""
         self._start()
         return self.planning.status()

@@ -1,4 +1,4 @@
-"""The planner `auto`: how many workers of which kind serve what, in any shape of application."""
+"""The planner `auto`: decides the workers of each kind and what they serve, in any application."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from ray_slo.core.names import nearest
 from ray_slo.core.trees import Tree, TreeTask
 from ray_slo.planning import auto
 from ray_slo.planning.auto import Demand, Kind, Model, Problem, Variant
 from ray_slo.planning.brains.auto import AutoBrain, AutoSetting
-from ray_slo.policies.registry import DEFAULTS, follows_assignments, policy_for
+from ray_slo.policies.registry import follows_assignments, policy_for
 from ray_slo.serve.config.files import profiles_of_files
 from ray_slo.serve.planner.plugin import PlannerPlugin, arguments_of
 
@@ -22,14 +23,14 @@ if TYPE_CHECKING:
 
 _MEASURED = {"models", "trees", "demand", "kinds", "present", "current"}
 _MEASURED |= {"group_of", "group_now", "allowed_groups"}
-_LIVE = {"swap_cost": 0.1}  # a live plan does not reload networks for nothing
-_IDLE_S = 60.0  # at least, before the last worker goes
+_LIVE = {"swap_cost": 0.1}  # a live plan does not reload networks without a gain
+_IDLE_S = 60.0  # least time before the last worker stops
 
 
 class Auto(PlannerPlugin):
     Arguments = arguments_of(auto.Problem, without=_MEASURED)
     tunable = scales = chooses_groups = True
-    assigns = False  # but where the policy does not choose variants, and is composed anyway
+    assigns = False  # except if the policy does not choose variants; it is composed then
     unused = frozenset({"memory_mb", "min_gain"})
     waits = True
     reads_workers = frozenset({"price_per_hour", "memory_mb", "interruptions_per_hour"})
@@ -37,7 +38,7 @@ class Auto(PlannerPlugin):
 
     @classmethod
     def check(cls, config: AppConfig, planner: PlannerConfig) -> None:
-        if config.policy.name == DEFAULTS["pipeline"]:
+        if config.policy.name == "pipeline":
             raise ValueError(
                 "policy: 'pipeline' routes as the planner 'loki' says; choose another policy, or "
                 "that planner"
@@ -46,7 +47,8 @@ class Auto(PlannerPlugin):
         free = [kind for kind, worker in kinds.items() if worker.rented is None]
         if given.get("budget_per_hour") is not None and free:
             raise ValueError(
-                f"planner.kwargs.budget_per_hour: workers.{free[0]} has no price_per_hour"
+                f"{config.kind_field(free[0])}.price_per_hour, or instance_type: required, as "
+                "planner.kwargs.budget_per_hour is given"
             )
         for stream, rate in planner.rates.items():
             root, _, slo_class = stream.partition("@")
@@ -54,7 +56,8 @@ class Auto(PlannerPlugin):
             if known is None or (slo_class and slo_class not in known.slo_classes):
                 raise ValueError(
                     f"planner.rates: {stream!r} is none of the models and pipelines "
-                    f"{', '.join(config.roots)}; a class of one is 'NAME@CLASS'"
+                    f"{', '.join(config.roots)}{nearest(root, list(config.roots))}; a class of one "
+                    "is 'NAME@CLASS'"
                 )
             if not 0 < rate < math.inf:
                 raise ValueError(f"planner.rates.{stream} must be positive, got {rate}")
@@ -104,12 +107,12 @@ class Auto(PlannerPlugin):
 
 
 def _problem(spec: AppSpec) -> Problem:
-    """All that is not measured."""
+    """The problem, without its measured values."""
     planner = spec.planner
     assert planner is not None
     variants: dict[str, list[Variant]] = {name: [] for name in spec.models}
     for key, ref in spec.variants().items():
-        # One network whose accuracy is not known takes nothing away from those of others.
+        # A single network without a known accuracy does not reduce those of others.
         accuracy = 100.0 if ref.accuracy is None else ref.accuracy
         variants[ref.model].append(Variant(key, accuracy, {}))
     kinds = [
@@ -125,7 +128,7 @@ def _problem(spec: AppSpec) -> Problem:
     ]
     trees = tuple(_in_time(tree, spec.response_margin_ms / 1e3) for tree in spec.trees.values())
     streams = [stream for tree in trees for stream, _ in tree.streams()]
-    # A class that nobody has said a rate of gets no more than a little, until there are requests.
+    # A class without a given rate gets only a little, until there are requests.
     usual = {s: 0.0 if "@" in s else 1.0 for s in streams}
     return Problem(
         tuple(Model(name, tuple(its)) for name, its in variants.items()),
@@ -139,7 +142,7 @@ def _problem(spec: AppSpec) -> Problem:
 
 
 def _allowed(spec: AppSpec) -> dict[str, tuple[str, ...]]:
-    """Groups whose policy can serve a model, of models that no group lists."""
+    """Groups whose policy can serve a model, for models that no group lists."""
     found = {}
     for model in sorted(spec.unlisted):
         may = []
@@ -154,14 +157,14 @@ def _allowed(spec: AppSpec) -> dict[str, tuple[str, ...]]:
 
 
 def _in_time(tree: Tree, margin_s: float) -> Tree:
-    """The tree, with what is left of its SLOs when the way back is taken off."""
+    """The tree with its SLOs reduced by the way back."""
     slos_s = {name: max(slo_s - margin_s, 1e-3) for name, slo_s in tree.slos_s.items()}
     return replace(tree, slos_s=slos_s)
 
 
 def _assigned(spec: AppSpec) -> set[str]:
     """Kinds of workers for which the plan says what each one serves: there are variants to choose
-    from, and the policy goes by the plan."""
+    from, and the policy follows the plan."""
     found = set()
     trees = list(spec.trees.values())
     for kind, worker in spec.workers.items():

@@ -1,8 +1,8 @@
-"""Serve's autoscaler follows the plan: as many replicas of a kind of worker as the planner wants.
+"""Makes Serve's autoscaler follow the plan: the planner sets the number of replicas of each kind.
 
-Serve calls the policy in its controller, many times a second, so it must not block: one call to the
-planner is under way, and looked at. While the planner does not answer (it is restarting, gone for
-good, or has no plan yet) the last target holds; a service is never scaled by silence.
+Serve calls the policy in its controller, many times a second, so it must not block. One call to the
+planner is in progress, and its result is polled. While the planner does not answer (it is
+restarting, gone for good, or has no plan yet), the last target stays.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from ray_slo.serve.planner.plugin import planner_of
 logger = logging.getLogger(__name__)
 
 _ASK_EVERY_S = 0.5
-_ANSWER_S = 10.0  # then the actor is looked up anew
+_ANSWER_S = 10.0  # after this, the actor is looked up again
 
 
 class PlanAutoscaling:
-    """What Serve calls for the target number of replicas.
+    """Serve calls this for the target number of replicas.
 
     Args:
         frontend: name of the frontend's deployment, as in the specification.
-        kind: of worker.
+        kind: kind of worker.
     """
 
     def __init__(self, frontend: str, kind: str) -> None:
@@ -39,24 +39,24 @@ class PlanAutoscaling:
         self._threads = ThreadPoolExecutor(1, thread_name_prefix="ray-slo-plan")
         self._looking: Future[Any] | None = None
         self._actor: Any = None
-        self._answer: Any = None  # of the call under way
+        self._answer: Any = None  # result of the call in progress
         self._asked_at = 0.0
         self._target: int | None = None
 
     def __call__(self, context: AutoscalingContext) -> tuple[int, dict[str, Any]]:
-        """The target, within the bounds that there are, and no state."""
+        """The target, within the bounds, and no state."""
         try:
             self._follow(context, time.monotonic())
         except Exception as error:
             logger.debug("the plan of %s cannot be read (%r); as before", self._kind, error)
             self._actor = self._answer = None
-        # Before the first answer: what Serve has now. It may be more than the least.
+        # Before the first answer: the current number, which may be above the minimum.
         target = context.target_num_replicas if self._target is None else self._target
         least = context.capacity_adjusted_min_replicas
         return max(least, min(target, context.capacity_adjusted_max_replicas)), {}
 
     def _follow(self, context: AutoscalingContext, now: float) -> None:
-        """Take the answer if it is there; ask anew if it is time."""
+        """Take the answer if it is there; ask again if it is time."""
         if self._answer is not None:
             done, _ = ray.wait([self._answer], timeout=0)
             if done:
@@ -75,13 +75,13 @@ class PlanAutoscaling:
             self._answer = self._actor.target.remote(self._kind, most)
 
     def _found(self, context: AutoscalingContext) -> Any:
-        """The actor, looked up aside; None while that takes its time.
+        """The actor, looked up in the background; None until that is done.
 
         Raises:
             ValueError: there is none.
         """
         if self._looking is None:
-            # Serve numbers deployments of one name in an application; ours come in step.
+            # Serve numbers deployments with equal names in an application; ours get equal numbers.
             usual = worker_deployment(self._frontend, self._kind)
             frontend = self._frontend + context.deployment_name.removeprefix(usual)
             self._asked_at = time.monotonic()
@@ -95,9 +95,9 @@ class PlanAutoscaling:
 def autoscaling(spec: AppSpec, kind: str) -> AutoscalingConfig:
     """Serve's configuration for a kind of worker that the planner scales.
 
-    More replicas are started at once; fewer are kept when that has been the plan for an interval,
-    so that noise in the demand does not stop and start processes. A planner that waits itself
-    (`PlannerPlugin.waits`) is followed at once.
+    Additional replicas are started at once. Replicas are stopped only when this has been the plan
+    for an interval, so that noise in the demand does not stop and start processes. A planner that
+    waits itself (`PlannerPlugin.waits`) is followed at once.
     """
     worker = spec.workers[kind]
     bounds, delays = worker.replica_bounds, worker.autoscaling

@@ -1,4 +1,4 @@
-"""The planners `herd` and `partition`: which models, and which workers, make a serving group
+"""The planners `herd` and `partition`: they decide which models and workers form a serving group
 (SHEPHERD §4, Symphony §4.4)."""
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field, create_model
 
+from ray_slo.core.names import nearest
 from ray_slo.core.text import quoted
 from ray_slo.core.trees import stream_of
 from ray_slo.planning import herd, partition
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class Groups(PlannerPlugin):
-    """Groups as the config lists them."""
+    """Groups as listed in the config."""
 
     makes_groups = True
     assigns = False
@@ -108,12 +109,13 @@ class Groups(PlannerPlugin):
 
 
 def _check_numbers(field: str, given: Mapping[str, float], valid: Iterable[str]) -> None:
-    """Refuse numbers of what there is none of, or below 0."""
+    """Refuse numbers for unknown names, or below 0."""
     for name, value in given.items():
         if name not in valid:
             what = "stream" if "@" in name else "model"
             raise ValueError(
                 f"{field}: no {what} {name!r}; the {what}s are {', '.join(sorted(valid))}"
+                f"{nearest(name, list(valid))}"
             )
         if not 0 <= value < math.inf:
             raise ValueError(f"{field}.{name} must be at least 0 and finite, got {value}")

@@ -1,4 +1,4 @@
-"""What a planner has heard of workers and frontends lately. The time is always given."""
+"""The latest reports of workers and frontends to a planner. The caller passes the time."""
 
 from __future__ import annotations
 
@@ -24,13 +24,14 @@ class _Worker:
 
     @property
     def order(self) -> tuple[bool, float]:
-        """Serve stops those that are not ready, then those that were ready last."""
+        """Sort key: Serve first stops workers that are not ready, then those that were ready
+        last."""
         return not self.says.ready, self.born + (self.says.ready_s or 0.0)
 
 
 @dataclass
 class Frontend:
-    """A frontend as it last spoke, and when it was last told profiles."""
+    """The last report of a frontend, and when it last got profiles."""
 
     says: FrontendSays
     seen_at: float
@@ -42,14 +43,14 @@ class Heard:
 
     Args:
         now: when the planner started.
-        gone_s: workers and frontends are taken for dead after this silence.
-        avoid_s: how long a variant is avoided that could not be loaded.
+        gone_s: workers and frontends count as dead after this silence, seconds.
+        avoid_s: time for which a variant that could not be loaded is avoided, seconds.
     """
 
     def __init__(self, now: float, gone_s: float, avoid_s: float) -> None:
         self._gone_s, self._avoid_s = gone_s, avoid_s
         self._workers: dict[str, _Worker] = {}
-        self._avoided: dict[Key, tuple[str, float]] = {}  # why, and until when
+        self._avoided: dict[Key, tuple[str, float]] = {}  # reason, and end of the time
         self.frontends: dict[str, Frontend] = {}
         self.profiles: dict[Key, LatencyProfile] = {}
         self._memory_mb: dict[Key, float] = {}
@@ -59,7 +60,7 @@ class Heard:
 
     @property
     def is_alone(self) -> bool:
-        """Whether nobody was heard of lately."""
+        """Whether there were no reports lately."""
         return not self._workers and not self.frontends
 
     @property
@@ -73,12 +74,13 @@ class Heard:
         return {**too_large, **{key: why for key, (why, _) in self._avoided.items()}}
 
     def _too_large(self) -> set[Key]:
-        """Variants that do not fit on a worker of a kind, be they alone there."""
+        """Variants that do not fit on a worker of a kind, even alone."""
         room_mb = self._room_mb
         return {k for k, mb in self._memory_mb.items() if mb > room_mb.get(k[1], math.inf)}
 
     def worker(self, says: WorkerSays, now: float, *, planned: bool) -> bool:
-        """Hear a worker; returns whether there is news in it, profiles of known variants aside.
+        """Take a worker's report; returns whether it contains news, other than profiles of known
+        variants.
 
         Args:
             planned: there is a plan.
@@ -103,11 +105,11 @@ class Heard:
         return self._workers.pop(worker, None) is not None
 
     def frontend(self, says: FrontendSays, now: float) -> tuple[float, Counts] | None:
-        """Hear a frontend.
+        """Take a frontend's report.
 
         Returns:
-            What it counted since it last spoke, and its share of that time in seconds. None at
-            first: what was counted before cannot be placed in time.
+            Its counts since its last report, and its share of that time in seconds. None for the
+            first report, because the time of these counts is not known.
         """
         if not self.frontends:
             self.listens_since = now
@@ -123,7 +125,7 @@ class Heard:
         return over_s, counts
 
     def forget(self, now: float) -> None:
-        """Forget who is silent, and errors that are old."""
+        """Forget silent workers and frontends, and old errors."""
         for client, frontend in list(self.frontends.items()):
             if now - frontend.seen_at > self._gone_s:
                 del self.frontends[client]
@@ -134,7 +136,7 @@ class Heard:
         self._avoided = {k: v for k, v in self._avoided.items() if now <= v[1]}
 
     def learn(self) -> None:
-        """Take over what workers measured: profiles and memory."""
+        """Take over the measurements of workers: profiles and memory."""
         measured: dict[Key, list[LatencyProfile]] = {}
         memory_mb: dict[Key, list[float]] = {}
         room_mb: dict[str, float] = {}
@@ -152,7 +154,7 @@ class Heard:
         self._room_mb |= room_mb
 
     def seen(self) -> Seen:
-        """What a brain decides by."""
+        """The input of a brain."""
         in_order = sorted(self._workers.items(), key=lambda item: item[1].order)
         return Seen(
             {name: worker.says for name, worker in in_order},
@@ -165,13 +167,12 @@ class Heard:
         )
 
     def running(self, kinds: Iterable[str]) -> dict[str, int]:
-        """Workers that are there, by kind."""
+        """Number of running workers, by kind."""
         there = [worker.says.kind for worker in self._workers.values()]
         return {kind: there.count(kind) for kind in kinds}
 
     def known(self, kind: str, variants: Iterable[str]) -> dict[str, Any]:
-        """Profiles and memory of variants on a kind of worker, as far as they are known, as
-        `Wanted` has them."""
+        """Known profiles and memory of variants on a kind of worker, in the form of `Wanted`."""
         keys = [(variant, kind) for variant in variants]
         return {
             "profiles": {key[0]: self.profiles[key] for key in keys if key in self.profiles},

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from ray_slo.planning.brains.kairos import Arguments, KairosBrain, KairosSetting, Sustained
 from ray_slo.planning.catalogue import CATALOGUE
-from ray_slo.policies.registry import DEFAULTS, POLICIES, make_policy
+from ray_slo.policies.registry import POLICIES, make_policy
 from ray_slo.serve.planner.plugin import PlannerPlugin
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 class Kairos(PlannerPlugin):
     simulates: ClassVar[bool] = False
     Arguments = Arguments
-    default_policy = DEFAULTS["sizes"]
+    default_policy = "kairos"
     assigns = False
     tunable = scales = True
     unused = frozenset({"memory_mb", "make_before_break"})
@@ -39,7 +39,12 @@ class Kairos(PlannerPlugin):
                 f"groups: {name!r} plans `workers`; leave groups out, or choose the planner 'auto'"
             )
         own = config.policy.name
-        if own in POLICIES and own != cls.default_policy and not cls.simulates:
+        if (
+            isinstance(own, str)
+            and own in POLICIES
+            and own != cls.default_policy
+            and not cls.simulates
+        ):
             raise ValueError(
                 f"policy: {name!r} plans for what the policy {cls.default_policy!r} makes of its "
                 f"workers, got {own!r}; leave the policy out, or choose the planner 'auto'"
@@ -57,8 +62,8 @@ class Kairos(PlannerPlugin):
         for model, rate in planner.rates.items():
             if model not in config.models or not 0 < rate < math.inf:
                 raise ValueError(
-                    f"planner.rates: a positive rate of {', '.join(config.models)}, "
-                    f"got {model!r}: {rate}"
+                    f"planner.rates.{model}: must be a positive rate of "
+                    f"{', '.join(config.models)}, got {rate}"
                 )
         given = cls.arguments(planner.kwargs)
         ((model, served),) = config.models.items()
@@ -109,7 +114,7 @@ class Kairos(PlannerPlugin):
 
 
 class KairosPlus(Kairos):
-    """Simulates what it chooses from."""
+    """Also simulates its candidates."""
 
     simulates = True
 

@@ -1,7 +1,7 @@
-"""How workers and frontends speak to the actor that plans their application. While it cannot be
-reached, they go on with its last answer.
+"""Connections of workers and frontends to the planner of their application.
 
-This module does not import the planner, which takes long: every replica imports this one.
+While it cannot be reached, they continue with its last answer. Every replica imports this module,
+so it does not import the planner, which takes long.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-_ANSWER_S = 10.0  # more than a long poll takes
+_ANSWER_S = 10.0  # longer than a long poll
 _AGAIN_S = 0.3  # after the planner could not be reached
 _RETRY_LOAD_S = 20.0
 _READ_CLOCKS_S = 10.0
@@ -45,7 +45,7 @@ _UNREACHABLE = "unreachable"
 
 
 def planner_name(app_key: str) -> str:
-    """Name of the actor that plans an application; no group can have it."""
+    """Name of the actor that plans an application; no group can have this name."""
     return f"{app_key}##planner"
 
 
@@ -66,7 +66,7 @@ def find_planner(app_key: str) -> Any:
 
 
 class PlannerLink:
-    """A worker's or frontend's way to the planner; found, or made, anew when that is gone."""
+    """A worker's or frontend's connection to the planner; it finds or makes a new one if needed."""
 
     def __init__(self, spec: AppSpec, app_key: str) -> None:
         self._spec = spec
@@ -75,7 +75,7 @@ class PlannerLink:
 
     @property
     def actor(self) -> Any:
-        """The planner as it was last found.
+        """The planner that was last found.
 
         Raises:
             ConnectionError: it cannot be reached.
@@ -88,7 +88,7 @@ class PlannerLink:
         """The answer of one of its methods.
 
         Raises:
-            Exception: whatever kept it from answering; it is looked up anew next time.
+            Exception: the reason why it did not answer; it is looked up again next time.
         """
         try:
             if self._actor is None:
@@ -105,16 +105,16 @@ class PlannerLink:
 
 
 class Follower:
-    """A worker's side: asks what is wanted of it, and does that, one thing at a time.
+    """A worker's side: gets orders from the planner, and carries them out one at a time.
 
-    Make before break: the next variants are loaded while the last ones serve, then the scheduler is
-    told what the worker does now (in another group: that group's), then the last ones finish their
-    batches and go. With `make_before_break: false`, or where there is no memory for both, they go
-    first, and the worker serves nothing meanwhile.
+    Make before break: the next variants are loaded while the last ones serve. Then the scheduler is
+    told what the worker serves now (in another group: that group's scheduler). Then the last ones
+    finish their batches and are unloaded. With `make_before_break: false`, or without memory for
+    both, they are unloaded first, and the worker serves nothing in between.
 
     Args:
-        kind: of the worker.
-        link: to the planner; default: to that of the application.
+        kind: kind of the worker.
+        link: link to the planner; default: to that of the application.
     """
 
     def __init__(
@@ -131,7 +131,7 @@ class Follower:
         self._worker = worker
         self._link = link or PlannerLink(spec, app_key)
         self._refs = spec.variants()
-        self._had: str | None = None  # names the last answer
+        self._had: str | None = None  # id of the last answer
         self._latest: Wanted | None = None
         self._group: str | None = None
         self._failures = itertools.count(1)
@@ -144,17 +144,17 @@ class Follower:
         self._make_first = spec.planner is None or spec.planner.make_before_break
 
     async def begin(self) -> None:
-        """Do what is wanted first; returns when the worker can serve.
+        """Carry out the first orders; returns when the worker can serve.
 
         Raises:
-            Exception: whatever keeps it from serving; the worker ends.
+            Exception: the worker cannot serve, and ends.
         """
         ready = False
         while not ready:
             ready = await self._while_asking(self.first(await self._orders()))
 
     async def follow(self) -> None:
-        """Do what is wanted, for ever."""
+        """Carry out orders forever."""
         self._ready = True
         self._ready_s = time.monotonic() - self._started
         while True:
@@ -164,14 +164,15 @@ class Follower:
                 logger.exception("could not take up what is wanted")
 
     async def _orders(self) -> Wanted:
-        """The newest orders that were not taken up yet."""
+        """The newest orders that are not carried out yet."""
         while (wanted := self._latest) is None:
             self._latest = await self._ask()
         self._latest = None
         return wanted
 
     async def _while_asking(self, doing: Coroutine[Any, Any, T]) -> T:
-        """Do it, and ask meanwhile, or the planner would take the worker for dead."""
+        """Run it, and keep asking meanwhile: otherwise the planner would count the worker as
+        dead."""
         task = asyncio.ensure_future(doing)
         try:
             while not task.done():
@@ -185,14 +186,14 @@ class Follower:
             task.cancel()
 
     def leave(self) -> None:
-        """Tell the planner, if it is there, that the worker is going. Does not wait."""
+        """Tell the planner, if it is there, that the worker is leaving. Does not wait."""
         try:
             self._link.actor.leave.remote(self._worker.id)
-        except Exception as error:  # it will notice our silence
+        except Exception as error:  # it will notice that reports stop
             logger.info("could not take leave: %r", error)
 
     def says(self) -> WorkerSays:
-        """What the worker tells of itself."""
+        """The worker's report."""
         worker, memory = self._worker, self._worker.memory
         return WorkerSays(
             worker.id,
@@ -225,9 +226,10 @@ class Follower:
         return wanted
 
     async def first(self, wanted: Wanted) -> bool:
-        """Do it for the first time; what is raised here ends the worker.
+        """Carry out orders for the first time; an exception here ends the worker.
 
-        Returns whether the worker can begin to serve; else it does what is wanted next, first.
+        Returns whether the worker can begin to serve; otherwise it carries out the next orders
+        first.
         """
         self._worker.will_load(len(wanted.keep))
         await self.do(wanted)
@@ -239,12 +241,12 @@ class Follower:
                     continue
                 if {v for v, ref in self._refs.items() if ref.model == task} <= {*wanted.keep}:
                     raise error  # none of its variants can be loaded
-                return False  # the planner hears of it, and wants something else
+                return False  # the planner learns of it, and changes the orders
         self._worker.check_slo()
         return True
 
     async def do(self, wanted: Wanted) -> None:
-        """Do what is wanted, or what is left to do of it."""
+        """Carry out orders, or the rest of them."""
         keep, worker = dict.fromkeys(wanted.keep), self._worker
         self._errors = {v: e for v, e in self._errors.items() if v in keep}
         self._raised = {v: e for v, e in self._raised.items() if v in keep}
@@ -257,7 +259,7 @@ class Follower:
         for variant in missing:
             complete &= await self._load(variant, wanted)
         if wanted.group != self._group:
-            # In a group, it has to serve all of it; others may take what no group lists.
+            # In a group, it must serve all listed models; other groups may get unlisted ones.
             unlisted = self._spec.unlisted
             own = [e for v, e in self._raised.items() if self._refs[v].model not in unlisted]
             if self._group is None and own:
@@ -272,8 +274,7 @@ class Follower:
             await worker.unload(extra)
 
     def _has_room(self, missing: list[str], wanted: Wanted) -> bool:
-        """Whether there is memory for these variants beside those that are loaded, as far as is
-        known."""
+        """Whether there is memory for these variants beside the loaded ones, as far as known."""
         memory = self._worker.memory
         loaded_mb = sum(load + batch for load, batch, _ in memory.variants.values())
         more_mb = sum(wanted.memory_mb.get(variant, 0.0) for variant in missing)
@@ -301,14 +302,13 @@ class Follower:
 
 
 class FrontendLink:
-    """A frontend's side: counts, tells the planner what was counted, and hears where to send
-    requests.
+    """A frontend's side: counts requests, reports the counts to the planner, and gets the routes.
 
     Args:
         client: the frontend's id.
-        channel: to its scheduler.
-        router: the same, where there are groups.
-        link: to the planner; default: to that of the application.
+        channel: channel to its scheduler.
+        router: the same, if there are groups.
+        link: link to the planner; default: to that of the application.
     """
 
     def __init__(
@@ -332,13 +332,13 @@ class FrontendLink:
         self._bad: Counter[str] = Counter()
         self._tuned: dict[str, Any] = {}
         self._profiles: Mapping[Key, LatencyProfile] = {}
-        self._clocks: dict[str, float] = {}  # how far they are ahead of ours
+        self._clocks: dict[str, float] = {}  # seconds by which they are ahead of ours
         self._applied = ("", -1)
-        self._remind = False  # the planner may be a new one
+        self._remind = False  # whether the planner may be a new one
         self._decided_at: float | None = None
-        self.shortfall: str | None = None  # what the plan cannot do, and why
-        self.start_s: float | None = None  # that a worker takes to start
-        self.expected: Mapping[str, Expected] = {}  # of requests, by root
+        self.shortfall: str | None = None  # the part that the plan cannot serve, with the reason
+        self.start_s: float | None = None  # time that a worker needs to start
+        self.expected: Mapping[str, Expected] = {}  # predictions for requests, by root
         self._metrics = PlanMetrics()
         loop = asyncio.get_running_loop()
         self._tasks = [loop.create_task(self._report())]
@@ -346,11 +346,11 @@ class FrontendLink:
             self._tasks.append(loop.create_task(self._read_clocks()))
 
     def arrived(self, stream: str, count: int = 1) -> None:
-        """Count clients' requests, refused ones included."""
+        """Count clients' requests, including refused ones."""
         self._requests[stream] += count
 
     def sized(self, model: str, size: int) -> None:
-        """Count a request of a model by its size."""
+        """Count the size of a request for a model."""
         self._sizes.setdefault(model, Counter())[size] += 1
 
     def bad(self, stream: str, count: int = 1) -> None:
@@ -364,13 +364,13 @@ class FrontendLink:
             self._made.setdefault(variant, Counter()).update(made)
 
     def tune(self, kwargs: Mapping[str, Any]) -> None:
-        """Change arguments of the planner, as against the specification's; told from now on, to
-        every actor that plans the application."""
+        """Change arguments of the planner from those of the specification; every actor that plans
+        the application is told from now on."""
         self._tuned = dict(kwargs)
 
     async def status(self) -> dict[str, Any]:
-        """The scheduler's status, or the groups', and the planner's, or what is known of the plan
-        without it."""
+        """The status of the scheduler or the groups, and of the planner, or what is known of the
+        plan without it."""
         told = await self._channel.status()
         try:
             plan: dict[str, Any] = await in_time(self._link.actor.status.remote(), 3.0)
@@ -435,7 +435,7 @@ class FrontendLink:
                 logger.warning("planner unreachable (%r); the last plan holds", error)
                 self._remind = True
                 await asyncio.sleep(_AGAIN_S)
-            # Without a planner the layout is the configuration's, and no age is too old.
+            # Without a planner, the layout is that of the config, and its age does not matter.
             if self._decided_at is not None and self._spec.planner is not None:
                 self._metrics.age(time.monotonic() - self._decided_at)
 
@@ -457,7 +457,7 @@ class FrontendLink:
         self._metrics.planned(heard.plans)
 
     async def _read_clocks(self) -> None:
-        """Learn how far the clocks of schedulers are ahead, for the planner's log."""
+        """Measure how far the clocks of schedulers are ahead, for the planner's log."""
         while True:
             try:
                 clocks = await asyncio.wait_for(self._channel.clocks(), _ANSWER_S)

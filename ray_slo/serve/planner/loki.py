@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from ray_slo.core import LatencyProfile
+from ray_slo.core.names import nearest
 from ray_slo.planning import loki
 from ray_slo.planning.brains.loki import LokiBrain, LokiSetting
-from ray_slo.policies.registry import DEFAULTS
 from ray_slo.serve.config.files import profiles_of_files
 from ray_slo.serve.planner.plugin import PlannerPlugin, arguments_of
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ray_slo.serve.config.workers import WorkerConfig
 
 _MEASURED = {"tasks", "demand", "workers", "slo_s", "path_accuracies", "current"}
-_SAME = ("waiting_factor", "communication_s")  # what its policy must see alike
+_SAME = ("waiting_factor", "communication_s")  # values that its policy must share
 
 
 # A live plan has room for Poisson arrivals, and does not reload networks for nothing.
@@ -28,7 +28,7 @@ _LIVE = {"headroom_quantile": 0.95, "swap_cost": 0.1}
 
 class Loki(PlannerPlugin):
     Arguments = arguments_of(loki.Problem, without=_MEASURED)
-    default_policy = DEFAULTS["pipeline"]
+    default_policy = "pipeline"
     scales = True
     unused = frozenset({"memory_mb", "min_gain"})
 
@@ -62,13 +62,13 @@ class Loki(PlannerPlugin):
         for task, rate in planner.rates.items():
             if task != pipeline.root:
                 raise ValueError(
-                    f"planner.rates: give what is expected of the root, {pipeline.root!r}; "
-                    f"got {task!r}"
+                    f"planner.rates.{task}: must be of the root, {pipeline.root!r}"
+                    f"{nearest(task, [pipeline.root])}"
                 )
             if not 0 < rate < math.inf:
                 raise ValueError(f"planner.rates.{task} must be positive, got {rate}")
         slo_s = pipeline.latency_slo_ms / 1e3
-        try:  # with profiles that do not matter here
+        try:  # with any profiles; they do not matter here
             loki.Problem(
                 pipeline.loki_tasks(lambda _: LatencyProfile([slo_s])),
                 demand=1.0,

@@ -1,4 +1,4 @@
-"""When an application is planned, what becomes of it, and what is logged."""
+"""Decides when an application is planned, puts plans into effect, and logs them."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ import contextlib
 import copy
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ray_slo.core.policy import Expected
 from ray_slo.planning.brains.brain import (
     FIRST,
     RESTARTED,
@@ -37,17 +38,17 @@ Aside = Callable[[Callable[[Any], Any], Any], Awaitable[Any]]
 
 @dataclass(frozen=True)
 class Pace:
-    """How often things are done, in seconds.
+    """Intervals, in seconds.
 
     Attributes:
-        step_s: between looks at what is due.
-        poll_s: a worker's long poll returns after this, so that the silent are noticed.
-        report_s: a frontend's does: it reports twice a second.
-        gone_s: workers and frontends are taken for dead after this silence.
-        gap_s: between plans, however much changes.
-        retry_s: after planning failed.
-        remind_s: between profiles for frontends.
-        avoid_s: until a variant is tried again that could not be loaded.
+        step_s: between two checks of what is due.
+        poll_s: a worker's long poll returns after this time, so that silent ones are noticed.
+        report_s: a frontend's long poll returns after this time; it reports twice a second.
+        gone_s: workers and frontends count as dead after this silence.
+        gap_s: least time between plans.
+        retry_s: time until the next attempt after planning failed.
+        remind_s: time between two messages with profiles to frontends.
+        avoid_s: time until a variant that could not be loaded is tried again.
     """
 
     step_s: float = 0.2
@@ -61,19 +62,19 @@ class Pace:
 
 
 class Planning:
-    """Plans one release of an application, and sees to it that workers and frontends hear of it.
+    """Plans one release of an application, and gives orders to workers and frontends.
 
     Attributes:
-        brain: decides.
-        heard: of workers and frontends.
-        wanted: of each worker.
-        planned_at: when the plan in force was made; None before there is one.
-        plans: how many were made.
+        brain: makes the decisions.
+        heard: reports of workers and frontends.
+        wanted: orders for each worker.
+        planned_at: when the current plan was made; None before there is one.
+        plans: number of plans that were made.
         error: what is wrong with the plan, or with the last attempt to make one.
 
     Args:
-        epoch: names this planner.
-        aside: runs a function of one argument elsewhere.
+        epoch: id of this planner.
+        aside: runs a function of one argument in another process.
     """
 
     def __init__(self, spec: AppSpec, epoch: str, aside: Aside, pace: Pace) -> None:
@@ -91,12 +92,12 @@ class Planning:
         self.error: str | None = None
         self._running: asyncio.Task[None] | None = None
         self._tried_at: float | None = None
-        self._failed = False  # the last attempt
+        self._failed = False  # whether the last attempt failed
         self._why = "not planned yet"
         self._changed = asyncio.Event()
 
     def configure(self, spec: AppSpec) -> None:
-        """Take over a specification that differs in nothing that replicas would have to know of."""
+        """Take over a specification whose differences do not matter to replicas."""
         self._spec = spec
         self.brain.configure(planner_of(spec).setting(spec))
 
@@ -108,21 +109,21 @@ class Planning:
             self.log.close(wait_s)
         self._tell()
 
-    # -- hearing and telling ---------------------------------------------------------------
+    # -- reports and orders ----------------------------------------------------------------
 
     def worker_says(self, says: WorkerSays) -> None:
-        """Hear a worker."""
+        """Take a worker's report."""
         if self.heard.worker(says, time.monotonic(), planned=self.planned_at is not None):
             self.refresh()
 
     def frontend_says(self, says: FrontendSays) -> None:
-        """Hear a frontend."""
+        """Take a frontend's report."""
         now = time.monotonic()
         if self.log is not None:
             for clock, reading in says.clocks.items():
                 self.log.clocks.heard(clock, reading, now)
         epoch, number = says.applied
-        if epoch != self._epoch:  # this planner is new, the frontend may not be
+        if epoch != self._epoch:  # this planner is new, but the frontend may be old
             number = -1
         counted = self.heard.frontend(says._replace(applied=(self._epoch, number)), now)
         if counted is not None:
@@ -131,7 +132,7 @@ class Planning:
             logger.info("arguments of the planner: %s", dict(says.tuned))
 
     def answer(self, client: str) -> FrontendHears:
-        """What a frontend hears."""
+        """The answer to a frontend."""
         now = time.monotonic()
         age_s = None if self.planned_at is None else now - self.planned_at
         why = self.heard.load_errors.values() if self.error else ()
@@ -142,7 +143,7 @@ class Planning:
             self.plans,
             "; ".join(filter(None, [self.error, *dict.fromkeys(why)])) or None,
             self._epoch,
-            *(self.brain.routing, self.brain.start_s, self.brain.expected),
+            *(self.brain.routing, self.brain.start_s, _predicted(self._spec, self.brain.expected)),
         )
         known = self.heard.frontends.get(client)
         if known is None or age_s is None or now - known.told_at < self._pace.remind_s:
@@ -152,7 +153,7 @@ class Planning:
 
     @property
     def number(self) -> int:
-        """Of what frontends are told last."""
+        """Number of the last answer to frontends."""
         return 0 if (routing := self.brain.routing) is None else routing.number
 
     def replicas(self) -> dict[str, tuple[int | None, int]]:
@@ -161,13 +162,14 @@ class Planning:
         return {kind: (self.brain.target(kind), n) for kind, n in running.items()}
 
     def refresh(self) -> None:
-        """See what workers and frontends should do; tell them if that is news."""
+        """Compute the orders of workers and frontends; send them if they changed."""
         before = self.number, {w: orders(v) for w, v in self.wanted.items()}
         hopeless = self.planned_at is None and self.error is not None
         seen = self.heard.seen()
         self.wanted = {
             worker: w
-            # Who takes a model over from another group measures it, and is warm then.
+            # A worker that takes over a model from another group measures it first, and is then
+            # warm.
             if w.group is not None
             else w._replace(**self.heard.known(seen.workers[worker].kind, w.keep))
             for worker, w in self.brain.wanted(time.monotonic(), seen, hopeless).items()
@@ -185,7 +187,7 @@ class Planning:
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(self._changed.wait(), max(until - time.monotonic(), 0.0))
 
-    # -- asked by people -------------------------------------------------------------------
+    # -- calls by people -------------------------------------------------------------------
 
     def move(self, model: str, group: str) -> None:
         """Serve a model in another group from now on (until a planner decides otherwise).
@@ -201,17 +203,17 @@ class Planning:
         except (NotYet, ValueError) as error:
             raise ConfigError(str(error)) from None
         if self._running is not None:
-            self._running.cancel()  # it knows nothing of the move
+            self._running.cancel()  # it does not know of the move
         self._go_by(time.monotonic(), why, "moved by hand")
 
     async def replan(self, says: FrontendSays | None = None) -> None:
         """Plan now; returns when that is done.
 
         Args:
-            says: what the frontend that asks would report next.
+            says: the next report of the asking frontend.
 
         Raises:
-            ConfigError: there is no planner, nothing to plan with yet, or no plan; says why.
+            ConfigError: there is no planner, no input yet, or no plan; with the reason.
         """
         if self._spec.planner is None:
             raise ConfigError("the application has no planner; name one, or move models by hand")
@@ -223,10 +225,10 @@ class Planning:
         await asyncio.wait([self._running])
 
     async def dry_run(self) -> dict[str, Any]:
-        """What it would plan now, and why, beside what runs; nothing is gone by.
+        """What it would plan now, and why, beside what runs; nothing is changed.
 
         Raises:
-            ConfigError: there is nothing to plan with yet, or no plan; says why.
+            ConfigError: there is no input yet, or no plan; with the reason.
         """
         if not self._spec.planned:
             raise ConfigError(
@@ -253,7 +255,7 @@ class Planning:
         }
 
     def status(self) -> dict[str, Any]:
-        """What `ray-slo status` shows of the plan."""
+        """The part of `ray-slo status` about the plan."""
         now = time.monotonic()
         state = "planned" if self.planned_at is not None else "starting"
         if self.planned_at is None and self.heard.successor:
@@ -284,7 +286,7 @@ class Planning:
         return self._running is not None and not self._running.done()
 
     def step(self, now: float) -> None:
-        """Do what is due."""
+        """Do everything that is due."""
         self.heard.forget(now)
         self.refresh()
         if self._is_planning:
@@ -295,7 +297,7 @@ class Planning:
             self._plan_now(now, trigger)
 
     def _begin(self, now: float) -> None:
-        """Make the first decision, once enough was heard."""
+        """Make the first decision, once there are enough reports."""
         seen = self.heard.seen()
         listened_s = now - self.heard.listens_since
         if not self.brain.may_begin(seen, now - self._started, listened_s):
@@ -308,13 +310,13 @@ class Planning:
             self._plan_now(now, trigger)
 
     def _go_by(self, now: float, why: str, trigger: str) -> None:
-        """Go by what the brain decided without a plan."""
+        """Use the brain's decision without a plan."""
         self.planned_at, self._why = now, why
         self.refresh()
         self._note(now, trigger, {"workers": self.heard.running(self._spec.workers)}, Verdict(why))
 
     def due(self, now: float) -> str:
-        """What makes it plan now; "" where nothing does."""
+        """The trigger for a plan now; "" if there is none."""
         planner = self._spec.planner
         if planner is None or self._tried_at is None:
             return ""
@@ -327,7 +329,7 @@ class Planning:
         return ""
 
     def _plan_now(self, now: float, trigger: str) -> str:
-        """Begin to plan; returns why there is nothing to plan, "" where there is."""
+        """Begin to plan; returns why that is not possible, or ""."""
         self.heard.learn()
         seen = self.heard.seen()
         try:
@@ -337,7 +339,7 @@ class Planning:
                 self._why = str(reason)
             return str(reason)
         except ValueError as error:
-            if str(error) != self.error:  # it may be tried every second
+            if str(error) != self.error:  # it may happen every second
                 self._count_failure(str(error))
                 self._note(now, trigger, self._inputs(now, seen), error=str(error))
             self._tried_at = now
@@ -348,7 +350,7 @@ class Planning:
         return ""
 
     async def _plan(self, problem: Any, now: float, trigger: str, inputs: dict[str, Any]) -> None:
-        """Plan, and go by it. Whatever fails, the last plan stays."""
+        """Make a plan and use it. If anything fails, the last plan stays."""
         began = time.monotonic()
         try:
             verdict = self.brain.adopt(problem, await self._aside(self.brain.solve, problem))
@@ -379,7 +381,7 @@ class Planning:
         self.error = why
         self.plans = self.plans._replace(failed=self.plans.failed + 1)
 
-    # -- what is logged of it --------------------------------------------------------------
+    # -- logging ---------------------------------------------------------------------------
 
     def _inputs(self, now: float, seen: Seen) -> dict[str, Any]:
         if self.log is None:
@@ -412,5 +414,17 @@ class Planning:
 
 
 def orders(wanted: Wanted) -> tuple[Any, ...]:
-    """What a worker should do, without profiles, which change all the time."""
+    """A worker's orders, without profiles, which change all the time."""
     return wanted.assigned, wanted.keep, wanted.group
+
+
+def _predicted(spec: AppSpec, expected: Mapping[str, Expected]) -> dict[str, Expected]:
+    """A brain's predictions by root. It plans a network without an accuracy as one of 100 %, which
+    would be no prediction."""
+    unknown = {ref.model for ref in spec.variants().values() if ref.accuracy is None}
+    return {
+        root: said._replace(accuracy=None)
+        if root in spec.trees and unknown & set(spec.trees[root].models)
+        else said
+        for root, said in expected.items()
+    }

@@ -1,4 +1,4 @@
-"""What an application may name as its planner: a class in a module, and a line here."""
+"""Planners that an application may name: each is a class in a module, and a line here."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import MISSING, fields
 from typing import TYPE_CHECKING, Any, ClassVar, cast, get_type_hints
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
+from pydantic import BaseModel, ConfigDict, Field, create_model
 
 from ray_slo.core.documents import Strict
-from ray_slo.core.explain import explained
+from ray_slo.core.explain import validated
 from ray_slo.core.names import import_attr, nearest
 
 if TYPE_CHECKING:
@@ -30,20 +30,21 @@ _CONFIGURED = "ray_slo.serve.planner.groups:Groups"
 
 
 class PlannerPlugin:
-    """A planner as the config knows it; nobody makes an instance.
+    """A planner for the config; no instance is made.
 
     Attributes:
-        Arguments: what `planner.kwargs` may hold.
-        makes_groups: it plans serving groups, and does not say what workers load.
+        Arguments: the fields of `planner.kwargs`.
+        makes_groups: it plans serving groups, and does not decide what workers load.
         chooses_groups: it chooses the group of models that no group lists, and may move them.
-        default_policy: of an application with this planner; None: as without a planner.
-        assigns: it says which variants a worker serves, and how much of the load.
+        default_policy: default policy of an application with this planner; None: as without a
+            planner.
+        assigns: it decides which variants a worker serves, and for which share of the load.
         tunable: its arguments can be changed while it runs.
-        interval_s: default time between plans.
+        interval_s: default time between plans, seconds.
         unused: fields of `planner` that it does not read.
-        reads_workers: fields of `workers` that only planners read (price_per_hour), and it does.
-        reads_classes: its plan knows the SLO classes.
-        scales: it says how many workers there are.
+        reads_workers: fields of `workers` for planners (price_per_hour) that it reads.
+        reads_classes: its plan uses the SLO classes.
+        scales: it decides how many workers there are.
         waits: its brain itself waits before it wants more or fewer workers.
     """
 
@@ -70,7 +71,7 @@ class PlannerPlugin:
 
     @classmethod
     def replica_bounds(cls, worker: WorkerConfig, planner: PlannerConfig) -> tuple[int, int] | None:
-        """The least and the most workers of a kind that it may want; None: always
+        """Least and largest number of workers of a kind that it may want; None: always
         `num_replicas`."""
         return None
 
@@ -78,21 +79,22 @@ class PlannerPlugin:
     def policy_kwargs(
         cls, config: AppConfig, planner: PlannerConfig, given: Mapping[str, Any]
     ) -> dict[str, Any]:
-        """Arguments of its default policy: those that are given, and what follows from the rest.
+        """Arguments of its default policy: the given ones, and those that follow from the
+        application.
 
         Raises:
-            ValueError: given, although it follows from the rest.
+            ValueError: a given argument follows from the application.
         """
         return dict(given)
 
     @classmethod
     def brain(cls, spec: AppSpec) -> Brain:
-        """What decides for the application."""
+        """The brain of the application's planner."""
         raise NotImplementedError
 
     @classmethod
     def setting(cls, spec: AppSpec) -> Any:
-        """What the brain is told of the application."""
+        """The brain's input about the application."""
         raise NotImplementedError
 
     @classmethod
@@ -102,11 +104,7 @@ class PlannerPlugin:
         Raises:
             ValueError: one line per mistake: field, value, valid choices.
         """
-        try:
-            made = cls.Arguments.model_validate(dict(kwargs))
-        except ValidationError as error:
-            lines = explained(error, cls.Arguments, kwargs)
-            raise ValueError("\n".join(f"planner.kwargs.{line}" for line in lines)) from None
+        made = validated(cls.Arguments, dict(kwargs), "planner.kwargs")
         return {name: getattr(made, name) for name in made.model_fields_set}
 
 
@@ -130,24 +128,24 @@ def planner_class(name: str) -> type[PlannerPlugin]:
 
 
 def planners_of_workers() -> str:
-    """Names of the planners that say what workers load, as opposed to those that make groups."""
+    """Names of the planners that decide what workers load; the others make groups."""
     names = [name for name in PLANNERS if not planner_class(name).makes_groups]
     return f"{', '.join(names[:-1])} or {names[-1]}"
 
 
 def planner_of(spec: AppSpec) -> type[PlannerPlugin]:
-    """The planner of an application, or of groups that nobody plans."""
+    """The planner of an application; for groups without a planner, the class of plain groups."""
     return planner_class(_CONFIGURED if spec.planner is None else spec.planner.name)
 
 
 def make_brain(spec: AppSpec) -> Brain:
-    """What decides for an application."""
+    """The brain of an application's planner."""
     return planner_of(spec).brain(spec)
 
 
 def arguments_of(problem: type[Any], *, without: set[str]) -> type[BaseModel]:
-    """A model of a planner's problem (a dataclass), but for fields that are measured or follow from
-    the rest of the application."""
+    """A pydantic model of a planner's problem (a dataclass), without fields that are measured or
+    follow from the application."""
     hints = get_type_hints(problem)
     given: dict[str, Any] = {}
     for field in fields(problem):

@@ -1,4 +1,4 @@
-"""What a planner tells people: its status, a dry run, and the rows of its log."""
+"""Output of a planner for people: its status, a dry run, and the rows of its log."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from ray_slo.planning.brains.brain import Brain, Seen, Verdict, Wanted, WorkerSays
 from ray_slo.record.plans import Outline
-from ray_slo.record.writer import PlanLog
+from ray_slo.serve.watch.log_writer import PlanLog
 
 Replicas = Mapping[str, tuple[int | None, int]]  # wanted and running, by kind of worker
 
@@ -16,7 +16,7 @@ Replicas = Mapping[str, tuple[int | None, int]]  # wanted and running, by kind o
 def status(
     brain: Brain, now: float, seen: Seen, wanted: Mapping[str, Wanted], replicas: Replicas
 ) -> dict[str, Any]:
-    """What `ray-slo status` shows of a plan, beside its age and errors."""
+    """The part of `ray-slo status` about a plan, without its age and errors."""
     changing = any(
         name in wanted and not _does(says, wanted[name]) for name, says in seen.workers.items()
     )
@@ -43,7 +43,7 @@ def status(
 def trial(
     brain: Brain, verdict: Verdict, now: float, seen: Seen, replicas: Replicas
 ) -> dict[str, Any]:
-    """What a brain that has adopted a plan would do, beside what runs."""
+    """What a brain would do after adopting a plan, beside what runs now."""
     wanted = brain.wanted(now, seen, False)
     workers = {}
     for name, says in seen.workers.items():
@@ -80,12 +80,12 @@ def log(
     """Log a question to the planner.
 
     Args:
-        asked: when, and what made it ask.
-        verdict: None where the last plan holds.
+        asked: time and trigger of the question.
+        verdict: None if the last plan stays.
     """
     outline = None
     running = [a for says in seen.workers.values() for a in says.assigned]
-    if running and to.outline == Outline():  # another planner's
+    if running and to.outline == Outline():  # from another planner
         there = {kind: n for kind, (_, n) in replicas.items()}
         assigned = [(a.variant, a.batch_size, 1) for a in running]
         to.outline = Outline.of_assignments(there, assigned)

@@ -1,7 +1,7 @@
 """Messages of `inference.proto`, made from its descriptor.
 
-protoc's Python output refuses to run with a protobuf older than its protoc, and every application
-brings a protobuf of its own. The descriptor has no such wish. After a change of the `.proto`::
+protoc's Python output does not run with a protobuf older than its protoc, and every application
+brings its own protobuf. The descriptor has no such limit. After a change of the `.proto`::
 
     python -m grpc_tools.protoc -I . --descriptor_set_out=ray_slo/serve/protos/inference.binpb \
         ray_slo/serve/protos/inference.proto

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def middlewares() -> list[Middleware]:
-    """What Serve's HTTP proxy runs around every request."""
+    """The middlewares that Serve's HTTP proxy runs around every request."""
     # Lazy: `ray-slo-haproxy` shares this package and must start without Ray.
     from ray_slo.serve.proxy.bounds import middlewares as make
 

@@ -1,7 +1,7 @@
 """The door in Serve's proxy, for HTTP: requests wait there before they cost anything.
 
-Small bodies are read here, so that a slow client occupies no frontend, and a busy proxy is not
-taken for a slow client.
+Small bodies are read here. So a slow client occupies no frontend, and a busy proxy does not look
+like a slow client.
 """
 
 from __future__ import annotations
@@ -25,21 +25,22 @@ from ray_slo.serve.deadlines import (
 from ray_slo.serve.errors import SLOError, http_response
 from ray_slo.serve.frontend.http import body_of
 from ray_slo.serve.proxy.door import ProxyDoor
+from ray_slo.serve.proxy.gate import Ticket
 from ray_slo.serve.ray_private.http_head import ARRIVAL
 
 _CAPACITY = CAPACITY_HEADER.encode()
-_LATENCY = LATENCY_HEADER.encode()  # of an answer: what the frontend took
+_LATENCY = LATENCY_HEADER.encode()  # of an answer: time in the frontend
 _WHOLE, _REFUSED = WHOLE_HEADER.encode(), REFUSED_HEADER.encode()
 _SMALL_BYTES = 2**20
 _HAS_BODY = {b"content-length", b"transfer-encoding"}
-_LINGER_S = 2.0  # for the rest of a body whose request is answered
+_LINGER_S = 2.0  # seconds to read the rest of a body after its request is answered
 
 
 class AdmissionMiddleware:
-    """Lets requests in one by one, the earliest deadline first, with small bodies read.
+    """Admits requests one by one, the earliest deadline first, and reads small bodies.
 
     Args:
-        door: default: one of its own.
+        door: the door; default: a new one.
     """
 
     def __init__(self, app: Any, door: ProxyDoor | None = None) -> None:
@@ -56,10 +57,10 @@ class AdmissionMiddleware:
             return
         lingering = _Lingering(scope, receive, send)
         await self._answer(scope, lingering.receive, lingering.send, num_bytes)
-        await lingering.finish()  # by now it is out of the door, and keeps nobody else waiting
+        await lingering.finish()  # it has left the door, and no other request waits for it
 
     async def _answer(self, scope: Any, receive: Any, send: Any, num_bytes: int | None) -> None:
-        """Have a request wait at the door, and then answered.
+        """Let a request wait at the door, and then be answered.
 
         Args:
             num_bytes: declared size of the body.
@@ -91,13 +92,14 @@ class AdmissionMiddleware:
             if refused := self._door.refused_before(place):
                 headers.append((_REFUSED, str(refused).encode()))
             scope = {**scope, "headers": headers, ARRIVAL: arrival}
-            let_in = time.monotonic()
-            await self._app(scope, receive, self._watched(send, place, let_in))
+            await self._app(scope, receive, self._watched(send, place, ticket))
         finally:
             self._door.leave(ticket)
 
-    def _watched(self, send: Any, place: tuple[str, str], let_in: float) -> Any:
-        """`send`, which keeps what a frontend says of its capacity from the client."""
+    def _watched(self, send: Any, place: tuple[str, str], ticket: Ticket) -> Any:
+        """`send` without the frontend's capacity header, which is not for the client. The request
+        leaves the door before its answer ends: the client's next request must not find it there."""
+        let_in = time.monotonic()
 
         async def watched(message: Any) -> None:
             if message["type"] == "http.response.start":
@@ -109,6 +111,8 @@ class AdmissionMiddleware:
                     inside_s = None if inside is None else float(inside) / 1e3
                     self._door.heard(place, said.decode(), took_s, inside_s)
                     message = {**message, "headers": rest}
+            elif message["type"] == "http.response.body" and not message.get("more_body"):
+                self._door.leave(ticket)
             await send(message)
 
         return watched
@@ -125,13 +129,13 @@ def _is_json(headers: Any) -> bool:
 
 
 class _Lingering:
-    """`receive` and `send` of a request with a large body, then `finish`. Its client hears what is
-    said while it is still sending: closing a connection with data that nobody read drops the
-    answer. So the answer's end waits until `finish` has read the rest."""
+    """`receive` and `send` of a request with a large body, then `finish`. Its client gets the
+    answer while it is still sending. If a connection is closed with unread data, the answer is
+    lost. So the answer's end waits until `finish` has read the rest."""
 
     def __init__(self, scope: Any, receive: Any, send: Any) -> None:
         names = {name for name, _ in scope["headers"]}
-        # Who sends "expect" waits for us before it sends a body.
+        # A client that sends "expect" waits for us before it sends a body.
         self._more = bool(names & _HAS_BODY) and b"expect" not in names
         self._receive, self._send = receive, send
         self._owes_end = False
@@ -145,7 +149,7 @@ class _Lingering:
         is_last = message["type"] == "http.response.body" and not message.get("more_body")
         if is_last and self._more:
             self._owes_end = True
-            message = {**message, "more_body": True}  # it hears now; we hang up later
+            message = {**message, "more_body": True}  # the client gets it now; we disconnect later
         await self._send(message)
 
     async def finish(self) -> None:
@@ -162,7 +166,7 @@ class _Lingering:
 
 
 class _Replayed:
-    """`receive` of a request whose body was read before."""
+    """`receive` of a request whose body was already read."""
 
     def __init__(self, body: bytes, receive: Any) -> None:
         self._body: bytes | None = body

@@ -21,11 +21,13 @@ from ray.serve.exceptions import RayServeException
 from starlette.middleware import Middleware
 from starlette.responses import Response
 
-from ray_slo.serve.deadlines import HEADERS
+from ray_slo.core.environment import GRPC_HOST, MAX_BODY_BYTES
+from ray_slo.serve.deadlines import HEADERS, HTTP_PAGE
 from ray_slo.serve.deadlines import PROXY_CALLBACK as PROXY_CALLBACK
 from ray_slo.serve.deadlines import PROXY_CALLBACK_ENV as PROXY_CALLBACK_ENV
 from ray_slo.serve.errors import BadHeader, BodyTooLarge, http_response
 from ray_slo.serve.proxy.admission import AdmissionMiddleware
+from ray_slo.serve.proxy.direct import DirectMiddleware
 from ray_slo.serve.proxy.door import shared
 from ray_slo.serve.proxy.http import FailoverMiddleware
 
@@ -117,12 +119,13 @@ def _bad_headers(headers: Any) -> Response | None:
         if len(value) > _MAX_VALUE:
             wrong = f"has {len(value)} characters; at most {_MAX_VALUE} are read"
         elif not all(32 <= byte < 127 for byte in value):
-            wrong = "holds what is no printable ASCII"
+            wrong = "must be printable ASCII"
         elif seen[key] > 1:
             wrong = "is there more than once; send one"
         if wrong:
             header = name.decode("latin-1")
-            return http_response(BadHeader(f"header {header} {wrong}", field=header))
+            said = f"header {header} {wrong}. See {HTTP_PAGE}#requests"
+            return http_response(BadHeader(said, field=header))
     if size > _MAX_HEADERS_BYTES:
         said = f"headers have {size} bytes; at most {_MAX_HEADERS_BYTES} are read"
         error = BadHeader(said, reason="headers_too_large", field="headers")
@@ -132,21 +135,22 @@ def _bad_headers(headers: Any) -> Response | None:
 
 def middlewares() -> list[Middleware]:
     """What Serve's proxy callback returns. With HAProxy, Serve calls it in ingress replicas: there
-    HAProxy has the door (`haproxy`), and ours have their own."""
-    from ray_slo.serve.grpc import MESSAGE_OVERHEAD, grpc_host, max_body_bytes
+    HAProxy has the door and sends requests again (`haproxy`)."""
+    from ray_slo.serve.grpc import MESSAGE_OVERHEAD
     from ray_slo.serve.memory import give_back
     from ray_slo.serve.ray_private import grpc_server
     from ray_slo.serve.ray_private.http_head import accept_many, bound_heads
 
     give_back()
-    grpc_server.bind_to(grpc_host())
-    grpc_server.bound_messages(max_body_bytes() + MESSAGE_OVERHEAD)
+    max_body_bytes = MAX_BODY_BYTES.read()
+    grpc_server.bind_to(GRPC_HOST.read())
+    grpc_server.bound_messages(max_body_bytes + MESSAGE_OVERHEAD)
     bound_heads()
     accept_many()
-    bounds = Middleware(BoundsMiddleware, max_body_bytes=max_body_bytes())
+    bounds = Middleware(BoundsMiddleware, max_body_bytes=max_body_bytes)
     # Serve puts each around those before it: the last one sees a request first.
     if _is_replica():
-        return [Middleware(FailoverMiddleware, in_frontend=True), bounds]
+        return [Middleware(DirectMiddleware), bounds]
     return [Middleware(FailoverMiddleware), Middleware(AdmissionMiddleware, door=shared()), bounds]
 
 

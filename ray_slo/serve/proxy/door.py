@@ -1,9 +1,10 @@
-"""The door in Serve's proxy: which requests go on to the frontends, and when.
+"""The door in Serve's proxy: decides which requests go on to the frontends, and when.
 
 HTTP (`admission`) and gRPC (`grpc`) share the way to the frontends, so they share the door. Its
-rules are those of `gate`. Frontends say with their answers what they can do (`CAPACITY_HEADER`).
-They hear how many requests were refused here with the next one that goes on (`REFUSED_HEADER`), for
-their metrics and for the planner.
+rules
+are those of `gate`. Frontends report their capacity with their answers (`CAPACITY_HEADER`). The
+next request that goes on tells them how many were refused here (`REFUSED_HEADER`), for their
+metrics and for the planner.
 """
 
 from __future__ import annotations
@@ -13,34 +14,36 @@ import os
 import time
 from collections import Counter
 from collections.abc import Hashable
-from pathlib import Path
 from typing import NamedTuple
 
 from ray_slo.serve.deadlines import PROXY_CALLBACK, PROXY_CALLBACK_ENV
 from ray_slo.serve.errors import RefusedEarly
 from ray_slo.serve.frontend.http import too_large
 from ray_slo.serve.proxy.gate import NOTHING, Door, Gate, Known, Ticket
-from ray_slo.serve.proxy.haproxy import BINARY_ENV, COMMAND
+from ray_slo.serve.proxy.modes import HAPROXY_ENV, has_haproxy_of_ours
 
-_ORDERED_BY_S = 1.0  # of a request whose deadline is not known
+_ORDERED_BY_S = 1.0  # seconds to the assumed deadline of a request with an unknown one
 _PLACES_KEPT = 1024
-_WAY_S, _WAY_OF_SLO = 0.05, 0.15  # to a frontend and back, beyond which the proxy is too busy
-# Requests on their way at a time: at first, least, most; by how much more per answer, by what
-# factor fewer.
+_WAY_S, _WAY_OF_SLO = (
+    0.05,
+    0.15,
+)  # to a frontend and back: if it takes longer, the proxy is too busy
+# Requests on their way at a time: at first, least, most; increase per answer, and factor of a
+# decrease.
 _FIRST, _LEAST, _MOST, _MORE, _FEWER = 64.0, 16.0, 2000.0, 0.5, 0.8
-_PIONEERS = 16  # on their way to a place of which nothing is known
-_LEAST_OF_SLO = 0.25  # upper bound of `least_s`, in SLOs: what was slow may be quick again
-_FORGET = 1.01  # per answer: the least time is of the latest hundred or so
+_PIONEERS = 16  # requests on their way to an unknown place
+_LEAST_OF_SLO = 0.25  # upper bound of `least_s`, in SLOs: a slow place may become fast again
+_FORGET = 1.01  # per answer: the least time covers about the last hundred answers
 
 
 class Place(NamedTuple):
-    """What the answers from a place have shown.
+    """Information from the answers of a place.
 
     Attributes:
-        known: of those who answer there.
-        slo_s: of its model.
-        max_body_bytes: more of a body they refuse.
-        max_json_bytes: the same of JSON.
+        known: capacity of its frontends.
+        slo_s: SLO of its model, seconds.
+        max_body_bytes: largest body that they accept.
+        max_json_bytes: the same for JSON.
     """
 
     known: Known
@@ -49,7 +52,7 @@ class Place(NamedTuple):
     max_json_bytes: int
 
     def check_size(self, num_bytes: int, is_json: bool) -> None:
-        """Whether the frontends read a body of this size.
+        """Check that the frontends accept a body of this size.
 
         Raises:
             BodyTooLarge: they do not.
@@ -62,25 +65,27 @@ class Place(NamedTuple):
 
 
 class ProxyDoor:
-    """Lets requests on one by one, the earliest deadline first. A place is where an application
-    answers, such as a path."""
+    """Lets requests on one by one, the earliest deadline first. A place is an address of an
+    application, such as a path."""
 
     def __init__(self) -> None:
         self._door = Door()
         self._door.gate.window = _FIRST
         self._cut_at = 0.0
-        self._places: dict[Hashable, Place] = {}  # of applications of ours
+        self._places: dict[Hashable, Place] = {}  # places of our applications
         self._pioneers: dict[Ticket, Hashable] = {}
-        self._first: Counter[Hashable] = Counter()  # on their way to places that are not known
-        self._news = asyncio.Event()  # of such a place
-        self._refused: Counter[Hashable] = Counter()  # since a request last went on to the place
+        self._first: Counter[Hashable] = Counter()  # requests on their way to unknown places
+        self._news = asyncio.Event()  # set when such a place becomes known
+        self._refused: Counter[Hashable] = (
+            Counter()
+        )  # refusals since a request last went on to the place
 
     @property
     def gate(self) -> Gate:
         return self._door.gate
 
     def slo_s(self, place: Hashable) -> float | None:
-        """Of the place's model; None where no application of ours is known."""
+        """SLO of the place's model, seconds; None if none of our applications is known there."""
         seen = self._places.get(place)
         return None if seen is None else seen.slo_s
 
@@ -113,15 +118,15 @@ class ProxyDoor:
 
         Args:
             arrival: `time.monotonic()` seconds.
-            budget_s: from then to the deadline; None: not known.
-            num_bytes: size of the body, as far as it is known.
-            is_json: whether the body says that it is JSON.
-            is_ours: whether it is for an application of ours, even if none has answered there.
-                Then only a few go on until one has.
+            budget_s: time from its arrival to the deadline, seconds; None: unknown.
+            num_bytes: size of the body, if known.
+            is_json: whether the body is declared as JSON.
+            is_ours: whether it is for one of our applications, even if none has answered there.
+                Then only a few go on until one has answered.
 
         Raises:
-            RefusedEarly: it would come too late.
-            BodyTooLarge: its body is.
+            RefusedEarly: it would be late.
+            BodyTooLarge: its body is too large.
         """
         deadline = arrival + (_ORDERED_BY_S if budget_s is None else budget_s)
         is_pioneer = is_ours and await self._is_pioneer(place, deadline)
@@ -137,7 +142,9 @@ class ProxyDoor:
                 may_refuse=seen is not None,
             )
         except BaseException as error:
-            if isinstance(error, RefusedEarly):  # not who left: a client chooses its path
+            if isinstance(
+                error, RefusedEarly
+            ):  # not for clients that left: a client chooses its path
                 self._refused[place] += 1
             if is_pioneer:
                 self._returned(place)
@@ -147,8 +154,8 @@ class ProxyDoor:
         return ticket
 
     async def _is_pioneer(self, place: Hashable, deadline: float) -> bool:
-        """Whether this request is one of the few that find out what a place can do. While others
-        do, it waits until its deadline (`time.monotonic()` seconds)."""
+        """Whether this request is one of the few that explore an unknown place. While others do
+        that, it waits until its deadline (`time.monotonic()` seconds)."""
         while place not in self._places and self._first[place] >= _PIONEERS:
             try:
                 await asyncio.wait_for(self._news.wait(), deadline - time.monotonic())
@@ -175,19 +182,19 @@ class ProxyDoor:
         self._news = asyncio.Event()
 
     def refused_before(self, place: Hashable) -> int:
-        """How many were refused since this was last asked."""
+        """Number of refusals since the last call."""
         return self._refused.pop(place, 0)
 
     def heard(
         self, place: Hashable, said: str, took_s: float | None, inside_s: float | None
     ) -> None:
-        """Learn from an answer of a frontend of ours.
+        """Learn from an answer of one of our frontends.
 
         Args:
-            said: what its frontends can do, separated by semicolons: requests/s, SLO in ms,
+            said: the capacity of its frontends, separated by semicolons: requests/s, SLO in ms,
                 requests that they keep, largest body in bytes, largest JSON body in bytes.
-            took_s: from when the request went on to the answer; None for an error.
-            inside_s: the part of it inside the frontend and its workers; None: not known.
+            took_s: time from the door to the answer, seconds; None for an error.
+            inside_s: the part of it inside the frontend and its workers; None: unknown.
         """
         rate, slo_ms, most, *sizes = map(float, said.split(";"))
         max_body_bytes, max_json_bytes = map(int, sizes)
@@ -208,19 +215,20 @@ class ProxyDoor:
             self._adapt(slo_ms / 1e3, took_s, inside_s)
 
     def _adapt(self, slo_s: float, took_s: float, inside_s: float) -> None:
-        """Fewer at a time when the way to the frontend and back takes long, else more."""
+        """Allow fewer requests at a time if the way to the frontend and back is slow, otherwise
+        more."""
         gate, now = self._door.gate, time.monotonic()
         if took_s - inside_s <= max(_WAY_S, _WAY_OF_SLO * slo_s):
             gate.window = min(gate.window + _MORE, _MOST)
-        elif now - self._cut_at > took_s:  # what was let in before the last cut says nothing new
+        elif now - self._cut_at > took_s:  # requests from before the last decrease say nothing new
             gate.window, self._cut_at = max(_FEWER * gate.window, _LEAST), now
 
 
 def has_door_before() -> bool:
     """Whether requests pass a door of ours before they reach the frontends of this machine. Without
     one, a client may have written the headers that a door would write."""
-    if os.environ.get("RAY_SERVE_ENABLE_HA_PROXY") == "1":
-        return Path(os.environ.get(BINARY_ENV, "")).name == COMMAND
+    if os.environ.get(HAPROXY_ENV) == "1":
+        return has_haproxy_of_ours()
     return os.environ.get(PROXY_CALLBACK_ENV) == PROXY_CALLBACK
 
 
@@ -228,7 +236,7 @@ _shared: ProxyDoor | None = None
 
 
 def shared() -> ProxyDoor:
-    """The one of this process."""
+    """The door of this process."""
     global _shared
     _shared = _shared or ProxyDoor()
     return _shared

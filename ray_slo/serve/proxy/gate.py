@@ -1,13 +1,13 @@
-"""The rules of a door: which requests go on, in what order, and which would be too late.
+"""The rules of a door: which requests go on, in what order, and which would be late.
 
-On its way to the scheduler a request costs milliseconds of CPU time. When thousands come at once
-and all go on together, each waits for all the others, and none is in time. Here one, or a few, go
-on per turn of the event loop, the earliest deadline first. One that cannot be in time is refused
-before it costs more: because of those that wait before it here, or because those that went on
-before it are more than the workers can do by its deadline. In a proxy that is before a frontend
-hears of it.
+On its way to the scheduler, a request costs milliseconds of CPU time. If thousands come at once and
+all go on together, each waits for all the others, and none is in time. So one or a few go on per
+turn of the event loop, the earliest deadline first. A request that cannot be in time is refused
+before it costs more. There are two reasons: too many requests wait before it here, or more have
+gone on than the workers can answer by its deadline. In a proxy, this happens before a frontend sees
+the request.
 
-`Gate` decides and knows neither event loop nor clock; `Door` is where coroutines wait.
+`Gate` makes the decisions, without event loop and clock. In `Door`, coroutines wait.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from typing import NamedTuple
 from ray_slo.serve.errors import RefusedEarly
 
 _SLACK = 2.0  # times what workers can do by a deadline: the scheduler chooses among them
-_FEW = 64  # as many may always be on their way
+_FEW = 64  # this number may always be on its way
 _MOST_WAITING = 2000
-_HOPELESS = 8  # refused per turn, so that those who can make it need not wait for them
-_AGAIN_S = 1.0  # until a refused one asks again, where nothing is known
+_HOPELESS = 8  # refusals per turn, so that requests that can be in time need not wait for them
+_AGAIN_S = 1.0  # seconds until a refused client may try again, if nothing is known
 _NEWEST = 0.1  # weight of the newest interval between two that went on
 
 
 class Known(NamedTuple):
-    """What is known of those who will answer a request.
+    """Known capacity of the frontends and workers that will answer a request.
 
     Attributes:
-        rate: requests/s that the workers can do; None: not known.
-        most: requests that the frontends keep; None: not known.
-        least_s: what a request needs from here, at least.
+        rate: requests/s that the workers can answer; None: unknown.
+        most: number of requests that the frontends keep; None: unknown.
+        least_s: least time that a request needs from here, seconds.
     """
 
     rate: float | None = None
@@ -54,10 +54,10 @@ class Ticket:
 
     Attributes:
         deadline: seconds of the host's clock.
-        known: of those who will answer it. The gate's window holds for it where the rate is known.
-        may_refuse: False for one that goes on in any case.
+        known: capacity for it. If the rate is known, the gate's window applies to it.
+        may_refuse: False if it goes on in any case.
         told: called once, when it goes on (None) or is refused.
-        inside: it went on.
+        inside: whether it went on.
     """
 
     number: int
@@ -76,8 +76,8 @@ class Gate:
     """Lets requests on one by one, the earliest deadline first.
 
     Args:
-        most: requests that may wait; beyond that, the latest deadline that may be refused gives
-            way.
+        most: number of requests that may wait; beyond that, the one with the latest deadline is
+            refused.
 
     Attributes:
         window: a request whose `rate` is known goes on while fewer than this with earlier deadlines
@@ -90,9 +90,9 @@ class Gate:
         self._numbers = itertools.count()
         self._waiting: dict[tuple[float, int], Ticket] = {}
         self._order: list[tuple[float, int]] = []  # keys of those
-        self._inside: list[tuple[float, int]] = []  # of those that went on, and are not done
-        self._interval_s = 0.0  # between two that go on while others wait
-        self._last_at: float | None = None  # when one went on, if others waited then
+        self._inside: list[tuple[float, int]] = []  # keys of those that went on and are not done
+        self._interval_s = 0.0  # time between two that go on while others wait
+        self._last_at: float | None = None  # when the last one went on, if others waited
 
     @property
     def waiting(self) -> int:
@@ -110,10 +110,10 @@ class Gate:
         known: Known = NOTHING,
         may_refuse: bool = True,
     ) -> Ticket | None:
-        """A request is here; None where it is refused at once.
+        """A request arrived; None if it is refused at once.
 
         Args:
-            may_refuse: False where its deadline is not its own, but says in which order it goes.
+            may_refuse: False if its deadline is not its own and only sets its place in the order.
         """
         ticket = Ticket(next(self._numbers), deadline, known, may_refuse, told)
         before = bisect_right(self._order, ticket.key)
@@ -144,35 +144,55 @@ class Gate:
     ) -> RefusedEarly | None:
         left_s, (rate, most, least_s) = key[0] - now, known
         wait_s = before * self._interval_s
-        if wait_s + least_s > left_s and before:
+        if before and wait_s + least_s > left_s:
             said = (
                 f"{before} requests wait at the door before it, which takes {wait_s:.2g} s; of its "
                 f"time, {max(left_s, 0.0):.2g} s are left"
             )
             return _refusal("would_miss", said, wait_s)
         ahead = before + bisect_right(self._inside, key)
+        too_many_for_them = rate is not None and ahead >= max(_FEW, _SLACK * rate * left_s)
+        if not too_many_for_them and (most is None or ahead < most):
+            return None
         again_s = ahead / rate if rate else _AGAIN_S
         said = f"{ahead} requests with earlier deadlines are on their way"
-        if rate is not None and ahead >= max(_FEW, _SLACK * rate * left_s):
+        if rate is not None and too_many_for_them:
             can = max(rate * left_s, 0.0)
             said += f"; by its deadline the workers can do about {can:.0f}"
             return _refusal("queue_full", said, again_s)
-        if most is not None and ahead >= most:
-            return _refusal(
-                "queue_full", f"{said}, which is the limit (max_queued_requests)", again_s
-            )
-        return None
+        return _refusal("queue_full", f"{said}, which is the limit (max_queued_requests)", again_s)
+
+    def walk_in(
+        self, now: float, deadline: float, known: Known = NOTHING, may_refuse: bool = True
+    ) -> Ticket | None:
+        """A request goes on as soon as it is here: what `arrive` and `turn` would do where nobody
+        waits. None where it has to wait.
+
+        Raises:
+            RefusedEarly: it would come too late.
+        """
+        if self._order:
+            return None
+        ticket = Ticket(next(self._numbers), deadline, known, may_refuse, _unheard)
+        if may_refuse and (refused := self._refused(now, ticket.key, 0, known)) is not None:
+            raise refused
+        if known.rate is not None and bisect_right(self._inside, ticket.key) >= self.window:
+            return None
+        if deadline - now < known.least_s and self._inside and may_refuse:
+            raise self.too_late()
+        self._let_on(now, ticket)
+        return ticket
 
     @property
     def can_turn(self) -> bool:
-        """Whether one waits that may go on."""
+        """Whether a waiting request may go on."""
         if not self._order:
             return False
         first = self._waiting[self._order[0]]
         return first.known.rate is None or bisect_right(self._inside, first.key) < self.window
 
     def turn(self, now: float) -> bool:
-        """Let one on, if any may and can make it; whether another could go on now."""
+        """Let one request go on, if one may and can be in time; whether another could go on now."""
         for _ in range(_HOPELESS):
             if not self.can_turn:
                 self._last_at = None
@@ -186,7 +206,7 @@ class Gate:
         return self.can_turn
 
     def too_late(self) -> RefusedEarly:
-        """What one hears whose time has passed here."""
+        """The error for a request whose time has passed here."""
         said = "it waited at the door until its deadline was out of reach"
         return _refusal("would_miss", said, max(len(self._order) * self._interval_s, _AGAIN_S))
 
@@ -199,7 +219,7 @@ class Gate:
         ticket.told(None)
 
     def leave(self, ticket: Ticket) -> None:
-        """It is done, or its client has gone."""
+        """The request is done, or its client has left."""
         places = self._inside if ticket.inside else self._order
         index = bisect_right(places, ticket.key) - 1
         if index >= 0 and places[index] == ticket.key:
@@ -207,7 +227,8 @@ class Gate:
         self._waiting.pop(ticket.key, None)
 
     def _latest(self) -> Ticket | None:
-        """The latest deadline of those that may be refused; it waits no longer."""
+        """The request with the latest deadline among those that may be refused; it no longer
+        waits."""
         for index in range(len(self._order) - 1, -1, -1):
             if self._waiting[self._order[index]].may_refuse:
                 return self._take(index)
@@ -218,23 +239,23 @@ class Gate:
 
 
 class Door:
-    """A gate on an event loop. A request that finds nobody waits for nobody.
+    """A gate on an event loop. If no other request waits, a request goes on at once.
 
     Args:
-        per_turn: how many go on per turn of the loop.
+        per_turn: number of requests that go on per turn of the loop.
     """
 
     def __init__(self, gate: Gate | None = None, per_turn: int = 1) -> None:
         self.gate = gate or Gate()
         self._clock = time.monotonic
         self._per_turn = per_turn
-        self._left = per_turn  # in this turn of the loop
+        self._left = per_turn  # left in this turn of the loop
         self._turns = False
 
     async def enter(
         self, deadline: float, known: Known = NOTHING, may_refuse: bool = True
     ) -> Ticket:
-        """Wait to go on; see `Gate.arrive`. Whoever went on says `leave` at the end.
+        """Wait to go on; see `Gate.arrive`. After going on, call `leave` at the end.
 
         Args:
             deadline: `time.monotonic()` seconds.
@@ -242,6 +263,12 @@ class Door:
         Raises:
             RefusedEarly: it would come too late.
         """
+        if self._left:
+            ticket = self.gate.walk_in(self._clock(), deadline, known, may_refuse)
+            if ticket is not None:
+                self._left -= 1
+                self._turn_soon()
+                return ticket
         loop = asyncio.get_running_loop()
         verdict: asyncio.Future[RefusedEarly | None] = loop.create_future()
 
@@ -280,7 +307,7 @@ class Door:
             raise refused
 
     def leave(self, ticket: Ticket) -> None:
-        """It is done; another may go on in its place."""
+        """The request is done; another may go on in its place."""
         self.gate.leave(ticket)
         if self.gate.waiting:
             self._turn_soon()
@@ -296,7 +323,11 @@ class Door:
         while self._left and self.gate.can_turn:
             self._left -= 1
             self.gate.turn(now)
-            self._turn_soon()  # until nobody goes on: then the next who comes need not wait
+            self._turn_soon()  # until no request goes on: then the next one need not wait
+
+
+def _unheard(refused: RefusedEarly | None) -> None:
+    """Who walks in knows it."""
 
 
 def _refusal(reason: str, said: str, retry_after_s: float) -> RefusedEarly:

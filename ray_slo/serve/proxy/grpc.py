@@ -1,7 +1,7 @@
-"""Failover for gRPC: calls Serve's handlers for one attempt after the other (`http`: for HTTP).
+"""Failover for gRPC: calls Serve's handlers once per attempt (`http` does this for HTTP).
 
-Serve has no middleware for gRPC. `ray_private.grpc_server` wraps its handlers and says what a call
-failed with, because a status cannot say that a replica died (`notice_death`).
+Serve has no middleware for gRPC. `ray_private.grpc_server` wraps its handlers and reports the
+exception of a failed call, because a status does not show that a replica died (`notice_death`).
 """
 
 from __future__ import annotations
@@ -28,20 +28,22 @@ from ray_slo.serve.deadlines import (
 )
 from ray_slo.serve.errors import Expired
 from ray_slo.serve.protos import InferReply, InferRequest
+from ray_slo.serve.proxy.direct import before_s
 from ray_slo.serve.proxy.door import ProxyDoor
 from ray_slo.serve.proxy.http import TRIES, WAITED_S, Places, lost, suspect
+from ray_slo.serve.proxy.modes import has_haproxy_of_ours
 from ray_slo.serve.ray_private.grpc_server import Handle
 from ray_slo.serve.suspects import is_suspect, new_attempt
 
-_OVERHEAD = 4096  # of a message, beside the item
+_OVERHEAD = 4096  # bytes of a message, in addition to the item
 
 
 class WithDeadline:
-    """A call's context whose metadata says what is left of its deadline.
+    """A call's context with the remaining time in its metadata.
 
     Args:
-        spent_s: before this attempt.
-        slo_s: of the model, where that is all that the call has.
+        spent_s: time before this attempt, seconds.
+        slo_s: the model's SLO, seconds, if the call has no deadline of its own.
     """
 
     def __init__(self, context: Any, spent_s: float = 0.0, slo_s: float | None = None) -> None:
@@ -58,18 +60,23 @@ class WithDeadline:
 
 
 class Attempt(WithDeadline):
-    """The context of one attempt: what is set on it reaches the client by `settle` alone.
+    """The context of one attempt: its values reach the client only through `settle`.
 
     Attributes:
-        died: the replica did.
+        died: whether the replica died.
         id: see `suspects`.
     """
 
     def __init__(
-        self, context: Any, spent_s: float, slo_s: float | None = None, refused: int = 0
+        self,
+        context: Any,
+        spent_s: float,
+        slo_s: float | None = None,
+        refused: int = 0,
+        name: str = "",
     ) -> None:
         super().__init__(context, spent_s, slo_s)
-        self.id = new_attempt()
+        self.id = name or new_attempt()
         self._metadata.append((ATTEMPT_HEADER, self.id))
         if refused:
             self._metadata.append((REFUSED_HEADER, str(refused)))
@@ -98,7 +105,7 @@ class Attempt(WithDeadline):
 
     @property
     def capacity(self) -> str | None:
-        """What the frontend says that it can do."""
+        """The capacity that the frontend reports."""
         said: str | None = dict(self._trailing or ()).get(CAPACITY_HEADER)
         return said
 
@@ -112,13 +119,14 @@ class Attempt(WithDeadline):
 
 @dataclass(frozen=True)
 class _Call:
-    """Of a client.
+    """A client's call.
 
     Attributes:
         arrival: `time.monotonic()` seconds.
         place: the application, the model and the SLO class that it names.
-        budget_s: from then to the deadline that the client names; None: it names none.
-        slo_s: of the model, where the client names no SLO and it is known.
+        budget_s: time from its arrival to the client's deadline, seconds; None: it has none.
+        slo_s: the model's SLO, seconds, if the client has none and the SLO is known.
+        attempt: HAProxy's id of the call, which stays the same when HAProxy sends it again.
     """
 
     request: Any
@@ -127,13 +135,15 @@ class _Call:
     place: tuple[str | None, str, str]
     budget_s: float | None
     slo_s: float | None
+    attempt: str = ""
 
 
 class Failover:
-    """Calls of `ray_slo.v1.Inference`: through the door, and again when their frontend died.
+    """Calls of `ray_slo.v1.Inference`: passes them through the door, and repeats them when their
+    frontend died.
 
     Args:
-        door: default: one of its own.
+        door: the door; default: a new one.
     """
 
     def __init__(self, door: ProxyDoor | None = None) -> None:
@@ -141,12 +151,12 @@ class Failover:
         self._door = door or ProxyDoor()
 
     async def __call__(self, handle: Handle, request: Any, context: Any) -> Any:
-        """What a frontend answers, serialized.
+        """A frontend's answer, serialized.
 
         Raises:
-            FrontendLost, Expired: none does.
-            RefusedEarly: it would come too late.
-            BodyTooLarge: its item is.
+            FrontendLost, Expired: no frontend answers.
+            RefusedEarly: the call would be late.
+            BodyTooLarge: its item is too large.
         """
         call = self._call(request, context)
         ticket = await self._door.enter(
@@ -164,6 +174,7 @@ class Failover:
 
     def _call(self, request: Any, context: Any) -> _Call:
         metadata = context.invocation_metadata() or ()
+        came_before_s = before_s(dict(metadata))
         is_infer = isinstance(request, InferRequest)
         model, slo_class = request.model if is_infer else "", slo_class_of(metadata)
         place = (dict(metadata).get("application"), model, slo_class)
@@ -174,7 +185,9 @@ class Failover:
             own_s = None if own_ms is None else own_ms / 1e3
         budget_s = tightest(own_s, context.time_remaining(), limits.timeout_s())
         slo_s = self._door.slo_s(place) if own_s is None else None
-        return _Call(request, context, time.monotonic(), place, budget_s, slo_s)
+        attempt = dict(metadata).get(ATTEMPT_HEADER, "") if has_haproxy_of_ours() else ""
+        arrival = time.monotonic() - came_before_s
+        return _Call(request, context, arrival, place, budget_s, slo_s, attempt)
 
     async def _sent(self, handle: Handle, call: _Call) -> Any:
         place, budget_s = call.place, call.budget_s
@@ -187,7 +200,7 @@ class Failover:
             if budget_s is not None and spent_s >= budget_s:
                 raise lost() if i else Expired("its deadline passed while it waited at the door")
             refused = self._door.refused_before(place)
-            attempt = Attempt(call.context, spent_s, call.slo_s, refused)
+            attempt = Attempt(call.context, spent_s, call.slo_s, refused, call.attempt)
             left_s = None if limit_s is None else limit_s - spent_s
             answer = await _within(left_s, handle, _with_less(call.request, spent_s), attempt)
             if limit_s is not None and answer is None:
@@ -234,7 +247,7 @@ async def _within(left_s: float | None, handle: Handle, request: Any, attempt: A
 
 def _with_less(request: Any, spent_s: float) -> Any:
     if not (spent_s and isinstance(request, InferRequest) and request.latency_slo_ms > 0):
-        return request  # what is no SLO is the application's to refuse
+        return request  # the application refuses an invalid SLO
     left = InferRequest()
     left.CopyFrom(request)
     left.latency_slo_ms = left_ms(request.latency_slo_ms, spent_s)

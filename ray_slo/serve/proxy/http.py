@@ -1,24 +1,25 @@
 """Failover in Serve's proxies: the rules for HTTP and gRPC (`grpc`), and the middleware for HTTP.
 
-A frontend that dies takes the requests along that it owned, and Serve's proxies can only answer
-them with a bare 500, or INTERNAL. Here such a request is sent again, to another frontend and with
-the rest of its time, as when a worker dies; else the answer has a reason. While there is no
-frontend at all, Serve's proxies wait for one without end. Here a request that names its deadline is
-answered within a second after it. One that names none has the SLO that the answers of its place
-have shown, and half a minute (`WAIT_ENV`).
+When a frontend dies, its requests are lost, and Serve's proxies can only answer them with a bare
+500, or INTERNAL. This module sends such a request to another frontend, with the rest of its time,
+as when a worker dies. If that is not possible, the answer has a reason.
 
-Serve reads `x-request-timeout-seconds` as "cancel and answer 408 after this", so a request with a
-tight deadline would be cut off before anybody could say why. The application gets that value under
+While there is no frontend at all, Serve's proxies would wait forever. With this module, a request
+with a deadline is answered at most one second after it. A request without one has the SLO that
+earlier answers of its place contained, and half a minute (`FRONTEND_WAIT_S`).
+
+For Serve, `x-request-timeout-seconds` means "cancel and answer 408 after this". So a request with a
+short deadline would be cut off before there is a reason. The application gets that value under
 another name, and Serve gets a later one.
 """
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Hashable
 from typing import Any
 
+from ray_slo.core.environment import FRONTEND_WAIT_S
 from ray_slo.core.recent import Recent
 from ray_slo.serve.deadlines import (
     ATTEMPT_HEADER,
@@ -33,52 +34,37 @@ from ray_slo.serve.errors import Expired, FrontendLost, SLOError, http_response
 from ray_slo.serve.ray_private.http_head import ARRIVAL
 from ray_slo.serve.suspects import is_suspect, new_attempt
 
-WAIT_ENV = "RAY_SLO_FRONTEND_WAIT_S"
 TRIES = 3
-_WAIT_S = 30.0
-_GRACE_S = 0.9  # frontends have answered by then, and a caller hears within a second
-_EARLY_S = 0.02  # of Serve's timer
+_GRACE_S = 0.9  # frontends have answered by then, and a caller gets the answer within a second
+_EARLY_S = 0.02  # tolerance for Serve's timer
 _PLACES_KEPT = 1024
 
 WAITED_S = 0.002  # shorter waits before this middleware are not subtracted
 
 _TIMEOUT = TIMEOUT_HEADER.encode()
 _ATTEMPT = ATTEMPT_HEADER.encode()
-_SLO = b"x-slo-latency-slo-ms"  # of an answer
-
-
-def frontend_wait_s() -> float:
-    """How long a request that names no deadline waits for a frontend, beyond its SLO: `WAIT_ENV`.
-
-    Raises:
-        ValueError: it is no positive number of seconds.
-    """
-    text = os.environ.get(WAIT_ENV, "")
-    wait_s = positive(text) if text else _WAIT_S
-    if wait_s is None:
-        raise ValueError(f"{WAIT_ENV} must be a positive number of seconds, got {text!r}")
-    return wait_s
+_SLO = b"x-slo-latency-slo-ms"  # header of an answer
 
 
 class Places:
-    """Places (such as paths) where applications of ours have answered, and how long to wait there.
+    """Places (such as paths) where our applications have answered, and the time to wait there.
 
     Args:
-        wait_s: for a frontend; default: `frontend_wait_s`.
+        wait_s: time to wait for a frontend, seconds; default: `FRONTEND_WAIT_S`.
     """
 
     def __init__(self, wait_s: float | None = None) -> None:
-        self._wait_s = frontend_wait_s() if wait_s is None else wait_s
+        self._wait_s = FRONTEND_WAIT_S.read() if wait_s is None else wait_s
         self._slo_s: Recent[Hashable, float | None] = Recent(_PLACES_KEPT)
 
     def __contains__(self, place: Hashable) -> bool:
         return place in self._slo_s
 
     def answered(self, place: Hashable, slo_s: float | None) -> None:
-        """Note that an application of ours answered there.
+        """Note that one of our applications answered there.
 
         Args:
-            slo_s: its model's, if the answer says it.
+            slo_s: its model's SLO, seconds, if the answer contains it.
         """
         known = self._slo_s.get(place)
         self._slo_s[place] = known if slo_s is None else slo_s
@@ -88,10 +74,10 @@ class Places:
         return self._slo_s.get(place)
 
     def limit_s(self, place: Hashable, budget_s: float | None) -> float | None:
-        """How long a request waits for its answer; None: without end.
+        """Longest wait for a request's answer, seconds; None: no limit.
 
         Args:
-            budget_s: time until the deadline that it names.
+            budget_s: time until the request's own deadline, seconds.
         """
         if budget_s is not None:
             return budget_s + _GRACE_S
@@ -99,8 +85,8 @@ class Places:
         return None if slo_s is None else slo_s + self._wait_s
 
     def silent(self, place: Hashable, limit_s: float) -> SLOError:
-        """The error for a request without an answer in that time. The model's SLO is forgotten, as
-        it may have changed."""
+        """The error for a request without an answer in that time. The model's SLO is forgotten,
+        because it may have changed."""
         if place in self._slo_s:
             self._slo_s[place] = None
         return Expired(f"no frontend answered within {limit_s:.4g} s")
@@ -120,17 +106,14 @@ def suspect() -> SLOError:
 
 
 class FailoverMiddleware:
-    """Tells applications their clients' timeouts, and sends a request again whose frontend died. If
-    that does not help, the answer says why.
+    """Passes clients' timeouts to applications, and sends a request again when its frontend died.
+    If that does not help, the answer has the reason."""
 
-    Args:
-        in_frontend: the application runs in this process, and knows when a request came.
-    """
-
-    def __init__(self, app: Any, in_frontend: bool = False) -> None:
+    def __init__(self, app: Any) -> None:
         self._app = app
-        self._in_frontend = in_frontend
-        self._ours = Places()  # by path and SLO class; another's requests are not to be repeated
+        self._ours = (
+            Places()
+        )  # by path and SLO class; requests of other applications must not be repeated
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http":
@@ -140,14 +123,13 @@ class FailoverMiddleware:
         place = (scope["path"], slo_class_of(headers))
         budget_s = TimeLimits(headers).named_s()
         limit_s = None
-        if budget_s is not None or _TIMEOUT not in dict(headers):  # 0: it wants to wait
+        if budget_s is not None or _TIMEOUT not in dict(headers):  # 0: the client wants to wait
             limit_s = self._ours.limit_s(place, budget_s)
         exchange = _Exchange(receive, send, limit_s, scope.get(ARRIVAL))
         for i in range(TRIES):
             exchange.again()
             waited_s = exchange.waited_s
-            is_told = not self._in_frontend and (i > 0 or waited_s > WAITED_S)
-            spent_s = waited_s if is_told else 0.0
+            spent_s = waited_s if i > 0 or waited_s > WAITED_S else 0.0
             if i and budget_s is not None and spent_s >= budget_s:
                 break
             # A model's SLO begins when the proxy has the request.
@@ -155,9 +137,7 @@ class FailoverMiddleware:
             told = spent(headers, spent_s, None if slo_s is None else slo_s - spent_s)
             if limit_s is not None and all(name != _TIMEOUT for name, _ in told):
                 told.append((_TIMEOUT, repr(max(limit_s - spent_s, 1e-3)).encode()))
-            # A frontend that ends takes this middleware along where it is in its process.
-            is_named = place in self._ours and not self._in_frontend
-            attempt = new_attempt() if is_named else ""
+            attempt = new_attempt() if place in self._ours else ""
             if attempt:
                 told.append((_ATTEMPT, attempt.encode()))
             again = {**scope, "headers": told}
@@ -179,7 +159,8 @@ class FailoverMiddleware:
 
 
 class _Exchange:
-    """What the client sends, so that it can be sent again, and what it is sent."""
+    """The client's messages, kept so that they can be sent again, and the messages to the
+    client."""
 
     def __init__(
         self, receive: Any, send: Any, limit_s: float | None, arrival: float | None
@@ -189,7 +170,7 @@ class _Exchange:
         self._arrival = time.monotonic() if arrival is None else arrival
         self._body: list[Any] = []
         self._replayed = 0
-        self._held: Any = None  # the start of an answer whose body has not come
+        self._held: Any = None  # the start of an answer without its body
         self._muted = False
         self.client_left = self.started = self.ours = False
         self.slo_s: float | None = None
@@ -216,7 +197,7 @@ class _Exchange:
 
     @property
     def timed_out(self) -> bool:
-        """Whether Serve's proxy has given up by now."""
+        """Whether Serve's proxy has already given up."""
         return self._limit_s is not None and self.waited_s >= self._limit_s - _EARLY_S
 
     async def send(self, message: Any) -> None:
@@ -225,7 +206,7 @@ class _Exchange:
             self.ours = any(name.startswith(b"x-slo-") for name in headers)
             slo_ms = positive(headers.get(_SLO, b""))
             self.slo_s = None if slo_ms is None else slo_ms / 1e3
-            if message["status"] == 408 and self.timed_out:  # else it is the application's own
+            if message["status"] == 408 and self.timed_out:  # otherwise it is the application's own
                 self._muted = True
             elif b"content-length" in headers:
                 # Serve's proxy may give up between this and the body, and send neither.

@@ -1,6 +1,4 @@
-"""Named, detached actors that belong to one application: how they are made, found and updated, and
-when they should leave.
-"""
+"""Named, detached actors of an application: makes, finds, updates and ends them."""
 
 from __future__ import annotations
 
@@ -24,11 +22,11 @@ logger = logging.getLogger(__name__)
 
 NAMESPACE = "ray_slo"
 _WATCH_S = 2.0
-_SETTLED_S = 10.0  # by then whoever knew an actor's earlier life has found it again
+_SETTLED_S = 10.0  # after this time, all clients of an actor's earlier life have found it again
 
 
 def this_node() -> str:
-    """Ray's id of the node that this process runs on; "" where Ray does not run."""
+    """Ray's id of the node of this process; "" if Ray does not run."""
     return ray.get_runtime_context().get_node_id() if ray.is_initialized() else ""
 
 
@@ -44,10 +42,10 @@ def application_is_gone(app_key: str) -> bool:
 
 
 def get_or_create(actor_class: type[Any], name: str, spec: AppSpec, app_key: str) -> Any:
-    """The detached actor of that name. It is made where there is none. Blocks.
+    """The detached actor of that name; it is made if there is none. Blocks.
 
-    It runs on its maker's node if it can. An actor that needs no CPU could otherwise be placed on a
-    head node that is to run nothing of the application.
+    It runs on its maker's node if possible. Otherwise an actor that needs no CPU could be placed on
+    a head node that should run nothing of the application.
     """
     actor: Any = ray.remote(actor_class)
     here = ray.get_runtime_context().get_node_id()
@@ -59,7 +57,7 @@ def get_or_create(actor_class: type[Any], name: str, spec: AppSpec, app_key: str
         max_restarts=-1,
         max_concurrency=10_000,
         num_cpus=0,
-        # Serve's own actors do the same: a record of every call would soon fill Ray's store.
+        # As for Serve's own actors: a record of every call would soon fill Ray's control store.
         enable_task_events=os.environ.get("RAY_SERVE_ENABLE_TASK_EVENTS") == "1",
         scheduling_strategy=NodeAffinitySchedulingStrategy(here, soft=True),
     ).remote(spec.without_code(), app_key)
@@ -75,7 +73,7 @@ def find_actor(name: str) -> Any:
 
 
 async def in_time(response: Awaitable[Any], timeout_s: float) -> Any:
-    """Await a Ray reference, or a response of Serve's.
+    """Await a Ray reference, or a response of Serve.
 
     Raises:
         TimeoutError: no answer.
@@ -88,7 +86,8 @@ async def in_time(response: Awaitable[Any], timeout_s: float) -> Any:
 
 
 async def in_task(function: Callable[[Any], Any], argument: Any) -> Any:
-    """Run `function(argument)` in a Ray task, anywhere in the cluster. Cancelled, it ends that."""
+    """Run `function(argument)` in a Ray task, anywhere in the cluster. If it is cancelled, so is
+    the task."""
     running = _as_task(function).remote(argument)
     try:
         return await running
@@ -104,12 +103,11 @@ def _as_task(function: Callable[[Any], Any]) -> Any:
 
 
 class Releases:
-    """Tells a new specification from one that replicas of an older release still hold.
+    """Distinguishes a new specification from that of an older release, which replicas still have.
 
-    Whoever builds an application stamps it with its clock, and the next release may be built by a
-    machine whose clock is behind. So a version that was never heard of before is newer, whatever
-    its stamp. Only an actor that has just started (perhaps again, between two releases) goes by the
-    stamps.
+    The builder of an application stamps it with its clock, and the next release may be built by a
+    machine whose clock is behind. So an unknown version is newer, whatever its stamp. Only an actor
+    that has just started (perhaps again, between two releases) uses the stamps.
     """
 
     def __init__(self, first: AppSpec, clock: Callable[[], float] = time.monotonic) -> None:
@@ -127,12 +125,12 @@ class Releases:
 
 
 class AppActor:
-    """An actor that serves one application: it takes newer specifications over, does something at
-    every step, and leaves when its application is gone.
+    """An actor of one application: it takes over newer specifications, does something at every
+    step, and ends when its application is gone.
 
     Args:
         app_key: see `application_is_gone`.
-        step_s: between steps.
+        step_s: seconds between steps.
     """
 
     def __init__(self, spec: AppSpec, app_key: str, step_s: float) -> None:
@@ -153,22 +151,22 @@ class AppActor:
         self._start()
 
     def close(self) -> None:
-        """Step no more; for tests, as Ray kills the actor."""
+        """Stop the steps; for tests, because otherwise Ray kills the actor."""
         if self._stepping is not None:
             self._stepping.cancel()
 
     def _begin_anew(self) -> None:
-        """The specification is another one."""
+        """The specification has changed."""
         raise NotImplementedError
 
     def _go_on(self) -> None:
-        """The specification differs in nothing that replicas would have to know of."""
+        """The specification has changed only in ways that do not matter to replicas."""
 
     def _step(self, now: float) -> None:
         raise NotImplementedError
 
     def _is_alone(self) -> bool:
-        """Whether neither a worker nor a frontend was heard of lately."""
+        """Whether there were no reports of workers or frontends lately."""
         raise NotImplementedError
 
     def _leave(self) -> None:

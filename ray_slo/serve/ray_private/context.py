@@ -1,7 +1,7 @@
-"""Serve's context of the request that runs now, and the headers of HTTP requests.
+"""Serve's context of the current request, and the headers of HTTP requests.
 
-Serve keeps no headers in its context, so `install` wraps the one place where a replica hands an
-ASGI scope to user code. `tests/serve/ray_private/test_context.py` says when Serve has changed.
+Serve keeps no headers in its context. So `install` wraps the one place where a replica passes an
+ASGI scope to user code. `tests/serve/ray_private/test_context.py` fails when Serve has changed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _note: Callable[[Headers], None] | None = None
 
 
 def request_context() -> Any:
-    """Serve's context of the request that runs now, to be handed to `batch_context`."""
+    """Serve's context of the current request, for `batch_context`."""
     return serve_context._get_serve_request_context()
 
 
@@ -44,19 +44,19 @@ def batch_context(request_contexts: list[Any]) -> Iterator[None]:
 
 
 def forget_request() -> None:
-    """The current context belongs to no request from now on."""
+    """Detach the current context from its request."""
     serve_context._unset_request_context()
 
 
 def grpc_metadata() -> Any:
-    """Metadata of the gRPC request that runs now; None when there is none."""
+    """Metadata of the current gRPC request; None if there is none."""
     request = serve_context._serve_request_context.get()
     context = getattr(request, "grpc_context", None)
     return None if context is None else context.invocation_metadata()
 
 
 def max_ongoing_requests() -> int | None:
-    """How many requests Serve lets into this replica at a time; None outside a replica."""
+    """Largest number of requests that Serve lets into this replica; None outside a replica."""
     try:
         replica = serve.get_replica_context()
     except RayServeException:
@@ -66,11 +66,11 @@ def max_ongoing_requests() -> int | None:
 
 
 def install(note: Callable[[Headers], None] | None = None) -> None:
-    """Have this replica refuse WebSockets where user code takes none (Starlette would raise), and
+    """Make this replica refuse WebSockets if user code accepts none (Starlette would raise), and
     call `note` with the headers of each HTTP request, in the context of the user code.
 
-    Does nothing outside a replica, and nothing when Serve has changed there: then the model's SLO
-    holds, and `deadline_scope(request)` still works.
+    Does nothing outside a replica, and nothing if Serve has changed there: then the model's SLO is
+    used, and `deadline_scope(request)` still works.
     """
     global _note
     _note = note or _note
@@ -89,7 +89,7 @@ def install(note: Callable[[Headers], None] | None = None) -> None:
         if _note is None:
             return original(self, info, scope, receive, send)
         note, headers = _note, list(scope.get("headers", ()))
-        # A future when user code has its own loop: the context is copied here and now.
+        # It is a future if user code has its own loop: the context is copied now.
         context = copy_context()
         context.run(note, headers)
         result = context.run(original, self, info, scope, receive, send)

@@ -1,6 +1,6 @@
-"""What a deployment has beyond Serve's public options: a version, and the frontend of a worker.
+"""Settings of a deployment beyond Serve's public options: a version, and the frontend of a worker.
 
-`tests/serve/ray_private/test_deploy.py` says when Serve has changed.
+`tests/serve/ray_private/test_deploy.py` fails when Serve has changed.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from ray.serve.config import RequestRouterConfig
 from ray_slo.serve.ray_private.router import TargetedRouter
 
 _ROUTER = f"{TargetedRouter.__module__}.{TargetedRouter.__name__}"
-_FRONTEND = "frontend"  # argument of workers' routers, by which applications of ours are known
+_FRONTEND = "frontend"  # argument of workers' routers; it identifies our applications
 
 
 def versioned(deployed: Any, version: str) -> Any:
-    """The deployment, which replaces no replica of one of the same version.
+    """The deployment with a version; replicas of the same version are not replaced.
 
-    Serve gives every `serve.run` a random version and restarts all replicas; the argument is there
-    for its own use only (tried: Ray 2.60). A config file does not need it, as Serve has a version
-    by import path and `args`: scale there by `deployments: [{name, num_replicas}]`.
+    Serve gives every `serve.run` a random version and restarts all replicas. The argument is only
+    for Serve's own use (tried: Ray 2.60). A config file does not need it, because Serve makes a
+    version from import path and `args`. To scale there, use `deployments: [{name, num_replicas}]`.
     """
     return deployed.options(version=version, _internal=True)
 
 
 def router_of(frontend: str) -> RequestRouterConfig:
-    """How a frontend's calls find a worker; it also marks the worker as that frontend's."""
+    """The router for a frontend's calls to a worker; it also marks the worker as the frontend's."""
     return RequestRouterConfig(
         request_router_class=TargetedRouter, request_router_kwargs={_FRONTEND: frontend}
     )
@@ -41,7 +41,7 @@ def frontends() -> dict[str, str]:
 
 
 def frontends_in(details: Mapping[str, Any]) -> dict[str, str]:
-    """The same, from what Serve's controller says of all applications."""
+    """The same, from the details of all applications from Serve's controller."""
     found: dict[str, str] = {}
     for app, about in details.get("applications", {}).items():
         for deployment in about["deployments"].values():

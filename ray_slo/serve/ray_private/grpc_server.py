@@ -1,6 +1,6 @@
-"""Serve's gRPC server and the handlers of its proxy: what Serve has no option for.
+"""Settings of Serve's gRPC server and its proxy's handlers for which Serve has no option.
 
-`tests/serve/ray_private/test_grpc_server.py` says when Serve has changed.
+`tests/serve/ray_private/test_grpc_server.py` fails when Serve has changed.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ Handle = Callable[[Any, Any], Awaitable[Any]]
 
 
 def bind_to(host: str) -> None:
-    """Have Serve's gRPC server of this process listen on this host, where it has an option for the
-    host of HTTP only and listens on every interface."""
+    """Make Serve's gRPC server of this process listen on this host. Serve has an option only for
+    the host of HTTP; its gRPC server listens on every interface."""
     from ray.serve._private import default_impl
 
     original = getattr(default_impl.add_grpc_address, "_ray_slo", default_impl.add_grpc_address)
@@ -32,12 +32,12 @@ def bind_to(host: str) -> None:
 
 
 def bound_messages(max_bytes: int) -> None:
-    """Have Serve's gRPC server of this process take no larger messages, and hand us more than a
+    """Make Serve's gRPC server of this process refuse larger messages, and pass us more than a
     thousand calls at a time.
 
-    Serve takes 2 GiB, or what `RAY_SERVE_GRPC_MAX_MESSAGE_SIZE` says for both ways. gRPC cancels
-    calls at random where more than a thousand have come that nobody has looked at; our door says
-    why, and chooses by deadline.
+    Serve accepts 2 GiB, or the value of `RAY_SERVE_GRPC_MAX_MESSAGE_SIZE` in both directions. gRPC
+    cancels calls at random if more than a thousand are unprocessed. Our door chooses by deadline,
+    and gives the reason.
     """
     from ray.serve._private import grpc_util
 
@@ -58,11 +58,11 @@ def through(
     is Serve's, and whose streams have the context `context_of(context)`."""
 
     def add(servicer: Any, server: Any) -> None:
-        make = server.service_handler_factory  # Serve's, of what a method does
+        make = server.service_handler_factory  # Serve's handlers of the methods
 
         def making(service_method: str, streaming_type: Any) -> Any:
             handle = make(service_method=service_method, streaming_type=streaming_type)
-            if inspect.isasyncgenfunction(handle):  # gRPC looks at what kind of function it is
+            if inspect.isasyncgenfunction(handle):  # gRPC checks the kind of the function
 
                 async def streamed(request: Any, context: Any) -> AsyncIterator[Any]:
                     async with contextlib.aclosing(handle(request, context_of(context))) as out:
@@ -86,9 +86,9 @@ def through(
 
 
 def on_failure(told: Callable[[BaseException], None]) -> None:
-    """Have `told` called with what a call of this process fails with, in the call's context, before
-    Serve makes a status of it. Where Serve has changed, it never is, and a replica that died is
-    `INTERNAL` to the client, as Serve says it."""
+    """Call `told` with the exception of a failed call of this process, in the call's context,
+    before Serve turns it into a status. If Serve has changed, it is never called, and the client
+    gets Serve's `INTERNAL` for a replica that died."""
     from ray.serve._private import proxy
 
     original = getattr(proxy, "get_grpc_response_status", None)

@@ -1,7 +1,7 @@
 """Limits size and duration of a request's head (request line and headers), which uvicorn buffers
 without bound, and notes when a request came to this machine.
 
-A busy server accepts a connection seconds after its request is there; the kernel knows when.
+A busy server may accept a connection seconds after its request arrived; the kernel knows the time.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from uvicorn.protocols.http import auto
 MAX_HEAD_BYTES = 262_144
 MAX_HEAD_S = 30.0
 ACCEPTED = 64  # connections per turn of the event loop
-ARRIVAL = "ray_slo.arrival"  # in a scope: when the request came, `time.monotonic()` seconds
-_PROCESS = "ray_slo.process"  # in a scope: whose clock that is
+ARRIVAL = "ray_slo.arrival"  # in a scope: arrival of the request, `time.monotonic()` seconds
+_PROCESS = "ray_slo.process"  # in a scope: the process of that clock
 _OURS = uuid4().hex
 
 _LAST_DATA_RECV = 52  # offset in Linux's `struct tcp_info`: milliseconds since data came
@@ -29,10 +29,10 @@ _TCP_INFO_BYTES = _LAST_DATA_RECV + 4
 
 
 def bounded(protocol: type[Any]) -> type[Any]:
-    """uvicorn's `HttpToolsProtocol`, hanging up on a head that is too large or too slow."""
+    """uvicorn's `HttpToolsProtocol`, which disconnects if a head is too large or too slow."""
 
     class Bounded(protocol):
-        _head_bytes: int | None = 0  # of the head that is coming; None while there is none
+        _head_bytes: int | None = 0  # bytes of the current head; None if there is none
         _head_timer: asyncio.TimerHandle | None = None
 
         def connection_made(self, transport: Any) -> None:
@@ -80,8 +80,8 @@ def bounded(protocol: type[Any]) -> type[Any]:
 
 
 def arrival_here(scope: Any) -> float | None:
-    """When a request came to the HTTP server of this very process, `time.monotonic()` seconds;
-    None where it came to another, perhaps on another machine."""
+    """Arrival of a request at the HTTP server of this process, `time.monotonic()` seconds; None if
+    it came to another process, perhaps on another machine."""
     if scope.get(_PROCESS) != _OURS:
         return None
     came: float = scope[ARRIVAL]
@@ -89,7 +89,7 @@ def arrival_here(scope: Any) -> float | None:
 
 
 def waited_s(transport: Any) -> float:
-    """How long ago the last data of a connection came, seconds; 0 where the kernel cannot tell."""
+    """Seconds since the last data of a connection came; 0 if the kernel does not know."""
     line = transport.get_extra_info("socket")
     if line is None or not hasattr(socket, "TCP_INFO"):
         return 0.0
@@ -102,9 +102,9 @@ def waited_s(transport: Any) -> float:
 
 
 def bound_heads() -> None:
-    """Have the HTTP server that this process starts next bound heads.
+    """Make the HTTP server that this process starts next limit heads.
 
-    Does nothing where httptools is not installed: h11, which uvicorn takes then, has a bound.
+    Does nothing without httptools: uvicorn then uses h11, which has a limit.
     """
     current: Any = auto.AutoHTTPProtocol
     if current.__name__ == "HttpToolsProtocol":
@@ -112,8 +112,8 @@ def bound_heads() -> None:
 
 
 def accept_many() -> None:
-    """Have the HTTP server that this process starts next accept many connections per turn of its
-    event loop. uvloop accepts one: a client waited behind thousands, whatever its deadline."""
+    """Make the HTTP server that this process starts next accept many connections per turn of its
+    event loop. uvloop accepts one, so a client would wait behind thousands, with any deadline."""
     original = uvicorn.Server.startup
     if hasattr(original, "_ray_slo"):
         return
@@ -127,7 +127,7 @@ def accept_many() -> None:
         if "uvloop" not in type(loop).__module__:
             return
         for listener in sockets or ():
-            # Its own descriptor: uvloop lets nobody else watch that of a transport.
+            # A descriptor of its own: uvloop does not allow watching that of a transport.
             line = listener.dup()
             line.setblocking(False)
             loop.add_reader(line.fileno(), _accept, self, line, loop)
@@ -150,7 +150,9 @@ def _accept(server: Any, listener: socket.socket, loop: asyncio.AbstractEventLoo
     for _ in range(ACCEPTED):
         try:
             line, _ = listener.accept()
-        except OSError:  # nobody is left, or there are no descriptors: uvicorn says so itself
+        except (
+            OSError
+        ):  # no connection is left, or there are no descriptors: uvicorn reports that itself
             return
         line.setblocking(False)
         loop.create_task(loop.connect_accepted_socket(protocol, line))

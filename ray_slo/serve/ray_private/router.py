@@ -1,9 +1,9 @@
-"""Targeted routing: send a call to the very replica that the scheduler granted.
+"""Targeted routing: sends a call to exactly the replica that the scheduler granted.
 
 `ray.serve.request_router` is an alpha API; this module is its only user. A caller names the
 replica (`serve.get_replica_context().replica_tag`, as read by the replica itself) in the
-keyword argument `worker` of the call. Read for Ray 2.60: what `choose_replicas` returns is probed
-and retried for ever, so an absent replica must be answered by failing the pending request.
+keyword argument `worker` of the call. In Ray 2.60, the result of `choose_replicas` is probed and
+retried forever, so for an absent replica the pending request must be failed.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ _UNSEEN_WAIT_S = 2.0
 
 
 class _Direct(RunningReplica):
-    """A replica that is sent a call in one message each way, and may not reject it.
+    """A replica that gets a call as one message in each direction, and may not reject it.
 
-    Serve 2.60 asks nobody for `supports_rejection_protocol`. It leaves the protocol away for what
-    it takes for a replica of another language. With it every call is a stream, at whose end Ray
-    holds the replica's event loop until the caller has heard it all: a caller that hangs then
-    hangs the replica.
+    Serve 2.60 never reads `supports_rejection_protocol`. It skips the protocol only for replicas
+    that it believes to be of another language. With the protocol every call is a stream. At its
+    end, Ray blocks the replica's event loop until the caller has read everything. So a caller that
+    hangs also blocks the replica.
     """
 
     @property
@@ -42,8 +42,8 @@ class TargetedRouter(RequestRouter):
 
     @property
     def supports_rejection_protocol(self) -> bool:
-        # The scheduler never overcommits a worker; without the protocol a call is one message
-        # each way instead of a stream.
+        # The scheduler never overcommits a worker. Without the protocol, a call is one message in
+        # each direction instead of a stream.
         return False
 
     def create_replica_wrapper(self, replica_info: Any) -> RunningReplica:
@@ -53,8 +53,8 @@ class TargetedRouter(RequestRouter):
         self._seen, self._running = set(), set()
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
-        # Where the last one went, Serve would not ask us and have calls wait for another, which
-        # may never come, while all that it had named are gone: so it goes on with the last ones.
+        # If the last replica is gone, Serve would not ask us, and calls would wait for another one,
+        # which may never come. So keep the last replicas.
         if replicas or not self._seen:
             super().update_replicas(replicas)
         self._running = {r.replica_id.unique_id for r in replicas}

@@ -1,7 +1,8 @@
-"""How Serve traces. `tests/serve/ray_private/test_tracing.py` says when Serve has changed."""
+"""Serve's tracing. `tests/serve/ray_private/test_tracing.py` fails when Serve has changed."""
 
 from __future__ import annotations
 
+import inspect
 import logging
 import os
 from collections.abc import Iterator
@@ -14,7 +15,9 @@ from ray.serve._private.constants import SERVE_CONTROLLER_NAME, SERVE_NAMESPACE
 
 logger = logging.getLogger(__name__)
 
-_CONTROLLER_S = 10.0  # after this, an actor goes without Serve's controller
+# Whether a config file can set tracing up; older releases of Ray have only the environment.
+IS_CONFIGURED = "tracing_config" in inspect.signature(tracing_utils.setup_tracing).parameters
+_CONTROLLER_S = 10.0  # after this time, an actor continues without Serve's controller
 
 
 def is_enabled() -> bool:
@@ -24,7 +27,8 @@ def is_enabled() -> bool:
 
 @contextmanager
 def own_stack() -> Iterator[None]:
-    """Inside, Serve's stack of spans is another one: it is one list for all tasks of a request."""
+    """Inside, Serve's stack of spans is a new one: otherwise all tasks of a request share a
+    list."""
     token = tracing_utils.TRACE_STACK.set([])
     try:
         yield
@@ -33,7 +37,10 @@ def own_stack() -> Iterator[None]:
 
 
 def set_up(name: str) -> None:
-    """Trace in this process, which is no replica, as Serve does in its own. Blocks."""
+    """Trace in this process, which is not a replica, as Serve does in replicas. Blocks."""
+    if not IS_CONFIGURED:
+        tracing_utils.setup_tracing(name, str(os.getpid()))
+        return
     try:
         controller = ray.get_actor(SERVE_CONTROLLER_NAME, namespace=SERVE_NAMESPACE)
         config: Any = ray.get(controller.get_tracing_config.remote(), timeout=_CONTROLLER_S)

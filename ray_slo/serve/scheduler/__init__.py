@@ -1,1 +1,1 @@
-"""In the scheduler, an actor or inside the only frontend: when what runs where."""
+"""Code of the scheduler, in an actor or in the only frontend: decides what runs when and where."""

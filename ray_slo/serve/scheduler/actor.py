@@ -1,5 +1,5 @@
-"""The scheduler as a named, detached actor: survives frontends, restarted by Ray when it dies,
-leaves by itself when its application is gone."""
+"""The scheduler as a named, detached actor. It survives frontends, Ray restarts it when it dies,
+and it ends by itself when its application is gone."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import time
 import uuid
 from typing import Any
 
-from ray_slo.record.writer import clock_id
 from ray_slo.serve.config.spec import AppSpec
 from ray_slo.serve.memory import vitals
 from ray_slo.serve.messages import BatchReport, Capacity, Event, Heartbeat, Message
 from ray_slo.serve.ray_private.actors import AppActor, get_or_create, in_task
 from ray_slo.serve.scheduler.scheduler import Scheduler
+from ray_slo.serve.watch.log_writer import clock_id
 from ray_slo.serve.watch.metrics import SchedulerMetrics
 from ray_slo.serve.watch.tracing import Decisions, name_of
 
@@ -23,25 +23,25 @@ logger = logging.getLogger(__name__)
 
 _POLL_S = 5.0  # an idle long poll returns after this, so that a silent client is noticed
 _CLIENT_GONE_S = 15.0
-_ALONE_S = 2.0  # without clients, and anybody else
+_ALONE_S = 2.0  # seconds without clients and workers
 _TICK_S = 0.25
-# Ticks without a poll, after which a client is taken for gone. What it leaves unread is worth
-# nothing any more, and may hold workers: a second. Counted, not timed: a scheduler that did not run
-# itself has heard nothing, and blames nobody.
+# Ticks without a poll, about a second, after which a client counts as gone: its unread messages are
+# useless by then, and may block workers. Ticks are counted, not timed: a scheduler that did not run
+# itself has received nothing, and blames no client.
 _UNREAD_TICKS = 4
 _SILENT_TICKS = round(_CLIENT_GONE_S / _TICK_S)
 
 
 class _Mailbox:
-    """Messages for one client, kept until it acknowledges them. `epoch` names this acquaintance:
-    a client that comes with another one has to submit everything again."""
+    """Messages for one client, kept until it acknowledges them. `epoch` is the id of this
+    connection: a client with another one must submit everything again."""
 
     def __init__(self) -> None:
         self.epoch = uuid.uuid4().hex[:8]
         self.sequence = 0
         self.messages: list[tuple[int, Message]] = []
         self.ready = asyncio.Event()
-        self.ticks = 0  # since its client last polled, or had nothing to read
+        self.ticks = 0  # ticks since its client last polled, or had nothing to read
 
     def put(self, messages: list[Message]) -> None:
         if not self.messages:
@@ -55,7 +55,7 @@ class _Mailbox:
         self.messages = [m for m in self.messages if m[0] > acked]
 
     def tick(self) -> bool:
-        """Whether its client is taken for gone."""
+        """Whether its client counts as gone."""
         self.ticks += 1
         return self.ticks >= (_UNREAD_TICKS if self.messages else _SILENT_TICKS)
 
@@ -92,7 +92,7 @@ class SchedulerActor(AppActor):
             self._withdraw(client)
 
     async def events(self, client: str, epoch: str, events: list[Event]) -> None:
-        """Hear a client's events, in order. Those for an earlier life of this actor are void."""
+        """Take a client's events, in order. Those for an earlier life of this actor are ignored."""
         scheduler = self._heard()
         box = self._mailboxes.get(client)
         if box is not None and box.epoch == epoch:
@@ -106,7 +106,7 @@ class SchedulerActor(AppActor):
         """Wait for messages; returns (epoch, sequence number, messages not yet acknowledged).
 
         Args:
-            node: where the client is, by Ray's id.
+            node: Ray's id of the client's node.
         """
         scheduler = self._heard()
         box = self._mailboxes.get(client)
@@ -125,7 +125,7 @@ class SchedulerActor(AppActor):
         return box.epoch, box.sequence, [message for _, message in box.messages]
 
     async def goodbye(self, client: str) -> None:
-        """A frontend leaves in good order."""
+        """A frontend leaves properly."""
         self._withdraw(client)
 
     async def heartbeat(self, beat: Heartbeat) -> None:
@@ -148,7 +148,7 @@ class SchedulerActor(AppActor):
         return {**status, "scheduler_process": process}
 
     async def clock(self) -> tuple[str, float]:
-        """Which clock its decision log's times are of, and what it shows."""
+        """The name and the reading of the clock of its decision log."""
         return clock_id(), time.monotonic()
 
     def _deliver(self, client: str, messages: list[Message]) -> None:
@@ -157,7 +157,7 @@ class SchedulerActor(AppActor):
         self._decisions.told(client, messages)
 
     def _withdraw(self, client: str) -> None:
-        """Forget a client, with all that it waits for, until it polls again."""
+        """Forget a client and its requests, until it polls again."""
         box = self._mailboxes.pop(client, None)
         if box is None:
             return

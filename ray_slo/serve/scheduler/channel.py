@@ -1,8 +1,8 @@
-"""How frontends and workers reach the scheduler, wherever it lives.
+"""Connections of frontends and workers to the scheduler.
 
-`EmbeddedChannel`: the scheduler is an object in the only frontend; no messages at all, and the
-workers' reports come with their results. `ActorChannel`: a named actor; submissions go in bunches,
-one message per event-loop turn, and grants come back through one long poll.
+`EmbeddedChannel`: the scheduler is an object in the only frontend. There are no messages, and the
+workers' reports come with their results. `ActorChannel`: the scheduler is a named actor. All
+submissions of an event-loop turn go in one message, and grants come back through one long poll.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from typing import Any
 import ray
 from ray import serve
 
-from ray_slo.record.writer import clock_id
 from ray_slo.serve.config.spec import AppSpec
 from ray_slo.serve.messages import (
     BatchReport,
@@ -34,6 +33,7 @@ from ray_slo.serve.messages import (
 from ray_slo.serve.ray_private.actors import find_actor, in_task, in_time, this_node
 from ray_slo.serve.scheduler.actor import get_or_create_scheduler
 from ray_slo.serve.scheduler.scheduler import Scheduler
+from ray_slo.serve.watch.log_writer import clock_id
 from ray_slo.serve.watch.metrics import SchedulerMetrics
 
 logger = logging.getLogger(__name__)
@@ -42,8 +42,8 @@ logger = logging.getLogger(__name__)
 class Channel(ABC):
     """A frontend's side of the scheduler. Nothing here blocks.
 
-    What does nothing here is of concern only where the scheduler lives in the frontend: else
-    workers find it, and report to it, themselves.
+    Methods that do nothing here matter only if the scheduler runs in the frontend. Otherwise
+    workers find the scheduler and report to it themselves.
     """
 
     def submit(self, request: Submit) -> None:
@@ -59,23 +59,23 @@ class Channel(ABC):
         self._say(Withdrawn(batch_id))
 
     def _say(self, event: Event) -> None:
-        raise NotImplementedError  # who says things in another way has methods of its own
+        raise NotImplementedError  # subclasses that send events in another way override the methods
 
     def report(self, report: BatchReport | None) -> None:
-        """A report that came with results."""
+        """Take a report that came with results."""
         return None
 
     async def heartbeat(self, beat: Heartbeat) -> None:
-        """Of a worker that knows of no other scheduler."""
+        """Take the heartbeat of a worker that knows no other scheduler."""
         return None
 
     @abstractmethod
     async def join(self, beat: Heartbeat) -> None:
-        """Introduce a worker to the scheduler, as soon as that is there, if it does not do so
-        itself."""
+        """Introduce a worker to the scheduler as soon as the scheduler is there, if the worker does
+        not do so itself."""
 
     def is_deserted(self) -> bool:
-        """Whether the scheduler knows no worker, as far as that is a frontend's business."""
+        """Whether the scheduler knows no worker, if the frontend is responsible for that."""
         return False
 
     @abstractmethod
@@ -83,28 +83,28 @@ class Channel(ABC):
         """See `Learned.capacity`.
 
         Raises:
-            Exception: whatever kept the scheduler from answering.
+            Exception: the reason why the scheduler did not answer.
         """
 
     @abstractmethod
     async def clocks(self) -> dict[str, float]:
-        """What the clock of the scheduler's decision log shows, once there is a scheduler.
+        """The reading of the clock of the scheduler's decision log, once there is a scheduler.
 
         Raises:
-            Exception: whatever kept the scheduler from answering.
+            Exception: the reason why the scheduler did not answer.
         """
 
     @abstractmethod
     async def status(self) -> dict[str, Any]:
-        """What `ray-slo status` shows of the scheduler."""
+        """The part of `ray-slo status` about the scheduler."""
 
     @abstractmethod
     def close(self) -> None:
-        """Say and hear nothing more."""
+        """Send and receive nothing more."""
 
 
 class EmbeddedChannel(Channel):
-    """The scheduler lives here."""
+    """The scheduler runs in this process."""
 
     def __init__(self, spec: AppSpec, on_messages: Callable[[list[Message]], None]) -> None:
         self._scheduler = Scheduler(
@@ -173,7 +173,7 @@ class ActorChannel(Channel):
         self._poller = self._loop.create_task(self._poll())
 
     async def join(self, beat: Heartbeat) -> None:
-        """Wait until the scheduler is there; workers find it, and register, themselves."""
+        """Wait until the scheduler is there; workers find it and register themselves."""
         await self._connected.wait()
 
     async def capacity(self) -> dict[str, Capacity]:
@@ -197,15 +197,17 @@ class ActorChannel(Channel):
 
     def _say(self, event: Event) -> None:
         if not self._events:
-            # In a context of its own: Ray takes a call for a child of the request in whose context
-            # it is made, and cancels it with that request, and the other requests' events with it.
+            # In a context of its own: for Ray, a call is a child of the request in whose context it
+            # is made. Ray would cancel it with that request, and the other requests' events with
+            # it.
             self._loop.call_soon(self._flush, context=Context())
         self._events.append(event)
 
     def _flush(self) -> None:
         events, self._events = self._events, []
         if self._actor is not None and self._epoch is not None:
-            # No answer awaited: if the actor died, the poll says so and all is submitted again.
+            # The answer is not awaited: if the actor died, the poll fails and everything is
+            # submitted again.
             self._actor.events.remote(self._client, self._epoch, events)
 
     async def _poll(self) -> None:
@@ -238,25 +240,25 @@ class ActorChannel(Channel):
                 again_s = 1.0
             else:
                 continue
-            # Events may be lost with it, were it the same scheduler afterwards: submit again.
+            # Events may be lost with it, even if it is the same scheduler afterwards: submit again.
             self._actor = self._epoch = None
             await asyncio.sleep(again_s)
 
 
 class WorkerLink:
-    """A worker's way to the scheduler."""
+    """A worker's connection to the scheduler."""
 
     def __init__(self, spec: AppSpec, app_key: str) -> None:
         self._app_key = app_key
         self._embedded = spec.embedded
         self._target: Any = None
-        self._is_sure = False  # that the target is the one
+        self._is_sure = False  # whether the target is the right one
 
     async def heartbeat(self, beat: Heartbeat) -> None:
         """Deliver a heartbeat.
 
         Raises:
-            Exception: whatever kept it from arriving; the target is looked up anew next time.
+            Exception: the reason why it did not arrive; the target is looked up again next time.
         """
         try:
             if not self._is_sure:
@@ -271,10 +273,11 @@ class WorkerLink:
             call = self._target.slo_heartbeat if self._embedded else self._target.heartbeat
             await in_time(call.remote(beat), 5.0)
         except Exception:
-            self._is_sure = False  # reports go there still: it may have been slow only
+            self._is_sure = False  # reports still go there: it may only have been slow
             raise
 
     def report(self, report: BatchReport) -> None:
-        """Report that a batch is over. A scheduler in a frontend hears it with the results."""
+        """Report that a batch is over. A scheduler in a frontend gets the report with the
+        results."""
         if not self._embedded and self._target is not None:
             self._target.report.remote(report)

@@ -1,4 +1,4 @@
-"""Batches that a scheduler has granted and that are not over."""
+"""Batches that a scheduler has granted and that have not ended."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any, cast
 from ray_slo.core import BatchStatus, Dispatch, Preempt, Request
 from ray_slo.serve.messages import Grant, Submit
 
-# A worker is freed of a batch that its heartbeats have not named for this long. The batch's pieces,
-# or the report of its end, may be on their way.
+# A worker is freed from a batch that its heartbeats have not named for this time. Before that, the
+# batch's pieces, or the report of its end, may be on their way.
 _UNCLAIMED_S = 3.0
 
 
 class OwnedRequest(Request):
-    """A request, whose it is, and on which node its payload is ("" where that is not known)."""
+    """A request, its frontend, and the node of its payload ("" if unknown)."""
 
     __slots__ = ("client", "client_id", "node")
 
@@ -42,13 +42,13 @@ class Flight:
         self.granted_at = granted_at
         self.worker = dispatch.worker
         self.preempted_at: float | None = None
-        self._record: dict[str, Any] = {}  # of its preemption
+        self._record: dict[str, Any] = {}  # record of its preemption
         self._shares: dict[str, list[int]] = {}  # request ids by frontend
         for request in cast(Sequence[OwnedRequest], dispatch.requests):
             self._shares.setdefault(request.client, []).append(request.client_id)
         self.pieces = len(self._shares)
-        self._was_there = False  # its worker has named it
-        self._unclaimed_since = math.inf  # the first heartbeat of its worker without it
+        self._was_there = False  # whether its worker has named it
+        self._unclaimed_since = math.inf  # time of its worker's first heartbeat without it
 
     @property
     def clients(self) -> list[str]:
@@ -56,10 +56,10 @@ class Flight:
         return list(self._shares)
 
     def grants(self, kind: str) -> Iterator[tuple[str, Grant]]:
-        """What every frontend with a piece is told.
+        """The grants for every frontend with a piece.
 
         Args:
-            kind: of the worker.
+            kind: kind of the worker.
         """
         dispatch = self.dispatch
         for piece, (client, request_ids) in enumerate(self._shares.items()):
@@ -82,9 +82,9 @@ class Flight:
             )
 
     def preempt(self, preempt: Preempt, now: float) -> dict[str, Any]:
-        """The policy has it stopped. Returns what people are told of that, which changes when the
-        batch ends: `delay_ms` is the time until the scheduler heard that the worker is free, and an
-        `outcome` of "finished" means that the batch was past its last exit point, or has none."""
+        """The policy stops it. Returns a record for people, which changes when the batch ends:
+        `delay_ms` is the time until the scheduler knew that the worker is free. The `outcome`
+        "finished" means that the batch was past its last exit point, or has none."""
         self.preempted_at = now
         self._record = {
             "worker": self.worker,
@@ -99,30 +99,40 @@ class Flight:
         }
         return self._record
 
+    def told(self, now: float) -> dict[str, Any]:
+        """For `ray-slo status`; times are since the grant."""
+        dispatch = self.dispatch
+        return {
+            "variant": dispatch.variant,
+            "batch_size": len(dispatch.requests),
+            "for_ms": 1e3 * (now - self.granted_at),
+            "expected_ms": 1e3 * (dispatch.finish_at - self.granted_at),
+        }
+
     def ended(self, status: BatchStatus, now: float) -> None:
-        """Its worker is free, or gone."""
+        """Its worker is free or gone."""
         if self.preempted_at is not None:
             delay_ms = 1e3 * (now - self.preempted_at)
             self._record.update(outcome=status.value, delay_ms=delay_ms)
 
     def heard(self, worker: str, held: Collection[str], now: float) -> None:
-        """A worker names the batches that it holds."""
+        """A worker names its batches."""
         if self.batch_id in held:
             self._was_there, self._unclaimed_since = True, math.inf
         elif self.worker == worker:
-            # Not since the grant: one heartbeat may have waited for us since before it.
+            # Not since the grant: one heartbeat may be older than the grant.
             self._unclaimed_since = min(self._unclaimed_since, now)
 
     def is_unclaimed(self, seen_at: float) -> bool:
         """Whether its worker has been without it for a while.
 
         Args:
-            seen_at: when the worker was heard last. A silent one may well compute.
+            seen_at: time of the worker's last heartbeat. A silent worker may be computing.
         """
         return seen_at - self._unclaimed_since > _UNCLAIMED_S
 
     def lost(self, now: float) -> str:
-        """What to say of a batch that nobody has any more."""
+        """The log message for a batch that no process has any more."""
         clients = ", ".join(sorted(self.clients)) or "the only frontend"
         since_s = now - self.granted_at
         where = "is not there, and no report of it came"

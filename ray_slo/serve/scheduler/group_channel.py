@@ -1,5 +1,5 @@
-"""How a frontend reaches the schedulers of several groups: a request goes to the group that serves
-its model. The planner says which that is (`FrontendLink`)."""
+"""A frontend's connection to the schedulers of several groups. A request goes to the group that
+serves its model; the planner names that group (`FrontendLink`)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from ray_slo.serve.scheduler.channel import ActorChannel, Channel
 from ray_slo.serve.watch.metrics import GroupMetrics
 
 _STATUS_S = 3.0
-_WORKERS_KEPT = 10_000  # of which the group is remembered; those that are gone are not told
+_WORKERS_KEPT = 10_000  # workers whose groups are remembered; lost workers are not reported
 
 
 class GroupedChannel(Channel):
@@ -34,7 +34,7 @@ class GroupedChannel(Channel):
 
     Args:
         on_messages: grants and refusals of any group.
-        resubmit: submit these again, if they still wait.
+        resubmit: submits these requests again, if they still wait.
         connect: makes the channel to one group's scheduler.
     """
 
@@ -57,6 +57,7 @@ class GroupedChannel(Channel):
         self._channels: dict[str, Channel] = {}
         self._routes: Mapping[str, str] = {}
         self._queued: dict[int, tuple[str, str]] = {}  # (model, group) by request
+        self._unrouted: dict[int, Submit] = {}  # they wait for a route as others do for a worker
         self._group_of_worker: Recent[str, str] = Recent(_WORKERS_KEPT)
         self._metrics = GroupMetrics()
         self._ready = asyncio.Event()
@@ -66,15 +67,16 @@ class GroupedChannel(Channel):
     def submit(self, request: Submit) -> None:
         group = self._routes.get(request.model)
         if group is None:
-            reason = DropReason.NO_WORKER.value
-            refusals: list[Message] = [Refusal((request.request_id,), reason, math.nan)]
-            self._loop.call_soon(self._on_messages, refusals)
+            self._unrouted[request.request_id] = request
+            self._loop.call_later(max(request.budget_s, 0.0), self._give_up, request)
             return
+        self._unrouted.pop(request.request_id, None)
         self._queued[request.request_id] = (request.model, group)
         self._metrics.count(group, request.model, "submitted", 1)
         self._channels[group].submit(request)
 
     def cancel(self, request_id: int) -> None:
+        self._unrouted.pop(request_id, None)
         _, group = self._queued.pop(request_id, ("", ""))
         if group:
             self._channels[group].cancel(request_id)
@@ -84,7 +86,7 @@ class GroupedChannel(Channel):
             self._channels[group].worker_lost(worker)
 
     def batch_withdrawn(self, batch_id: str) -> None:
-        for channel in self._channels.values():  # all but one have not heard of it
+        for channel in self._channels.values():  # all except one do not know it
             channel.batch_withdrawn(batch_id)
 
     async def join(self, beat: Heartbeat) -> None:
@@ -92,7 +94,7 @@ class GroupedChannel(Channel):
         await self._ready.wait()
 
     async def capacity(self) -> dict[str, Capacity]:
-        """Of models that are routed to a group that has workers for them."""
+        """Capacity of models whose group has workers for them."""
         channels = dict(self._channels)
         found = await asyncio.gather(*(c.capacity() for c in channels.values()))
         capacity = dict(zip(channels, found, strict=True))
@@ -107,7 +109,7 @@ class GroupedChannel(Channel):
         return {clock: reading for clocks in found for clock, reading in clocks.items()}
 
     async def status(self) -> dict[str, Any]:
-        """All groups together in the form of one, and each in `groups`."""
+        """The status of all groups together in the form of one group, and of each in `groups`."""
         channels = dict(self._channels)
         told = await asyncio.gather(*(_status_of(channel) for channel in channels.values()))
         found = dict(zip(channels, told, strict=True))
@@ -119,7 +121,7 @@ class GroupedChannel(Channel):
         policies: set[str] = set()
         for status in found.values():
             for key, value in status.items():
-                if key == "auto":  # each group has a setting of its own
+                if key == "auto":  # each group has its own setting
                     continue
                 if key in ("queued", "counts"):
                     sums = total.setdefault(key, {})
@@ -140,7 +142,7 @@ class GroupedChannel(Channel):
         for channel in self._channels.values():
             channel.close()
 
-    # -- what the planner hears and says ---------------------------------------------------
+    # -- for the planner ------------------------------------------------------------------
 
     @property
     def routes(self) -> Mapping[str, str]:
@@ -153,7 +155,8 @@ class GroupedChannel(Channel):
         return Counter(self._queued.values())
 
     def route(self, routing: Routing) -> None:
-        """Send requests there from now on."""
+        """Use these routes from now on. A model without a new route keeps its current one: the
+        planner may be new, and learns the routes from here."""
         for group in routing.groups:
             if group not in self._channels:
                 self._channels[group] = self._connect(
@@ -163,13 +166,23 @@ class GroupedChannel(Channel):
                     functools.partial(self._on_group_messages, group),
                     functools.partial(self._on_reset, group),
                 )
-        if routing.routes != self._routes:
-            self._metrics.routed(self._routes, routing.routes)
-        self._routes = routing.routes
+        routes = {**self._routes, **routing.routes}
+        if routes != self._routes:
+            self._metrics.routed(self._routes, routes)
+        self._routes = routes
         if routing.complete:
             self._ready.set()
+        if routed := [i for i, request in self._unrouted.items() if request.model in routes]:
+            self._resubmit(routed)
 
     # -- inside ----------------------------------------------------------------------------
+
+    def _give_up(self, request: Submit) -> None:
+        """Refuse a request for which no route has come in time."""
+        if self._unrouted.get(request.request_id) is request:
+            del self._unrouted[request.request_id]
+            reason = DropReason.NO_WORKER.value
+            self._on_messages([Refusal((request.request_id,), reason, math.nan)])
 
     def _on_reset(self, group: str) -> None:
         self._resubmit([i for i, (_, g) in self._queued.items() if g == group])
@@ -186,7 +199,7 @@ class GroupedChannel(Channel):
                 ids = []
                 for i in message.request_ids:
                     model, _ = self._queued.get(i, ("", ""))
-                    # Its model has left the group that it was sent to.
+                    # Its model has left the group to which it was sent.
                     if moved and self._routes.get(model, group) != group:
                         again.append(i)
                     else:

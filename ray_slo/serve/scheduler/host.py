@@ -37,20 +37,20 @@ _SHORTEST_NAP_S = 1e-4
 class PolicyHost:
     """Runs `policy` on the running event loop.
 
-    The callbacks may call the host (a request submitted again, a batch that could not be sent):
-    what they tell it is part of the next round, in the next turn of the loop.
+    The callbacks may call the host (a request submitted again, a batch that could not be sent).
+    These events belong to the next round, in the next turn of the loop.
 
     Args:
-        cluster: what the policy knows at first; `set_cluster` changes it.
+        cluster: the policy's first view; `set_cluster` changes it.
         on_dispatch, on_drop: carry one action out. An exception is logged, the others still run.
         on_preempt: the same; a policy that preempts cannot be hosted without it.
-        on_error: called when the policy itself raised. The host goes on with the next event, but
+        on_error: called when the policy itself raised. The host continues with the next event, but
             the policy's state may be wrong, so the owner should end it.
         clock: seconds, monotonic; the clock of every deadline. Default: the loop's.
-        settle_turns: how many more turns of the loop to wait for events before a round. What
-            piled up while something held the loop needs a few turns to get here.
-        context: the callbacks run in it. Without one they would see the context variables of
-            whichever request happened to wake the host.
+        settle_turns: how many more turns of the loop to wait for events before a round. Events that
+            waited while the loop was blocked need a few turns to arrive.
+        context: the callbacks run in it. Without one they would see the context variables of the
+            request that woke the host.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class PolicyHost:
         self._on_preempt = on_preempt
         self._on_error = on_error
         self._workers = frozenset(cluster.workers)
-        self._cluster: Cluster | None = cluster  # not yet told to the policy
+        self._cluster: Cluster | None = cluster  # the policy does not know it yet
         self._finished: list[tuple[WorkerId, BatchOutcome]] = []
         self._deaf: list[tuple[WorkerId, int]] = []
         self._arrived: list[Request] = []
@@ -114,16 +114,16 @@ class PolicyHost:
         self._poke()
 
     def solved(self, answers: Iterable[Any]) -> None:
-        """What the policy `wanted`, solved aside."""
+        """Answers to the problems that the policy `wanted`."""
         self._solved.extend(answers)
         self._poke()
 
     def expected(self) -> Mapping[str, Expected]:
-        """What the policy expects of requests, by model."""
+        """The policy's predictions for requests, by model."""
         method = getattr(self.policy, "expected", None)
         try:
             return {} if method is None else method()
-        except Exception:  # it is of no concern to what is decided
+        except Exception:  # decisions do not depend on it
             logger.exception("policy %r cannot say what it expects", type(self.policy).__name__)
             return {}
 
@@ -164,7 +164,7 @@ class PolicyHost:
             if self._on_error is not None:
                 self._on_error(error)
             return
-        # Refusals last: workers begin at once, and what runs then may be a reason to wait.
+        # Refusals last: dispatches start workers at once.
         for action in sorted(decision.actions, key=_is_drop):
             if self._closed:
                 return
@@ -181,8 +181,8 @@ class PolicyHost:
             self._timer = self._loop.call_later(nap, self._wake, context=self._context)
 
     def _feed(self, now: float) -> None:
-        # What finished, finished on the old cluster; what arrived may need the new one; and what
-        # was cancelled may have arrived in this very turn.
+        # Batches finished on the old cluster, arrivals may need the new one, and cancelled requests
+        # may have arrived in this turn.
         finished, self._finished = self._finished, []
         deaf, self._deaf = self._deaf, []
         arrived, self._arrived = self._arrived, []

@@ -1,8 +1,8 @@
-"""What is learned from batches that ran: how long they take, and how long messages take to arrive.
+"""Learns the time of batches and the travel time of messages from batches that ran.
 
-Only a batch that runs corrects what is believed. A belief that makes every deadline look out of
-reach (after a cold start, or a disturbance that is over) would let no batch run, and so stay for
-ever. It is therefore doubted now and then: lowered so far that a batch of one is tried.
+Only a batch that runs corrects a profile. If a profile makes every deadline look impossible (after
+a cold start, or a disturbance that is over), no batch would run, and the profile would never
+change. So it is doubted from time to time: it is lowered until a batch of one is tried.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ from ray_slo.serve.scheduler.roster import Roster
 
 logger = logging.getLogger(__name__)
 
-_MATERIAL = 0.02  # a profile that changed by a smaller share is no news to a policy
+_MATERIAL = 0.02  # smaller changes of a profile are not reported to the policy
 _DELAY_QUANTILE = 0.95  # of dispatch delays that predictions allow for (Symphony, Appendix D)
-_LARGE = 32  # requests of a batch at which a change of the delay is looked for
+_LARGE = 32  # batch size at which changes of the delay are checked
 _FORGET_AFTER_S = 60.0  # measurements of a variant that the policy avoids are kept this long
-_DOUBT_AFTER_S = 1.0  # without a batch, a model that looks too slow for its SLO is tried again
+_DOUBT_AFTER_S = 1.0  # without a batch: then a model that looks too slow is tried again
 
 
 class Belief:
-    """A latency profile as it is learned, and what a policy was told of it.
+    """A learned latency profile, and the version that the policy knows.
 
     Attributes:
-        largest: batch that there is memory for; None: that of the profile.
+        largest: largest batch that there is memory for; None: that of the profile.
     """
 
     def __init__(self, prior: LatencyProfile, quantile: float = 0.95) -> None:
@@ -60,7 +60,7 @@ class Belief:
 
     @property
     def limit(self) -> int:
-        """Batch size that the profile ends with, be there memory for it or not."""
+        """Largest batch size of the profile, with or without memory for it."""
         return self._online.prior.max_batch_size
 
     @property
@@ -75,20 +75,20 @@ class Belief:
                 self.measured_at = now
 
     def is_news(self) -> bool:
-        """Whether the profile differs from what the policy was told."""
+        """Whether the profile differs from the policy's version."""
         return self._told is None or self.profile.differs(self._told, _MATERIAL)
 
     def tell(self) -> LatencyProfile:
-        """The profile, which the policy is told now."""
+        """The profile; from now on the policy knows it."""
         self._told = self.profile
         return self._told
 
     def forget(self) -> None:
-        """Believe what was believed before the first batch."""
+        """Return to the profile before the first batch."""
         self._online = OnlineProfile(self._online.prior, quantile=self._online.quantile)
 
     def doubt(self, factor: float) -> None:
-        """Believe `factor` times the profile, and void the evidence."""
+        """Set the profile to `factor` times its value, and forget the measurements."""
         scaled = self._online.profile.scaled(factor)
         self._online = OnlineProfile(scaled, quantile=self._online.quantile)
 
@@ -97,7 +97,7 @@ class Learned:
     """What the scheduler of an application has learned.
 
     Args:
-        workers: those that are there, kept up to date by the scheduler.
+        workers: current workers, kept up to date by the scheduler.
 
     Attributes:
         beliefs: by variant and kind of worker.
@@ -114,19 +114,19 @@ class Learned:
         self._prediction_error = Quantile(0.5)
         self._preempt_delay = Quantile(0.9)
         self._told_delays_s: tuple[float, ...] = (math.inf,) * 3
-        self._changed = False  # since the last look for news
+        self._changed = False  # whether something changed since the last check
 
     @property
     def dispatch_delay(self) -> DispatchDelay:
-        """Measured one-way time between a decision and the worker: what most batches of a size do
-        not exceed."""
+        """Measured one-way time between a decision and the worker; most batches of a size are below
+        it."""
         control_s, per_request_s = self._overhead.line(default=0.01)
         return DispatchDelay(0.5 * control_s, 0.5 * per_request_s)
 
     @property
     def preempt_delay_s(self) -> float:
         """Measured time from a preemption until the worker is known to be free (90th percentile);
-        before the first one, what the workers' preemption profiles say."""
+        before the first one, the value of the workers' preemption profiles."""
         profiled_s = max((w.preempt_delay_s for w in self._workers.values()), default=0.0)
         return self._preempt_delay.value(default=2 * self.dispatch_delay(1) + profiled_s)
 
@@ -135,8 +135,8 @@ class Learned:
         return delay(1), delay(_LARGE), self.preempt_delay_s
 
     def meet(self, profiles: Mapping[str, LatencyProfile], kind: str) -> bool:
-        """A worker tells its profiles. Returns whether one of them is of a new variant or kind, or
-        of larger batches than others had memory for when they were measured."""
+        """Take a worker's profiles. Returns whether one is for a new variant or kind, or for larger
+        batches than those that other workers had memory for."""
         new = [
             variant
             for variant, profile in profiles.items()
@@ -161,8 +161,8 @@ class Learned:
         """The report of a batch came back. Returns how long ago the batch ended, seconds.
 
         Args:
-            waited_s: since the batch was granted.
-            finish_in_s: until its predicted end.
+            waited_s: time since the batch was granted, seconds.
+            finish_in_s: time until its predicted end, seconds.
         """
         overhead_s = max(waited_s - report.held_s, 0.0)
         self._overhead.add(report.batch_size, overhead_s)
@@ -176,7 +176,7 @@ class Learned:
         self._preempt_delay.add(delay_s)
 
     def take_news(self, now: float) -> bool:
-        """Whether the policy should be told of what was learned since the last look."""
+        """Whether there is news for the policy since the last check."""
         self._forget_unused()
         if not self._changed:
             return False
@@ -187,7 +187,7 @@ class Learned:
         )
 
     def cluster(self) -> Cluster:
-        """What the policy is told now."""
+        """The cluster for the policy."""
         self._changed = False
         self._told_delays_s = self._delays_s()
         profiles: dict[str, dict[str, LatencyProfile]] = {name: {} for name in self._variants}
@@ -197,7 +197,7 @@ class Learned:
         variants: dict[str, list[Variant]] = {name: [] for name in self._spec.models}
         for name, ref in self._variants.items():
             variants[ref.model].append(Variant(name, profiles[name], ref.accuracy))
-        margin_ms = self._spec.response_margin_ms  # frontends keep it for the way back
+        margin_ms = self._spec.response_margin_ms  # frontends reserve it for the way back
         models = [
             Model(name, max(m.latency_slo_ms - margin_ms, 1.0) / 1e3, tuple(variants[name]))
             for name, m in self._spec.models.items()
@@ -208,7 +208,7 @@ class Learned:
         return Cluster.of(models, workers, self.dispatch_delay, self.preempt_delay_s)
 
     def capacity(self) -> dict[str, Capacity]:
-        """Of models that there are workers for."""
+        """Capacity of models that have workers."""
         rates: dict[str, dict[str, float]] = {}  # by model and worker
         for name, worker in self._workers.items():
             for variant in worker.variants:
@@ -224,9 +224,9 @@ class Learned:
         }
 
     def _forget_unused(self) -> None:
-        """Believe again the first profile of a variant that the policy avoids.
+        """Return to the first profile of a variant that the policy avoids.
 
-        It may have looked slow in a disturbance that is over; nobody would ever find out.
+        It may have looked slow in a disturbance that is over, and would never be measured again.
         """
         for (variant, _), belief in self.beliefs.items():
             ran_at = self._ran_at.get(self._variants[variant].model, -math.inf)
@@ -235,12 +235,12 @@ class Learned:
                 self._changed = True
 
     def doubt(self, refused: Request, now: float) -> bool:
-        """Lower beliefs if they alone keep a whole model from being served.
+        """Lower profiles if only they prevent a whole model from being served.
 
         In a pipeline, that may be a profile of any task from the refused one on.
 
         Returns:
-            Whether a belief was lowered.
+            Whether a profile was lowered.
         """
         tree = self._tree_of[refused.task]
         models = _from(tree, refused.task)
@@ -251,7 +251,7 @@ class Learned:
             return False
         self._ran_at.update(dict.fromkeys(models, now))
         self._overhead.forget()
-        self._changed = True  # no batch will come to have the policy told
+        self._changed = True  # no batch will come that would report the change
         quickest: dict[str, dict[str, tuple[float, str]]] = {}  # by kind and model
         for (variant, kind), belief in self.beliefs.items():
             if (model := self._variants[variant].model) in models:

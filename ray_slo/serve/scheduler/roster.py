@@ -16,11 +16,11 @@ _QUARANTINE_S = (0.5, 5.0)  # at first, and at most
 
 
 class Quarantine:
-    """Workers that could not be reached: they drain, or are being reconfigured. Each is left alone
-    for half a second, then for twice as long each time, until it is reached again."""
+    """Workers that could not be reached, because they drain or are being reconfigured. Each gets no
+    batches for half a second, then for twice as long each time, until it is reached again."""
 
     def __init__(self) -> None:
-        self._until: dict[str, tuple[float, float]] = {}  # and how long that is
+        self._until: dict[str, tuple[float, float]] = {}  # end of the time, and its length
 
     def add(self, worker: str, now: float) -> None:
         first_s, longest_s = _QUARANTINE_S
@@ -35,16 +35,16 @@ class Quarantine:
         self._until.pop(worker, None)
 
     def forget(self, before: float) -> None:
-        """Forget workers whose time was over before that."""
+        """Forget workers whose time ended before `before`."""
         self._until = {w: until for w, until in self._until.items() if until[0] >= before}
 
 
 @dataclass(slots=True)
 class WorkerState:
-    """What a worker said of itself last. Two are equal if they are to a policy.
+    """The last report of a worker. Two are equal if they are equal for a policy.
 
     Attributes:
-        largest: batch that it has memory for, by variant.
+        largest: largest batch that it has memory for, by variant.
     """
 
     kind: str
@@ -60,7 +60,7 @@ class WorkerState:
     def of(cls, beat: Heartbeat, variants: frozenset[str], now: float) -> WorkerState:
         """
         Args:
-            variants: those that are known here; others are of an older release.
+            variants: known variants; others belong to an older release.
         """
         assigned = tuple(a for a in beat.assigned if a.variant in variants)
         largest = {v: beat.profiles[v].max_batch_size for v in variants}
@@ -77,10 +77,10 @@ class WorkerState:
 
 
 class Roster(dict[str, WorkerState]):
-    """What every worker said, by its id."""
+    """The last report of every worker, by its id."""
 
     def heard(self, worker: str, state: WorkerState) -> bool:
-        """Returns whether it is news to a policy."""
+        """Store a report; returns whether it is news for a policy."""
         before = self.get(worker)
         self[worker] = state
         if before is None:
@@ -99,14 +99,14 @@ class Roster(dict[str, WorkerState]):
         return self[worker].node if worker in self else ""
 
     def silent(self, before: float) -> list[str]:
-        """Those that were not heard since then."""
+        """Workers without a report since `before`."""
         return [name for name, state in self.items() if state.seen_at < before]
 
-    def status(self, now: float, batches: dict[str, int]) -> dict[str, Any]:
+    def status(self, now: float, running: Mapping[str, list[dict[str, Any]]]) -> dict[str, Any]:
         """For `ray-slo status`.
 
         Args:
-            batches: how many are in flight, by worker.
+            running: batches in flight, by worker; see `Flight.told`.
         """
         return {
             name: {
@@ -114,7 +114,8 @@ class Roster(dict[str, WorkerState]):
                 "node": w.node,
                 "variants": sorted(w.variants),
                 "assigned": [asdict(a) for a in w.assigned],
-                "batches_in_flight": batches.get(name, 0),
+                "batches_in_flight": len(running.get(name, ())),
+                "running": running.get(name, []),
                 "last_heartbeat_s": now - w.seen_at,
                 "memory": w.memory.to_json(),
             }

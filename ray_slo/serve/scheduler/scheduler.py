@@ -1,7 +1,7 @@
 """The scheduler: hosts a policy and turns its decisions into grants and refusals.
 
-Plain asyncio, no Ray: the same class lives in the scheduler actor and inside an only frontend. It
-sees metadata, never a payload. Call everything from one event loop.
+Plain asyncio, no Ray: the same class runs in the scheduler actor and in an only frontend. It sees
+metadata, never a payload. Call everything from one event loop.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import logging
 import math
 import time
 import uuid
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Sequence
 from operator import attrgetter
 from typing import Any, cast
@@ -54,7 +54,7 @@ from ray_slo.serve.watch.logs import open_log
 logger = logging.getLogger(__name__)
 
 _TICK_S = 0.25  # also how often measured batches may change the policy's view
-_RESTART_S = 0.5  # a policy that raised is started anew after this
+_RESTART_S = 0.5  # seconds until a policy that raised is started again
 _PATIENCE = (0.1, 5.0)  # with a preempted batch: seconds, or multiples of the expected delay
 _PREEMPTIONS_KEPT = 100
 
@@ -65,9 +65,9 @@ class Scheduler:
     Args:
         spec: the application.
         deliver: called with (client, messages) at most once per client and event-loop turn.
-        aside: runs a function that takes a second or so off this event loop; default: a thread.
-        heartbeat_timeout_s: a silent worker is taken for dead after this.
-        watch: told what to keep metrics of.
+        aside: runs a function that takes about a second outside this event loop; default: a thread.
+        heartbeat_timeout_s: a silent worker counts as dead after this time, seconds.
+        watch: gets the events for metrics.
     """
 
     def __init__(
@@ -97,9 +97,9 @@ class Scheduler:
         self._in_flight: dict[str, Flight] = {}
         self._outbox: dict[str, list[Message]] = {}
         self._next_id = 0
-        self._generation = 0  # of the policy
+        self._generation = 0  # number of the policy's life
         self._preemptions: deque[dict[str, Any]] = deque(maxlen=_PREEMPTIONS_KEPT)
-        self._deaf: set[str] = set()  # variants that did not stop when asked to
+        self._deaf: set[str] = set()  # variants that did not stop when they were preempted
         self._cluster_is_stale = False
         counted = "submitted granted refused cancelled batches preempted on_node unclaimed"
         self._counts = Counter(dict.fromkeys(counted.split(), 0))
@@ -117,7 +117,7 @@ class Scheduler:
     # -- from frontends --------------------------------------------------------------------
 
     def hear(self, client: str, events: Iterable[Event]) -> None:
-        """What a client says, in order."""
+        """Take a client's events, in order."""
         for event in events:
             match event:
                 case Submit():
@@ -135,7 +135,7 @@ class Scheduler:
         if key in self._queued:
             return
         known = submit.model in self._spec.models and (submit.task or submit.model) in self._tasks
-        if not known:  # of an older release, still draining
+        if not known:  # from an older release that is still draining
             self._counts["refused"] += 1
             self._post(client, Refusal((submit.request_id,), DropReason.NO_WORKER.value, math.nan))
             return
@@ -147,21 +147,21 @@ class Scheduler:
         self._host.submit(request)
 
     def _cancel(self, client: str, request_id: int) -> None:
-        """Withdraw what is still queued."""
+        """Withdraw a request that is still queued."""
         request = self._queued.pop((client, request_id), None)
         if request is not None:
             self._counts["cancelled"] += 1
             self._host.cancel(request)
 
     def client_is_on(self, client: str, node: str) -> None:
-        """A frontend says which node it is on, and its payloads with it."""
+        """Note the node of a frontend and its payloads."""
         self._client_nodes[client] = node
 
     def client_gone(self, client: str, unread: Iterable[Message] = ()) -> None:
-        """Withdraw everything that a dead frontend had queued.
+        """Withdraw all queued requests of a dead frontend.
 
         Args:
-            unread: what it was told and never heard. A batch of which nobody heard is over.
+            unread: messages that it never read. A batch whose grants were never read is over.
         """
         self._client_nodes.pop(client, None)
         for owner, request_id in list(self._queued):
@@ -177,11 +177,11 @@ class Scheduler:
     # -- from workers ----------------------------------------------------------------------
 
     def heartbeat(self, beat: Heartbeat) -> None:
-        """A worker is here; the first one brings it in."""
+        """Take a worker's heartbeat; the first one registers it."""
         now = self._clock()
         if self._quarantine.holds(beat.worker, now):
             return
-        if not beat.profiles:  # it leaves the group; what it runs, it still answers
+        if not beat.profiles:  # it leaves the group; it still answers its running batches
             self._forget_worker(beat.worker)
             return
         # Variants of an older release, whose workers still drain, are not ours.
@@ -213,15 +213,17 @@ class Scheduler:
 
     @property
     def capacity(self) -> dict[str, Capacity]:
-        """See `Learned.capacity`; with what the policy expects."""
+        """See `Learned.capacity`; with the policy's predictions."""
         expected = self._host.expected()
         found = self._learned.capacity()
         return {model: c._replace(expected=expected.get(model)) for model, c in found.items()}
 
     def status(self) -> dict[str, Any]:
-        """What `ray-slo status` shows."""
+        """The status for `ray-slo status`."""
         queued = Counter(request.model for request in self._queued.values())
-        busy = Counter(flight.worker for flight in self._in_flight.values())
+        now, running = self._clock(), defaultdict[str, list[dict[str, Any]]](list)
+        for flight in self._in_flight.values():
+            running[flight.worker].append(flight.told(now))
         return {
             "epoch": self.epoch,
             "policy": str(self._spec.policy.name),
@@ -230,8 +232,8 @@ class Scheduler:
             "counts": dict(self._counts),
             "preemptions": [dict(record) for record in self._preemptions],
             "decision_log": self._log and self._log.status(),
-            "workers": self._workers.status(self._clock(), busy),
-            **self._solver.status(self._host, self._clock()),
+            "workers": self._workers.status(now, running),
+            **self._solver.status(self._host, now),
             **self._learned.status(),
         }
 
@@ -239,7 +241,7 @@ class Scheduler:
 
     def _new_host(self) -> PolicyHost:
         name, kwargs = _recipe(self._spec)
-        # A ready-made policy object is kept as it was made, for a restart.
+        # A ready-made policy object is kept unchanged, for a restart.
         policy = copy.deepcopy(make_policy(name, kwargs))
         if self._log is not None:
             policy = self._log.recorded(policy, name, kwargs, self._clock())
@@ -254,12 +256,12 @@ class Scheduler:
         )
 
     def _on_policy_error(self, error: Exception) -> None:
-        # Start afresh with what is queued. Not at once: it may fail again.
+        # Start again with the queued requests. Not at once: it may fail again.
         self._host.close()
         self._loop.call_later(_RESTART_S, self._restart_policy)
 
     def _restart_policy(self) -> None:
-        if self._ticker.done():  # closed meanwhile
+        if self._ticker.done():  # it was closed in the meantime
             return
         logger.warning("policy restarted with %d queued requests", len(self._queued))
         self._generation += 1
@@ -293,11 +295,11 @@ class Scheduler:
         self._solver.look(self._host)
 
     def _free_unclaimed(self) -> None:
-        """The watchdog: frees workers of batches that nobody has any more.
+        """The watchdog: frees workers from batches that no process has any more.
 
-        Whoever should have ended such a batch cannot: its frontends died or hang with it unsent, or
-        the worker's report was lost. A worker names in its heartbeats what waits or runs there, so
-        one that works is left alone, however long that takes. A silent one is, too.
+        Nothing else can end such a batch: its frontends died or hang before they sent it, or the
+        worker's report was lost. A worker's heartbeats name its waiting and running batches, so a
+        worker that runs its batch keeps it, for any time. So does a silent worker.
         """
         for flight in list(self._in_flight.values()):
             worker = self._workers.get(flight.worker)
@@ -314,7 +316,7 @@ class Scheduler:
             return
         for flight in list(self._in_flight.values()):
             if flight.worker == worker:
-                # The policy is told: it may never see the worker leave, if that is back at once.
+                # Tell the policy: it may never see the worker leave, if it is back at once.
                 self._end_batch(flight.batch_id, BatchStatus.LOST)
         self._cluster_is_stale = True
         self._refresh_cluster()
@@ -353,14 +355,14 @@ class Scheduler:
             self._post(client, grant)
 
     def _on_preempt(self, preempt: Preempt) -> None:
-        # The oldest batch of the worker is the one that runs. None: it ended just now.
+        # The oldest batch of the worker is the running one. None: it has just ended.
         on_it = (f for f in self._in_flight.values() if f.worker == preempt.worker)
         flight = next(on_it, None)
         if flight is None or flight.preempted_at is not None:
             return
         self._preemptions.append(flight.preempt(preempt, self._clock()))
-        # Only frontends can call a worker. All with a piece of the batch are asked, as one may have
-        # died; the worker ignores repetitions.
+        # Only frontends can call a worker. All with a piece of the batch are asked, because one may
+        # have died; the worker ignores repetitions.
         stop = Stop(flight.batch_id, preempt.worker, self._workers.kind_of(preempt.worker))
         for client in flight.clients:
             self._post(client, stop)

@@ -1,10 +1,10 @@
-"""Which of several equal free workers takes a batch: the one where its payloads are. No ray.
+"""Gives a batch to the free worker that is nearest to its payloads. No ray.
 
-A policy does not know where a worker is. What it dispatches to are *seats*, and who sits there is
-decided here. Two workers may change seats while both are free, if a policy cannot tell them apart:
-the same kind, loaded variants and assignment. So every decision is the policy's own, and what it is
-told and says (in the decision log, too) is the same wherever the workers are. A seat has the name
-of the worker that took it first.
+A policy does not know where a worker is. It dispatches to *seats*, and this module decides which
+worker has which seat. Two free workers may exchange seats if they are equal for a policy: the same
+kind, loaded variants and assignment. So every decision is the policy's own. Its events and
+decisions, also in the decision log, do not depend on where the workers are. A seat has the name of
+the worker that took it first.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from ray_slo.core.policy import PolicyWrapper
 
 
 class NearPayloads(PolicyWrapper):
-    """`policy`, with each batch run near its payloads where that makes no other difference.
+    """`policy`, with each batch run near its payloads if that makes no other difference.
 
     Args:
-        node_of_worker, node_of_request: names of nodes; "" for one that is not known.
+        node_of_worker, node_of_request: names of nodes; "" if unknown.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class NearPayloads(PolicyWrapper):
         self._worker: dict[WorkerId, WorkerId] = {}  # by seat
         self._seat: dict[WorkerId, WorkerId] = {}  # by worker
         self._batches: dict[WorkerId, int] = {}  # by worker: dispatched and not finished
-        self._place: dict[WorkerId, tuple[Hashable, str]] = {}  # by worker: (alike, node)
+        self._place: dict[WorkerId, tuple[Hashable, str]] = {}  # by worker: (equal workers, node)
         self._free: dict[tuple[Hashable, str], dict[WorkerId, None]] = {}  # by place
         self._spread = False  # over several nodes
 
@@ -53,7 +53,7 @@ class NearPayloads(PolicyWrapper):
         if name != "preempt_failed":
             return super().optional_event(name, *args)
         now, worker, batch_id = args
-        if worker in self._seat:  # else it left, and its batches with it
+        if worker in self._seat:  # otherwise it left with its batches
             super().optional_event(name, now, self._seat[worker], batch_id)
 
     def batch_finished(self, now: float, worker: WorkerId, outcome: BatchOutcome) -> None:
@@ -70,7 +70,7 @@ class NearPayloads(PolicyWrapper):
         for worker in workers:
             if worker not in self._seat:
                 seat = worker
-                while seat in self._worker:  # it was here before, and another has its seat
+                while seat in self._worker:  # it is back, and another worker has its seat
                     seat = self._worker[seat]
                 self._worker[seat], self._seat[worker] = worker, seat
         self._place = {

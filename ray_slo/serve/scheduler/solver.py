@@ -1,5 +1,5 @@
-"""Some policies want tables or rehearsals, which take a second or so: one is solved after the
-other, off the scheduler's event loop."""
+"""Some policies ask for tables or rehearsals, which take about a second. They are solved one after
+the other, outside the scheduler's event loop."""
 
 from __future__ import annotations
 
@@ -17,22 +17,25 @@ from ray_slo.serve.scheduler.watch import Watch
 logger = logging.getLogger(__name__)
 
 _SOLVER = "ray_slo.simulation.rehearsal:solve"
-_PATIENCE_S = 60.0  # with a rehearsal; the traffic that it plays is bounded
-_PAUSE_S, _LONGEST_PAUSE_S = 2.0, 300.0  # after rehearsals that failed, each twice as long
+_PATIENCE_S = 60.0  # longest rehearsal; its traffic is bounded
+_PAUSE_S, _LONGEST_PAUSE_S = 2.0, 300.0  # after failed rehearsals, doubled each time
+_REST = 4.0  # pause, times a rehearsal's time: rehearsals use at most a fifth of a core
 
 Aside = Callable[[Callable[[Any], Any], Any], Awaitable[Any]]
 
 
 class Solver:
-    """Has what a policy wants solved.
+    """Solves the problems that a policy asks for.
 
     A table that cannot be solved is not tried again. A rehearsal that fails or takes too long
-    changes nothing; another one is held after a while.
+    changes
+    nothing; another one follows after a while. After a rehearsal there is a pause of four times its
+    length, because it uses a core that others may need.
 
     Args:
-        aside: runs a function of one argument off this event loop, and stops it, if it can, when
-            nobody waits for the answer any more; default: in a thread.
-        watch: told of rehearsals, and of the setting in force.
+        aside: runs a function of one argument outside this event loop. It stops it, if possible,
+            when the answer is no longer needed. Default: in a thread.
+        watch: gets rehearsals and changes of the setting.
     """
 
     def __init__(self, aside: Aside | None, watch: Watch) -> None:
@@ -48,7 +51,7 @@ class Solver:
         self._error: str | None = None
 
     def look(self, host: PolicyHost) -> None:
-        """Begin with what the policy wants first, if nothing is being solved."""
+        """Begin with the first problem that the policy asks for, if none is being solved."""
         if (in_force := getattr(host.policy, "in_force", None)) is not None:
             setting = in_force()["setting"]
             if setting != self._setting:
@@ -84,8 +87,10 @@ class Solver:
             answer = await asyncio.wait_for(self._aside(import_attr(_SOLVER), problem), _PATIENCE_S)
         except TimeoutError:
             error = f"it was not over after {_PATIENCE_S:g} s"
-        except Exception as raised:  # of policies that may be anybody's, or of the cluster
-            said = str(raised).strip().splitlines() or [""]  # Ray's say whose error it is last
+        except Exception as raised:  # from any policy, or from the cluster
+            said = str(raised).strip().splitlines() or [
+                ""
+            ]  # the last line of Ray's messages names the error
             error = said[-1] if len(said) > 1 else f"{type(raised).__name__}: {said[0]}"
         took_s = monotonic() - start
         self._watch.rehearsed(answer is not None, took_s)
@@ -102,6 +107,7 @@ class Solver:
             return
         self._held += 1
         self._failed_in_a_row = 0
+        self._not_before = monotonic() + _REST * took_s
         self._took_s, self._error = took_s, None
         for label, score in answer.scores.items():
             if score.error:
@@ -110,8 +116,8 @@ class Solver:
         host.solved([answer])
 
     def status(self, host: PolicyHost, now: float) -> dict[str, Any]:
-        """For people: tables that decide now, and how many are missing; the setting in force and
-        the last rehearsals. Nothing for a policy that has none.
+        """For people: current tables and the number of missing ones; the current setting and the
+        last rehearsals. Empty for a policy without them.
 
         Args:
             now: seconds in the policy's clock.

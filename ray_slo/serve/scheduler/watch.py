@@ -1,16 +1,16 @@
-"""What a scheduler tells whoever keeps metrics of it."""
+"""Events of a scheduler for its metrics."""
 
 from __future__ import annotations
 
 
 class Watch:
-    """Told of what a scheduler does; this one keeps nothing."""
+    """Gets a scheduler's events; this one ignores them."""
 
     def unclaimed(self) -> None:
-        """The watchdog freed a worker of a batch that nobody had any more."""
+        """The watchdog freed a worker from a batch that no process had any more."""
 
     def rehearsed(self, held: bool, took_s: float) -> None:
-        """A rehearsal was held, or failed, after `took_s` seconds."""
+        """A rehearsal succeeded or failed after `took_s` seconds."""
 
     def setting(self, before: str, now: str) -> None:
-        """Another setting of `auto` is in force; `before` is empty for the first."""
+        """The setting of `auto` changed; `before` is empty for the first one."""

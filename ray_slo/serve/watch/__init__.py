@@ -1,1 +1,1 @@
-"""How operators see what happens: metrics, traces, status, dashboards."""
+"""Tools for operators: metrics, traces, status, dashboards."""

@@ -1,7 +1,7 @@
 """A Grafana dashboard and Prometheus rules for the `serve_slo_*` metrics.
 
-Both are files beside this module, in which `@name@` stands for what is filled in here.
-`dashboard.json` holds the dashboard without panels, the form that all panels share, and the
+Both are files beside this module, with `@name@` for values that are filled in here.
+`dashboard.json` contains the dashboard without panels, the common form of all panels, and the
 panels by row. It looks and filters like the dashboards that Ray provisions, and the same
 environment variables change it: `RAY_GRAFANA_SERVE_SLO_DASHBOARD_UID`,
 `RAY_GRAFANA_SERVE_SLO_DASHBOARD_GLOBAL_FILTERS` and `RAY_GRAFANA_SERVE_SLO_LOG_LINK_URL`.
@@ -28,7 +28,7 @@ import ray
 from ray_slo.serve.errors import FAULTS, OF_CLIENTS
 
 PREFIX = "ray_serve_slo_"
-_SLACK = 0.01  # of a share that is expected
+_SLACK = 0.01  # added to an expected share
 FAST_BURN, SLOW_BURN = 14.4, 6.0
 _ENV = "RAY_GRAFANA_SERVE_SLO_"
 _FILTERS = (
@@ -114,9 +114,9 @@ def rules(objective: float = 0.99, max_plan_age_s: float = 180.0, min_requests: 
 
     Args:
         objective: share of requests to be answered in time.
-        max_plan_age_s: how long the planner may go without a plan; some of its intervals.
-        min_requests: over one hour, or six hours, that a budget must have been burnt on: of a few
-            requests, one that is refused is a large share.
+        max_plan_age_s: longest time without a plan, seconds; several intervals of the planner.
+        min_requests: least number of requests in one hour, or six hours, for an alert: one refused
+            request of a few is a large share.
 
     Raises:
         ValueError: a number is out of range.

@@ -6,8 +6,8 @@ import logging
 import time
 from typing import Any
 
-from ray_slo.record.writer import DecisionLog, PlanLog
 from ray_slo.serve.config.spec import AppSpec
+from ray_slo.serve.watch.log_writer import DecisionLog, PlanLog
 
 logger = logging.getLogger(__name__)
 
@@ -18,7 +18,8 @@ def open_log(spec: AppSpec, epoch: str) -> DecisionLog | None:
 
 
 def open_plan_log(spec: AppSpec, epoch: str) -> PlanLog | None:
-    """The log that the application asks of its planner; None if it does not, or it cannot be."""
+    """The log that the application asks of its planner; None if it does not, or it is
+    impossible."""
     if spec.decision_log is None:
         return None
     planner = spec.planner

@@ -1,14 +1,15 @@
 """`serve_slo_*` metrics. Ray exports them to Prometheus with the prefix `ray_`.
 
-Those about requests carry the tag `model`, those about batches `variant`, too (of a pipeline: each
-task as a model, and the whole by its name); Serve adds its own deployment, replica and application.
+Metrics about requests have the tag `model`; those about batches also have `variant`. In a pipeline,
+each task counts as a model, and so does the pipeline. Serve adds its own tags: deployment, replica
+and application.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ from ray_slo.core.trees import root_and_class
 from ray_slo.planning.brains.brain import Plans
 from ray_slo.serve.errors import FAULTS
 from ray_slo.serve.scheduler.watch import Watch
+from ray_slo.serve.watch.lately import Lately, Seen
 
 if TYPE_CHECKING:
     from ray_slo.serve.config.spec import VariantRef
@@ -47,7 +49,7 @@ class _Share:
     """Share of bad requests over the last seconds, counted by second."""
 
     def __init__(self) -> None:
-        self._seconds: deque[tuple[int, int, int]] = deque()  # which, requests, bad ones
+        self._seconds: deque[tuple[int, int, int]] = deque()  # second, requests, bad ones
 
     def count(self, now: float, bad: bool, number: int = 1) -> None:
         second, requests, found = int(now), 0, 0
@@ -56,11 +58,33 @@ class _Share:
         self._seconds.append((second, requests + number, found + bad * number))
 
     def value(self, now: float) -> float | None:
-        """None where there were no requests."""
+        """The share; None if there were no requests."""
+        requests, bad = self.counts(now)
+        return bad / requests if requests else None
+
+    def counts(self, now: float) -> tuple[int, int]:
+        """Number of requests, and of bad ones among them."""
         while self._seconds and self._seconds[0][0] <= int(now) - _BAD_WINDOW_S:
             self._seconds.popleft()
-        requests = sum(n for _, n, _ in self._seconds)
-        return sum(bad for _, _, bad in self._seconds) / requests if requests else None
+        return sum(n for _, n, _ in self._seconds), sum(bad for _, _, bad in self._seconds)
+
+
+class _Sums:
+    """A counter of what happens with every request: told of in sums, as telling costs more than
+    counting."""
+
+    def __init__(self, name: str, description: str, *tags: str) -> None:
+        self._counter = _counter(name, description, *tags)
+        self._tags = tags
+        self._sums: Counter[tuple[str, ...]] = Counter()
+
+    def inc(self, number: int, *values: str) -> None:
+        self._sums[values] += number
+
+    def tell(self) -> None:
+        sums, self._sums = self._sums, Counter()
+        for values, number in sums.items():
+            self._counter.inc(number, dict(zip(self._tags, values, strict=True)))
 
 
 class FrontendMetrics:
@@ -68,13 +92,13 @@ class FrontendMetrics:
 
     def __init__(self) -> None:
         last = f"last {_GOODPUT_WINDOW_S:.0f} s"
-        self._requests = _counter(
+        self._requests = _Sums(
             "requests_total",
             "Requests by outcome: ok, late, refused, expired, cancelled, failed, invalid; reason "
             "says more.",
             *("model", "slo_class", "outcome", "reason"),
         )
-        self._variants = _counter(
+        self._variants = _Sums(
             "variant_total", "Answers by variant (the variant mix).", "model", "variant"
         )
         self._latency = _histogram(
@@ -125,6 +149,7 @@ class FrontendMetrics:
         self._good: dict[str, deque[tuple[float, float | None]]] = {}
         self._shares: dict[str, _Share] = {}
         self._was_expected: set[str] = set()
+        self._lately = Lately()
 
     def answered(self, answer: Answer) -> None:
         """One request was answered."""
@@ -133,16 +158,16 @@ class FrontendMetrics:
         met = answer.deadline_met
         self._count(answer.model, not met)
         outcome = "ok" if met else "late"
-        self._requests.inc(
-            1, {**model, "slo_class": answer.slo_class, "outcome": outcome, "reason": ""}
-        )
-        self._variants.inc(1, variant)
+        self._requests.inc(1, answer.model, answer.slo_class, outcome, "")
+        self._variants.inc(1, answer.model, answer.variant)
         self._latency.observe(answer.latency_ms, variant)
         self._slack.observe(max(answer.latency_slo_ms - answer.latency_ms, 0.0), model)
         self._queue.observe(answer.queue_ms, model)
+        now = time.monotonic()
+        self._lately.answered(now, answer)
         if met:
             good = self._good.setdefault(answer.model, deque())
-            good.append((time.monotonic(), answer.accuracy))
+            good.append((now, answer.accuracy))
 
     def unanswered(self, stream: str, outcome: str, reason: str, count: int = 1) -> None:
         """Requests ended without an answer.
@@ -153,9 +178,8 @@ class FrontendMetrics:
         model, slo_class = root_and_class(stream)
         if outcome in FAULTS:
             self._count(model, True, count)
-        self._requests.inc(
-            count, {"model": model, "slo_class": slo_class, "outcome": outcome, "reason": reason}
-        )
+        self._requests.inc(count, model, slo_class, outcome, reason)
+        self._lately.unanswered(time.monotonic(), stream, outcome, reason, count)
 
     def _count(self, model: str, bad: bool, number: int = 1) -> None:
         self._shares.setdefault(model, _Share()).count(time.monotonic(), bad, number)
@@ -166,9 +190,11 @@ class FrontendMetrics:
         found = {model: share.value(now) for model, share in self._shares.items()}
         return {model: value for model, value in found.items() if value is not None}
 
-    def predicted(self, variant: VariantRef, error_ms: float) -> None:
-        """A batch ended `error_ms` after (before, if negative) its predicted finish."""
-        self._error.observe(abs(error_ms), {"model": variant.model, "variant": variant.name})
+    def predicted(self, variant: VariantRef, expected_ms: float, took_ms: float) -> None:
+        """Note the predicted and the measured time of a batch, from its grant to its result."""
+        tags = {"model": variant.model, "variant": variant.name}
+        self._error.observe(abs(took_ms - expected_ms), tags)
+        self._lately.predicted(time.monotonic(), variant.model, variant.name, expected_ms, took_ms)
 
     def goodput(self) -> dict[str, float]:
         """Requests answered in time per second by model, over the last seconds."""
@@ -181,20 +207,38 @@ class FrontendMetrics:
         return rates
 
     def accuracy(self) -> dict[str, float]:
-        """Mean accuracy (percent) of the answers that `goodput` counted last, where known."""
+        """Mean accuracy (percent) of the answers that `goodput` counted last, if known."""
         known = {m: [a for _, a in good if a is not None] for m, good in self._good.items()}
         return {model: sum(values) / len(values) for model, values in known.items() if values}
 
-    def refresh(self, pending: int, expected: Mapping[str, Expected] | None = None) -> None:
-        """Set the gauges; called about once a second.
+    def seen_lately(self, pending: int) -> Seen:
+        """The counts of this frontend, for `ray-slo status`.
 
         Args:
-            expected: what is expected of clients' requests, by model.
+            pending: requests that it has not answered.
         """
+        now = time.monotonic()
+        return Seen(
+            pending,
+            self.goodput(),
+            self.accuracy(),
+            {model: share.counts(now) for model, share in self._shares.items()},
+            self._lately.counts(now),
+            self._lately.refused(now),
+        )
+
+    def refresh(self, pending: int, expected: Mapping[str, Expected] | None = None) -> None:
+        """Set the gauges, and tell of what was counted; called about once a second.
+
+        Args:
+            expected: predictions for clients' requests, by model.
+        """
+        self._requests.tell()
+        self._variants.tell()
         expected = expected or {}
         for model, bad_rate in self.bad_rate().items():
             self._bad_rate.set(bad_rate, {"model": model})
-        for model in self._was_expected | expected.keys():  # not a number where it is not known
+        for model in self._was_expected | expected.keys():  # NaN if unknown
             accuracy, bad_rate = expected.get(model, _UNKNOWN)
             self._expected_bad_rate.set(bad_rate, {"model": model})
             known = math.nan if accuracy is None else accuracy
@@ -208,7 +252,7 @@ class FrontendMetrics:
 
 
 class PlanMetrics:
-    """What a frontend knows of the plan."""
+    """What a frontend knows about the plan."""
 
     def __init__(self) -> None:
         self._age = _gauge(
@@ -238,13 +282,13 @@ class PlanMetrics:
         self._known = plans
 
     def replicas(self, kind: str, wanted: int | None, running: int) -> None:
-        """Workers of a kind; `wanted` is None where the plan leaves them as they are."""
+        """Set the workers of a kind; `wanted` is None if the plan does not change their number."""
         self._replicas.set(running, {"kind": kind, "is": "running"})
         self._replicas.set(running if wanted is None else wanted, {"kind": kind, "is": "wanted"})
 
 
 class GroupMetrics:
-    """What a frontend sent to which serving group."""
+    """Requests that a frontend sent to serving groups."""
 
     def __init__(self) -> None:
         self._requests = _counter(
@@ -262,7 +306,7 @@ class GroupMetrics:
             self._requests.inc(number, {"group": group, "model": model, "event": event})
 
     def routed(self, before: Mapping[str, str], now: Mapping[str, str]) -> None:
-        """Requests for models go to these groups now."""
+        """Set the groups to which requests for models go now."""
         for model, group in before.items():
             self._serves.set(0, {"group": group, "model": model})
         for model, group in now.items():
@@ -270,10 +314,10 @@ class GroupMetrics:
 
 
 class SchedulerMetrics(Watch):
-    """What a scheduler had to mend, and what its policy rehearsed.
+    """Repairs by a scheduler, and rehearsals of its policy.
 
     Args:
-        app_key: of a scheduler that is an actor of its own; Serve tags what lives in a replica.
+        app_key: key of a scheduler actor; Serve adds tags only in a replica.
     """
 
     def __init__(self, app_key: str | None = None) -> None:
@@ -300,7 +344,7 @@ class SchedulerMetrics(Watch):
         )
 
     def unclaimed(self) -> None:
-        """A worker was freed of such a batch."""
+        """A worker was freed from an unclaimed batch."""
         self._unclaimed.inc(1, self._tags)
 
     def rehearsed(self, held: bool, took_s: float) -> None:

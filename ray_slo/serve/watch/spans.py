@@ -1,6 +1,6 @@
 """Spans of OpenTelemetry: begin, end, nest and name them.
 
-OpenTelemetry is imported by the first call, so where tracing is off it need not be installed.
+The first call imports OpenTelemetry, so it need not be installed if tracing is off.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ray_slo.serve.ray_private import tracing as serve_tracing
 
 @functools.cache
 def tracer() -> Any:
-    """OpenTelemetry's, of ray-slo."""
+    """OpenTelemetry's tracer for ray-slo."""
     from opentelemetry import trace
 
     return trace.get_tracer("ray_slo")
@@ -39,7 +39,7 @@ def is_sampled(context: Any) -> bool:
 
 
 def inside(span: Any) -> AbstractContextManager[None]:
-    """Spans that are made inside are children of this span."""
+    """Spans that are made inside become children of this span."""
     from opentelemetry import trace
 
     return within(trace.set_span_in_context(span))
@@ -69,7 +69,7 @@ def end(span: Any, about: dict[str, Any], outcome: str, reason: str, at: int | N
 
 
 def traceparent(span: Any) -> str:
-    """How the header `traceparent` names a span."""
+    """The value of the header `traceparent` for a span."""
     ids = span.get_span_context()
     return f"00-{ids.trace_id:032x}-{ids.span_id:016x}-{ids.trace_flags:02x}"
 

@@ -1,7 +1,8 @@
-"""Connects to a running cluster, finds ray-slo applications there and asks them how they are."""
+"""Connects to a running cluster, finds ray-slo applications there and reads their status."""
 
 from __future__ import annotations
 
+import logging
 import re
 import socket
 from collections.abc import Iterator
@@ -41,7 +42,7 @@ def read_status(address: str, application: str | None) -> dict[str, dict[str, An
 
 
 def _status_of(app: str, frontend: str) -> dict[str, Any]:
-    """What a frontend says; `unreachable` where none answers, and what Serve says then."""
+    """The status from a frontend; `unreachable`, with Serve's message, if none answers."""
     try:
         handle = serve.get_deployment_handle(frontend, app)
         state: dict[str, Any] = handle.slo_status.remote().result(timeout_s=_ANSWER_S)
@@ -60,8 +61,8 @@ def read_dry_run(address: str, application: str, timeout_s: float = 60.0) -> dic
     """What the application's planner would do now (`Planner.dry_run`).
 
     Raises:
-        ValueError: no cluster at `address`, no such application, or nothing in it that plans.
-        ConfigError: there is no plan, and why.
+        ValueError: no cluster at `address`, no such application, or it has no planner.
+        ConfigError: there is no plan; with the reason.
     """
     found = _find(address, application)
     try:
@@ -83,7 +84,7 @@ def read_dry_run(address: str, application: str, timeout_s: float = 60.0) -> dic
 
 
 def _find(address: str, application: str | None) -> dict[str, str]:
-    """Frontends by application: of one, or all."""
+    """Frontends by application, of one or all applications."""
     if not ray.is_initialized():
         connect(address)
     found = frontends()
@@ -104,27 +105,39 @@ def connect(address: str, option: str = "--address") -> None:
     """Connect to a running Ray.
 
     Args:
-        option: that names the address, for the message.
+        option: name of the option with the address, for the message.
 
     Raises:
         ValueError: no address, or no Ray there.
     """
     _check_listens(address, option)
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)  # its progress is no answer
     try:
         ray.init(address=address, log_to_driver=False, logging_level="ERROR")
-    except (ConnectionError, AssertionError) as error:  # the latter: of one that is just going
+    except RuntimeError as error:
+        if "ersion mismatch" not in str(error):
+            raise
+        raise ValueError(
+            f"{option}: the cluster at address {address!r} has another version of Ray or Python: "
+            f"run this command with the cluster's ({' '.join(str(error).split())})"
+        ) from None
+    # A cluster that is stopping raises AssertionError.
+    except (ConnectionError, AssertionError) as error:
+        said = str(error) or "it went away"
+        token = "; if it asks for a token, set RAY_AUTH_MODE=token" if "connect" in said else ""
         raise ValueError(
             f"{option}: no Ray cluster found at address {address!r}: start one "
-            f"(`ray start --head`, `serve run …`), or name it ({error or 'it went away'})"
+            f"(`ray start --head`, `serve run …`), or name it ({said}){token}"
         ) from None
 
 
 def _check_listens(address: str, option: str) -> None:
-    """Refuse what is no address, and "host:port" where nothing listens: Ray would try for minutes,
+    """Refuse an invalid address, and a "host:port" where nothing listens: Ray would try for
+    minutes,
     and end the process.
 
     Raises:
-        ValueError: says so.
+        ValueError: says what is wrong.
     """
     if address in ("auto", "local") or re.match(r"[a-z+]+://.", address):
         return

@@ -1,17 +1,18 @@
-"""OpenTelemetry spans of requests and batches, where Serve's tracing is on.
+"""OpenTelemetry spans of requests and batches, if Serve's tracing is on.
 
 A frontend makes `slo.request` under Serve's own span of the call (in a pipeline `slo.task` for each
 request of a task below it), and under that `slo.queue`, from a submission to the decision on it. A
-scheduler that is an actor makes `slo.schedule` under that, which leaves out the way to it and back.
-A worker makes one `slo.batch` per batch. It stands below the first traced request's and is linked
-to all of them, as a span has one parent; each request's span is linked to it in turn.
+scheduler actor makes `slo.schedule` under that, without the time to it and back. A worker makes one
+`slo.batch` per batch. A span has one parent, so it is below that of the first traced request, and
+is linked to all of them. Each request's span is also linked to it.
 
-What is not sampled has no spans, and nothing of it is sent. Attributes hold names, numbers and
-times; never an item, a result or the text of an error, which may quote them.
+Requests that are not sampled have no spans, and no context of them is sent. Attributes contain
+names, numbers and times. They never contain an item, a result, or the text of an error, which may
+quote these.
 
-OpenTelemetry is imported by the first request after Serve has set its tracing up, so where that is
-off it need not be installed. `spans` and this module alone know it; how Serve traces,
-`ray_private.tracing` knows.
+The first request after Serve has set up its tracing imports OpenTelemetry. So it need not be
+installed if tracing is off. Only this module and `spans` use it; `ray_private.tracing` knows how
+Serve traces.
 """
 
 from __future__ import annotations
@@ -40,18 +41,18 @@ _KEPT = 1000  # decisions, until tracing is set up
 
 
 class RequestTrace:
-    """What a frontend tells of a request, or of a request of a task. This one is not traced."""
+    """The trace of a request, or of a request of a task, in a frontend. This one is not traced."""
 
     __slots__ = ()
-    context = ""  # as in the header `traceparent`
-    waiting = ""  # that of its wait for a decision
+    context = ""  # value for the header `traceparent`
+    waiting = ""  # context of its wait for a decision
 
     def task(self, task: str) -> RequestTrace:
-        """For a request that came to a task of the pipeline."""
+        """The trace of a request at a task of the pipeline."""
         return self
 
     def submitted(self, request_id: int, budget_s: float) -> None:
-        """It went to the scheduler, which has `budget_s` seconds until its result must be back."""
+        """It was sent to the scheduler, and its result must be back in `budget_s` seconds."""
 
     def granted(self, grant: Grant, policy: str) -> None:
         """The scheduler decided on its batch."""
@@ -60,16 +61,16 @@ class RequestTrace:
         """That batch is over; `batch` is the context of its span, empty without one."""
 
     def requeued(self, reason: str) -> None:
-        """It was granted, and goes to the scheduler again."""
+        """It was granted, and is sent to the scheduler again."""
 
     def answered(self, answer: Answer) -> None:
-        """It is over, with an answer."""
+        """It has ended with an answer."""
 
     def unanswered(self, outcome: str, reason: str, error: BaseException | None = None) -> None:
-        """It is over, without."""
+        """It has ended without an answer."""
 
     def inside(self) -> AbstractContextManager[None]:
-        """Spans that are made inside are its children."""
+        """Spans that are made inside become its children."""
         return nullcontext()
 
 
@@ -90,7 +91,7 @@ class Decisions:
         self._made: deque[tuple[str, int, int, dict[str, Any]]] = deque(maxlen=_KEPT)
 
     def heard(self, client: str, event: Event) -> None:
-        """A request came, or was withdrawn."""
+        """A request arrived, or was withdrawn."""
         if isinstance(event, Submit) and event.trace:
             self._arrived.setdefault((client, event.request_id), (event.trace, time.time_ns()))
             if self._setting_up is None:
@@ -150,10 +151,10 @@ class Decisions:
             spans.end(span, about, outcome, reason, until)
 
     async def _set_up(self) -> None:
-        """Set up tracing as Serve does in a replica: it does not in this actor."""
+        """Set up tracing as Serve does in a replica; in this actor Serve does not."""
         if not serve_tracing.is_enabled():
             loop = asyncio.get_running_loop()
-            try:  # it imports what exports, and opens files
+            try:  # it imports the exporter, and opens files
                 await loop.run_in_executor(None, serve_tracing.set_up, self._name)
             except Exception:
                 logger.exception("no traces from %s", self._name)
@@ -161,7 +162,7 @@ class Decisions:
 
 
 class BatchTrace:
-    """What a worker tells of a batch. This one is not traced."""
+    """The trace of a batch in a worker. This one is not traced."""
 
     __slots__ = ()
     context = ""
@@ -211,12 +212,12 @@ def request(
 
 
 def name_of(policy: Any) -> str:
-    """How spans call a policy, which may be an object."""
+    """Name of a policy in spans; it may be an object."""
     return policy if isinstance(policy, str) else getattr(policy, "__name__", type(policy).__name__)
 
 
 def contexts(requests: Iterable[RequestTrace]) -> tuple[str, ...]:
-    """What a worker has to know of these requests of a batch: of those that are traced."""
+    """Contexts of the traced requests among these, for the worker."""
     return tuple(r.context for r in requests if r.context)
 
 
@@ -229,7 +230,7 @@ def call_of(requests: Iterable[RequestTrace]) -> AbstractContextManager[None]:
 
 
 def caller() -> Any:
-    """The OpenTelemetry context of the call that runs now; None where Serve's tracing is off."""
+    """The OpenTelemetry context of the current call; None if Serve's tracing is off."""
     if not serve_tracing.is_enabled():
         return None
     from opentelemetry import context
@@ -238,7 +239,7 @@ def caller() -> Any:
 
 
 def within(callers: Sequence[Any]) -> AbstractContextManager[None]:
-    """Spans that are made inside are children of the first of these callers that is sampled."""
+    """Spans that are made inside become children of the first sampled caller."""
     if callers[0] is None:
         return nullcontext()
     return spans.within(next(filter(spans.is_sampled, callers), callers[0]))
@@ -256,14 +257,14 @@ def batch(
     predicted_s: float,
     waited_s: float,
 ) -> BatchTrace:
-    """A batch that begins to run on a worker.
+    """The trace of a batch that begins to run on a worker.
 
     Args:
         requests: `contexts` of all its pieces.
-        caller: of the call that brought the first of them.
-        size: its requests.
-        predicted_s: what its profile says it takes.
-        waited_s: since its first piece came.
+        caller: caller of the first piece.
+        size: number of its requests.
+        predicted_s: its time by the profile, seconds.
+        waited_s: time since its first piece came, seconds.
     """
     if not requests or not serve_tracing.is_enabled():
         return BATCH_NOT_TRACED
@@ -287,7 +288,7 @@ def batch(
 
 def otlp() -> list[Any]:
     """For `RAY_SERVE_TRACING_EXPORTER_IMPORT_PATH`: sends spans to an OpenTelemetry collector over
-    HTTP, in bunches and off the event loop. Where it is, `OTEL_EXPORTER_OTLP_ENDPOINT` says.
+    HTTP, in groups and off the event loop. `OTEL_EXPORTER_OTLP_ENDPOINT` is its address.
 
     Raises:
         ImportError: says what to install.
@@ -304,7 +305,7 @@ def otlp() -> list[Any]:
 
 
 class _RequestTrace(RequestTrace):
-    # Attributes are gathered and set at the end, as every call of OpenTelemetry takes its time.
+    # Attributes are collected and set at the end, because every call of OpenTelemetry costs time.
     __slots__ = (
         "_about",
         "_preemptions",
@@ -331,7 +332,7 @@ class _RequestTrace(RequestTrace):
     def submitted(self, request_id: int, budget_s: float) -> None:
         budget = {"slo.budget_ms": 1e3 * budget_s}
         self._span.add_event("submitted", budget)
-        if self._queue is None:  # else the scheduler is new, and was told again
+        if self._queue is None:  # otherwise the scheduler is new, and the request was sent again
             self._about["slo.request_id"] = request_id
             self._queue, self._queue_about = spans.begin("slo.queue", 0.0, self._span), budget
             self.waiting = spans.traceparent(self._queue)
@@ -411,7 +412,7 @@ class _BatchTrace(BatchTrace):
 
 
 class _Unsampled(RequestTrace):
-    """Stands in for a parent: Serve's sampler makes no spans below it."""
+    """Replaces a parent: Serve's sampler makes no spans below it."""
 
     __slots__ = ()
 

@@ -1,1 +1,1 @@
-"""In worker replicas: loads the variants and runs the batches."""
+"""Code of worker replicas: loads variants and runs batches."""

@@ -1,4 +1,4 @@
-"""Batches on one worker: their pieces are received, and one batch runs after the other."""
+"""Batches on one worker: it receives their pieces, and runs one batch after the other."""
 
 from __future__ import annotations
 
@@ -27,30 +27,35 @@ logger = logging.getLogger(__name__)
 # A batch that runs longer than this, and than 20 × its profile, makes the replica unhealthy.
 _HUNG_S = 60.0
 _Results = list[tuple[bool | None, Any]]
-_KEPT = 64  # batches that are over, and preemptions of batches that have not come
+_KEPT = 64  # finished batches, and preemptions of batches that have not arrived
 
 
 @dataclass
 class _Batch:
-    """Pieces of one batch, gathered until all are there."""
+    """Pieces of one batch, collected until all are there."""
 
     id: str
     variant: str
     num_pieces: int
     received_at: float
-    late_at: float = math.inf  # its first deadline is over
+    late_at: float = math.inf  # time of its first deadline
     pieces: dict[int, list[Any]] = field(default_factory=dict)
     waiters: dict[int, asyncio.Future[PieceResult]] = field(default_factory=dict)
-    closed: bool = False  # it runs, or ran: a piece that comes now is too late
+    closed: bool = False  # it runs or ran: a piece that arrives now is too late
     stop_asked_at: float | None = None
-    flag: PreemptionFlag | None = None  # of the call of the user's method that runs, or ran
+    flag: PreemptionFlag | None = None  # flag of the current or last call of the user's method
     measured: list[tuple[int, float]] = field(default_factory=list)
     traces: list[str] = field(default_factory=list)  # of its requests
-    caller: Any = None  # of the first that is traced
+    caller: Any = None  # caller of the first traced request
     trace: tracing.BatchTrace = tracing.BATCH_NOT_TRACED
+    staged: asyncio.Future[Any] | None = None  # the staged batch, while another one runs
+
+    @property
+    def items(self) -> list[Any]:
+        return [item for i in sorted(self.pieces) for item in self.pieces[i]]
 
     def scope(self) -> AbstractContextManager[None]:
-        """Scope of a call of the user's method: stops it when the batch is to stop."""
+        """Scope of a call of the user's method: stops it if the batch must stop."""
         self.flag = PreemptionFlag()
         if self.stop_asked_at is not None:
             self.flag.set()
@@ -69,8 +74,8 @@ class Batches:
     Args:
         worker: the worker's id.
         report: called when a batch is over.
-        smaller: called when a variant's batches have to be smaller from now on.
-        isolate_errors: run the items of a batch that failed one by one.
+        smaller: called when a variant's batches must be smaller from now on.
+        isolate_errors: run the items of a failed batch one by one.
     """
 
     def __init__(
@@ -89,15 +94,17 @@ class Batches:
         self._isolate_errors = isolate_errors
         self._loop = asyncio.get_running_loop()
         self._here: dict[str, _Batch] = {}
-        self._over: Recent[str, None] = Recent(_KEPT)  # for pieces that come too late
-        self._stops: Recent[str, float] = Recent(_KEPT)  # when batches were preempted, before come
+        self._over: Recent[str, None] = Recent(_KEPT)  # for pieces that arrive too late
+        self._stops: Recent[str, float] = Recent(
+            _KEPT
+        )  # times of preemptions of batches that have not arrived
         self._to_run: asyncio.Queue[_Batch] = asyncio.Queue()
-        self._running: tuple[float, float] | None = None  # (since, expected seconds)
+        self._running: tuple[float, Loaded, int] | None = None  # since when, size of the batch
         self._metrics = WorkerMetrics()
 
     @property
     def ids(self) -> list[str]:
-        """Of the batches that are here, running or waiting."""
+        """Ids of the batches on this worker, running or waiting."""
         return list(self._here)
 
     @property
@@ -109,15 +116,15 @@ class Batches:
         return self._running is not None
 
     def check_hung(self) -> None:
-        """Raises RuntimeError where a batch has been running for far too long."""
+        """Raises RuntimeError if a batch has been running for far too long."""
         if self._running is not None:
-            since, expected_s = self._running
-            ran_s = time.monotonic() - since
+            since, loaded, load = self._running
+            ran_s, expected_s = time.monotonic() - since, loaded.expected_s(load)
             if ran_s > max(_HUNG_S, 20 * expected_s if math.isfinite(expected_s) else 0.0):
                 raise RuntimeError(f"a batch has been running for {ran_s:.0f} s")
 
     async def finish(self, variants: Iterable[str]) -> None:
-        """Wait until no batch of these variants is here."""
+        """Wait until there is no batch of these variants."""
         keys = set(variants)
         while here := [b for b in self._here.values() if b.variant in keys]:
             await asyncio.wait([waiter for batch in here for waiter in batch.waiters.values()])
@@ -164,12 +171,15 @@ class Batches:
         if batch is not None:
             batch.stop(now)
             self._close(batch)  # wait no longer for other pieces
-        elif batch_id not in self._over:  # it overtook the payloads
+        elif batch_id not in self._over:  # it arrived before the payloads
             self._stops[batch_id] = now
 
     def _close(self, batch: _Batch) -> None:
         if not batch.closed:
             batch.closed = True
+            loaded = self._models.loaded.get(batch.variant)
+            if self._running is not None and loaded is not None and loaded.stage is not None:
+                batch.staged = self._models.stage(loaded, batch.items)
             self._to_run.put_nowait(batch)
 
     def _report_lost(self, batch_id: str, variant: str) -> BatchReport:
@@ -181,7 +191,7 @@ class Batches:
     # -- running ---------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Run what comes, for ever."""
+        """Run batches forever."""
         while True:
             batch = await self._to_run.get()
             try:
@@ -201,12 +211,10 @@ class Batches:
 
     async def _run(self, batch: _Batch) -> None:
         loaded = self._models.loaded[batch.variant]
-        items = [item for i in sorted(batch.pieces) for item in batch.pieces[i]]
+        items = batch.items
         start = time.monotonic()
-        load, profile = loaded.load(items), loaded.profile
-        in_range = 1 <= load <= profile.prior.max_batch_size
-        expected_s = profile.profile.latency(load) if in_range else 0.0
-        self._running = (start, expected_s)
+        load = loaded.load(items)
+        self._running = (start, loaded, load)
         if batch.traces:
             batch.trace = tracing.batch(
                 batch.traces,
@@ -216,7 +224,7 @@ class Batches:
                 model=loaded.ref.model,
                 variant=loaded.ref.name,
                 size=len(items),
-                predicted_s=expected_s,
+                predicted_s=loaded.expected_s(load),
                 waited_s=start - batch.received_at,
             )
         results: _Results = []
@@ -228,7 +236,7 @@ class Batches:
         self._running = None
         batch.trace.ended(status, end - start)
         for run_load, seconds in batch.measured:
-            profile.observe(run_load, seconds)
+            loaded.profile.observe(run_load, seconds)
         if status is not BatchStatus.PREEMPTED:
             self._metrics.batch(loaded.ref, len(items), end - start)
         if batch.stop_asked_at is not None:
@@ -246,7 +254,7 @@ class Batches:
         self._answer(batch, start - batch.received_at, report, results)
 
     def _answer(self, batch: _Batch, wait_s: float, report: BatchReport, results: _Results) -> None:
-        """Report that a batch is over, and hand its results out by piece."""
+        """Report that a batch is over, and return its results by piece."""
         self._report(report)
         preempted = report.status is BatchStatus.PREEMPTED
         first = 0
@@ -261,7 +269,7 @@ class Batches:
     async def _results(
         self, batch: _Batch, loaded: Loaded, items: list[Any]
     ) -> tuple[BatchStatus, _Results]:
-        """How the batch ended, and (True, result), (False, error) or `AGAIN` per item.
+        """Status of the batch, and (True, result), (False, error) or `AGAIN` per item.
 
         Raises:
             Preempted: it was stopped.
@@ -283,9 +291,9 @@ class Batches:
     async def _in_parts(
         self, batch: _Batch, loaded: Loaded, items: list[Any], error: Exception
     ) -> tuple[BatchStatus, _Results]:
-        """Run a batch in halves, and those in halves, for which there was not enough memory. From
-        its first deadline on, what is left comes back. Its variant's batches are smaller from now
-        on, unless it was for an item that does not fit alone."""
+        """Run a batch without enough memory in halves, recursively. After its first deadline, the
+        rest is returned. Later batches of the variant are smaller, unless a single item did not
+        fit."""
         self._metrics.out_of_memory(loaded.ref)
         results: _Results = []
         largest, is_item = 0, False
@@ -337,7 +345,9 @@ class Batches:
         start = time.perf_counter()
         try:
             around = batch.trace.around(scope)
-            results = await self._models.run(loaded, items, around, load=load)
+            staged, batch.staged = batch.staged, None  # for the first call, which is for all items
+            given = items if staged is None else await staged
+            results = await self._models.run(loaded, given, around, load=load)
         except Preempted as stopped:
             if stopped.flag is not batch.flag:
                 raise RuntimeError("Preempted came out of a scope of the batch method") from stopped

@@ -19,6 +19,7 @@ from ray_slo.core.profiles import doubling_sizes, profile_of
 from ray_slo.core.trees import tree_of_task
 from ray_slo.models.checkpoint import PreemptionFlag, preemption_scope
 from ray_slo.models.exit_points import module_of
+from ray_slo.models.lanes import settled
 from ray_slo.models.memory import Gpu, Host, Meter, is_out_of_memory, let_go
 from ray_slo.models.preemption import Preemptible
 from ray_slo.models.preemption_profile import load_preemption
@@ -32,8 +33,8 @@ from ray_slo.serve.worker.profiles import Profiles
 
 logger = logging.getLogger(__name__)
 
-_ROUNDS = 20  # of measurements of a variant, where there is time for them
-_BETWEEN = 0.1  # share of the tightest SLO for which measuring may hold up the models in service
+_ROUNDS = 20  # of measurements of a variant, if there is time for them
+_BETWEEN = 0.1  # share of the shortest SLO for which a measurement may delay the models in service
 
 
 @dataclass
@@ -43,9 +44,10 @@ class Loaded:
     Attributes:
         call: the user's batch method; with variants, bound to this variant's network.
         owner: name of the user's class, for messages.
-        size: of an item, where the user's class defines `size(item)`. Profiles then go by the sum
+        size: size of an item, if the user's class defines `size(item)`. Profiles then use the sum
             of sizes instead of the number of items.
-        least_s: the shortest time of a batch that is known.
+        stage: prepares a batch for `call` while another batch runs, if that is possible.
+        least_s: the shortest known time of a batch, seconds.
     """
 
     key: str
@@ -54,14 +56,22 @@ class Loaded:
     is_async: bool
     owner: str
     size: Callable[[Any], int] | None = None
+    stage: Callable[[list[Any]], Any] | None = None
     profile: OnlineProfile = field(init=False)
     least_s: float = math.inf
 
     def load(self, items: list[Any]) -> int:
-        """Size of a batch of these items, as its profile counts it."""
+        """Size of a batch of these items, in the unit of its profile."""
         if self.size is None:
             return len(items)
         return user_code.call(lambda: sum(map(self.size, items)))  # type: ignore[arg-type]
+
+    def expected_s(self, load: int) -> float:
+        """Seconds that a batch of this size takes, as far as it was learned here; 0 for one that
+        the profile does not have."""
+        if not 1 <= load <= self.profile.prior.max_batch_size:
+            return 0.0
+        return self.profile.profile.latency(load)
 
 
 class Models:
@@ -70,16 +80,16 @@ class Models:
     The user's objects are built and called on one thread of their own, off the event loop.
 
     Args:
-        doing: called with what is being done ("building", "loading" or "measuring"), to what, and
-            which one that is.
+        doing: called with the current action ("building", "loading" or "measuring"), its object and
+            its number.
 
     Attributes:
         loaded: variants that are ready to run.
         offered: those of them that schedulers may use.
         preempts: whether batches may be stopped.
-        preempt_delay_s: the longest that a preemption profile expects.
-        meter: of what variants take of memory.
-        profiles: of every variant that was ever loaded.
+        preempt_delay_s: the longest delay in a preemption profile, seconds.
+        meter: meter of the variants' memory.
+        profiles: profiles of every variant that was ever loaded.
     """
 
     def __init__(
@@ -101,20 +111,21 @@ class Models:
         self._tree_of = tree_of_task(spec.trees)
         self._instances: dict[str, Any] = {}  # the user's objects, by model
         self._user_configs = {name: model.user_config for name, model in spec.models.items()}
-        self._configured: dict[str, Any] = {}  # the user_config in force, by model
+        self._configured: dict[str, Any] = {}  # the current user_config, by model
         self.profiles = Profiles(spec)
         self._loop = asyncio.get_running_loop()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="ray-slo-worker")
         self._builder = self._thread
+        self._stager = ThreadPoolExecutor(1, thread_name_prefix="ray-slo-stager")
         self._in_service = False
 
     def begin_service(self) -> None:
-        """From now on batches run, and models are built on another thread beside them."""
+        """From now on, batches run, and models are built on another thread."""
         self._in_service = True
         self._builder = ThreadPoolExecutor(1, thread_name_prefix="ray-slo-builder")
 
     def close(self) -> None:
-        for thread in (self._thread, self._builder):
+        for thread in (self._thread, self._builder, self._stager):
             thread.shutdown(wait=False)
 
     def variants_of(self, model: str) -> list[str]:
@@ -130,10 +141,10 @@ class Models:
         """Load variants and offer them.
 
         Args:
-            leave_out: do without those that there is no memory for, as long as there is for one.
+            leave_out: skip variants without enough memory, as long as one fits.
 
         Returns:
-            Why variants were left out.
+            Why variants were skipped.
 
         Raises:
             Exception: whatever a loader or a model's constructor raised. Then none of these
@@ -164,9 +175,9 @@ class Models:
         return left_out
 
     async def _undo(self, keys: Iterable[str], error: BaseException) -> None:
-        """Free what this error, which may hold on to it, keeps from being used."""
+        """Free variants after this error, which may hold references to them."""
         self.forget(keys)
-        await asyncio.sleep(0)  # for the event loop to let go of the loader's result
+        await asyncio.sleep(0)  # lets the event loop release the loader's result
         let_go(error)
 
     def forget(self, keys: Iterable[str]) -> None:
@@ -185,30 +196,39 @@ class Models:
     async def run(
         self,
         loaded: Loaded,
-        items: list[Any],
+        items: Any,
         scope: AbstractContextManager[None],
         *,
-        load: int | None = None,
+        load: int,
         check: bool = False,
     ) -> Any:
         """Call the user's method: on the event loop if it is async, else on the worker's thread.
 
         Args:
-            load: size of the batch, as its profile counts it; default: the number of items.
+            items: a list, or a staged batch.
+            load: size of the batch, in the unit of its profile.
             check: see `Meter.running`.
 
         Raises:
             Exception: what it raised (`user_code.as_exception`).
             Preempted: its batch was stopped.
         """
-        with self.meter.running(loaded.key, len(items) if load is None else load, check=check):
+        with self.meter.running(loaded.key, load, check=check):
             if loaded.is_async:
                 return await user_code.call_async(loaded.call, items, scope=scope)
             call = functools.partial(user_code.call, loaded.call, items, scope=scope)
             return await self._loop.run_in_executor(self._thread, call)
 
+    def stage(self, loaded: Loaded, items: list[Any]) -> asyncio.Future[Any]:
+        """Stage a batch while another one runs; `run` takes the result as its items."""
+        staged = self._loop.run_in_executor(
+            self._stager, user_code.call, loaded.stage or list, items
+        )
+        staged.add_done_callback(user_code.heard)  # its batch may be stopped before it runs
+        return staged
+
     def check_slo(self) -> None:
-        """Refuse an SLO that no variant of a model can meet, where all of them are offered.
+        """Refuse an SLO that no variant of a model can meet, if all of them are offered.
 
         Raises:
             ConfigError: names the model and its fastest variant.
@@ -275,15 +295,15 @@ class Models:
         self._configured[name] = config
 
     async def _load_one(self, key: str) -> None:
-        """Load a variant, and build its model where that is not there; its profile comes later.
+        """Load a variant, and build its model if needed; its profile comes later.
 
         Raises:
-            MemoryError: it takes more than there is room for.
+            MemoryError: it needs more memory than there is.
         """
         ref = self._refs[key]
         is_built = ref.model in self._instances
         cls = None if is_built else user_code.call(self._spec.models[ref.model].load)
-        with self.meter.loading(key):  # what its code imports is nobody's
+        with self.meter.loading(key):  # memory of its imports belongs to no variant
             if cls is not None:
                 await self._build(ref.model, cls)
             await self._load_built(key, ref)
@@ -301,8 +321,11 @@ class Models:
             await self._add_exit_points(ref, network)
         cls = type(instance)
         is_async = inspect.iscoroutinefunction(cls.__call__)
-        size = getattr(cls, "size", None)
-        self.loaded[key] = Loaded(key, ref, call, is_async, cls.__name__, size)
+        self.loaded[key] = Loaded(
+            *(key, ref, call if is_async else settled(call), is_async, cls.__name__),
+            size=getattr(cls, "size", None),
+            stage=_stage_of(instance, network, ref),
+        )
 
     async def _load_network(self, ref: VariantRef, spec: VariantConfig) -> Any:
         try:
@@ -317,7 +340,7 @@ class Models:
             ) from error
 
     async def _add_exit_points(self, ref: VariantRef, network: Any) -> None:
-        """Add those that the configuration wants, or that the file with the profile names."""
+        """Add the exit points of the config, or those of the file with the profile."""
         file, alone = self.profiles.file_of(ref)
         found = load_preemption(file) if file is not None else {}
         known = profile_of(found, ref.name, ref.model, alone=alone)
@@ -337,8 +360,8 @@ class Models:
     # -- profiles --------------------------------------------------------------------------
 
     async def _set_profile(self, loaded: Loaded, known: LatencyProfile | None) -> None:
-        """Give a variant what was learned of it here, else elsewhere, else a first profile: from a
-        file, else measured, else a guess that a few batches will mend."""
+        """Set a variant's profile: learned here, or else on other workers, or else from a file, or
+        else measured, or else a guess that a few batches will correct."""
         key, model = loaded.key, self._spec.models[loaded.ref.model]
         limit, slo_s = model.max_batch_size, self._spec.slos_ms(loaded.ref.model)[1] / 1e3
         example_input = getattr(type(self._instances[loaded.ref.model]), "example_input", None)
@@ -364,12 +387,12 @@ class Models:
     async def _measure(
         self, loaded: Loaded, example_input: Callable[..., Any], limit: int, slo_s: float
     ) -> Sweep:
-        """Measure a variant; returns the sweep that was made. While models are in service, a call
-        runs between their batches, and takes a small share of their SLOs if it is of several
-        items. A size that there is no memory for is the end of larger ones.
+        """Measure a variant; returns the sweep. While models are in service, a call runs between
+        their batches; with several items it may use only a small share of their SLOs. A size
+        without enough memory ends the sweep.
 
         Raises:
-            MemoryError: there is not even enough for the smallest batch.
+            MemoryError: there is not even enough memory for the smallest batch.
         """
         call_s = math.inf
         if self._in_service:
@@ -401,6 +424,14 @@ class Models:
             else:
                 sweep.took(time.perf_counter() - start)
         return sweep
+
+
+def _stage_of(instance: Any, network: Any, ref: VariantRef) -> Callable[[list[Any]], Any] | None:
+    """The user's `stage`, if there is one and its network gains from it."""
+    stage = getattr(instance, "stage", None)
+    if not callable(stage) or not getattr(network, "stages_ahead", True):
+        return None
+    return stage if ref.spec is None else functools.partial(stage, network)
 
 
 def _meter(worker: WorkerSpec) -> Meter:

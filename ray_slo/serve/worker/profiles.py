@@ -1,4 +1,4 @@
-"""What a worker knows of its variants' latency: from files, and learned here."""
+"""A worker's latency profiles of its variants: from files, and learned here."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from ray_slo.serve.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
-_CUT_S = 600.0  # until a batch size that ran out of memory is tried again
+_CUT_S = 600.0  # seconds until a batch size that ran out of memory is tried again
 
 
 class Profiles:
     """Profiles of every variant that was ever loaded.
 
     Attributes:
-        learned: by variant.
+        learned: learned profiles by variant.
     """
 
     def __init__(self, spec: AppSpec) -> None:
         self._spec = spec
         self.learned: dict[str, OnlineProfile] = {}
-        self._cuts: dict[str, tuple[int, float]] = {}  # largest batch, and until when
+        self._cuts: dict[str, tuple[int, float]] = {}  # largest batch, and the end of its time
 
     @property
     def current(self) -> dict[str, LatencyProfile]:
-        """Up to the largest batch that there is memory for."""
+        """Profiles up to the largest batch that there is memory for."""
         cuts = self.cuts
         return {
             key: learned.profile.truncated(cuts[key]) if key in cuts else learned.profile
@@ -44,7 +44,8 @@ class Profiles:
         return {key: size for key, (size, _) in self._cuts.items()}
 
     def cut(self, key: str, size: int) -> None:
-        """No larger batch of a variant for a while: there is not enough memory."""
+        """Limit the batches of a variant for a while: there is not enough memory for larger
+        ones."""
         if size < self.cuts.get(key, self.learned[key].prior.max_batch_size):
             self._cuts[key] = size, time.monotonic() + _CUT_S
             logger.warning(
@@ -52,15 +53,15 @@ class Profiles:
             )
 
     def file_of(self, ref: VariantRef) -> tuple[str | None, bool]:
-        """The file with a variant's profile, and whether it is of that variant alone."""
+        """The file with a variant's profile, and whether it is only for that variant."""
         own = ref.spec.profile if ref.spec is not None else None
         return own or self._spec.models[ref.model].profile, own is not None or ref.spec is None
 
     def from_file(self, ref: VariantRef) -> LatencyProfile | None:
-        """What the variant's file says of it, if there is one.
+        """The variant's profile in its file, if there is a file.
 
         Raises:
-            ConfigError: there is one, and it does not speak of it.
+            ConfigError: the file has no profile of the variant.
         """
         model = self._spec.models[ref.model]
         file, alone = self.file_of(ref)

@@ -1,4 +1,4 @@
-"""A worker tells all frontends what it does while it starts, and why it failed if it does."""
+"""While a worker starts, it tells all frontends what it does, and why it failed."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from ray_slo.serve.messages import SERVING, Progress
 
 logger = logging.getLogger(__name__)
 
-_REPEAT_S = 1.0  # for frontends that have come since
-_LAST_WORDS_S = 0.5  # for frontends to hear why it failed
+_REPEAT_S = 1.0  # repeated for new frontends
+_LAST_WORDS_S = 0.5  # seconds for the reason of a failure to reach frontends
 
 
 class Starting:
-    """What a worker does while it starts.
+    """Progress of a worker's start.
 
     Args:
         frontends: makes a handle to all frontends.
-        variants: how many the worker begins with, as far as it knows.
+        variants: number of variants that the worker loads at first, if known.
     """
 
     def __init__(self, worker: str, kind: str, frontends: Callable[[], Any], variants: int) -> None:
@@ -34,7 +34,7 @@ class Starting:
         self._news = asyncio.Event()
 
     def will_load(self, variants: int) -> None:
-        """The worker begins with this many variants."""
+        """Set the number of variants that the worker loads at first."""
         self._variants = variants
 
     def doing(self, doing: str, what: str, number: int) -> None:
@@ -44,7 +44,7 @@ class Starting:
 
     @contextlib.asynccontextmanager
     async def told(self) -> AsyncIterator[None]:
-        """Tell of it until the block ends, and then that the worker serves, or what was raised."""
+        """Report progress until the block ends, then that the worker serves, or the exception."""
         telling = asyncio.create_task(self._tell_on())
         try:
             yield
@@ -56,7 +56,8 @@ class Starting:
             raise
         finally:
             telling.cancel()
-        # Before Serve calls the application running, so that no frontend refuses its first request.
+        # Before Serve declares the application running, so that no frontend refuses its first
+        # request.
         self._progress = Progress(self._worker, self._kind, SERVING)
         await self._tell()
 
@@ -71,5 +72,5 @@ class Starting:
         try:
             responses = self._frontends().broadcast("slo_progress", self._progress)
             await responses.results_async(timeout_s=2.0, return_exceptions=True)
-        except Exception as error:  # none is there yet
+        except Exception as error:  # there is no frontend yet
             logger.debug("nobody to tell of %s: %r", self._progress, error)

@@ -1,12 +1,13 @@
-"""The worker: a Serve replica that hosts every variant of every model and runs the batches it is
-sent, one at a time."""
+"""The worker: a Serve replica that loads every variant of every model, and runs batches one at a
+time."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Coroutine, Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import ray
@@ -15,6 +16,7 @@ from ray import serve
 from ray_slo.core import LatencyProfile
 from ray_slo.core.cluster import Assigned
 from ray_slo.serve.config.spec import AppSpec, worker_deployment
+from ray_slo.serve.direct import Listener, apart
 from ray_slo.serve.memory import vitals
 from ray_slo.serve.messages import BatchReport, Heartbeat, Piece, PieceResult, WorkerMemory
 from ray_slo.serve.planner.links import Follower
@@ -29,17 +31,18 @@ from ray_slo.serve.worker.progress import Starting
 logger = logging.getLogger(__name__)
 
 _HEARTBEAT_S = 1.0
-_FIRST_BEAT_S = 1.0  # for the first one to arrive, before Serve may send requests
+_LAST_S = 0.1  # seconds for a piece to arrive after the last grant
+_FIRST_BEAT_S = 1.0  # seconds for the first heartbeat to arrive before Serve may send requests
 
 
 class Worker:
     """Runs batches of every model of the application on one accelerator or CPU slot.
 
     Attributes:
-        models: the user's models, here.
-        batches: those that are here.
-        announced: variants that the scheduler knows this worker has.
-        assigned: what the plan has it do, as the scheduler is told.
+        models: the user's models on this worker.
+        batches: the batches on this worker.
+        announced: variants of this worker that the scheduler knows.
+        assigned: the plan's assignment, as the scheduler is told.
     """
 
     async def __init__(  # type: ignore[misc]
@@ -48,18 +51,21 @@ class Worker:
         listen_on_node_only()
         context = serve.get_replica_context()
         self.id: str = context.replica_tag
+        self._listener = Listener(self._heard)
         # Tests run workers in their own process, where `os._exit` must stay as it is.
         if ray.is_initialized():
             note_own_end(self.id)
+            await self._listener.begin()
         self._spec = spec
         self._kind = kind
         self._node = this_node()
         self._link: WorkerLink | None = None
-        self._left_out: dict[str, str] = {}  # why, by variant
-        self._news = asyncio.Event()  # that the scheduler should hear of before the next beat
+        self._telling = asyncio.Lock()  # else an older heartbeat might arrive last
+        self._left_out: dict[str, str] = {}  # reason by variant
+        self._news = asyncio.Event()  # the scheduler should learn it before the next heartbeat
         self.announced: frozenset[str] = frozenset()
         self.assigned: tuple[Assigned, ...] = ()
-        # Serve numbers deployments of one name in an application; ours come in step.
+        # Serve numbers deployments with equal names in an application; ours get equal numbers.
         frontend += context.deployment.removeprefix(worker_deployment(frontend, kind))
         self._starting = Starting(
             self.id,
@@ -78,7 +84,8 @@ class Worker:
         async with self._starting.told():
             self._follower = await self._begin(f"{context.app_name}#{frontend}")
         loop = asyncio.get_running_loop()
-        self._tasks = [loop.create_task(self.batches.run()), loop.create_task(self._beat())]
+        self._running = loop.create_task(self.batches.run())
+        self._tasks = [loop.create_task(self._beat())]
         if self._follower is not None:
             self.models.begin_service()
             self._tasks.append(loop.create_task(self._follower.follow()))
@@ -87,7 +94,7 @@ class Worker:
         """Load the models that this worker serves, and announce them to the scheduler.
 
         Returns:
-            Who changes later what the worker serves, where somebody does.
+            The follower that later changes what the worker serves, if there is one.
         """
         spec = self._spec
         follower = None
@@ -117,12 +124,12 @@ class Worker:
 
     @property
     def profiles(self) -> dict[str, LatencyProfile]:
-        """Of every variant that was ever loaded."""
+        """Profiles of every variant that was ever loaded."""
         return self.models.profiles.current
 
     @property
     def memory(self) -> WorkerMemory:
-        """What its variants take."""
+        """Memory of its variants."""
         meter = self.models.meter
         found = {k: (f.load_mb, f.batch_mb, f.batch_size) for k, f in meter.variants.items()}
         refs, models = self._spec.variants(), self._spec.models
@@ -134,17 +141,17 @@ class Worker:
         return WorkerMemory(meter.device, meter.room_mb, found, largest, self._left_out)
 
     def will_load(self, variants: int) -> None:
-        """Tell those who wait how many variants the worker begins with."""
+        """Report how many variants the worker loads at first."""
         self._starting.will_load(variants)
 
     async def load(
         self, variants: Iterable[str], known: Mapping[str, LatencyProfile] | None = None
     ) -> None:
-        """Load variants, and offer them to the scheduler. Others are served meanwhile.
+        """Load variants, and offer them to the scheduler. Other variants are served meanwhile.
 
         Args:
-            known: profiles that others have learned. A variant that neither they nor this worker
-                know is measured.
+            known: profiles that other workers have learned. Variants without a known profile are
+                measured.
 
         Raises:
             Exception: whatever a loader or a model's constructor raised. Then none of these
@@ -154,7 +161,8 @@ class Worker:
         await self._announce()
 
     async def unload(self, variants: Iterable[str]) -> None:
-        """Take no more batches of these variants, finish those that are here, and free them."""
+        """Accept no more batches of these variants, finish the present ones, and free the
+        variants."""
         keys = set(variants)
         self.models.offered -= keys
         await self._announce()
@@ -166,18 +174,16 @@ class Worker:
         self.models.check_slo()
 
     async def assign(self, assigned: tuple[Assigned, ...]) -> None:
-        """Tell the scheduler which of the loaded variants the plan has this worker serve."""
+        """Tell the scheduler which of the loaded variants the plan assigns to this worker."""
         self.assigned = assigned
         await self._announce()
 
     async def join(self, link: WorkerLink) -> None:
         """Serve in another group. Batches that the old group's scheduler has sent are still run."""
-        old, self._link, self.announced = self._link, link, frozenset()
-        if old is not None:
-            try:
-                await old.heartbeat(Heartbeat(self.id, self._kind, {}, []))
-            except Exception as error:  # it will notice our silence
-                logger.info("could not take leave: %r", error)
+        async with self._telling:
+            old, self._link, self.announced = self._link, link, frozenset()
+            if old is not None:
+                await self._take_leave(old)
         await self._announce()
 
     # -- for frontends ---------------------------------------------------------------------
@@ -189,6 +195,21 @@ class Worker:
             worker: this replica's id; the router sends the call to it.
         """
         return await self.batches.execute(piece)
+
+    async def _heard(self, piece: Piece) -> PieceResult:
+        """The same, from a directly connected frontend."""
+        result = await self.batches.execute(piece)
+        if result.results is None:
+            return result
+        return replace(result, results=[(ok, apart(value)) for ok, value in result.results])
+
+    async def address(self, worker: str) -> str:
+        """The address for frontends of this machine; empty if they cannot connect.
+
+        Args:
+            worker: this replica's id; the router sends the call to it.
+        """
+        return self._listener.address
 
     async def preempt(self, batch_id: str, worker: str) -> None:
         """Stop a batch, if it is not over: see `Batches.preempt`.
@@ -203,7 +224,7 @@ class Worker:
         return self._heartbeat()
 
     async def slo_status(self) -> dict[str, Any]:
-        """What this worker holds."""
+        """The state of this worker."""
         batches, waiting = len(self.batches.ids), self.batches.waiting
         return {"worker": self.id, "process": vitals(batches=batches, waiting=waiting)}
 
@@ -239,23 +260,31 @@ class Worker:
             except asyncio.CancelledError:
                 raise
             except Exception as error:
-                # The scheduler is starting, restarting or gone; Serve decides our own end.
+                # The scheduler is starting, restarting or gone; Serve decides when this worker
+                # ends.
                 logger.debug("heartbeat failed: %r", error)
                 await asyncio.sleep(0.2)
 
     async def _announce(self) -> None:
-        """Tell the scheduler now; if it cannot be reached, the next heartbeat does."""
+        """Tell the scheduler now; if it cannot be reached, the next heartbeat will tell it."""
         try:
             await self._send_heartbeat()
         except Exception as error:
             logger.info("heartbeat failed: %r", error)
 
+    async def _take_leave(self, link: WorkerLink) -> None:
+        """Tell a scheduler that this worker serves nothing any more; needs `_telling`."""
+        try:
+            await link.heartbeat(Heartbeat(self.id, self._kind, {}, []))
+        except Exception as error:  # it will notice the missing heartbeats
+            logger.info("could not take leave: %r", error)
+
     async def _send_heartbeat(self) -> None:
-        link, offered = self._link, frozenset(self.models.offered)
-        if link is None or not (offered or self.announced):
-            return  # nobody to tell, or nothing
-        await link.heartbeat(self._heartbeat())
-        if link is self._link:
+        async with self._telling:
+            link, offered = self._link, frozenset(self.models.offered)
+            if link is None or not (offered or self.announced):
+                return  # there is no scheduler, or no news
+            await link.heartbeat(self._heartbeat())
             self.announced = offered
 
     # -- Serve's hooks ---------------------------------------------------------------------
@@ -268,15 +297,39 @@ class Worker:
         """A batch that runs far too long makes the replica unhealthy.
 
         Raises:
-            RuntimeError: then Serve replaces the replica.
+            RuntimeError: Serve then replaces the replica.
         """
         self.batches.check_hung()
 
-    def __del__(self) -> None:
+    def __del__(self) -> Coroutine[Any, Any, None] | None:
         for task in getattr(self, "_tasks", ()):
             task.cancel()
         follower, self._follower = getattr(self, "_follower", None), None
         if follower is not None:
             follower.leave()
+        if hasattr(self, "_running") and self._listener.is_heard:
+            return self._leave()
+        self._end()
+        return None
+
+    async def _leave(self) -> None:
+        """Ask the scheduler for no more grants, and finish the granted batches.
+
+        Serve has already waited for its own calls, and waits for this one. It does not know the
+        calls of directly connected frontends.
+        """
+        async with self._telling:
+            if self._link is not None:
+                await self._take_leave(self._link)
+        for _ in range(2):  # earlier grants may be on their way
+            await self.batches.finish(self._spec.variants())
+            await asyncio.sleep(_LAST_S)
+        self._end()
+
+    def _end(self) -> None:
+        if hasattr(self, "_listener"):
+            self._listener.close()
+        if hasattr(self, "_running"):
+            self._running.cancel()
         if hasattr(self, "models"):
             self.models.close()

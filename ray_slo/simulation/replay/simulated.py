@@ -1,10 +1,9 @@
-"""A policy in virtual time on what a decision log recorded.
+"""A policy in virtual time on the requests of a decision log.
 
 `what_if` runs a policy on the recorded requests (arrival, deadline, size, cancels) and the recorded
-cluster (workers that came and went, profiles as they were learned). How long a batch takes is what
-batches took: the usual for its size (`fit`), times what the recorded batch nearest in time deviated
-from it, so that a slow minute of the machine is slow in the simulation, too. Dispatch and report
-delays likewise.
+cluster (workers that came and went, profiles as they were learned). A batch takes the usual time
+for its size (`fit`), times the deviation of the recorded batch nearest in time. So a slow minute of
+the machine is slow in the simulation, too. The same holds for dispatch and report delays.
 """
 
 from __future__ import annotations

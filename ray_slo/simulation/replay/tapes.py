@@ -1,4 +1,4 @@
-"""What a decision log says that happened, and a `Report` of it."""
+"""Reads the events of a decision log, and makes a `Report` of them."""
 
 from __future__ import annotations
 

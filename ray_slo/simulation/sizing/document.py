@@ -1,4 +1,4 @@
-"""A question as a document (YAML): what `ray-slo plan` reads."""
+"""A question as a document (YAML) that `ray-slo plan` reads."""
 
 from __future__ import annotations
 
@@ -15,12 +15,16 @@ from pydantic import (
 )
 
 from ray_slo.core.cluster import DispatchDelay
-from ray_slo.core.documents import ProfileSpec, Strict
+from ray_slo.core.documents import DelayMs, ProfileSpec, SloMs, Strict, exactly_one
+from ray_slo.core.explain import Misplaced, placed
+from ray_slo.core.names import listed, nearest
+from ray_slo.core.profiles import LatencyProfile
+from ray_slo.core.trees import Tree, TreeTask
 from ray_slo.planning import loki
 from ray_slo.planning.catalogue import CATALOGUE, InstanceType, load_catalogue
-from ray_slo.policies.registry import POLICIES, make_policy, refuse_sizes
+from ray_slo.policies.registry import DEFAULT, POLICIES, make_policy, refuse_sizes
 from ray_slo.simulation.sizing.question import KIND, Question
-from ray_slo.simulation.spec import ClusterSpec, PolicySpec
+from ray_slo.simulation.spec import MAX_WORKERS, ClusterSpec, Noise, PolicySpec
 from ray_slo.simulation.workloads import Workload
 
 
@@ -29,12 +33,12 @@ class _Document(Strict):
 
 
 class PoolSpec(_Document):
-    """Instance types to choose from, by name: of the built-in catalogue, or of a file of types.
+    """Instance types to choose from: those of the built-in catalogue, or of a file.
 
     Attributes:
-        types: their names.
+        types: names of the types.
         catalogue: file of further types, relative to the document's folder.
-        budget_per_hour: also show what carries most under it.
+        budget_per_hour: also show the pool with the highest throughput within this budget.
     """
 
     types: list[str] = Field(min_length=1)
@@ -48,9 +52,12 @@ class PoolSpec(_Document):
             known |= load_catalogue(base / self.catalogue)
         for name in self.types:
             if name not in known:
-                raise ValueError(f"pool.types: {name!r} must be one of {', '.join(known)}")
+                raise Misplaced(
+                    "pool.types",
+                    f"must be of {', '.join(known)}, got {name!r}{nearest(name, list(known))}",
+                )
         if len(set(self.types)) < len(self.types):
-            raise ValueError(f"pool.types must be different, got {', '.join(self.types)}")
+            raise Misplaced("pool.types", f"must be different, got {', '.join(self.types)}")
         return tuple(known[name] for name in self.types)
 
 
@@ -60,7 +67,7 @@ class StageVariantSpec(_Document):
     Attributes:
         accuracy: percent.
         profile: its latency profile.
-        factors: requests that it makes per request, by child task.
+        factors: mean number of requests that one of its requests makes, by child task.
     """
 
     accuracy: float = Field(ge=0, le=100)
@@ -81,31 +88,50 @@ class StageSpec(_Document):
 
 
 class PipelineSpec(_Document):
-    """A tree of tasks under one SLO, as `loki.Problem` has it.
+    """A tree of tasks under one SLO, as in `loki.Problem`.
 
     Attributes:
-        latency_slo_ms: end to end.
-        tasks: by name.
-        batch_sizes: that may be configured.
-        communication_ms: between two tasks.
-        waiting_factor: time at a task, in executions of a batch, waiting included.
-        headroom_quantile: of Poisson arrivals at the rate, planned for.
+        latency_slo_ms: end-to-end SLO, milliseconds.
+        tasks: tasks by name.
+        batch_sizes: batch sizes to choose from.
+        communication_ms: time between two tasks, milliseconds.
+        waiting_factor: time at a task with its waiting, in executions of a batch.
+        headroom_quantile: quantile of Poisson arrivals that the plan must serve.
     """
 
-    latency_slo_ms: PositiveFloat
+    latency_slo_ms: SloMs
     tasks: dict[str, StageSpec] = Field(min_length=1)
     batch_sizes: list[PositiveInt] = Field([1, 2, 4, 8, 16, 32])
-    communication_ms: NonNegativeFloat = 0.0
+    communication_ms: DelayMs = 0.0
     waiting_factor: float = Field(2.0, ge=1)
     headroom_quantile: float | None = Field(0.95, gt=0, lt=1)
 
+    @model_validator(mode="after")
+    def _is_a_tree(self) -> PipelineSpec:
+        nodes = [TreeTask(name, name, task.parent) for name, task in self.tasks.items()]
+        Tree("the pipeline", tuple(nodes), {"": self.latency_slo_ms / 1e3})
+        for name, task in self.tasks.items():
+            children = [child for child, of in self.tasks.items() if of.parent == name]
+            for variant, said in task.variants.items():
+                for unknown in [child for child in said.factors if child not in children][:1]:
+                    raise Misplaced(
+                        f"tasks.{name}.variants.{variant}.factors.{unknown}",
+                        f"no child of {name!r}; its children are {listed(children)}"
+                        f"{nearest(unknown, children)}",
+                    )
+        return self
+
+    def _profile(self, task: str, variant: str, base: Path) -> LatencyProfile:
+        with placed(f"pipeline.tasks.{task}.variants.{variant}.profile"):
+            return self.tasks[task].variants[variant].profile.build(variant, base)
+
     def build(self, base: Path) -> loki.Problem:
-        """With a demand and a number of workers still to be filled in."""
+        """The problem, without its demand and its number of workers."""
         tasks = tuple(
             loki.Task(
                 name,
                 tuple(
-                    loki.Variant(v, s.accuracy, s.profile.build(v, base), s.factors)
+                    loki.Variant(v, s.accuracy, self._profile(name, v, base), s.factors)
                     for v, s in task.variants.items()
                 ),
                 task.parent,
@@ -125,21 +151,20 @@ class PipelineSpec(_Document):
 
 
 class PlanSpec(_Document):
-    """A question in YAML. What it shares with `SimulationSpec` is written as there.
+    """A question in YAML. Fields that it shares with `SimulationSpec` are the same there.
 
     Attributes:
-        cluster: models and delay; `workers`, if given, is where the search begins.
-        pipeline: instead of a cluster.
-        workload: what arrives when.
-        policies: to compare; by default `policy`: deferred, for models with variants price,
-            for a pool kairos, for a pipeline pipeline.
-        policy: the only one.
-        pool: instance types, where the cheapest mix of them is wanted.
-        bad_rate: share of bad requests that each model may have.
-        accuracy_floor: percent; of the requests in time, on average.
-        duration_s, warmup_s, seed, latency_noise: of each simulation.
-        confirm_seeds: have to pass, too.
-        max_workers: the search ends there.
+        cluster: models and delay. The search begins at `workers`, if it is given.
+        pipeline: a pipeline instead of a cluster.
+        workload: the arrivals.
+        policies: policies to compare; default: `policy`.
+        policy: the only policy; default: `auto`, or `pipeline` for a pipeline.
+        pool: instance types, to find the cheapest mix of them.
+        bad_rate: allowed share of bad requests of each model.
+        accuracy_floor: least mean accuracy of the requests in time, percent.
+        duration_s, warmup_s, seed, latency_noise: as in a simulation.
+        confirm_seeds: further seeds that an answer must pass.
+        max_workers: the largest number of workers in the search.
     """
 
     cluster: ClusterSpec | None = None
@@ -154,21 +179,25 @@ class PlanSpec(_Document):
     warmup_s: NonNegativeFloat = 0.0
     seed: NonNegativeInt = 0
     confirm_seeds: list[NonNegativeInt] = Field([1])
-    latency_noise: NonNegativeFloat = 0.0
-    max_workers: PositiveInt = 1000
+    latency_noise: Noise = 0.0
+    max_workers: int = Field(1000, ge=1, le=MAX_WORKERS)
 
     @model_validator(mode="after")
     def _check(self) -> PlanSpec:
-        if (self.cluster is None) == (self.pipeline is None):
-            raise ValueError("give either cluster or pipeline")
+        exactly_one(self, "cluster", "pipeline")
         if self.pipeline is not None and self.pool is not None:
-            raise ValueError("pool: a pipeline's workers are of one kind; leave pool out")
+            raise Misplaced("pool", "a pipeline's workers are of one kind; leave pool out")
         if self.policy is not None and self.policies:
-            raise ValueError("give either policy or policies")
+            raise Misplaced("policies", "give either policy or policies, got both")
         if self.duration_s is None and self.workload.length_s is None:
-            raise ValueError("duration_s is needed: the workload's arrivals go on for ever")
+            raise Misplaced("duration_s", "required, as the workload's arrivals go on for ever")
         if self.cluster is not None and not isinstance(self.cluster.workers, int):
-            raise ValueError("cluster.workers: give one number; unlike machines go into pool.types")
+            raise Misplaced(
+                "cluster.workers", "give one number; unlike machines go into pool.types"
+            )
+        if self.cluster is not None:
+            with placed("workload"):
+                self.workload.check_models(list(self.cluster.models))
         return self
 
     def build(self, base: str | Path = ".") -> Question:
@@ -179,12 +208,10 @@ class PlanSpec(_Document):
         """
         base = Path(base)
         types = self.pool.build(base) if self.pool else ()
-        usual = "pipeline" if self.pipeline else "kairos" if self.pool else "deferred"
-        if self.cluster is not None and usual == "deferred":
-            usual = self.cluster.usual_policy
+        usual = "pipeline" if self.pipeline else DEFAULT
         given = self.policies or [self.policy or usual]
         specs = [PolicySpec(name=p) if isinstance(p, str) else p for p in given]
-        policies = [(p.name or usual, p.kwargs) for p in specs]
+        policies = [(p.name if "name" in p.model_fields_set else usual, p.kwargs) for p in specs]
         if self.pipeline is not None:  # the policy is told of it, too
             for name, _ in policies:
                 if name in POLICIES and name != "pipeline":
@@ -195,10 +222,11 @@ class PlanSpec(_Document):
                     )
         else:
             assert self.cluster is not None
-            for name, kwargs in policies:
-                make_policy(name, kwargs)
-                if self.workload.sizes is not None:
-                    refuse_sizes(name, kwargs)
+            for i, (name, kwargs) in enumerate(policies):
+                with placed(f"policies.{i}" if self.policies else "policy"):
+                    make_policy(name, kwargs)
+                    if self.workload.sizes is not None:
+                        refuse_sizes(name, kwargs)
         cluster = self.cluster
         kinds = [t.name for t in types] or [KIND]
         duration_s = self.duration_s or self.workload.length_s
@@ -208,9 +236,7 @@ class PlanSpec(_Document):
             assert isinstance(cluster.workers, int)
             guess = cluster.workers
         return Question(
-            models=tuple(m.build(n, kinds, base) for n, m in cluster.models.items())
-            if cluster
-            else (),
+            models=tuple(cluster.built(kinds, base)) if cluster else (),
             workload=self.workload,
             policies=tuple(policies),
             duration_s=duration_s,

@@ -1,16 +1,16 @@
 """How many workers, of which kinds, with which variants: `size(question) -> list[Answer]`.
 
 Each answer is the smallest that *passes*: in a simulated run at the load, no model's share of late
-or dropped requests is above `bad_rate` (and the mean accuracy is at least `accuracy_floor`). What
-is searched is a number, more of which is taken for better: it grows or shrinks from a guess (the
-fluid limit) in doubling steps, then is bisected, then has to pass with the other seeds, too, or one
-more is tried. The figures of an answer are the worst over the seeds.
+or dropped requests is above `bad_rate` (and the mean accuracy is at least `accuracy_floor`). The
+search assumes that a larger number is better. The number grows or shrinks from a guess (the fluid
+limit) in doubling steps, and is then bisected. The result must pass with the other seeds, too;
+otherwise one more is tried. The figures of an answer are the worst over the seeds.
 
 * *Workers*: how many of one kind, for each policy and kind.
 * *Pools*: configurations of instance types by rising cost and upper bound on their throughput
   (`kairos.fluid_bounds`, or the full batches' where requests have no sizes), cheaper than the
-  cheapest of one type: the first whose run passes, by bisection. One that costs less although its
-  bound is lower is not looked at. With a budget also the pool with the most throughput under it.
+  cheapest of one type: the first whose run passes, by bisection. A cheaper pool with a lower bound
+      is not tried. With a budget, also the pool with the highest throughput within it.
 * *Pipelines*: workers for `loki.plan`, with any variants and with the most accurate alone.
 
 Worked example: ℓ(b) = b + 5 ms, an SLO of 25 ms, 3600 requests/s. A batch of 20 takes 25 ms, so a

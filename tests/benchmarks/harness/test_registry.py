@@ -44,9 +44,9 @@ def test_every_module_with_a_run_is_a_program(folder):
 def test_names_and_order():
     names = list(PROGRAMS)
     assert names.index("symphony-fig2") < names.index("symphony-fig10")
-    assert {"shipped", "gpu-preemption", "flat-top", "live-chaos", "tracing-cost"} < set(names)
+    assert {"shipped", "gpu", "flat-top", "live-chaos", "tracing-cost"} < set(names)
     assert PROGRAMS["shipped"].live and PROGRAMS["live-soak"].live
-    assert not PROGRAMS["gpu-preemption"].live
+    assert not PROGRAMS["gpu"].live
     assert all(program.shows and program.source for program in PROGRAMS.values())
 
 

@@ -64,7 +64,7 @@ def test_a_rising_load_is_of_a_file_that_exists():
 
 
 def test_another_name_is_refused_with_the_valid_ones():
-    with pytest.raises(SystemExit, match=r"no file 'nothing'; choose one of .*digits-deferred"):
+    with pytest.raises(SystemExit, match=r"no file 'nothing'; choose one of .*digits"):
         run(only="nothing")
 
 
@@ -119,18 +119,18 @@ def test_figures_go_into_the_readme_and_the_heads(tmp_path):
     for path in [README, *FOLDER.glob("*.yaml")]:
         shutil.copy(path, tmp_path)
     before = {path.name: path.read_text() for path in tmp_path.iterdir()}
-    rows = [*a_run("digits-deferred"), *a_run("traffic-loki")]
+    rows = [*a_run("digits"), *a_run("traffic-loki")]
     rows += figures("traffic-loki, 0.3/s", "")
     for _ in range(2):  # again: in place of the last
         write_figures(rows, readme, tmp_path)
         text = readme.read_text()
-        assert text.count("| `digits-deferred` | 12 s | 812 MB | 5 | 18 | 1 | 1 | 123 ms |") == 1
+        assert text.count("| `digits` | 12 s | 812 MB | 5 | 18 | 1 | 1 | 123 ms |") == 1
         assert text.count("| `traffic-loki` | 5 | 18 | 1 | 1 | 123 ms | 98.7 |") == 1
-        head = (tmp_path / "digits-deferred.yaml").read_text()
+        head = (tmp_path / "digits.yaml").read_text()
         assert head.count("0.8 GB of memory; first answer after 12 s on 2 cores") == 1
     after = {path.name: path.read_text() for path in tmp_path.iterdir()}
     changed = {name for name, text in after.items() if text != before[name]}
-    assert changed <= {"README.md", "digits-deferred.yaml", "traffic-loki.yaml"}
+    assert changed <= {"README.md", "digits.yaml", "traffic-loki.yaml"}
     assert text.partition("<!-- shipped: begin -->")[0] in before["README.md"]
 
 

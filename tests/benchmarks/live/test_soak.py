@@ -13,6 +13,7 @@ from benchmarks.harness.rows import Failed
 from benchmarks.live import soak as program
 from benchmarks.live.soak import RULES, Rule, Soak, draw, growth, kept, offer
 from ray_slo.serve.memory import vitals
+from tests.serve import clock
 
 AT = np.arange(0.0, 600.0, 5.0)
 MEMORY = RULES["memory, MB"]
@@ -112,7 +113,7 @@ def test_the_load_is_open_loop_and_callers_leave():
         await asyncio.sleep(program.SLO_S / 2)
         return "answered"
 
-    counts = asyncio.run(offer(send, 400.0, 0.5, 0.3, seed=0))
+    counts = clock.run(offer(send, 400.0, 0.5, 0.3, seed=0))
     assert counts["sent"] == counts["answered"] + counts["cancelled"]
     assert 150 < counts["sent"] < 250  # all of them long before the first answer
     # Three in ten leave, half of them before the answer.
@@ -125,7 +126,7 @@ def test_what_never_ends_is_lost(monkeypatch):
     async def send():
         await asyncio.sleep(60)
 
-    counts = asyncio.run(offer(send, 100.0, 0.1, 0.0, seed=0))
+    counts = clock.run(offer(send, 100.0, 0.1, 0.0, seed=0))
     assert counts["lost"] == counts["sent"] > 0
 
 

@@ -92,13 +92,16 @@ def test_with_noise_policies_are_told_what_a_host_learns():
     assert not grid_run._arguments(exact, SETTINGS["deferred"])
 
 
-def test_only_the_quickest_variant_is_left():
-    c = next(c for c in SOME if c.variants > 1 and c.tree is None)
+@pytest.mark.parametrize("piped", [False, True])
+def test_only_the_quickest_variant_is_left(piped):
+    c = next(c for c in SOME if c.variants > 1 and piped == bool(c.tree))
     cluster = c.quickest().cluster()
     for model in c.models:
         (left,) = cluster.models[model.name].variants
         assert left.accuracy == min(v.accuracy for v in model.variants)
         assert all(left.name in w.loaded and len(w.loaded) <= 40 for w in cluster.workers.values())
+    if piped:  # it was refused for the factors of variants that are not there
+        assert measure(c.seed, c.number, "deferred, quickest variant", 200)["value"] > 0
 
 
 @pytest.mark.parametrize("name", SETTINGS)

@@ -44,10 +44,10 @@ def test_preemption_pays_with_the_papers_overheads():
     assert flex.goodput > 2.3 * report("flex, no preemption", 90, periods=10).goodput
 
 
-@pytest.mark.parametrize("slo_ms", [250, 90])
-def test_deferred_is_rescued_by_preemption_that_gains(slo_ms):
+@pytest.mark.parametrize(("slo_ms", "factor"), [(250, 1.0), (90, 2.0)])
+def test_preemption_that_gains_rescues_deferred(slo_ms, factor):
     flex, gaining, deferred = (
         report(label, slo_ms, periods=10).goodput for label in ("flex", "deferred_flex", "deferred")
     )
     assert gaining > 0.97 * flex
-    assert gaining > 30 * deferred
+    assert gaining > factor * deferred

@@ -1,18 +1,14 @@
-"""Programs about preemption: what needs a GPU is run on a pretended one, with tiny networks."""
+"""What programs about preemption share."""
 
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections import Counter
-from functools import partial
 
 import pytest
 import torch
-from torch import nn
 
 from benchmarks.live.sleeper import Sleeper
-from benchmarks.shepherd import gpu_preemption
 from benchmarks.shepherd.networks import resnet
 from benchmarks.shepherd.two_streams import serve, streams
 from ray_slo.core import LatencyProfile
@@ -51,46 +47,3 @@ def test_two_streams_answer_every_request_once(preemption):
     assert {outcome for _, outcome in result.outcomes} <= {"good", "late", "dropped"}
     assert sum(result.good.values()) == sum(o == "good" for _, o in result.outcomes) > 0
     assert (len(result.delays_s) + result.too_late > 0) is preemption
-
-
-def test_says_that_there_is_no_gpu(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    (row,) = gpu_preemption.run(quick=True, seed=0)
-    assert row.case.startswith("skipped: torch ")
-    assert row.ours == 0
-
-
-def test_the_gpu_program_runs_on_a_pretended_gpu(monkeypatch):
-    randn = torch.randn
-    for name, value in {
-        "is_available": lambda: True,
-        "get_device_name": lambda: "Pretended",
-        "synchronize": lambda: None,
-        "empty_cache": lambda: None,
-    }.items():
-        monkeypatch.setattr(torch.cuda, name, value)
-    monkeypatch.setattr(torch, "randn", lambda *shape, device=None: randn(3, 8, 8))
-    monkeypatch.setattr(nn.Module, "cuda", lambda self: self)
-    monkeypatch.setitem(sys.modules, "torchvision.models", None)  # as where it is missing
-    tiny = {}
-
-    def network(depth):
-        layers = [nn.Conv2d(3, 3, 3, padding=1) for _ in range(depth // 9)]
-        tiny[depth] = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten())
-        return tiny[depth]
-
-    monkeypatch.setattr(gpu_preemption, "resnet", network)
-    monkeypatch.setattr(gpu_preemption, "MAX_BATCH", 8)
-    for name in ("profile_preemption", "profile_callable"):
-        short = partial(_with_budget, getattr(gpu_preemption, name))
-        monkeypatch.setattr(gpu_preemption, name, short)
-    rows = gpu_preemption.run(quick=True, seed=0)
-    cases = {row.case for row in rows}
-    assert {"Pretended · ResNet18", "Pretended · ResNet50"} <= cases
-    assert "Pretended, SLO 90 ms, many bursts · flex, no preemption" in cases
-    assert set(tiny) == {18, 50, 269}
-    assert all(row.ours is not None for row in rows)
-
-
-def _with_budget(measure, *args, budget_s, **kwargs):
-    return measure(*args, budget_s=0.05, **kwargs)

@@ -36,7 +36,7 @@ def test_streams_are_those_of_the_trees():
         ("waiting_factor", 0.5, "waiting_factor must be at least 1"),
         ("objective", "speed", "objective must be one of accuracy, cost"),
         ("budget_per_hour", -1.0, "budget_per_hour must be at least 0"),
-        ("accuracy_floor", 101.0, "accuracy_floor must be at least 0 and at most 100"),
+        ("accuracy_floor", 101.0, "accuracy_floor must be from 0 to 100"),
     ],
 )
 def test_a_wrong_field_is_named(field, value, said):
@@ -45,7 +45,7 @@ def test_a_wrong_field_is_named(field, value, said):
 
 
 def test_wrong_parts_are_named():
-    with pytest.raises(ValueError, match="accuracy of variant 'v' must be at least 0 and at most"):
+    with pytest.raises(ValueError, match="accuracy of variant 'v' must be from 0 to"):
         Variant("v", 101.0, {"gpu": linear(1, 1)})
     with pytest.raises(ValueError, match=r"memory_mb.gpu of variant 'v' must be at least 0"):
         Variant("v", 100.0, {"gpu": linear(1, 1)}, {"gpu": -1.0})

@@ -406,7 +406,7 @@ def test_groups_name_their_workers():
             "one of herd, .*did you mean 'herd'.*got 'hurd'",
         ),
         ({"planner": {"name": "herd", "every_s": 5}}, r"planner\.every_s: unknown key.*interval_s"),
-        ({"planner": {"name": "herd", "interval_s": 0}}, r"planner\.interval_s: .*greater than 0"),
+        ({"planner": {"name": "herd", "interval_s": 0}}, r"planner\.interval_s: .*above 0"),
         (
             {"planner": {"name": "herd", "kwargs": {"x": 1}}},
             "x: unknown key; valid .*backend",
@@ -428,7 +428,7 @@ def test_groups_name_their_workers():
         ),
         (
             {"planner": {"name": "herd", "kwargs": {"max_affinity": 0.5}}},
-            r"max_affinity: .*greater than or equal to 1",
+            r"max_affinity: .*at least 1",
         ),
         (
             {

@@ -1,5 +1,6 @@
 """Groups that a planner finds and keeps."""
 
+import itertools
 from dataclasses import replace
 
 import pytest
@@ -124,24 +125,33 @@ class World:
     """Workers and a frontend that do what they are told, one thing at a time."""
 
     def __init__(self, room=9):
-        self.homes = Homes({"ka": "a", "kb": "b"}, {"l": "a"}, FREE, UNITS)
+        self.homes = self.new()
+        self.serves = False  # requests come
+        self.hears = True  # the planner hears the frontend
         self.workers = {w: says(w, f"k{w[0]}", None) for w in ("a1", "a2", "b1", "b2")}
         self.room, self.now, self.number, self.routes, self.queued = room, 0.0, 0, {}, {}
+
+    def new(self):
+        return Homes({"ka": "a", "kb": "b"}, {"l": "a"}, FREE, UNITS)
+
+    def restart(self):
+        """The planner dies; its successor does not hear the frontend at first."""
+        self.homes, self.hears, self.number = self.new(), False, -1
 
     def seen(self):
         frontend = FrontendSays(
             "f", Counts(), "", applied=("", self.number), routes=self.routes, queued=self.queued
         )
-        return Seen(dict(self.workers), frontends={"f": frontend})
+        return Seen(dict(self.workers), frontends={"f": frontend} if self.hears else {})
 
     def fits(self, variants, kind):
         return len(variants) <= self.room
 
     def wanted(self):
-        """Every worker has all models of its group."""
-        layout = self.homes.layout
+        """Every worker has all models of its group, and measures those of none."""
+        group_of = self.homes.layout.get
         return {
-            w: Wanted((), tuple(sorted(m for m, g in layout.items() if g == w[0])))
+            w: Wanted((), tuple(sorted(m for m in FREE if group_of(m, w[0]) == w[0])))
             for w in self.workers
         }
 
@@ -156,14 +166,17 @@ class World:
             assert len(has) <= self.room, f"{worker} has no memory for {sorted(has)}"
             self.workers[worker] = says(worker, f"k{worker[0]}", order.group, *has)
         # What was sent before the switch is still there in the step after it.
-        routing = self.homes.routing
-        self.queued = {(m, g): 1 for m, g in self.routes.items() if routing.routes.get(m) != g}
-        self.number, self.routes = routing.number, dict(routing.routes)
+        if self.hears:
+            routing = self.homes.routing
+            routes = {**self.routes, **routing.routes}
+            self.queued = {(m, g): 1 for m, g in self.routes.items() if routes[m] != g}
+            self.number, self.routes = routing.number, routes
+            self.serves |= routing.complete
         self.check()
 
     def check(self):
         """Whoever has sent a request, or sends one now, finds a worker that has its model."""
-        if not self.homes.routing.complete:
+        if not self.serves:
             return
         for model, group in {*self.routes.items(), *self.queued}:
             there = [w for w in self.workers.values() if w.group == group and model in w.loaded]
@@ -190,6 +203,27 @@ def test_units_move_and_nobody_is_without_a_worker_on_the_way(before, after):
     world = World().reach(before).reach(after).reach(before)
     assert world.homes.layout == {"l": "a", **before}
     assert not any(world.homes.leaving(group) for group in "ab")
+
+
+@pytest.mark.parametrize("before", layouts())
+@pytest.mark.parametrize("after", layouts())
+@pytest.mark.parametrize("heard_at", [0, 4])  # before it plans, or after
+def test_a_planner_that_is_new_leaves_nobody_without_a_worker_whoever_it_hears(
+    before, after, heard_at
+):
+    for steps, wanted in itertools.product(range(6), layouts()):
+        world = World().reach(before)
+        world.homes.place(world.now, after)
+        for _ in range(steps):  # a move has begun, or is over
+            world.step()
+        world.restart()
+        for step in range(16):
+            world.hears = step >= heard_at
+            world.homes.look(world.now, world.seen())
+            if step == 1:
+                world.homes.place(world.now, wanted)
+            world.step()
+        assert world.routes == {"l": "a", **wanted}
 
 
 def test_a_worker_without_room_for_both_waits_until_the_old_one_is_gone():

@@ -189,7 +189,7 @@ def test_mistakes_in_arguments_name_the_field():
         Kairos.arguments({})
     with pytest.raises(ValueError, match=r"kwargs.budget: unknown key.*budget_per_hour"):
         Kairos.arguments({"budget": 3, "budget_per_hour": 3})
-    with pytest.raises(ValueError, match=r"planner\.kwargs\.xi: .*less than or equal to 1, got 2"):
+    with pytest.raises(ValueError, match=r"planner\.kwargs\.xi: .*at most 1, got 2"):
         Kairos.arguments({"xi": 2, "budget_per_hour": 3})
 
 

@@ -175,7 +175,7 @@ def test_for_the_scheduler_there_is_no_user_code():
         (task(factors={"spell": 1}), "tasks.more.factors: 'spell' is no child of 'more'; its chi"),
         (
             args({"find": {**FIND, "factors": {"spell": -1}}}),
-            "tasks.find.factors.spell must be at least 0, got -1",
+            "tasks.find.factors.spell: must be at least 0, got -1",
         ),
         (
             task(variants={"v": {**NET, "factors": {"find": 1}}}),
@@ -189,16 +189,19 @@ def test_for_the_scheduler_there_is_no_user_code():
         (task(variants={"find": NET, "more": NET}, accuracy=3), "each variant has an accuracy of"),
         (task(latency_slo_ms=3), "pipeline.tasks.more.latency_slo_ms: unknown key; valid keys are"),
         (args(pipeline={"tasks": {}}), "pipeline.tasks: "),
-        (args(pipeline={"latency_slo_ms": 0}), "pipeline.latency_slo_ms: Input should be greater"),
+        (args(pipeline={"latency_slo_ms": 0}), "pipeline.latency_slo_ms: must be above 0"),
         (args(pipeline={"jion": 0}), "pipeline.jion: unknown key (did you mean 'join'?)"),
         (
             args(pipeline={"path_accuracies": {"f0/s1": 9}}),
-            "no path 'f0/s1' from root to a last task; they are f0/s0, f1/s0",
+            "path_accuracies.f0/s1: no path from the root to a last task; they are f0/s0, f1/s0",
         ),
-        (args(pipeline={"path_accuracies": {"f0": 9}}), "no path 'f0' from root to a last task"),
+        (
+            args(pipeline={"path_accuracies": {"f0": 9}}),
+            "path_accuracies.f0: no path from the root to a last task",
+        ),
         (
             args(pipeline={"path_accuracies": {"f0/s0": 101}}),
-            "path_accuracies.f0/s0 must be 0 to 100 percent, got 101",
+            "path_accuracies.f0/s0: must be from 0 to 100 (percent), got 101",
         ),
         (args({"a/b": SPELL}), "task name 'a/b': use ASCII letters"),
         (
@@ -243,17 +246,17 @@ def test_for_the_scheduler_there_is_no_user_code():
             loki_args(kwargs={"headroom_quantile": 1.5}),
             "planner.kwargs: headroom_quantile must be above 0 and below 1, got 1.5",
         ),
-        (loki_args(kwargs={"max_swaps": "x"}), "planner.kwargs.max_swaps: Input should be a valid"),
-        (loki_args(min_gain=1), "planner: min_gain: not for the planner 'loki'"),
-        (loki_args(demand="mean"), "planner.demand: Input should be 'ewma', 'peak' or 'holt', got"),
-        (loki_args(rates={"spell": 1}), "planner.rates: give what is expected of the root, 'find'"),
+        (loki_args(kwargs={"max_swaps": "x"}), "planner.kwargs.max_swaps: must be a whole number"),
+        (loki_args(min_gain=1), "planner.min_gain: not for the planner 'loki'"),
+        (loki_args(demand="mean"), "planner.demand: must be one of ewma, peak, holt, got"),
+        (loki_args(rates={"spell": 1}), "planner.rates.spell: must be of the root, 'find'"),
         (loki_args(rates={"find": 0}), "planner.rates.find must be positive, got 0"),
-        (loki_args({"max_replicas": 0}), "workers.default.max_replicas: Input should be greater"),
+        (loki_args({"max_replicas": 0}), "workers.default.max_replicas: must be from 1"),
         (
             loki_args({"max_replicas": 3, "num_replicas": 4}),
-            "num_replicas must be from min_replicas 1 to max_replicas 3, got 4",
+            "num_replicas: must be from min_replicas 1 to max_replicas 3, got 4",
         ),
-        (loki_args({"min_replicas": 2}), "min_replicas is 2 without max_replicas"),
+        (loki_args({"min_replicas": 2}), "min_replicas: give max_replicas, too, got 2 alone"),
         (
             args(**FIXED, workers={"default": {"max_replicas": 2}}),
             "workers.default.max_replicas: nobody decides how many there are",
@@ -278,7 +281,7 @@ def test_mistakes_name_field_value_and_choices(wrong, says):
         ),
         (
             {"planner": {"name": "partition", "demand": "ewma"}},
-            "planner: demand: not for the planner 'partition'",
+            "planner.demand: not for the planner 'partition'",
         ),
         (
             {"models": {"m": {**FIND, "latency_slo_ms": 9, "variants": {"v": {**NET}}}}},

@@ -70,11 +70,10 @@ def test_a_group_has_a_policy_of_its_own_or_that_of_the_application():
     assert spec.policy_of(None).name == "ramsis"
 
 
-def test_the_default_policy_of_a_group_follows_from_its_own_models():
+def test_the_default_policy_is_one_whatever_a_group_serves():
     spec = parse_spec(two_groups({"name": None}, {"name": None}))
-    assert names(spec) == {"a": "deferred", "b": "price"}
-    # The application's serves b alone, so it has to choose among variants.
-    assert names(parse_spec(two_groups("flex"))) == {"a": "flex", "b": "price"}
+    assert names(spec) == {"a": "auto", "b": "auto"}
+    assert names(parse_spec(two_groups("flex"))) == {"a": "flex", "b": "auto"}
 
 
 @pytest.mark.parametrize(
@@ -170,4 +169,4 @@ def test_groups_have_models_kinds_and_a_choice_of_their_own():
         "a-gpu": ("a", 1),
         "b-cpu": ("b", 2),
     }
-    assert (setting.assigns, setting.choosing) == (True, {"b-cpu"})  # `price` chooses itself
+    assert (setting.assigns, setting.choosing) == (True, {"b-cpu"})  # `auto` chooses itself

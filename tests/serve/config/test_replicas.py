@@ -119,19 +119,19 @@ def test_bounds_wherever_they_are_written(given, least, first, most):
         ({"autoscaling_config": {"min_replicas": 1}}, "autoscaling_config.max_replicas: required"),
         (
             {"max_replicas": 3, "autoscaling_config": {"max_replicas": 3}},
-            "max_replicas is in autoscaling_config, too; write it once",
+            "max_replicas: it is in autoscaling_config, too; write it once",
         ),
         (
             {"num_replicas": 2, "autoscaling_config": {"max_replicas": 3}},
-            "num_replicas is 2 beside autoscaling_config; write autoscaling_config.initial",
+            "num_replicas: write autoscaling_config.initial_replicas",
         ),
         (
             {"autoscaling_config": {"max_replicas": 3, "initial_replicas": 4}},
-            "num_replicas must be from min_replicas 1 to max_replicas 3, got 4",
+            "num_replicas: must be from min_replicas 1 to max_replicas 3, got 4",
         ),
         ({"autoscaling_config": {"max_replicas": 3, "downscale_delay_s": -1}}, "downscale_delay_s"),
         ({"num_replicas": "many"}, "num_replicas"),
-        ({"min_replicas": 2}, "min_replicas is 2 without max_replicas"),
+        ({"min_replicas": 2}, "min_replicas: give max_replicas, too, got 2 alone"),
     ],
 )
 def test_bounds_that_do_not_fit(given, says):

@@ -182,30 +182,30 @@ def test_whatever_is_wrong_with_the_code_the_field_is_named():
         ),
         (
             pages({"lines": {"model": "read", "parent": "find", "max_batch_size": 3}}),
-            "pipelines.pages.tasks.lines: max_batch_size: the model 'read' says that; leave it out",
+            "pipelines.pages.tasks.lines.max_batch_size: the model 'read' says that; leave it out",
         ),
         (
             pages({"lines": {"model": "read", "callable": Plain, "parent": "find"}}),
-            "pipelines.pages.tasks.lines: callable: the model 'read' says that",
+            "pipelines.pages.tasks.lines.callable: the model 'read' says that",
         ),
         (
             pages({"lines": {"parent": "find"}}),
-            "pipelines.pages.tasks.lines: callable: required, or model: the name of a model",
+            "pipelines.pages.tasks.lines.callable: required, or model: the name of a model",
         ),
         (
             pages(path_accuracies={"find/bigger/check": 3}),
-            "pipelines.pages.path_accuracies: no path 'find/bigger/check' from root to a last",
+            "pipelines.pages.path_accuracies.find/bigger/check: no path from the root",
         ),
         (
             pages({"check": {"callable": Plain, "parent": "find"}}, path_accuracies={}),
-            "pipelines.pages: tasks.lines.factors: 'check' is no child of 'lines'",
+            "pipelines.pages.tasks.lines.factors: 'check' is no child of 'lines'",
         ),
         (
             args(pipelines={"signs": SIGNS}),
             "models.read.variants.small.factors: factors are for the tasks of a pipeline; 'check' "
             "is no child of a task that 'read' serves; these are none",
         ),
-        (pages(slo_classes={"gold": 0}), "pipelines.pages.slo_classes.gold: Input should be great"),
+        (pages(slo_classes={"gold": 0}), "pipelines.pages.slo_classes.gold: must be above 0"),
         (pages(slo_classes={"a b": 9}), "SLO class name 'a b': use ASCII letters"),
         (
             args(response_margin_ms=50),

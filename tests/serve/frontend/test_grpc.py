@@ -13,6 +13,7 @@ from ray.serve._private.grpc_util import start_grpc_server
 from ray.serve.config import gRPCOptions
 from starlette.responses import PlainTextResponse, StreamingResponse
 
+from ray_slo.core.environment import GRPC_HOST
 from ray_slo.serve import protos
 from ray_slo.serve.errors import (
     BadInput,
@@ -24,12 +25,10 @@ from ray_slo.serve.errors import (
 )
 from ray_slo.serve.frontend.answer import Answer, Stage
 from ray_slo.serve.grpc import (
-    HOST_ENV,
     PUSHBACK_METADATA,
     SERVICER,
     InferenceStub,
     fail,
-    grpc_host,
     reply_of,
     reported,
 )
@@ -140,8 +139,8 @@ def test_reply_of_json_bytes_and_response():
 def test_deadline_reaches_the_application_on_one_host(monkeypatch):
     """Serve's own server, with a handler in the application's place."""
     monkeypatch.setattr(default_impl, "add_grpc_address", default_impl.add_grpc_address)
-    monkeypatch.delenv(HOST_ENV, raising=False)
-    for host in ("10.9.8.7", grpc_host()):  # the last one holds
+    monkeypatch.delenv(GRPC_HOST.name, raising=False)
+    for host in ("10.9.8.7", GRPC_HOST.read()):  # the last one holds
         grpc_server.bind_to(host)
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
@@ -165,15 +164,20 @@ def test_deadline_reaches_the_application_on_one_host(monkeypatch):
     async def main():
         options = gRPCOptions(port=port, grpc_servicer_functions=[SERVICER])
         loop = asyncio.get_running_loop()
-        task, server = await start_grpc_server(make, options, event_loop=loop)
+        started = await start_grpc_server(make, options, event_loop=loop)
+        # Ray 2.56 gives the task alone, which stops its server when it is cancelled.
+        task, server = started if isinstance(started, tuple) else (started, None)
         try:
             async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
                 stub, own = InferenceStub(channel), [("x-slo-timeout-ms", "1e9")]
                 timed = await stub.Infer(InferRequest(model="a"), timeout=20, metadata=own)
                 free = await stub.Infer(InferRequest(model="b"), metadata=own)
         finally:
-            await server.stop(0)
-            await task
+            if server is None:
+                task.cancel()
+            else:
+                await server.stop(0)
+            await asyncio.wait([task])
         return timed, free
 
     timed, free = asyncio.run(main())

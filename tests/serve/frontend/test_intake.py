@@ -3,46 +3,24 @@
 import json
 import math
 import time
-from types import SimpleNamespace
 
 import pytest
 from starlette.requests import Request
 
 from ray_slo.errors import BadHeader, BadInput, BodyTooLarge, UnknownModel
-from ray_slo.serve.config.resolve import parse_spec
-from ray_slo.serve.frontend.intake import Intake
+from ray_slo.serve.frontend.http import headers_of
 from ray_slo.serve.messages import Capacity
 from ray_slo.serve.protos import InferRequest
-from tests.serve.fakes import Silent, surroundings
+from tests.serve.intakes import intake
 from tests.serve.loops import in_loop
 
 JSON, BYTES = "application/json", "application/octet-stream"
 
 
-def intake(*models, preprocess=(), capacity=None, has_door_before=False, **options):
-    """An intake of these models; its `seen` is what it said to metrics, `refused` to the others."""
-    spec = parse_spec(
-        {
-            "models": {m: {"callable": "apps:M", "latency_slo_ms": 400} for m in models or "m"},
-            "name": "app",
-            **options,
-        }
-    )
-    metrics, refused = Silent(), []
-    one = Intake(
-        spec,
-        surroundings("app", metrics=metrics, has_door_before=has_door_before),
-        SimpleNamespace(preprocess=preprocess),
-        {"m": capacity}.get,
-        lambda model, count: refused.append((model, count)),
-    )
-    one.seen, one.refused = metrics.seen, refused
-    return one
-
-
 def http(**headers):
     pairs = [(k.replace("_", "-").encode(), v.encode()) for k, v in headers.items()]
-    return Request({"type": "http", "headers": pairs})
+    request = Request({"type": "http", "headers": pairs})
+    return request, headers_of(request)
 
 
 @in_loop
@@ -72,11 +50,11 @@ async def test_the_deadline_of_a_call():
 @in_loop
 async def test_the_deadline_of_an_http_request():
     one = intake()
-    asked = one.asked_http(http(x_slo_latency_ms="90", traceparent="00-x"), "m", 7.0)
+    asked = one.asked_http(*http(x_slo_latency_ms="90", traceparent="00-x"), "m", 7.0)
     assert (asked.slo_s, asked.traceparent) == (pytest.approx(0.09), "00-x")
-    assert one.asked_http(http(), "m", 7.0).slo_s == 0.4
+    assert one.asked_http(*http(), "m", 7.0).slo_s == 0.4
     with pytest.raises(BadHeader) as bad:
-        one.asked_http(http(x_slo_latency_ms="soon"), "m", 7.0)
+        one.asked_http(*http(x_slo_latency_ms="soon"), "m", 7.0)
     assert (bad.value.model, one.seen) == ("m", [("unanswered", "m", "invalid", "bad_header")])
 
 
@@ -86,13 +64,13 @@ CLASSES = {"m": {"callable": "apps:M", "latency_slo_ms": 400, "slo_classes": {"g
 @in_loop
 async def test_an_slo_class_by_header():
     one = intake(models=CLASSES)
-    asked = one.asked_http(http(x_slo_class="gold"), "m", 7.0)
+    asked = one.asked_http(*http(x_slo_class="gold"), "m", 7.0)
     assert (asked.slo_s, asked.slo_class, asked.stream) == (0.05, "gold", "m@gold")
-    assert one.asked_http(http(), "m", 7.0).stream == "m"
-    own = one.asked_http(http(x_slo_class="gold", x_slo_latency_ms="90"), "m", 7.0)
+    assert one.asked_http(*http(), "m", 7.0).stream == "m"
+    own = one.asked_http(*http(x_slo_class="gold", x_slo_latency_ms="90"), "m", 7.0)
     assert (own.slo_s, own.stream) == (pytest.approx(0.09), "m@gold")
     with pytest.raises(BadInput, match="no SLO class 'silver'; its classes are gold") as bad:
-        one.asked_http(http(x_slo_class="silver"), "m", 7.0)
+        one.asked_http(*http(x_slo_class="silver"), "m", 7.0)
     assert (bad.value.http_status, bad.value.field, bad.value.model) == (422, "slo_class", "m")
     assert one.seen == [("unanswered", "m", "invalid", "bad_input")]
     message, metadata = InferRequest(json="1"), [("x-slo-class", "gold")]
@@ -187,5 +165,5 @@ async def test_a_client_that_leaves_before_its_body_is_there_sent_no_input():
     one = intake()
     request = Request({"type": "http", "headers": []}, leaves)
     with pytest.raises(BadInput, match="the client left before its body was here") as bad:
-        await one.body(request, one.asked("m", time.monotonic(), None))
+        await one.body(request, "", one.asked("m", time.monotonic(), None))
     assert (bad.value.model, one.seen) == ("m", [("unanswered", "m", "invalid", "bad_input")])

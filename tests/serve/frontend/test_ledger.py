@@ -121,8 +121,8 @@ class Metrics:
     def __init__(self):
         self.errors_ms = []
 
-    def predicted(self, variant, error_ms):
-        self.errors_ms.append((variant.name, error_ms))
+    def predicted(self, variant, expected_ms, took_ms):
+        self.errors_ms.append((variant.name, took_ms - expected_ms))
 
 
 class World:

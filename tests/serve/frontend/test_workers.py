@@ -10,6 +10,7 @@ import ray
 from ray_slo.errors import ConfigError, WorkerLost
 from ray_slo.serve.config.resolve import parse_spec
 from ray_slo.serve.frontend.ledger import Asked, Entry, WorkerGone
+from ray_slo.serve.frontend.startup import Deployment
 from ray_slo.serve.frontend.workers import Up, Workers, check_names
 from ray_slo.serve.messages import Capacity, Grant, PieceResult
 from tests.serve.fakes import surroundings
@@ -18,15 +19,12 @@ from tests.serve.loops import in_loop
 GRANT = Grant("b", "w0", "gpu", "m", "v", (1,), 0, 1, 1, 0.0, 0.1, 1.0)
 
 
-def spec_of(slo_ms):
-    return parse_spec({"models": {"m": {"callable": "apps:M", "latency_slo_ms": slo_ms}}})
-
-
-def workers(execute=None, capacity=None, why="", slo_ms=100):
+def workers(execute=None, capacity=None, why="", states=None):
     handle = SimpleNamespace(execute=SimpleNamespace(remote=execute), deployment_name="m-worker")
+    given = {} if states is None else {"states": lambda app, kinds: states}
     return Workers(
-        spec_of(slo_ms),
-        surroundings("m", ended_itself={"w0": why}.get),
+        parse_spec({"models": {"m": {"callable": "apps:M", "latency_slo_ms": 100}}}),
+        surroundings("m", ended_itself={"w0": why}.get, **given),
         {"gpu": handle},
         SimpleNamespace(capacity=capacity),
         spawn=asyncio.ensure_future,
@@ -82,8 +80,8 @@ async def test_the_most_workers_that_a_model_had_are_remembered():
 
 
 @in_loop
-@pytest.mark.parametrize(("slo_ms", "waits_s"), [(30_000, None), (2000, 2.0), (100, 1.0)])
-async def test_a_look_that_takes_long_is_waited_for_as_the_slo_allows(slo_ms, waits_s):
+@pytest.mark.parametrize(("slo_s", "waits_s"), [(30.0, None), (2.0, 2.0), (0.1, 1.0)])
+async def test_a_look_that_takes_long_is_waited_for_as_the_slo_allows(slo_s, waits_s):
     """On a starved machine: workers are up, and the scheduler takes its time to say so."""
     since, loop = [], asyncio.get_running_loop()
 
@@ -92,16 +90,30 @@ async def test_a_look_that_takes_long_is_waited_for_as_the_slo_allows(slo_ms, wa
         await asyncio.sleep(1.5)
         return {"m": Capacity(1.0, frozenset({"w0"}))} if len(since) > 1 else {}
 
-    there = workers(capacity=capacity, slo_ms=slo_ms)
+    there = workers(capacity=capacity)
     there._meeting = loop.create_future()
     looking = asyncio.ensure_future(there._watch_startup())
     await asyncio.sleep(0.1)  # in the first look
     began = loop.time()
-    refused = await there.refusal("m")
+    refused = await there.refusal("m", slo_s)
     assert (refused is None) == (waits_s is None)
     if waits_s is not None:
         assert loop.time() - began == pytest.approx(waits_s, abs=0.1)
     looking.cancel()
+
+
+@in_loop
+async def test_requests_are_let_in_while_the_scheduler_starts_if_serve_says_that_workers_run():
+    async def capacity():
+        await asyncio.Event().wait()  # it does not answer
+
+    for running, starting in ((1, 0), (0, 1)):
+        there = workers(capacity=capacity, states={"gpu": Deployment(running, starting)})
+        there._meeting = asyncio.get_running_loop().create_future()
+        looking = asyncio.ensure_future(there._watch_startup())
+        refused = await there.refusal("m", 30.0)
+        assert (refused is None) == (running == 1)
+        looking.cancel()
 
 
 @in_loop

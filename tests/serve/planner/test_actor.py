@@ -8,6 +8,7 @@ import pytest
 
 from ray_slo.core import LatencyProfile
 from ray_slo.core.cluster import Assigned
+from ray_slo.core.policy import Expected
 from ray_slo.errors import ConfigError
 from ray_slo.planning.brains.brain import Counts, FrontendSays, WorkerSays
 from ray_slo.record.plans import read
@@ -440,3 +441,19 @@ def test_a_successors_first_plan_is_told_against_what_runs(tmp_path):
     assert after.plans[0].trigger == "planner restarted"
     assert after.plans[0].targets == {"default": 2}
     assert after.plans[0].changes == ()
+
+
+def test_no_accuracy_is_predicted_for_networks_whose_accuracy_is_unknown(monkeypatch):
+    plain = {"callable": "apps:Plain", "latency_slo_ms": 100}
+    spec = parse_spec(
+        {
+            "models": {"known": {**plain, "accuracy": 80}, "unknown": plain},
+            "workers": {"w": {"max_replicas": 2}},
+        }
+    )
+    with actor_of(spec) as actor:
+        brain = type(actor.planning.brain)
+        said = {"known": Expected(80.0, 0.1), "unknown": Expected(100.0, 0.2)}
+        monkeypatch.setattr(brain, "expected", said)
+        told = actor.planning.answer("f").expected
+    assert told == {"known": Expected(80.0, 0.1), "unknown": Expected(None, 0.2)}

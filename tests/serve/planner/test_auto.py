@@ -63,7 +63,7 @@ def test_the_decorator_scales():
         pass
 
     spec = Model._spec((), {})
-    assert (spec.planner.name, spec.policy.name) == ("auto", "deferred")
+    assert (spec.planner.name, spec.policy.name) == ("auto", "auto")
     assert spec.workers["default"].replica_bounds == (1, 8)
     other = Model.options(planner={"name": "auto", "kwargs": {"target_bad": 0.02}})._spec((), {})
     assert other.planner.kwargs == {"target_bad": 0.02}
@@ -150,7 +150,7 @@ def test_its_brain_is_made():
         ({"planner": {"name": "auto", "kwargs": {"budget": 1}}}, "kwargs.budget: unknown key"),
         (
             {"planner": {"name": "auto", "kwargs": {"budget_per_hour": 1.0}}},
-            "planner.kwargs.budget_per_hour: workers.w has no price_per_hour",
+            "workers.w.price_per_hour, or instance_type: required",
         ),
         (
             {"planner": {"name": "auto", "kwargs": {"accuracy_floor": 101}}},

@@ -95,6 +95,35 @@ async def test_more_than_workers_can_do_are_refused_before_they_cost_anything():
 
 
 @in_loop
+async def test_who_has_an_answer_finds_an_empty_door():
+    """Its next request may come before the proxy is done with this one."""
+    app = App()
+    door = AdmissionMiddleware(app)
+    await ask(door)
+    ends, inside = [], []
+
+    async def send(message):
+        if message["type"] == "http.response.body":
+            inside.append(door._door.gate.inside)
+            ends.append(not message.get("more_body"))
+
+    async def streaming(scope, receive, send):
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"o", "more_body": True})
+        await send({"type": "http.response.body", "body": b"k"})
+
+    async def receive():
+        return {"type": "http.request", "body": b"1", "more_body": False}
+
+    for behind in (app, streaming):
+        door._app = behind
+        await door({"type": "http", "path": "/m", "headers": list(HEADERS)}, receive, send)
+    assert ends == [True, False, True]
+    assert inside == [0, 1, 0]
+    assert door._door.gate.inside == 0
+
+
+@in_loop
 async def test_time_counts_from_when_the_kernel_had_the_request():
     app = App()
     door = AdmissionMiddleware(app)

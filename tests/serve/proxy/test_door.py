@@ -11,7 +11,7 @@ from ray_slo.serve.deadlines import PROXY_CALLBACK, PROXY_CALLBACK_ENV
 from ray_slo.serve.errors import BodyTooLarge
 from ray_slo.serve.protos import InferRequest
 from ray_slo.serve.proxy.door import ProxyDoor, has_door_before
-from ray_slo.serve.proxy.haproxy import BINARY_ENV, COMMAND
+from ray_slo.serve.proxy.modes import BINARY_ENV, COMMAND
 from tests.serve import clock
 from tests.serve.fakes import Silent
 from tests.serve.loops import in_loop

@@ -31,6 +31,50 @@ def test_a_lone_request_goes_on_whatever_its_time():
     assert gate.inside == gate.waiting == 0
 
 
+@PURE
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["arrive", "arrive", "leave"]),
+            st.floats(-1, 5),
+            st.sampled_from([None, 0.5, 40.0]),
+            st.sampled_from([None, 1, 3]),
+            st.sampled_from([0.0, 1.0]),
+            st.booleans(),
+        ),
+        max_size=30,
+    ),
+    st.sampled_from([1.0, 2.0, 100.0]),
+)
+def test_who_walks_in_goes_on_as_if_it_had_waited_for_nobody(does, window):
+    one, other = Gate(), Gate()
+    one.window = other.window = window
+    inside = []
+    for now, (what, left_s, rate, most, least_s, may_refuse) in enumerate(does):
+        if what == "leave":
+            if inside:
+                for gate, ticket in zip((one, other), inside.pop(0), strict=True):
+                    gate.leave(ticket)
+            continue
+        asked = now + left_s, Known(rate, most, least_s), may_refuse
+        try:
+            ticket, said = one.walk_in(now, *asked), None
+        except RefusedEarly as refused:
+            ticket, said = None, str(refused)
+        told = Told()
+        waits = other.arrive(now, asked[0], told, *asked[1:])
+        if waits is not None and other.can_turn:
+            other.turn(now)
+        refused = [str(error) for error in told.said if error is not None]
+        assert refused == [said] * (said is not None)
+        assert (ticket is not None) == (told.said == [None])
+        if ticket is not None:
+            inside.append((ticket, waits))
+        elif waits is not None:
+            other.leave(waits)
+        assert (one.inside, one.waiting) == (other.inside, other.waiting)
+
+
 def test_the_earliest_deadline_goes_on_first():
     gate, order = Gate(), []
     for deadline in (5.0, 1.0, 3.0, 1.0):

@@ -6,9 +6,10 @@ import json
 
 import pytest
 
+from ray_slo.core.environment import FRONTEND_WAIT_S
 from ray_slo.serve.deadlines import TimeLimits
 from ray_slo.serve.proxy import http as failover
-from ray_slo.serve.proxy.http import WAIT_ENV, FailoverMiddleware, frontend_wait_s
+from ray_slo.serve.proxy.http import FailoverMiddleware, Places
 from tests.serve import clock
 
 ANSWER = [
@@ -108,14 +109,6 @@ def test_every_attempt_has_a_name_and_what_was_in_a_hook_is_not_repeated(monkeyp
     assert len(proxy.headers) == 4  # there was no fifth
 
 
-def test_in_a_frontend_attempts_need_no_name():
-    proxy = Proxy(ANSWER, ANSWER)
-    middleware = FailoverMiddleware(proxy, in_frontend=True)
-    through(middleware)
-    through(middleware, [("x-slo-attempt", "mine")])
-    assert not any("x-slo-attempt" in headers for headers in proxy.headers)
-
-
 def test_the_timeout_of_the_client_shrinks_as_well():
     proxy = Proxy(ANSWER, [], ANSWER, takes_s=0.05)
     middleware = FailoverMiddleware(proxy)
@@ -182,12 +175,11 @@ def test_who_names_no_deadline_has_the_slo_and_waits_half_a_minute_for_a_fronten
 
 
 def test_how_long_that_is_may_be_said(monkeypatch):
-    monkeypatch.setenv(WAIT_ENV, "2.5")
-    assert frontend_wait_s() == 2.5
-    for nonsense in ("0", "soon", "nan"):
-        monkeypatch.setenv(WAIT_ENV, nonsense)
-        with pytest.raises(ValueError, match=f"{WAIT_ENV} must be a positive number of seconds"):
-            FailoverMiddleware(None)
+    monkeypatch.setenv(FRONTEND_WAIT_S.name, "2.5")
+    assert Places()._wait_s == 2.5
+    monkeypatch.setenv(FRONTEND_WAIT_S.name, "soon")
+    with pytest.raises(ValueError, match=f"{FRONTEND_WAIT_S.name}: must be a number of seconds"):
+        FailoverMiddleware(None)
 
 
 def test_where_all_frontends_die_there_is_a_reason():

@@ -1,7 +1,9 @@
 """What is known of how Serve traces."""
 
 import inspect
+from unittest.mock import Mock
 
+import pytest
 from ray.serve._private import tracing_utils
 from ray.serve._private.controller import ServeController
 
@@ -23,5 +25,19 @@ def test_ray_changed_here():
     assert tracing.is_enabled() is False
     parameters = inspect.signature(tracing_utils.setup_tracing).parameters
     assert list(parameters)[:2] == ["component_name", "component_id"]
-    assert "tracing_config" in parameters
-    assert hasattr(ServeController, "get_tracing_config")
+    # Older releases have the environment alone; `versions` says so, and looks at the newest.
+    assert hasattr(ServeController, "get_tracing_config") == tracing.IS_CONFIGURED
+
+
+@pytest.mark.parametrize("is_configured", [False, True])
+def test_an_actor_traces_as_serve_does(monkeypatch, is_configured):
+    asked = []
+
+    def set_up(name, process, **how):
+        asked.append((name, *how))
+
+    monkeypatch.setattr(tracing, "IS_CONFIGURED", is_configured)
+    monkeypatch.setattr(tracing_utils, "setup_tracing", set_up)
+    monkeypatch.setattr(tracing.ray, "get_actor", Mock(side_effect=ValueError("no controller")))
+    tracing.set_up("scheduler")
+    assert asked == [("scheduler", "tracing_config") if is_configured else ("scheduler",)]

@@ -37,7 +37,7 @@ class Scheduler(Channel):
     async def status(self):
         if self.name == "b":
             raise ConnectionError("it restarts")
-        return {"queued": {"l": 2}, "overhead_ms": -3.0, "policy": "deferred"}
+        return {"queued": {"l": 2}, "overhead_ms": -3.0, "policy": self.policy}
 
     def close(self):
         self.told.append("bye")
@@ -67,9 +67,6 @@ def grant(request_id, model):
 def test_requests_go_where_their_model_is_served_and_are_counted_until_they_are_granted():
     async def scenario():
         world = World()
-        world.channel.submit(Submit(0, "l", 0.5))
-        await asyncio.sleep(0)
-        assert [(m.request_ids, m.reason) for m in world.heard] == [((0,), "no_worker")]
         world.channel.route(BOTH)
         for i, model in enumerate("lml"):
             world.channel.submit(Submit(i + 1, model, 0.5))
@@ -85,6 +82,42 @@ def test_requests_go_where_their_model_is_served_and_are_counted_until_they_are_
         assert world.again == [3]
         world.channel.close()
         assert a.told[-1] == b.told[-1] == "bye"
+
+    clock.run(scenario())
+
+
+def test_requests_wait_for_a_route_until_it_is_too_late():
+    async def scenario():
+        world = World()
+        for i, (model, budget_s) in enumerate([("l", 0.5), ("l", 5.0), ("m", 5.0), ("l", 5.0)]):
+            world.channel.submit(Submit(i, model, budget_s))
+        await asyncio.sleep(0.4)
+        assert world.heard == world.again == []
+        await asyncio.sleep(0.2)
+        assert [(m.request_ids, m.reason) for m in world.heard] == [((0,), "no_worker")]
+        world.channel.cancel(3)
+        world.channel.route(BOTH._replace(routes={"l": "a"}, complete=False))
+        assert world.again == [1]
+        world.channel.submit(Submit(1, "l", 4.0))  # with what is left of its time
+        assert world.schedulers["a"].told == [Submit(1, "l", 4.0)]
+        await asyncio.sleep(10.0)
+        assert [m.request_ids for m in world.heard] == [(0,), (2,)]
+
+    clock.run(scenario())
+
+
+def test_a_planner_that_is_new_and_knows_of_no_routes_takes_none_away():
+    async def scenario():
+        world = World()
+        world.channel.route(BOTH)
+        world.channel.route(BOTH._replace(routes={}, complete=False))
+        world.channel.submit(Submit(1, "l", 0.5))
+        await asyncio.sleep(0)
+        assert world.heard == []
+        assert world.schedulers["a"].told == [Submit(1, "l", 0.5)]
+        assert world.channel.routes == BOTH.routes  # from which the planner learns them
+        world.channel.route(BOTH._replace(routes={"l": "b"}))
+        assert world.channel.routes == {"l": "b", "m": "b"}
 
     clock.run(scenario())
 
@@ -114,7 +147,7 @@ def test_what_groups_say_of_themselves_is_put_together():
         await asyncio.sleep(1)
         assert not joining.done()  # there are no routes yet
         world.channel.route(BOTH)
-        assert {n: s.policy for n, s in world.schedulers.items()} == {"a": "eager", "b": "deferred"}
+        assert {n: s.policy for n, s in world.schedulers.items()} == {"a": "eager", "b": "auto"}
         await joining
         assert await world.channel.clocks() == {"of a": 1.0, "of b": 1.0}
         capacity = await world.channel.capacity()
@@ -123,7 +156,7 @@ def test_what_groups_say_of_themselves_is_put_together():
         assert (status["queued"], status["overhead_ms"], status["policy"]) == (
             {"l": 2},
             -3.0,
-            "deferred",
+            "eager",
         )
         assert status["groups"]["a"]["models"] == ["l"]
         assert status["groups"]["b"]["state"] == "unreachable"

@@ -164,3 +164,22 @@ async def test_after_failures_it_waits_twice_as_long_each_time(monkeypatch):
     await settle()
     assert [answer.number for answer in host.answers] == [host.policy.number]
     assert solver.status(host, 0.0) == {}  # it does not say what is in force
+
+
+@in_loop
+async def test_after_a_rehearsal_it_rests_four_times_as_long(monkeypatch):
+    clock = [100.0]
+    monkeypatch.setattr(solver_module, "monotonic", lambda: clock[0])
+    took_s, begun = [3.0, 0.25, 0.5, 0.5], []
+
+    async def aside(_function, problem):
+        begun.append(clock[0])
+        clock[0] += took_s[len(begun) - 1]
+        return Rehearsed(problem.number, 0.0, 1.0, (), (), (), {"x": Score(error="TypeError: y")})
+
+    host, solver = FakeHost(), Solver(aside, Watch())
+    while len(begun) < 4:
+        solver.look(host)
+        await settle()
+        clock[0] += 0.25
+    assert [b - a for a, b in itertools.pairwise(begun)] == [15.0, 1.25, 2.5]

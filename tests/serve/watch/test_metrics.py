@@ -94,6 +94,8 @@ def test_requests_are_counted_by_class(kept):
     counts.unanswered("m@gold", "refused", "shed", 2)
     counts.unanswered("m", "refused", "shed")
     counts.answered(SimpleNamespace(**{**vars(answer(True)), "slo_class": "gold"}))
+    assert not kept  # sums are told about once a second
+    counts.refresh(0)
     name = "serve_slo_requests_total"
     assert kept[name, "m", "gold", "refused", "shed"] == 2
     assert kept[name, "m", "", "refused", "shed"] == 1
@@ -110,6 +112,9 @@ def answer(met):
         queue_ms=0.5,
         accuracy=90.0,
         slo_class="",
+        stages=(),
+        batch_size=2,
+        exec_ms=0.5,
     )
 
 

@@ -58,7 +58,7 @@ class Traces:
 def traces(monkeypatch):
     """Serve's tracing is on, with a ratio of 1."""
     found = Traces()
-    monkeypatch.setattr(tracing_utils, "_tracing_enabled", True)
+    monkeypatch.setattr(tracing_utils, "is_tracing_enabled", lambda: True)
     monkeypatch.setattr(spans, "tracer", lambda: found.tracer)
     return found
 
@@ -421,7 +421,7 @@ async def test_a_scheduler_actor_tells_of_refusals_and_of_frontends_that_are_gon
 @in_loop
 async def test_a_scheduler_actor_that_cannot_trace_goes_on(traces, monkeypatch, caplog):
     _, submit = waiting(traces)
-    monkeypatch.setattr(tracing_utils, "_tracing_enabled", False)
+    monkeypatch.setattr(tracing_utils, "is_tracing_enabled", lambda: False)
 
     def fail(name):
         raise ImportError("there is no exporter")
@@ -475,7 +475,7 @@ async def test_the_call_of_a_batch_is_its_first_requests(app, traces):
 
 @in_loop
 async def test_off(app, traces, monkeypatch):
-    monkeypatch.setattr(tracing_utils, "_tracing_enabled", False)
+    monkeypatch.setattr(tracing_utils, "is_tracing_enabled", lambda: False)
     async with app(policy="eager") as (front, worker):
         pieces = sent(worker)
         with traces.call() as call:

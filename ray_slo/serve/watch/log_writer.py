@@ -1,13 +1,13 @@
-"""Writes a scheduler's or planner's decision log without making a decision wait.
+"""Writes a scheduler's or planner's decision log without delaying a decision.
 
-The event loop appends one object per decision to a bounded queue. A thread makes rows of them, a
-little at a time so that it never holds the interpreter for long, and writes the current file anew
-every few seconds: whole or not at all, so that a crash costs no more than those seconds. When the
-queue is full, decisions go unlogged, and the log says how many rows that were.
+The event loop appends one object per decision to a bounded queue. A thread turns them into rows, a
+few at a time, so that it never holds the interpreter for long. Every few seconds it replaces the
+current file, completely or not at all. So a crash costs only those seconds. If the queue is full,
+decisions are not logged, and the log says how many rows are missing.
 
-A planner's log is a table of its own (`plans`), as it runs in another process. Both
-say which clock their times are of. Where a planner is on another machine than a scheduler, it
-writes beside its plans how far that clock is ahead of its own (`Clocks`).
+A planner runs in another process, so its log is a separate table (`plans`). Both name the clock of
+their times. If a planner is on another machine than a scheduler, it also writes how far that clock
+is ahead of its own (`Clocks`).
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ logger = logging.getLogger(__name__)
 
 _QUEUE_ROWS = 50_000  # about 20 MB of requests and actions at worst
 _FILE_ROWS = 20_000  # about half a megabyte: little to write anew
-_PLAN_FILE_ROWS = 1000  # of a planner, whose rows are longer
+_PLAN_FILE_ROWS = 1000  # for a planner, whose rows are longer
 _CHUNK_ROWS = 1000
 _POLL_S = 0.1
-_SLICE_S = 0.0005  # the thread encodes, then lets the event loop have the interpreter
+_SLICE_S = 0.0005  # the thread encodes, then releases the interpreter for the event loop
 _PAUSE_S = 0.001
 _CLOSE_S = 5.0
 _READINGS = 120  # of a clock: a minute's; clocks drift
@@ -53,8 +53,8 @@ _READINGS = 120  # of a clock: a minute's; clocks drift
 
 @functools.cache
 def clock_id() -> str:
-    """Names the clock that `time.monotonic` reads: one for all processes of a machine, as long as
-    it runs; where that is not known, one of this process."""
+    """Name of the clock that `time.monotonic` reads. All processes of a machine share one until the
+    machine restarts; if that is not known, the name is of this process."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         return f"{boot} {Path('/proc/self/ns/time').readlink()}"
@@ -65,8 +65,8 @@ def clock_id() -> str:
 class Clocks:
     """How far the clocks of other machines are ahead of ours.
 
-    A message says what its sender's clock showed. It was then on its way for an unknown time, so
-    the clock is at least so far ahead; of many messages, the fastest comes nearest.
+    A message contains the reading of its sender's clock. Then it travels for an unknown time, so
+    the clock is at least this far ahead. Of many messages, the fastest gives the best value.
     """
 
     def __init__(self) -> None:
@@ -78,13 +78,13 @@ class Clocks:
             self._ahead.setdefault(clock, deque(maxlen=_READINGS)).append(reading - now)
 
     def ahead(self) -> dict[str, float]:
-        """Seconds, by clock; less than true by the fastest message's way."""
+        """Seconds by clock; too small by the travel time of the fastest message."""
         return {clock: max(seen) for clock, seen in self._ahead.items()}
 
 
 @functools.cache
 def _warm_up() -> None:
-    """Import what writes files, now: later it would hold the event loop for a third of a second."""
+    """Import the file writer now: later it would block the event loop for a third of a second."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -97,11 +97,11 @@ class _Log:
     """A log of one writer.
 
     Args:
-        folder: of all logs.
-        name: who writes, unique; files of several writers may share a folder.
-        max_mb: bound of the folder's logs, all writers together; the oldest files go first.
-        flush_s: the most seconds that a crash costs.
-        about: for the reader: application, group, …
+        folder: folder of all logs.
+        name: unique name of the writer; several writers may share a folder.
+        max_mb: limit of the folder's logs of all writers, MB; the oldest files are deleted first.
+        flush_s: a crash loses at most this many seconds.
+        about: information for the reader: application, group, …
     """
 
     _kind = DECISIONS
@@ -128,7 +128,7 @@ class _Log:
         self._queue: deque[tuple[str, Any, float]] = deque()
         self._queued = self._taken = 0  # rows; one counter per thread
         self._lost = self._lost_in_all = 0
-        self._rows = self._rows_before = 0  # in files; in those that are full
+        self._rows = self._rows_before = 0  # rows in files; rows in full files
         self._cpu_s = 0.0  # of the thread
         self._error = ""
         self._sequence = 0
@@ -142,18 +142,18 @@ class _Log:
         return _FILE_ROWS
 
     def begin(self, name: Any, kwargs: Mapping[str, Any], now: float) -> None:
-        """Who decides from now on, and its arguments."""
+        """Log the policy or planner that decides from now on, and its arguments."""
         start = Start.of(name, kwargs, wall_at=time.time(), **self._about)
         self._queue.append(("start", start, now))
 
     def close(self, wait_s: float = 0.0) -> None:
-        """Have the thread write what is left and end; wait for it at most `wait_s`."""
+        """Let the thread write the rest and end; wait for it at most `wait_s`."""
         self._closing.set()
         self._thread.join(wait_s)
 
     def status(self) -> dict[str, Any]:
-        """Where it is, rows written, rows lost as the queue was full, CPU seconds of the thread,
-        and what ended it."""
+        """Path, rows written, rows lost because the queue was full, CPU seconds of the thread, and
+        the error that ended it."""
         return {
             "folder": str(self._folder),
             "name": self._name,
@@ -251,14 +251,14 @@ class _Log:
         self._prune(path)
 
     def _prune(self, keep: Path) -> None:
-        # By when they were last written, not by name: a writer's current file is none of the
-        # oldest, however seldom it begins another.
+        # By the time of the last write and not by name: a writer's current file is never among the
+        # oldest, even if it is long in use.
         files: list[tuple[float, Path, int]] = []
         decisions = self._root.glob(f"*{DECISIONS.suffix}")
         for path in (*decisions, *(self._root / FOLDER).glob(f"*{PLANS.suffix}")):
             try:
                 stat = path.stat()
-            except FileNotFoundError:  # another writer pruned, too
+            except FileNotFoundError:  # another writer deleted it too
                 continue
             files.append((stat.st_mtime, path, stat.st_size))
         total = sum(size for _, _, size in files)
@@ -271,7 +271,7 @@ class _Log:
 
 
 class DecisionLog(_Log):
-    """The log of one scheduler; arguments as of any log (`folder`, `name`, `max_mb`, `flush_s`,
+    """The log of one scheduler; arguments as for any log (`folder`, `name`, `max_mb`, `flush_s`,
     about)."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -279,7 +279,7 @@ class DecisionLog(_Log):
         super().__init__(*args, **kwargs)
 
     def recorded(self, policy: Policy, name: Any, kwargs: Mapping[str, Any], now: float) -> Policy:
-        """`policy`, made of `name` and `kwargs`, as a policy whose every round is logged."""
+        """`policy`, made from `name` and `kwargs`, with a log of every round."""
         self.begin(name, kwargs, now)
         return Recording(policy, self._decided)
 
@@ -292,11 +292,11 @@ class DecisionLog(_Log):
 
 
 class PlanLog(_Log):
-    """The log of one planner; arguments as of any log.
+    """The log of one planner; arguments as for any log.
 
     Attributes:
-        clocks: of the schedulers, as far as they were heard of.
-        outline: of the last plan, what the next one's changes are told against.
+        clocks: known clocks of the schedulers.
+        outline: outline of the last plan; changes of the next one are relative to it.
     """
 
     _kind = PLANS
@@ -316,8 +316,8 @@ class PlanLog(_Log):
         """Log one question to the planner. Does not wait, nor raise.
 
         Args:
-            outline: of the plan; None: there is none, or it is the last one.
-            rest: of `Planned`; changes, clocks and the wall-clock time are known here.
+            outline: outline of the plan; None: there is none, or it is the last one.
+            rest: other fields of `Planned`, without changes, clocks and the wall-clock time.
         """
         try:
             changes = outline.changes(self.outline) if outline is not None else []

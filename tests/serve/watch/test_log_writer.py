@@ -6,17 +6,17 @@ import pytest
 
 from ray_slo.core import BatchOutcome, Cluster, Decision, LatencyProfile, Model, Request, Variant
 from ray_slo.policies import make_policy
-from ray_slo.record import writer as decision_log
 from ray_slo.record.decode import read
 from ray_slo.record.plans import Outline
 from ray_slo.record.plans import read as read_plans
-from ray_slo.record.writer import (
+from ray_slo.serve.config.resolve import parse_spec
+from ray_slo.serve.watch import log_writer as decision_log
+from ray_slo.serve.watch.log_writer import (
     Clocks,
     DecisionLog,
     PlanLog,
     clock_id,
 )
-from ray_slo.serve.config.resolve import parse_spec
 from ray_slo.serve.watch.logs import open_log, open_plan_log
 from ray_slo.simulation.replay import recorded, replay, tape, what_if
 from tests.waiting import until

@@ -1,0 +1,78 @@
+"""All that is to be measured on a GPU: profiles, preemption, memory, serving beside plain Serve.
+
+Ten minutes at most, offline, with random weights; `--minutes` says otherwise. Where torch finds no
+CUDA device, only `--tiny` runs: tiny networks on the CPU, through the same code, for its tests. The
+parts are processes of their own: one that fails, or takes too long, is reported, and the others go
+on. What each printed is in `out/gpu`, and the report, too: `out/gpu/report.md`.
+
+* profiles: ways to run ResNet50, EfficientNet B0 and BERT-base (precision, layout, CUDA graphs),
+  as `how="auto"` times them at load; ℓ(b) in float32 and in the best way, between CUDA events on
+  the stream and as a caller sees it, random weights; and what it gains to stage the next batch
+  while one runs.
+* exit points (SHEPHERD Figure 12, Table 4): p95 of the preemption delay and slowdown over their
+  number, with limits of 3 %; α and β of ℓ(b).
+* two streams (§7.2): FLEX against itself without preemption, one GPU, one process.
+* one process: `timeout` with the best of three waits beside `auto`, at rising rates.
+* memory: what each network takes, plainly and with recorded graphs.
+* serving, variants: the same over HTTP on Ray Serve: `@serve.batch` with its best wait beside
+  `@ray_slo.deployment`, and three ResNets as variants under `auto`. A batch runs its network
+  so many times that it takes 100 ms: Serve's proxy then keeps up.
+* out of memory: batches that do not fit; every request is to be answered.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from benchmarks.gpu.parts import held
+from benchmarks.gpu.setting import Setting
+from benchmarks.harness.page import tables_of
+from benchmarks.harness.rows import Failed, Row
+
+NAME = "gpu"
+SOURCE = "SHEPHERD Table 4, Figure 12, §7.2; ray-slo"
+ASKED = [
+    ("exit points on *", "delay p95", "≤", 3),
+    ("exit points on *", "slowdown", "≤", 3),
+    ("two streams, SLO 90 ms, the first burst · flex, no preemption", "flex is better by", "≥", 3),
+    ("serving, *", "over the tuned wait", "≥", 1.1),
+    ("one process, *", "over the tuned wait", "≥", 1.1),
+    ("out of memory, *", "answered", "≥", 32),
+]
+FOLDER = Path(__file__).parents[2] / "out" / "gpu"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--tiny", action="store_true", help="tiny networks on the CPU")
+    parser.add_argument("--minutes", type=float, default=None, help="at most; default: 10")
+
+
+def run(
+    quick: bool,
+    seed: int,
+    tiny: bool = False,
+    minutes: float | None = None,
+    folder: Path = FOLDER,
+) -> list[Row]:
+    """
+    Raises:
+        Missing: there is no GPU, and it is not to be tiny.
+        Failed: a part failed; with the rows of all.
+    """
+    setting = Setting(tiny, seed, 0.0)
+    setting.check()
+    minutes = minutes if minutes is not None else 2.0 if quick else 10.0
+    rows, complaints = held(tiny, seed, 60 * minutes - 5, folder)
+    write_report(rows, complaints, setting.name, folder / "report.md")
+    if complaints:
+        raise Failed(rows, complaints)
+    return rows
+
+
+def write_report(rows: list[Row], complaints: list[str], device: str, path: Path) -> None:
+    """One page, in Markdown: what failed, then a table for each thing that was measured."""
+    failed = "".join(f"* **failed:** {complaint}\n" for complaint in complaints)
+    head = f"# {device}\n\n{__doc__.partition('parts are')[0].rpartition('.')[0]}.\n\n{failed}\n"
+    path.write_text(head + "\n".join(tables_of([row.to_json() for row in rows])), encoding="utf-8")
+    print(f"report: {path}")

@@ -1,0 +1,60 @@
+"""The modes of Ray Serve that live programs run in, each in a process of its own: Serve reads its
+mode once, when it is imported."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from benchmarks.harness.rows import Row
+from benchmarks.live.cluster import importable
+from ray_slo.serve.deadlines import PROXY_CALLBACK, PROXY_CALLBACK_ENV
+from ray_slo.serve.proxy.modes import DRAIN_ENV, HAPROXY_ENV, OPTIMIZED_ENV, variables
+
+ORDINARY, HAPROXY, OPTIMIZED = "ordinary", "haproxy", "optimized"
+MODES = (ORDINARY, HAPROXY, OPTIMIZED)  # the last: HAProxy, and Serve's throughput optimized
+
+
+def environment(mode: str, drain_s: float = 2.0) -> dict[str, str]:
+    """The variables of a cluster in a mode, and of all its processes.
+
+    Args:
+        drain_s: how long a frontend stays that goes, with HAProxy. Serve's 30 s are for load
+            balancers that are far away.
+    """
+    environ = {
+        **os.environ,
+        HAPROXY_ENV: "0",
+        OPTIMIZED_ENV: "0",
+        PROXY_CALLBACK_ENV: PROXY_CALLBACK,
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "PYTHONPATH": importable(),
+    }
+    if mode != ORDINARY:
+        environ |= variables() | {DRAIN_ENV: f"{drain_s:g}"}
+    if mode == OPTIMIZED:
+        environ[OPTIMIZED_ENV] = "1"
+    return environ
+
+
+def rows_of(module: str, mode: str, order: Sequence[str], **environ: str) -> list[Row]:
+    """The rows that a module writes, run as a program in a mode: `MODE FILE ORDER…`."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "rows.json"
+        subprocess.run(
+            [sys.executable, "-m", module, mode, str(file), *order],
+            env={**environment(mode), **environ},
+            check=True,
+        )
+        return [Row(**row) for row in json.loads(file.read_text())]
+
+
+def write_rows(file: str, rows: Sequence[Row]) -> None:
+    """Write them for `rows_of`."""
+    Path(file).write_text(json.dumps([asdict(row) for row in rows]))

@@ -1,0 +1,544 @@
+"""Live on Ray Serve: what a request costs, beside plain Serve, in every mode of Serve.
+
+The same Poisson stream over HTTP to `@serve.batch` (its wait is the best of several, tried at every
+cell), to `@ray_slo.batch` in its place, and to `@ray_slo.deployment` with its scheduler in the only
+frontend, in an actor, and in an actor with two frontends. Two replicas sleep 10 + 0.5·b ms (SLO
+200 ms) or 20 + 4·b ms (SLO 250 ms). The modes: Serve's own proxies (`ordinary`), HAProxy
+(`haproxy`), HAProxy with Serve's throughput optimized (`optimized`). The first two systems run on a
+Ray without anything of ours, the others on one of their own beside it.
+
+A cell is a mode, a model, a size of the bodies and a rate. Its systems take turns, in another order
+every round; a figure is the median of three rounds.
+
+* *CPU*: milliseconds of all server processes per request. By process: *proxy* (with HAProxy and its
+  manager), *frontend* (the replica that has the request first), *worker*, *scheduler*, *Ray* (all
+  else), less what they take while nothing is asked. Who sends the stream is not counted;
+* *bad*: share without an answer within the SLO. *p50*, *p99*: of the answers, from when the request
+  was due;
+* *largest rate*: where the line through the rates that were tried reaches 1 % bad; the last of them
+  where none does. A system is asked for no more than a rate at which 10 % were bad.
+
+*/ plain*: as a multiple of `@serve.batch`'s figure.
+
+    python -m benchmarks live-overhead [--mode haproxy] [--model fast] [--systems plain,embedded]
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.harness.rows import Row
+from benchmarks.live.cluster import descendants
+from benchmarks.live.load import by_http, some_of
+from benchmarks.live.modes import HAPROXY, MODES, OPTIMIZED, ORDINARY, environment
+from benchmarks.live.sleeper import Sleeper
+from ray_slo.load.report import LoadResult
+from ray_slo.load.workload import Payloads
+from ray_slo.serve.deadlines import PROXY_CALLBACK_ENV
+from ray_slo.serve.proxy.modes import BINARY_ENV, BUFFER_ENV
+
+SOURCE = "ray-slo"
+BAD = 0.01  # of the largest rate
+OVER = 0.10  # a system is not asked for more than this
+ROUNDS = 3
+REPLICAS = 2
+WAITS = (0.25, 0.5, 1.0, 2.0)  # of a batch of one, tried for `@serve.batch`
+CPU = {"num_cpus": 0.1}
+
+PLAIN, BATCH = "plain", "batch"
+SYSTEMS = {
+    PLAIN: "@serve.batch, tuned",
+    BATCH: "@ray_slo.batch",
+    "embedded": "@ray_slo.deployment",
+    "actor": "@ray_slo.deployment, actor",
+    "two": "@ray_slo.deployment, 2 frontends",
+}
+OURS = {"embedded": {}, "actor": {"scheduler": "actor"}, "two": {"num_frontends": 2}}
+FAMILIES = {"theirs": (PLAIN, BATCH), "ours": tuple(OURS)}  # a Ray each
+
+ASKED = [  # in the modes with HAProxy, whose names have a p
+    ("*p*, fast, 100 B, [59]00/s · @ray_slo.deployment", "CPU / plain", "≤", 1.3),
+    ("*p*, fast, 100 B, [59]00/s · @ray_slo.batch", "CPU / plain", "≤", 1.05),
+    ("*p*, fast, 100 B, [59]00/s · @ray_slo.*", "bad", "≤", 0),
+    ("*p*, fast, 100 B, [59]00/s · @ray_slo.deployment", "p50 / plain", "≤", 1),
+    ("*p*, fast, 100 B, [59]00/s · @ray_slo.deployment", "p99 / plain", "≤", 1),
+    ("*p*, fast, 2 MB, * · @ray_slo.deployment", "p99 / plain", "≤", 1),
+    ("*p*, fast, 100 B, largest rate · @ray_slo.deployment", "largest / plain", "≥", 1),
+    ("*p*, slow, 100 B, largest rate · @ray_slo.deployment", "largest / plain", "≥", 1.15),
+]
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model that sleeps α·b + β.
+
+    Attributes:
+        cells: rates by the size of the bodies, bytes.
+    """
+
+    alpha_s: float
+    beta_s: float
+    slo_s: float
+    max_batch: int
+    cells: dict[int, tuple[int, ...]]
+
+
+MODELS = {
+    "fast": Model(
+        0.0005,
+        0.010,
+        0.2,
+        64,
+        {100: (300, 500, 700, 900, 1100, 1300), 100_000: (200,), 2_000_000: (20,)},
+    ),
+    "slow": Model(0.004, 0.020, 0.25, 25, {100: (120, 180, 240, 300, 360, 420)}),
+}
+QUICK = {100: (60,)}
+
+
+# -- the systems: in a process that starts a Ray -----------------------------------------------
+
+
+def theirs(system: str, model: Model, wait_s: float = 0.0) -> Any:
+    """A class with a batch method, decorated by Serve or by us."""
+    from ray import serve
+
+    import ray_slo
+
+    if system == PLAIN:
+        batched = serve.batch(max_batch_size=model.max_batch, batch_wait_timeout_s=0.01)
+    else:
+        batched = ray_slo.batch(1e3 * model.slo_s, max_batch_size=model.max_batch)
+
+    class Host:
+        def reconfigure(self, config: dict[str, float]) -> None:
+            if "wait_s" in config:
+                self.predict.set_batch_wait_timeout_s(config["wait_s"])
+
+        @batched
+        async def predict(self, bodies: list[bytes]) -> list[int]:
+            import asyncio
+
+            await asyncio.sleep(model.alpha_s * len(bodies) + model.beta_s)
+            return [len(body) for body in bodies]
+
+        async def __call__(self, request: Any) -> int:
+            answer: int = await self.predict(await request.body())
+            return answer
+
+    options = {"num_replicas": REPLICAS, "max_ongoing_requests": 2000, "ray_actor_options": CPU}
+    config = {"wait_s": wait_s} if system == PLAIN else {}
+    return serve.deployment(Host, name=system, user_config=config, **options).bind()
+
+
+class Counted(Sleeper):
+    """Answers with the sizes of bodies."""
+
+    @staticmethod
+    def preprocess(body: bytes) -> bytes:
+        return body
+
+    @staticmethod
+    def example_input() -> bytes:
+        return b""
+
+    def __call__(self, bodies: list[bytes]) -> list[int]:
+        self.run(len(bodies))
+        return [len(body) for body in bodies]
+
+
+def ours(system: str, model: Model) -> Any:
+    import ray_slo
+
+    deployment = ray_slo.deployment(
+        Counted,
+        latency_slo_ms=1e3 * model.slo_s,
+        max_batch_size=model.max_batch,
+        num_replicas=REPLICAS,
+        ray_actor_options=CPU,
+        frontend_actor_options={"num_cpus": 0},
+        name=system,
+        profile_seconds=3.0,
+        **OURS[system],
+    )
+    return deployment.bind(model.alpha_s, model.beta_s)
+
+
+def serve_family(family: str, systems: Sequence[str], model: Model) -> None:
+    """Serve systems, at a path each; says where on stdout, and obeys stdin until it is closed: a
+    line is the wait of `@serve.batch`, in seconds."""
+    import ray
+    from ray import serve
+
+    from ray_slo.demo.systems import free_port
+
+    ray.init(address="local", num_cpus=8, include_dashboard=False, log_to_driver=False)
+    port = free_port()
+    try:
+        serve.start(http_options={"host": "127.0.0.1", "port": port})
+        for system in systems:
+            app = ours(system, model) if family == "ours" else theirs(system, model, 0.01)
+            serve.run(app, name=system, route_prefix=f"/{system}")
+        print(json.dumps({"port": port}), flush=True)
+        for line in sys.stdin:
+            serve.run(theirs(PLAIN, model, float(line)), name=PLAIN, route_prefix=f"/{PLAIN}")
+            print(json.dumps({"wait_s": float(line)}), flush=True)
+    finally:
+        serve.shutdown()
+        ray.shutdown()
+
+
+@dataclass
+class Family:
+    """Systems that are served by a process."""
+
+    process: subprocess.Popen[str]
+    port: int = 0
+
+    def told(self) -> dict[str, Any]:
+        """What the process says next.
+
+        Raises:
+            RuntimeError: it ended instead.
+        """
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            if line.startswith("{"):
+                said: dict[str, Any] = json.loads(line)
+                return said
+        raise RuntimeError("a cluster of live-overhead ended while it was needed")
+
+    def wait(self, seconds: float) -> None:
+        """Have `@serve.batch` wait as long for a batch."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(f"{seconds}\n")
+        self.process.stdin.flush()
+        self.told()
+
+    def cpu_s(self, system: str) -> Counter[str]:
+        """CPU time of its processes so far, by what they are to the system."""
+        found: Counter[str] = Counter()
+        for pid in descendants(self.process.pid):
+            with contextlib.suppress(OSError):
+                command = Path(f"/proc/{pid}/cmdline").read_text(errors="replace").split("\0")
+                if kind := kind_of(command, system):
+                    found[kind] += cpu_s(pid)
+        return found
+
+
+def cpu_s(pid: int) -> float:
+    """CPU time of a process so far, seconds (Linux).
+
+    Raises:
+        OSError: there is no such process.
+    """
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def kind_of(command: Sequence[str], system: str) -> str:
+    """What a process is to a system; empty for another's."""
+    title = command[0] if command else ""
+    name = title.removeprefix("ray::").rpartition("/")[2]
+    if name.startswith("ServeReplica:"):
+        app, _, deployment = name.removeprefix("ServeReplica:").partition(":")
+        if app != system:
+            return ""
+        return "worker" if "-worker" in deployment else "frontend"
+    if name.startswith(("ProxyActor", "HAProxyManager", "haproxy")):
+        return "proxy"
+    return "scheduler" if "Scheduler" in name else "Ray"
+
+
+@contextlib.contextmanager
+def served(mode: str, name: str, systems: Sequence[str]) -> Iterator[dict[str, Family]]:
+    """The systems of a mode, by their names, on a Ray for each family."""
+    running: dict[str, Family] = {}
+    started = []
+    try:
+        for family, members in FAMILIES.items():
+            wanted = [system for system in members if system in systems]
+            if not wanted:
+                continue
+            environ = environment(mode)
+            if family == "theirs":  # as Serve starts it
+                for variable in (PROXY_CALLBACK_ENV, BINARY_ENV, BUFFER_ENV):
+                    environ.pop(variable, None)
+            environ |= {"RAY_worker_niceness": "0", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+            order = [sys.executable, "-m", "benchmarks.live.overhead"]
+            process = subprocess.Popen(
+                [*order, family, name, *wanted],
+                env=environ,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            started.append(process)
+            one = Family(process)
+            one.port = one.told()["port"]
+            running |= dict.fromkeys(wanted, one)
+        yield running
+    finally:
+        for process in started:
+            assert process.stdin is not None
+            process.stdin.close()
+        for process in started:
+            try:
+                process.wait(60)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+# -- a run -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Run:
+    """Figures of one stream at one system; CPU in milliseconds per request."""
+
+    bad: float
+    p50_ms: float | None
+    p99_ms: float | None
+    cpu_ms: dict[str, float]
+
+    @property
+    def total_ms(self) -> float:
+        return sum(self.cpu_ms.values())
+
+    @classmethod
+    def of(cls, result: LoadResult, used_s: Counter[str]) -> Run:
+        said, sent = result.summary, max(len(result.requests), 1)
+        cpu_ms = {kind: 1e3 * max(used, 0.0) / sent for kind, used in used_s.items()}
+        return cls(said["bad_rate"], said["p50_ms"], said["p99_ms"], cpu_ms)
+
+
+def one_run(
+    system: str, family: Family, model: Model, size: int, rate: float, seconds: float, seed: int
+) -> Run:
+    """A stream, and what the servers used for it beyond what they use when nothing is asked."""
+    idle_s = min(1.0, seconds / 3)
+    at = [family.cpu_s(system)]
+    time.sleep(idle_s)
+    at.append(family.cpu_s(system))
+    began = time.monotonic()
+    result = by_http(
+        f"http://127.0.0.1:{family.port}/{system}",
+        Payloads([bytes(size)]),
+        rate,
+        duration_s=seconds,
+        warmup_s=seconds / 4,
+        seed=seed,
+        slo_s=model.slo_s,
+        timeout_s=10.0,
+    )
+    took_s = time.monotonic() - began
+    used = Counter(family.cpu_s(system))
+    used.subtract(at[1])
+    for kind in used:
+        used[kind] -= (at[1][kind] - at[0][kind]) * took_s / idle_s
+    return Run.of(result, used)
+
+
+def tuned(family: Family, model: Model, size: int, rate: float, seconds: float, seed: int) -> None:
+    """Set the wait of `@serve.batch` to the best: fewest bad, then the lowest p99."""
+    best: tuple[tuple[float, float], float] | None = None
+    for share in WAITS:
+        wait_s = share * (model.alpha_s + model.beta_s)
+        family.wait(wait_s)
+        run = one_run(PLAIN, family, model, size, rate, seconds, seed)
+        key = (round(run.bad, 3), run.p99_ms or float("inf"))
+        if best is None or (key, wait_s) < best:
+            best = key, wait_s
+    assert best is not None
+    family.wait(best[1])
+
+
+def median(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.median(known) if known else None
+
+
+def middle(runs: Sequence[Run]) -> Run:
+    """The medians of several runs, figure by figure."""
+    kinds = sorted({kind for run in runs for kind in run.cpu_ms})
+    return Run(
+        statistics.median(run.bad for run in runs),
+        median([run.p50_ms for run in runs]),
+        median([run.p99_ms for run in runs]),
+        {kind: statistics.median(run.cpu_ms.get(kind, 0.0) for run in runs) for kind in kinds},
+    )
+
+
+def largest(bad: dict[float, float]) -> float | None:
+    """The rate at which the line through the rates tried reaches `BAD`; None: below all of them.
+    Where none reaches it, the highest that was tried."""
+    rates = sorted(bad)
+    good = None
+    for rate in rates:
+        if bad[rate] >= BAD:
+            if good is None:
+                return None
+            share = (BAD - bad[good]) / (bad[rate] - bad[good])
+            return float(good + share * (rate - good))
+        good = rate
+    return good
+
+
+def measured(
+    mode: str, name: str, systems: Sequence[str], quick: bool, seed: int
+) -> dict[tuple[int, int, str], Run]:
+    """The medians by size, rate and system."""
+    model, rng = MODELS[name], np.random.default_rng(seed)
+    rounds, seconds = (1, 3.0) if quick else (ROUNDS, 8.0)
+    found: dict[tuple[int, int, str], Run] = {}
+    over: set[tuple[int, str]] = set()
+    with served(mode, name, systems) as running:
+        for system, family in running.items():  # connections, profiles
+            one_run(system, family, model, 100, 50.0, seconds / 2, seed)
+        for size, rates in (QUICK if quick else model.cells).items():
+            for rate in rates:
+                left = [system for system in running if (size, system) not in over]
+                if PLAIN in left and not quick:
+                    tuned(running[PLAIN], model, size, rate, seconds / 2, seed)
+                runs: dict[str, list[Run]] = defaultdict(list)
+                for turn in range(rounds):
+                    for system in map(str, rng.permutation(left)):
+                        run = one_run(
+                            system, running[system], model, size, rate, seconds, seed + turn
+                        )
+                        runs[system].append(run)
+                for system in left:
+                    run = found[size, rate, system] = middle(runs[system])
+                    said = f"{mode}, {name}, {size} B, {rate}/s, {system}"
+                    print(f"{said}: {shown(run)}", file=sys.stderr, flush=True)
+                    if run.bad > OVER:
+                        over.add((size, system))
+    return found
+
+
+def shown(run: Run) -> str:
+    parts = ", ".join(f"{kind} {ms:.2f}" for kind, ms in sorted(run.cpu_ms.items()))
+    quantiles = " / ".join("–" if ms is None else f"{ms:.0f}" for ms in (run.p50_ms, run.p99_ms))
+    return f"bad {run.bad:.1%}, {quantiles} ms, CPU {run.total_ms:.2f} ms ({parts})"
+
+
+# -- rows, and a plot --------------------------------------------------------------------------
+
+
+def size_said(size: int) -> str:
+    for unit, bytes_ in (("MB", 1_000_000), ("kB", 1000)):
+        if size >= bytes_:
+            return f"{size / bytes_:g} {unit}"
+    return f"{size} B"
+
+
+def rows_of_cells(mode: str, name: str, found: dict[tuple[int, int, str], Run]) -> list[Row]:
+    rows, bad = [], defaultdict(dict)
+    for (size, rate, system), run in found.items():
+        case = f"{mode}, {name}, {size_said(size)}, {rate}/s · {SYSTEMS[system]}"
+        bad[size, system][float(rate)] = run.bad
+        rows += [
+            Row(case, "bad", "%", 100 * run.bad),
+            Row(case, "p50", "ms", run.p50_ms),
+            Row(case, "p99", "ms", run.p99_ms),
+            Row(case, "CPU", "ms", run.total_ms),
+            *(
+                Row(case, kind, "ms", run.cpu_ms.get(kind, 0.0))
+                for kind in ("proxy", "frontend", "worker", "scheduler", "Ray")
+            ),
+        ]
+        plain = found.get((size, rate, PLAIN))
+        if plain is not None and system != PLAIN:
+            for metric, own, other in (
+                ("CPU / plain", run.total_ms, plain.total_ms),
+                ("p50 / plain", run.p50_ms, plain.p50_ms),
+                ("p99 / plain", run.p99_ms, plain.p99_ms),
+            ):
+                ratio = own / other if own is not None and other else None
+                rows.append(Row(case, metric, "×", ratio))
+    for (size, system), of_rate in bad.items():
+        if len(of_rate) > 1:
+            case = f"{mode}, {name}, {size_said(size)}, largest rate · {SYSTEMS[system]}"
+            rows.append(Row(case, "largest rate", "/s", most := largest(of_rate)))
+            plainly = largest(bad[size, PLAIN]) if (size, PLAIN) in bad else None
+            if system != PLAIN and most is not None and plainly is not None:
+                rows.append(Row(case, "largest / plain", "×", most / plainly))
+    return rows
+
+
+def plot(rows: Sequence[Row], directory: Path) -> list[Path]:
+    """p99 over rate: a PNG per mode and model, a line per system."""
+    from matplotlib.figure import Figure
+
+    from benchmarks.harness.plots import saved
+
+    panels: dict[str, dict[str, list[tuple[float, float]]]] = defaultdict(lambda: defaultdict(list))
+    for row in rows:
+        cell, _, system = row.case.partition(" · ")
+        mode, name, size, rate = cell.split(", ")
+        if row.metric == "p99" and row.ours is not None and size == "100 B":
+            panels[f"{mode}, {name}"][system].append((float(rate.removesuffix("/s")), row.ours))
+    paths = []
+    for title, lines in panels.items():
+        figure = Figure(figsize=(7, 4.5), layout="constrained")
+        axes = figure.subplots()
+        for system, points in lines.items():
+            axes.plot(*zip(*sorted(points), strict=True), "o-", label=system)
+        slo_ms = 1e3 * MODELS[title.rpartition(", ")[2]].slo_s
+        axes.axhline(slo_ms, color="grey", linestyle=":", label="SLO")
+        axes.set_xlabel("requests/s")
+        axes.set_ylabel("p99 (ms)")
+        axes.set_ylim(0, 2 * slo_ms)
+        axes.set_title(title)
+        axes.legend()
+        paths.append(saved(figure, directory, f"p99 {title}"))
+    return paths
+
+
+# -- the program -------------------------------------------------------------------------------
+
+chosen = partial(some_of, SYSTEMS, "system")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--mode", choices=MODES, help="only this one")
+    parser.add_argument("--model", choices=MODELS, help="only this one")
+    parser.add_argument(
+        "--systems", type=chosen, metavar="A,B", help=f"only these, of {', '.join(SYSTEMS)}"
+    )
+
+
+def run(
+    quick: bool,
+    seed: int,
+    mode: str | None = None,
+    model: str | None = None,
+    systems: list[str] | None = None,
+) -> list[Row]:
+    wanted = systems or ([PLAIN, "embedded"] if quick else list(SYSTEMS))
+    rows = []
+    for one in (mode,) if mode else (HAPROXY,) if quick else (ORDINARY, HAPROXY, OPTIMIZED):
+        for name in (model,) if model else ("fast",) if quick else MODELS:
+            rows += rows_of_cells(one, name, measured(one, name, wanted, quick, seed))
+    return rows
+
+
+if __name__ == "__main__":
+    family, name, *names = sys.argv[1:]
+    serve_family(family, names, MODELS[name])

@@ -1,0 +1,77 @@
+"""`ray-slo top`: a running application, live."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import typer
+
+
+def register(app: typer.Typer) -> None:
+    app.command("top")(top)
+
+
+def top(
+    application: Annotated[
+        str | None, typer.Argument(help="Serve application; default: every ray-slo application.")
+    ] = None,
+    address: Annotated[str, typer.Option(help="Address of the Ray cluster.")] = "auto",
+    url: Annotated[
+        str | None,
+        typer.Option(help="URL of an application with a status page, to ask instead of Ray."),
+    ] = None,
+    interval: Annotated[
+        float, typer.Option(min=0.2, max=3600, help="Seconds between two readings.")
+    ] = 2.0,
+    once: Annotated[bool, typer.Option("--once", help="Print one reading and exit.")] = False,
+) -> None:
+    """Watch models, variants, queues, batches, workers, the plan and refusals, live.
+
+    Keys: arrows choose a model, enter opens it, escape goes back; s sorts by the next column, r
+    the other way round, t goes to the next table, a to the next application; q ends.
+    """
+
+    def read() -> Mapping[str, Mapping[str, Any]]:
+        return _over_http(url, application) if url is not None else _of_ray(address, application)
+
+    if once:
+        from ray_slo.cli.top_text import console_for_tables, print_screen
+        from ray_slo.serve.watch.screen import screen
+
+        for name, state in read().items():
+            print_screen(console_for_tables(), screen(name, state))
+        return
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        raise ValueError("ray-slo top needs a terminal; say --once to print one reading")
+    from ray_slo.cli.top_app import Top
+
+    read()  # what is wrong with the address is said before the screen is cleared
+    Top(read, interval).run(mouse=False)
+
+
+def _of_ray(address: str, application: str | None) -> Mapping[str, Mapping[str, Any]]:
+    from ray_slo.serve.watch.status import read_status
+
+    return read_status(address, application)
+
+
+def _over_http(url: str, application: str | None) -> Mapping[str, Mapping[str, Any]]:
+    """The status that an application serves beside its API.
+
+    Raises:
+        ValueError: it does not answer, or has no status page.
+    """
+    import httpx
+
+    asked = f"{url.rstrip('/')}/-/status"
+    try:
+        answer = httpx.get(asked, timeout=15.0)
+        answer.raise_for_status()
+        found = answer.json()
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
+        raise ValueError(
+            f"--url: no status at {asked}: {error}; the application needs `status_page: true`"
+        ) from None
+    return {application or url: found}

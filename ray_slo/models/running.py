@@ -1,0 +1,268 @@
+"""Runs a network in batches, as a GPU wants them.
+
+    runner = Runner(network, device, How(precision="bfloat16", engine="graph"))
+    staged = runner.stage(lambda lane: lane.put(pictures))   # may happen while another batch runs
+    scores = runner(staged)                                  # on the device, which is done with it
+
+A batch is *staged* first: it is copied to the device from pinned memory, on a separate stream,
+without waiting. The worker stages the next batch while one computes. A call returns when the device
+is done, so its duration contains everything.
+
+`ways` finds the fastest way. `lanes` contains the differences of a CPU: it has one queue, and it
+runs the work of a CUDA graph anew in the same buffers.
+
+Importing this module does not import torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, Literal, get_args, get_type_hints
+
+from ray_slo.models.checkpoint import flags_in_force
+from ray_slo.models.lanes import Lane, lane_of
+from ray_slo.models.loading import one_of
+
+if TYPE_CHECKING:
+    import torch
+
+Tensors = Any
+"""A tensor, or a mapping of names to tensors, with one row per item each."""
+
+SIZES = (1, 2, 4, 8, 16)
+"""Batch sizes that are recorded or compiled. Up to 16 items, a few more rows cost a GPU less than
+the host's time to start the work. Larger batches run without a recording."""
+_WARM = 3  # calls before a recording: libraries choose their kernels, memory is allocated
+
+
+@dataclass(frozen=True)
+class How:
+    """How a network is run.
+
+    Attributes:
+        precision: precision of convolutions and matrix products, by autocast. Weights do not
+            change.
+        channels_last: layout of pictures and of the weights of convolutions.
+        engine: eager; graph (a CUDA graph per batch size of `SIZES`; on a CPU, the same buffers
+            without a graph); compile (`torch.compile` per batch size of `SIZES`, which takes
+            minutes at load).
+
+    Raises:
+        ValueError: another value; it names the valid ones.
+    """
+
+    precision: Literal["float32", "bfloat16", "float16"] = "float32"
+    channels_last: bool = False
+    engine: Literal["eager", "graph", "compile"] = "eager"
+
+    def __post_init__(self) -> None:
+        hints = get_type_hints(How)
+        for name in ("precision", "engine"):
+            if getattr(self, name) not in (valid := get_args(hints[name])):
+                raise one_of(f"how.{name}", getattr(self, name), list(valid))
+        if not isinstance(self.channels_last, bool):
+            raise one_of("how.channels_last", self.channels_last, ["true", "false"])
+
+    def __str__(self) -> str:
+        return f"{self.precision}, {'channels last, ' * self.channels_last}{self.engine}"
+
+
+def parse_how(how: object) -> How | Literal["auto", "measure"]:
+    """Read a loader's argument `how`.
+
+    * "auto": on a GPU like "measure"; on a CPU without a measurement.
+    * "measure": several ways are timed, and the fastest is used.
+    * A mapping of fields of `How`; the others have their defaults.
+
+    Raises:
+        ValueError: something else; it names what is valid.
+    """
+    if how == "auto":
+        return "auto"
+    if how == "measure":
+        return "measure"
+    if isinstance(how, How):
+        return how
+    if not isinstance(how, Mapping):
+        raise one_of("how", how, ["'auto'", "'measure'", "a mapping"])
+    known = [field.name for field in fields(How)]
+    for name in how:
+        if name not in known:
+            raise one_of("how", name, known)
+    return How(**how)
+
+
+@dataclass(frozen=True)
+class Staged:
+    """A batch that is on the device, or on its way there.
+
+    Attributes:
+        inputs: inputs of the network. They are kept until the batch has run, so that their memory
+            is not used otherwise.
+        ready: the mark of their lane that they have arrived.
+    """
+
+    inputs: Tensors
+    ready: Any
+
+
+class Runner:
+    """Runs a network on a device.
+
+    Batches that run in a `preemption_scope` run eagerly, whatever the engine: a graph is one piece
+    and cannot be stopped inside.
+
+    Args:
+        network: a torch module in evaluation mode, or any function of the inputs. It is moved to
+            the device.
+        how: see `How`.
+        call: `call(network, inputs)` makes a tensor, with a row per item. Default:
+            `network(inputs)`.
+    """
+
+    def __init__(
+        self,
+        network: Any,
+        device: torch.device,
+        how: How = How(),
+        call: Callable[[Any, Tensors], torch.Tensor] = lambda network, inputs: network(inputs),
+    ) -> None:
+        import torch
+
+        self.device = device
+        self.how = how
+        self.lane: Lane = lane_of(device)
+        self._call = call
+        self._recorded: dict[tuple[Any, ...], dict[int, _Recorded]] = {}
+        # For this network only: another one may run, or be timed, in another thread.
+        self._pool = self.lane.pool() if how.engine == "graph" else None
+        if isinstance(network, torch.nn.Module):
+            layout = torch.channels_last if how.channels_last else torch.contiguous_format
+            network = network.to(device, memory_format=layout)
+        self.network = network
+        self._compiled = network
+        if how.engine == "compile":
+            self._compiled = torch.compile(network, dynamic=False)
+
+    def stage(self, make: Callable[[Lane], Tensors]) -> Staged:
+        """Queue the copy of a batch to the device. Any thread may call it while a batch runs.
+
+        Args:
+            make: makes the inputs, with `lane.put` for the data to copy. Its computations on the
+                device run beside the running batch, too.
+        """
+        import torch
+
+        with torch.inference_mode(), self.lane.copying():
+            inputs = _mapped(self._laid_out, make(self.lane))
+            return Staged(inputs, self.lane.mark())
+
+    def __call__(
+        self, staged: Staged, then: Callable[[torch.Tensor], Any] = lambda output: output
+    ) -> Any:
+        """Run a batch. Return when the device is done.
+
+        Args:
+            then: function of the output (float32), which runs on the device.
+
+        Raises:
+            Preempted: the batch was stopped.
+        """
+        import torch
+
+        with torch.inference_mode(), self.lane.computing():
+            self.lane.wait(staged.ready)
+            result = then(self._output(staged.inputs).float())
+        self.lane.finish()
+        return result
+
+    def prepare(self, stage: Callable[[int], Staged], sizes: Sequence[int] = SIZES) -> None:
+        """Compile or record the network for batch sizes; with the engine `eager`, do nothing.
+
+        Args:
+            stage: a batch of that many items.
+        """
+        import torch
+
+        if self.how.engine == "eager":
+            return
+        for size in sorted(sizes, reverse=True):  # smaller ones fit into the largest one's memory
+            staged = stage(size)
+            with torch.inference_mode(), self.lane.computing():
+                self.lane.wait(staged.ready)
+                self._record(staged.inputs)
+            self.lane.finish()
+
+    def _record(self, buffers: Tensors) -> None:
+        def run() -> torch.Tensor:
+            with self._precision():
+                return self._call(self._compiled, buffers)
+
+        for _ in range(_WARM):
+            run()
+        self.lane.finish()
+        play = self.lane.record(run, self._pool) if self.how.engine == "graph" else run
+        of_shape = self._recorded.setdefault(_shape(buffers), {})
+        of_shape[_size(buffers)] = _Recorded(buffers, play)
+
+    def _output(self, inputs: Tensors) -> torch.Tensor:
+        if self._recorded and not flags_in_force.get():
+            of_shape, needed = self._recorded.get(_shape(inputs), {}), _size(inputs)
+            if fits := [size for size in of_shape if size >= needed]:
+                return of_shape[min(fits)](inputs)
+        with self._precision():
+            return self._call(self.network, inputs)
+
+    def _precision(self) -> AbstractContextManager[Any]:
+        import torch
+
+        if self.how.precision == "float32":
+            return nullcontext()
+        dtype = getattr(torch, self.how.precision)
+        # A graph keeps its inputs' memory, so it must not be a cached copy that is freed.
+        cast: AbstractContextManager[Any] = torch.autocast(
+            self.device.type, dtype=dtype, cache_enabled=False
+        )
+        return cast
+
+    def _laid_out(self, tensor: torch.Tensor) -> torch.Tensor:
+        import torch
+
+        if not self.how.channels_last or tensor.dim() != 4:
+            return tensor
+        return tensor.contiguous(memory_format=torch.channels_last)
+
+
+@dataclass(frozen=True)
+class _Recorded:
+    """Work on buffers of one batch size; a smaller batch leaves old rows at their end."""
+
+    buffers: Tensors
+    play: Callable[[], torch.Tensor]
+
+    def __call__(self, inputs: Tensors) -> torch.Tensor:
+        for buffer, given in zip(_leaves(self.buffers), _leaves(inputs), strict=True):
+            buffer[: len(given)].copy_(given)
+        # A copy: the next batch runs in the same memory.
+        return self.play()[: _size(inputs)].clone()
+
+
+def _leaves(inputs: Tensors) -> list[torch.Tensor]:
+    return list(inputs.values()) if isinstance(inputs, Mapping) else [inputs]
+
+
+def _mapped(change: Callable[[Any], Any], inputs: Tensors) -> Tensors:
+    if isinstance(inputs, Mapping):
+        return {name: change(tensor) for name, tensor in inputs.items()}
+    return change(inputs)
+
+
+def _size(inputs: Tensors) -> int:
+    return len(_leaves(inputs)[0])
+
+
+def _shape(inputs: Tensors) -> tuple[Any, ...]:
+    """The shape of an item, by which recordings are kept."""
+    return tuple((tensor.shape[1:], tensor.dtype) for tensor in _leaves(inputs))

@@ -1,0 +1,209 @@
+"""Finds the fastest way to run a network when it is loaded: `fit`, which uses `choose`.
+
+Ways are timed before the first request. The fastest one whose outputs are near those of float32 is
+kept. Importing this module does not import torch.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from ray_slo.models.memory import let_go
+from ray_slo.models.running import How, Runner, Staged, Tensors, parse_how
+
+if TYPE_CHECKING:
+    import torch
+
+TOLERANCE = 0.02
+"""Largest allowed difference to float32's output, as a share of the largest output."""
+_LEAST, _MOST = 3, 50  # calls that are timed
+
+
+@dataclass(frozen=True)
+class Tried:
+    """A measured way to run a network.
+
+    Attributes:
+        seconds: median time of a batch, by batch size; empty if it failed.
+        off: largest difference to float32's output, as a share of the largest output.
+        failed: why it cannot be.
+    """
+
+    how: How
+    seconds: Mapping[int, float]
+    off: float = 0.0
+    failed: str | None = None
+
+    @property
+    def cost(self) -> float:
+        """The geometric mean over the batch sizes, seconds."""
+        if not self.seconds:
+            return math.inf
+        return statistics.geometric_mean(self.seconds.values())
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The fastest way with outputs near float32's, and all ways that were tried."""
+
+    runner: Runner
+    tried: tuple[Tried, ...]
+
+    def __str__(self) -> str:
+        """The way and the reason in words, for a profile."""
+        first = self.tried[0]
+        best = next(tried for tried in self.tried if tried.how == self.runner.how)
+        took = ", ".join(
+            f"{1e3 * seconds:.3g} ms at batch size {size}" for size, seconds in best.seconds.items()
+        )
+        if best is first:
+            return f"{best.how}: {took}; the best of {len(self.tried)} ways"
+        against = ", ".join(f"{1e3 * seconds:.3g}" for seconds in first.seconds.values())
+        return f"{best.how}: {took} ({first.how}: {against}); outputs off by {best.off:.2%} at most"
+
+
+def choose(
+    make: Callable[[How], Runner],
+    stage: Callable[[Runner, int], Staged],
+    ways: Mapping[str, Sequence[Any]],
+    *,
+    sizes: Sequence[int] = (1, 8),
+    budget_s: float = 2.0,
+    tolerance: float = TOLERANCE,
+    clock: Callable[[], float] = time.perf_counter,
+) -> Choice:
+    """Time ways to run a network; field by field of `How`, the best value is kept.
+
+    Args:
+        make: a runner of the network.
+        stage: a batch of that many items.
+        ways: values to try, by field of `How`, each list with the plain one first.
+        budget_s: approximate time for all measurements, seconds, without the recordings.
+        tolerance: see `TOLERANCE`.
+    """
+    number = 1 + sum(len(values) - 1 for values in ways.values())
+    best = How(**{name: values[0] for name, values in ways.items()})
+    each_s = budget_s / number / len(sizes)
+    runner = make(best)
+    outputs = [runner(stage(runner, size)) for size in sizes]
+    tried = [Tried(best, {size: _timed(runner, stage, size, each_s, clock) for size in sizes})]
+    for name, values in ways.items():
+        for value in values[1:]:
+            way = replace(best, **{name: value})
+            tried.append(_tried(make, stage, way, outputs, sizes, each_s, clock))
+            if tried[-1].off <= tolerance and tried[-1].cost < _of(tried, best).cost:
+                best = way
+    runner = make(best)
+    runner.prepare(lambda size: stage(runner, size))
+    return Choice(runner, tuple(tried))
+
+
+def _of(tried: Sequence[Tried], how: How) -> Tried:
+    return next(one for one in tried if one.how == how)
+
+
+def _tried(
+    make: Callable[[How], Runner],
+    stage: Callable[[Runner, int], Staged],
+    how: How,
+    outputs: Sequence[torch.Tensor],
+    sizes: Sequence[int],
+    each_s: float,
+    clock: Callable[[], float],
+) -> Tried:
+    try:
+        runner = make(how)
+        runner.prepare(lambda size: stage(runner, size), sizes)
+        off = max(
+            _difference(runner(stage(runner, size)), output)
+            for size, output in zip(sizes, outputs, strict=True)
+        )
+        seconds = {size: _timed(runner, stage, size, each_s, clock) for size in sizes}
+    except Exception as error:  # the device cannot do this, or has too little memory
+        said = f"{type(error).__name__}: {error}"
+        let_go(error)
+        return Tried(how, {}, failed=said)
+    return Tried(how, seconds, off)
+
+
+def _difference(output: torch.Tensor, right: torch.Tensor) -> float:
+    """The largest difference as a share of the largest right value; infinite if there is none."""
+    share = float((output - right).abs().max() / right.abs().max())
+    return share if math.isfinite(share) else math.inf
+
+
+def _timed(
+    runner: Runner,
+    stage: Callable[[Runner, int], Staged],
+    size: int,
+    budget_s: float,
+    clock: Callable[[], float],
+) -> float:
+    staged = stage(runner, size)
+    runner(staged)
+    times: list[float] = []
+    while len(times) < _LEAST or (sum(times) < budget_s and len(times) < _MOST):
+        start = clock()
+        runner(staged)
+        times.append(clock() - start)
+    return statistics.median(times)
+
+
+def ways_of(network: Any, device: torch.device, *, fixed_shape: bool) -> dict[str, list[Any]]:
+    """The ways to try on a device.
+
+    Args:
+        fixed_shape: whether every item has the same shape, so that batches can be recorded.
+    """
+    import torch
+
+    ways: dict[str, list[Any]] = {}
+    if any(parameter.dim() == 4 for parameter in network.parameters()):
+        ways["channels_last"] = [False, True]
+    on_gpu = device.type == "cuda"
+    short = "bfloat16" if not on_gpu or torch.cuda.is_bf16_supported() else "float16"
+    ways["precision"] = ["float32", short]
+    if fixed_shape and on_gpu:
+        ways["engine"] = ["eager", "graph"]
+    return ways
+
+
+def fit(
+    network: Any,
+    device: torch.device,
+    stage: Callable[[Runner, int], Staged],
+    how: object,
+    *,
+    plain: How,
+    fixed_shape: bool,
+    call: Callable[[Any, Tensors], torch.Tensor] | None = None,
+) -> tuple[Runner, str]:
+    """A prepared runner for a loader's argument `how`, and its way in words.
+
+    Args:
+        how: see `parse_how`.
+        plain: the way for networks of this sort without a measurement.
+        fixed_shape: see `ways_of`.
+        stage, call: see `choose` and `Runner`.
+
+    Raises:
+        ValueError: a bad `how`.
+    """
+
+    def make(way: How) -> Runner:
+        return Runner(network, device, way) if call is None else Runner(network, device, way, call)
+
+    asked = parse_how(how)
+    if asked == "auto":
+        asked = "measure" if device.type == "cuda" else plain
+    if asked == "measure":
+        choice = choose(make, stage, ways_of(network, device, fixed_shape=fixed_shape))
+        return choice.runner, str(choice)
+    runner = make(asked)
+    runner.prepare(lambda size: stage(runner, size))
+    return runner, str(asked)

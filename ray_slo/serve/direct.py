@@ -1,0 +1,390 @@
+"""Direct connections: frontends call workers on their machine without Serve and Ray.
+
+A call of Serve's handle costs milliseconds of CPU on both sides together, for any content. Here a
+call is one message in each direction, on a Unix socket that stays open. The worker names its
+address (`Listener.address`). A frontend sends pieces this way only after it is connected. A
+frontend on another machine cannot connect, and continues with Serve's handle.
+
+Items are sent as plain pickles. Large arrays and bytes are beside the pickle, and are not copied
+into it. Serve's handle is also used for items that plain pickle cannot take, and for those that
+hold references to Ray's objects, which only Ray can pass on.
+
+Only processes of the same user are accepted; the kernel names the user of a socket. The sockets are
+in Linux's abstract namespace, so a killed process leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+import abc
+import asyncio
+import contextlib
+import io
+import itertools
+import logging
+import os
+import pickle
+import socket
+import struct
+import sys
+from collections.abc import Awaitable, Callable
+from typing import Any, NoReturn
+from uuid import uuid4
+
+import ray
+from ray import cloudpickle
+
+logger = logging.getLogger(__name__)
+
+_SIZE = struct.Struct(
+    "<Q"
+)  # size of the rest: call, number of parts, sizes of the parts, the parts
+_HEAD = struct.Struct("<QI")
+_READ = 65_536  # bytes to read ahead
+_APART = 16_384  # bytes from which data is put beside the pickle
+_ALIGNED = 64  # parts begin at multiples of this many bytes
+_AGAIN_S = 5.0  # seconds between attempts to connect
+_CREDENTIALS = struct.Struct("3i")  # of a peer: process, user, group
+_MAX_BYTES = 1 << 40
+
+
+class NotDirect(Exception):
+    """The value cannot be sent this way; nothing was sent."""
+
+
+class Disconnected(Exception):
+    """The other side ended during a call."""
+
+
+class _Apart:
+    """Bytes beside the pickle."""
+
+    __slots__ = ("data",)
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        return bytes, (pickle.PickleBuffer(self.data),)
+
+
+def apart(value: Any) -> Any:
+    """The value for a message; large bytes are not copied into its pickle."""
+    return _Apart(value) if type(value) is bytes and len(value) >= _APART else value
+
+
+def _refused(found: Any) -> NoReturn:
+    raise NotDirect(f"only Ray can pass a {type(found).__name__} on")
+
+
+class _Pickler(pickle.Pickler):
+    dispatch_table = dict.fromkeys((ray.ObjectRef, ray.ObjectRefGenerator), _refused)
+
+
+def encode(call: int, value: Any) -> list[Any]:
+    """A message, as pieces to write one after the other.
+
+    Raises:
+        NotDirect: plain pickle cannot take the value.
+    """
+    buffers: list[pickle.PickleBuffer] = []
+    file = io.BytesIO()
+    try:
+        _Pickler(file, 5, buffer_callback=buffers.append).dump(value)
+        views = [buffer.raw() for buffer in buffers]
+    except NotDirect:
+        raise
+    except Exception as error:
+        raise NotDirect(f"{type(error).__name__}: {error}") from error
+    return _message(call, file.getbuffer(), views)
+
+
+def _message(call: int, pickled: Any, views: list[memoryview]) -> list[Any]:
+    parts = [pickled, *views]
+    sizes = [part.nbytes for part in parts]
+    head = _HEAD.pack(call, len(parts)) + struct.pack(f"<{len(sizes)}Q", *sizes)
+    written: list[Any] = []
+    at = len(head)
+    for part in parts:
+        padding = -at % _ALIGNED
+        written += (bytes(padding), part)
+        at += padding + part.nbytes
+    if not views:
+        return [b"".join((_SIZE.pack(at), head, *written))]
+    return [_SIZE.pack(at) + head, *written]
+
+
+def decode(message: memoryview) -> tuple[int, Any]:
+    """(call, value) of a message without its size. Arrays stay in the memory of the message."""
+    call, count = _HEAD.unpack_from(message)
+    sizes = struct.unpack_from(f"<{count}Q", message, _HEAD.size)
+    at = _HEAD.size + _SIZE.size * count
+    parts = []
+    for size in sizes:
+        at += -at % _ALIGNED
+        parts.append(message[at : at + size])
+        at += size
+    return call, pickle.loads(parts[0], buffers=parts[1:])
+
+
+class _Messages(asyncio.BufferedProtocol, abc.ABC):
+    """One side of a connection: reads messages, and writes them."""
+
+    def __init__(self) -> None:
+        self._transport: Any = None
+        self._ahead = memoryview(bytearray(_READ))
+        self._have = 0  # bytes that are read and not processed
+        self._message: memoryview | None = None  # a large message that is being read
+        self._rest = memoryview(b"")  # the missing part of it
+
+    @property
+    def is_open(self) -> bool:
+        return self._transport is not None and not self._transport.is_closing()
+
+    def connection_made(self, transport: Any) -> None:
+        self._transport = transport
+        if _owner(transport.get_extra_info("socket")) != os.geteuid():
+            logger.warning("a process of another user tried to connect; it is not heard")
+            transport.abort()
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._ahead[self._have :] if self._message is None else self._rest
+
+    def buffer_updated(self, nbytes: int) -> None:
+        if self._message is not None:
+            self._rest = self._rest[nbytes:]
+            if not self._rest:
+                message, self._message = self._message, None
+                self._hear(message)
+            return
+        self._have += nbytes
+        at = 0
+        while self._have - at >= _SIZE.size:
+            (size,) = _SIZE.unpack_from(self._ahead, at)
+            begin, end = at + _SIZE.size, at + _SIZE.size + size
+            if end > self._have:
+                if end - at > _READ:
+                    self._begin_large(size, self._ahead[begin : self._have])
+                    return
+                break
+            # A copy, because arrays stay in its memory.
+            self._hear(memoryview(bytearray(self._ahead[begin:end])))
+            at = end
+        self._ahead[: self._have - at] = bytes(self._ahead[at : self._have])
+        self._have -= at
+
+    def _begin_large(self, size: int, begun: memoryview) -> None:
+        if size > _MAX_BYTES:
+            self._transport.abort()
+            return
+        self._message = memoryview(bytearray(size))
+        self._message[: len(begun)] = begun
+        self._rest = self._message[len(begun) :]
+        self._have = 0
+
+    @abc.abstractmethod
+    def _hear(self, message: memoryview) -> None:
+        """Process a whole message; it may keep the memory."""
+
+    def _write(self, pieces: list[Any]) -> None:
+        if len(pieces) == 1:
+            self._transport.write(pieces[0])
+        else:
+            self._transport.writelines(pieces)
+
+    def close(self) -> None:
+        if self._transport is not None:
+            self._transport.close()
+
+
+def _owner(line: Any) -> int:
+    """The user of the process at the other end."""
+    said = line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    _, user, _ = _CREDENTIALS.unpack(said)
+    return int(user)
+
+
+class Connection(_Messages):
+    """A frontend's side."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._loop = asyncio.get_running_loop()
+        self._calls: dict[int, asyncio.Future[Any]] = {}
+        self._ids = itertools.count()
+
+    async def call(self, value: Any) -> Any:
+        """The worker's answer.
+
+        Raises:
+            NotDirect: the value cannot be sent this way; nothing was sent.
+            Disconnected: the worker ended.
+            Exception: what the worker's call raised.
+        """
+        if not self.is_open:
+            raise NotDirect("the connection is closed")
+        call = next(self._ids)
+        pieces = encode(call, value)
+        future = self._calls[call] = self._loop.create_future()
+        try:
+            self._write(pieces)
+            ok, answer = await future
+        finally:
+            self._calls.pop(call, None)
+        if not ok:
+            raise answer
+        return answer
+
+    def _hear(self, message: memoryview) -> None:
+        call, said = decode(message)
+        future = self._calls.get(call)
+        if future is not None and not future.done():
+            future.set_result(said)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        for future in self._calls.values():
+            if not future.done():
+                future.set_exception(Disconnected(str(exc) if exc else "the connection was closed"))
+
+
+class _Answering(_Messages):
+    """The worker's side of a connection."""
+
+    def __init__(self, answer: Callable[[Any], Awaitable[Any]], all_open: set[_Answering]) -> None:
+        super().__init__()
+        self._answer = answer
+        self._all_open = all_open
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self._all_open.add(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._all_open.discard(self)
+
+    def _hear(self, message: memoryview) -> None:
+        task = asyncio.get_running_loop().create_task(self._respond(*decode(message)))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _respond(self, call: int, value: Any) -> None:
+        try:
+            said: tuple[bool, Any] = (True, await self._answer(value))
+        except Exception as error:
+            said = (False, error)
+        try:
+            pieces = encode(call, said)
+        except NotDirect as plain:
+            try:
+                # It supports more types, such as those of the user's `__main__`.
+                pieces = _message(call, memoryview(cloudpickle.dumps(said)), [])
+            except Exception:
+                pieces = encode(call, (False, TypeError(f"cannot be sent: {plain}")))
+        if self.is_open:
+            self._write(pieces)
+
+
+class Listener:
+    """A worker's socket for frontends of its machine.
+
+    Args:
+        answer: called with each value that they send.
+    """
+
+    def __init__(self, answer: Callable[[Any], Awaitable[Any]]) -> None:
+        self._answer = answer
+        self._open: set[_Answering] = set()
+        self._server: Any = None
+        self.address = ""  # empty if frontends cannot connect
+
+    async def begin(self) -> None:
+        """Listen, if this system has such sockets."""
+        if sys.platform != "linux":
+            return
+        address = f"ray-slo-{uuid4().hex}"
+        listening = socket.socket(socket.AF_UNIX)
+        try:
+            listening.bind(f"\0{address}")
+            self._server = await asyncio.get_running_loop().create_unix_server(
+                lambda: _Answering(self._answer, self._open), sock=listening
+            )
+        except OSError as error:
+            logger.warning("frontends cannot connect, and use Serve's handle: %r", error)
+            listening.close()
+            return
+        self.address = address
+
+    @property
+    def is_heard(self) -> bool:
+        """Whether a frontend is connected."""
+        return bool(self._open)
+
+    def close(self) -> None:
+        if self._server is not None:
+            self._server.close()
+        for one in list(self._open):
+            one.close()
+
+
+async def connect(address: str) -> Connection | None:
+    """A connection to a worker; None if there is no such address on this machine."""
+    line = socket.socket(socket.AF_UNIX)
+    try:
+        line.setblocking(False)
+        line.connect(f"\0{address}")
+        _, connection = await asyncio.get_running_loop().create_unix_connection(
+            Connection, sock=line
+        )
+    except OSError:
+        line.close()
+        return None
+    return connection if connection.is_open else None
+
+
+class Connections:
+    """A frontend's connections, by worker.
+
+    Args:
+        address_of: asks a worker of a kind for its address; raises if there is no answer.
+        spawn: runs a coroutine as a task.
+    """
+
+    def __init__(
+        self,
+        address_of: Callable[[str, str], Awaitable[str]],
+        spawn: Callable[[Any], Any],
+    ) -> None:
+        self._address_of = address_of
+        self._spawn = spawn
+        self._loop = asyncio.get_running_loop()
+        self._open: dict[str, Connection] = {}
+        self._not_before: dict[
+            str, float
+        ] = {}  # earliest next attempt, by worker without a connection
+
+    def to(self, kind: str, worker: str) -> Connection | None:
+        """An open connection; without one, it begins to connect."""
+        connection = self._open.get(worker)
+        if connection is not None:
+            if connection.is_open:
+                return connection
+            del self._open[worker]
+        now = self._loop.time()
+        if now >= self._not_before.get(worker, now):
+            self._not_before = {w: at for w, at in self._not_before.items() if at > now}
+            self._not_before[worker] = now + _AGAIN_S
+            self._spawn(self._connect(kind, worker))
+        return None
+
+    async def _connect(self, kind: str, worker: str) -> None:
+        with contextlib.suppress(
+            Exception
+        ):  # Serve's handle failed; a call with it gives a better error
+            address = await self._address_of(kind, worker)
+            connection = await connect(address) if address else None
+            if connection is not None:
+                self._open[worker] = connection
+
+    def close(self) -> None:
+        for connection in self._open.values():
+            connection.close()

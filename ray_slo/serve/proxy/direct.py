@@ -1,0 +1,65 @@
+"""In ingress replicas, to which HAProxy speaks directly: what it wrote into a request.
+
+HAProxy says when a request came to it, and its SLO counts from then: since then its body came, or
+another frontend died with it. HAProxy also names the request: one whose hooks ran when a frontend
+ended is not run by the next. A client may write the same headers, so they count only where HAProxy
+has our rules.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from ray_slo.serve.deadlines import ARRIVED_HEADER, ATTEMPT_HEADER, spent, without
+from ray_slo.serve.errors import http_response
+from ray_slo.serve.proxy.http import WAITED_S, suspect
+from ray_slo.serve.proxy.modes import has_haproxy_of_ours, since
+from ray_slo.serve.ray_private.http_head import ARRIVAL
+from ray_slo.serve.suspects import is_suspect
+
+_ARRIVED, _ATTEMPT = ARRIVED_HEADER.encode(), ATTEMPT_HEADER.encode()
+
+
+class DirectMiddleware:
+    """Tells the frontend of this process when a request came and when its client gives up; refuses
+    a request that may have ended another frontend."""
+
+    def __init__(self, app: Any) -> None:
+        self._app = app
+        self._believes = has_haproxy_of_ours()
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = scope["headers"] if self._believes else without(scope["headers"], "failover")
+        said = dict(headers)
+        # Serve would answer 408 by itself; the frontend says why.
+        scope = {**scope, "headers": spent(headers, 0.0)}
+        if self._believes and (arrived := said.get(_ARRIVED)) is not None:
+            now, here = time.monotonic(), scope.get(ARRIVAL)
+            here_s = 0.0 if here is None else now - here
+            before_s = since(arrived.decode("latin-1"), time.time()) - here_s
+            if before_s > WAITED_S:
+                scope[ARRIVAL] = now - here_s - before_s
+                if is_suspect(said.get(_ATTEMPT, b"").decode("latin-1")):
+                    await http_response(suspect())(scope, receive, send)
+                    return
+        await self._app(scope, receive, send)
+
+
+def before_s(metadata: Mapping[str, str]) -> float:
+    """How long ago HAProxy got a gRPC call, seconds; 0 where it did not, or does not say.
+
+    Raises:
+        FrontendLost: the call may have ended another frontend.
+    """
+    arrived = metadata.get(ARRIVED_HEADER)
+    if arrived is None or not has_haproxy_of_ours():
+        return 0.0
+    ago_s = since(arrived, time.time())
+    if ago_s > WAITED_S and is_suspect(metadata.get(ATTEMPT_HEADER, "")):
+        raise suspect()
+    return ago_s

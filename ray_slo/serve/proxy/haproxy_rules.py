@@ -1,0 +1,194 @@
+"""The rules that `haproxy` adds to HAProxy's configuration. They decide whether a request waits,
+passes or is refused, where, and for how long.
+
+Variables of a request, `txn.slo_…`: `rate`, `ms` and `most` come from the frontends of its place:
+the requests/s that the workers can serve, the SLO in milliseconds, and the requests that the
+frontends keep. `left` is the request's own time, milliseconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ray_slo.serve.deadlines import (
+    ARRIVED_HEADER,
+    ATTEMPT_HEADER,
+    CAPACITY_HEADER,
+    CLASS_HEADER,
+    LATENCY_HEADER,
+    PROXIED_HEADER,
+    REFUSED_HEADER,
+    TIMEOUT_HEADER,
+    WHOLE_HEADER,
+)
+
+RETRIES = 5  # a single dead frontend is marked down at the third, and Serve's proxy takes over
+GRPC_PATH = "/ray_slo.v1.Inference/"
+_GRACE_MS = 900  # after the deadline; frontends have answered by then
+_FEW = 64  # requests that always pass; as in `gate`
+_SLACK = 2  # multiple of what the workers can serve by the deadline; as in `gate`
+_LONG = 2  # multiple of the model's SLO
+_PATHS = "rayslo_paths"  # table of the facts in a path's answers
+_INSIDE = "rayslo_inside"  # table of requests in progress, by path and kind
+_PATHS_KEPT = 1024
+_LATE_MS = 500  # time for a body after its request's deadline; as in `frontend.http`
+_BODY_MS = (500, 1000, 2000, 5000, 10_000, 60_000)  # the choices of a body's time limit here
+_HEAD_BYTES = 8192  # bytes of a buffer for the head, and for HAProxy itself
+
+_SET = "http-request set-var"
+_KNOWN = "{ var(txn.slo_rate) -m int gt 0 }"  # an application of ours, whose capacity is known
+_OURS = "{ var(txn.slo_ms) -m int gt 0 }"
+
+
+def tables() -> str:
+    """The sections with the tables of paths, and of requests in progress."""
+    return (
+        f"\nbackend {_PATHS}\n"
+        f"    stick-table type string len 256 size {_PATHS_KEPT} store gpt(3),gpc0\n"
+        f"backend {_INSIDE}\n"
+        f"    stick-table type string len 260 size {4 * _PATHS_KEPT} store conn_cur\n"
+    )
+
+
+def of_frontend(clock: str) -> Iterator[str]:
+    """Rules for all requests. Headers that only we may set are removed first.
+
+    Args:
+        clock: name of the clock. Frontends with another clock ignore the time.
+    """
+    yield f"http-request del-header {PROXIED_HEADER}"
+    yield f"http-request set-header {WHOLE_HEADER} 0"
+    yield f"http-request del-header {REFUSED_HEADER}"
+    yield from _arrival(clock)
+
+
+def of_grpc_frontend(clock: str) -> Iterator[str]:
+    yield from (f"http-request del-header {h}" for h in (PROXIED_HEADER, REFUSED_HEADER))
+    yield f"http-request del-header {WHOLE_HEADER}"
+    yield from _arrival(clock)
+
+
+def _arrival(clock: str) -> Iterator[str]:
+    yield f"http-request set-header {ARRIVED_HEADER} %[date(0,us)];{clock}"
+    yield f"http-request set-header {ATTEMPT_HEADER} %[uuid,regsub(-,,g)]"
+
+
+def of_backend(buffer_bytes: int, wait_s: float) -> Iterator[str]:
+    """Rules for an application's backend.
+
+    Args:
+        buffer_bytes: size of HAProxy's buffer. A request that fits can be sent again.
+        wait_s: how long a request without a deadline waits for a frontend, beyond its SLO, seconds.
+    """
+    yield from _again()
+    yield from _what_is_known()
+    yield from _time(wait_s)
+    yield f"http-request disable-l7-retry unless {_OURS}"
+    yield from _small_bodies(buffer_bytes - _HEAD_BYTES)
+    yield from _door()
+    for i in range(3):
+        yield (
+            f"http-response sc-set-gpt({i},1) res.hdr({CAPACITY_HEADER}),field({i + 1},;),mul(1) "
+            f"if {{ res.hdr({CAPACITY_HEADER}) -m found }}"
+        )
+    yield f"http-response del-header {CAPACITY_HEADER}"
+
+
+def of_grpc_backend() -> Iterator[str]:
+    """Rules for the backend of an application's gRPC, whose door is in the frontends (`grpc`).
+    Other services may stream, and perhaps must not be called twice."""
+    yield from _again()
+    yield f"http-request disable-l7-retry unless {{ path_beg {GRPC_PATH} }}"
+    yield f"http-request wait-for-body time 10s if {{ path_beg {GRPC_PATH} }}"
+
+
+def _again() -> Iterator[str]:
+    """Send a request to another frontend if one closes the connection without an answer."""
+    yield "retry-on conn-failure empty-response"
+    yield f"retries {RETRIES}"
+
+
+def _what_is_known() -> Iterator[str]:
+    """Read the facts of a path, and of an SLO class there."""
+    yield f"{_SET}(txn.slo_class) req.hdr({CLASS_HEADER})"
+    yield f"{_SET}(txn.slo_place) path,concat(@,txn.slo_class)"
+    yield f"http-request track-sc1 var(txn.slo_place) table {_PATHS}"
+    for i, name in enumerate(("rate", "ms", "most")):
+        yield f"{_SET}(txn.slo_{name}) var(txn.slo_place),table_gpt({i},{_PATHS})"
+
+
+def _time(wait_s: float) -> Iterator[str]:
+    """Set the time of a request, and how long its client waits. A timeout can only shorten the
+    model's SLO. A request's own SLO replaces it."""
+    own, timeout = f"req.hdr({LATENCY_HEADER})", f"req.hdr({TIMEOUT_HEADER})"
+    # HAProxy counts in whole numbers: seconds become milliseconds by moving the point.
+    point = 'regsub("[.]([0-9][0-9][0-9]).*","\\1")'
+    millis = f"'{timeout},concat(000),{point},mul(1)'"
+    is_own = f"{{ {own} -m found }}"
+    yield f"{_SET}(txn.slo_left) var(txn.slo_ms)"
+    yield f"{_SET}(txn.slo_wait) var(txn.slo_ms),add({round(1e3 * wait_s)}) if {_OURS}"
+    yield f"{_SET}(txn.slo_timeout) {millis} if {{ {timeout} -m found }}"
+    is_timeout = "{ var(txn.slo_timeout) -m int gt 0 }"
+    yield f"{_SET}(txn.slo_wait) var(txn.slo_timeout),add({_GRACE_MS}) if {is_timeout}"
+    # With 0, a client says that it wants to wait.
+    yield f"{_SET}(txn.slo_wait) int(0) if {{ var(txn.slo_timeout) -m int 0 }} !{is_own}"
+    yield f"{_SET}(txn.slo_tighter) var(txn.slo_timeout),sub(txn.slo_ms)"
+    is_tighter = "{ var(txn.slo_tighter) -m int lt 0 }"
+    yield f"{_SET}(txn.slo_left) var(txn.slo_timeout) if {is_timeout} {is_tighter}"
+    yield f"{_SET}(txn.slo_left) {own},mul(1) if {is_own}"
+    # Otherwise the frontend refuses it with the reason.
+    is_number = "{ var(txn.slo_left) -m int gt 0 }"
+    yield f"{_SET}(txn.slo_wait) var(txn.slo_left),add({_GRACE_MS}) if {is_own} {is_number}"
+    yield "http-request set-timeout server var(txn.slo_wait) if { var(txn.slo_wait) -m int gt 0 }"
+
+
+def _small_bodies(most_bytes: int) -> Iterator[str]:
+    """Wait for a body that fits into the buffer before its request passes. Its time limit is the
+    request's."""
+    declared = "{ req.hdr_val(content-length) gt 0 }"
+    small = f"{_OURS} {declared} {{ req.hdr_val(content-length) le {max(most_bytes, 0)} }}"
+    yield f"{_SET}(txn.slo_body) var(txn.slo_left),add({_LATE_MS}) if {small}"
+    least = 0
+    for i, most in enumerate(_BODY_MS):
+        last = i == len(_BODY_MS) - 1
+        bound = f"{{ var(txn.slo_body) -m int gt {least} }}"
+        if not last:
+            bound += f" {{ var(txn.slo_body) -m int le {most} }}"
+        yield f"http-request wait-for-body time {most}ms if {bound}"
+        least = most
+    yield f"http-request set-header {WHOLE_HEADER} 1 if {small}"
+
+
+def _door() -> Iterator[str]:
+    body = (
+        '{"error": "RefusedEarly", "reason": "queue_full", "message": '
+        '"%[var(txn.slo_ahead)] requests are on their way; in %[var(txn.slo_left)] ms the workers '
+        'can do about %[var(txn.slo_can)]", "retry_after_s": %[var(txn.slo_again)]}'
+    )
+    is_long = "{ var(txn.slo_more) -m int gt 0 }"
+    refused = f"{_KNOWN} {{ var(txn.slo_over) -m int ge 0 }}"
+    yield f"{_SET}(txn.slo_kind) str(short)"
+    yield f"{_SET}(txn.slo_long) var(txn.slo_ms),mul({_LONG})"
+    yield f"{_SET}(txn.slo_more) var(txn.slo_left),sub(txn.slo_long)"
+    yield f"{_SET}(txn.slo_kind) str(long) if {is_long}"
+    yield f"{_SET}(txn.slo_left) var(txn.slo_long) if {is_long}"
+    yield f"{_SET}(txn.slo_can) var(txn.slo_rate),mul(txn.slo_left),div(1000)"
+    yield f"{_SET}(txn.slo_limit) var(txn.slo_can),mul({_SLACK})"
+    yield f"{_SET}(txn.slo_limit) int({_FEW}) if {{ var(txn.slo_limit) -m int lt {_FEW} }}"
+    yield f"{_SET}(txn.slo_spare) var(txn.slo_most),sub(txn.slo_limit)"
+    yield f"{_SET}(txn.slo_limit) var(txn.slo_most) if {{ var(txn.slo_spare) -m int lt 0 }}"
+    yield f"{_SET}(txn.slo_key) path,concat(:,txn.slo_kind)"
+    yield f"{_SET}(txn.slo_ahead) var(txn.slo_key),table_conn_cur({_INSIDE})"
+    yield f"{_SET}(txn.slo_over) var(txn.slo_ahead),sub(txn.slo_limit)"
+    yield f"{_SET}(txn.slo_again) var(txn.slo_ahead),div(txn.slo_rate),add(1)"
+    yield f"http-request sc-inc-gpc0(1) if {refused}"
+    yield (
+        f"http-request return status 503 content-type application/json lf-string '{body}' "
+        f"hdr retry-after %[var(txn.slo_again)] if {refused}"
+    )
+    yield f"{_SET}(txn.slo_refused) sc1_clr_gpc0"
+    yield (
+        f"http-request set-header {REFUSED_HEADER} %[var(txn.slo_refused)] "
+        "if { var(txn.slo_refused) -m int gt 0 }"
+    )
+    yield f"http-request track-sc0 var(txn.slo_key) table {_INSIDE}"

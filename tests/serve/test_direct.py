@@ -1,0 +1,190 @@
+"""Direct connections: what arrives, what is left to Serve's handle, and how they end."""
+
+import asyncio
+import contextlib
+import os
+import threading
+
+import numpy as np
+import pytest
+import ray
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ray_slo.serve import direct
+from ray_slo.serve.direct import (
+    Connections,
+    Disconnected,
+    Listener,
+    NotDirect,
+    apart,
+    connect,
+    decode,
+    encode,
+)
+from tests.serve.loops import in_loop, settle, until
+
+LARGE = bytes(range(256)) * 1024
+
+
+class Heard(direct._Messages):
+    def __init__(self):
+        super().__init__()
+        self.messages = []
+
+    def _hear(self, message):
+        self.messages.append(decode(message))
+
+
+def test_a_message_arrives_whole_however_it_is_cut():
+    @given(
+        values=st.lists(
+            st.one_of(
+                st.text(),
+                st.binary(),
+                st.integers(0, 200_000).map(bytes),
+                st.integers(0, 40_000).map(lambda n: [1, np.arange(n)]),
+            ),
+            max_size=4,
+        ),
+        cuts=st.lists(st.integers(1, 100_000), min_size=1, max_size=4),
+    )
+    def holds(values, cuts):
+        sent = b"".join(
+            bytes(piece)
+            for call, value in enumerate(values)
+            for piece in encode(call, apart(value))
+        )
+        heard, turn = Heard(), 0
+        while sent:
+            room = heard.get_buffer(-1)
+            taken = min(len(room), cuts[turn % len(cuts)], len(sent))
+            room[:taken] = sent[:taken]
+            heard.buffer_updated(taken)
+            sent, turn = sent[taken:], turn + 1
+        assert [call for call, _ in heard.messages] == list(range(len(values)))
+        for (_, found), value in zip(heard.messages, values, strict=True):
+            np.testing.assert_equal(found, value)
+            assert type(found) is type(value)
+
+    holds()
+
+
+def test_large_parts_lie_beside_the_pickle_and_arrays_are_not_copied():
+    array = np.arange(100_000)
+    *_, second = encode(1, [apart(LARGE), array])
+    assert np.shares_memory(np.frombuffer(second, array.dtype), array)
+    message = memoryview(bytearray(b"".join(encode(1, [apart(LARGE), array]))[8:]))
+    _, (data, found) = decode(message)
+    assert data == LARGE and type(data) is bytes
+    assert np.shares_memory(found, np.frombuffer(message, np.uint8))
+    assert found.flags.aligned and found.flags.writeable
+
+
+@pytest.mark.parametrize(
+    "value",
+    [lambda: 1, threading.Lock(), [ray.ObjectRef(b"x" * 28)]],
+    ids=["by value", "not at all", "a reference"],
+)
+def test_what_plain_pickle_cannot_take_or_only_ray_can_pass_on_is_not_sent(value):
+    with pytest.raises(NotDirect):
+        encode(1, value)
+
+
+@contextlib.asynccontextmanager
+async def listening(answer):
+    listener = Listener(answer)
+    await listener.begin()
+    connection = await connect(listener.address)
+    try:
+        yield listener, connection
+    finally:
+        if connection is not None:
+            connection.close()
+        await settle()  # who connected is accepted
+        listener.close()
+        await until(lambda: not listener.is_heard)
+
+
+@in_loop
+async def test_calls_are_answered_as_they_end():
+    async def answer(value):
+        await asyncio.sleep(value[0])
+        if value[1] == "raise":
+            raise ValueError("said")
+        return [value[1], apart(LARGE), lambda: 3]
+
+    async with listening(answer) as (_, connection):
+        slow = asyncio.ensure_future(connection.call((0.05, "slow")))
+        with pytest.raises(ValueError, match="said"):
+            await connection.call((0.0, "raise"))
+        assert not slow.done()
+        name, large, function = await slow
+        assert (name, large, function()) == ("slow", LARGE, 3)
+
+
+@in_loop
+async def test_an_answer_that_cannot_be_sent_is_an_error():
+    async def answer(value):
+        return threading.Lock()
+
+    async with listening(answer) as (_, connection):
+        with pytest.raises(TypeError, match=r"cannot be sent: .*lock"):
+            await connection.call(1)
+
+
+@in_loop
+async def test_who_waits_hears_that_the_worker_ended():
+    async def answer(value):
+        await asyncio.sleep(60)
+
+    async with listening(answer) as (listener, connection):
+        waiting = asyncio.ensure_future(connection.call(1))
+        await until(lambda: listener.is_heard)
+        listener.close()
+        with pytest.raises(Disconnected):
+            await waiting
+        with pytest.raises(NotDirect):
+            await connection.call(2)
+
+
+@in_loop
+async def test_another_user_is_not_heard(monkeypatch):
+    async def answer(value):
+        return value
+
+    monkeypatch.setattr(direct, "_owner", lambda line: os.geteuid() + 1)
+    async with listening(answer) as (listener, connection):
+        assert connection is None
+        await settle()
+        assert not listener.is_heard
+
+
+@in_loop
+async def test_it_connects_once_and_again_when_the_connection_is_lost():
+    async def answer(value):
+        return value
+
+    asked = []
+
+    async def address_of(kind, worker):
+        asked.append((kind, worker))
+        if worker == "gone":
+            raise LookupError(worker)
+        return {"here": listener.address, "elsewhere": "nowhere", "old": ""}[worker]
+
+    async with listening(answer) as (listener, _):
+        connections = Connections(address_of, asyncio.ensure_future)
+        to = connections.to
+        names = ("here", "elsewhere", "old", "gone")
+        assert [to("gpu", name) for name in names] == [None] * 4
+        assert [to("gpu", name) for name in names] == [None] * 4
+        await until(lambda: to("gpu", "here") is not None)
+        assert await to("gpu", "here").call(5) == 5
+        assert [to("gpu", name) for name in names[1:]] == [None] * 3
+        assert asked == [("gpu", name) for name in names]  # once each
+        to("gpu", "here").close()
+        assert to("gpu", "here") is None
+        again = await until(lambda: to("gpu", "here"))
+        assert await again.call(6) == 6
+        connections.close()

@@ -1,0 +1,94 @@
+"""What people see of a status."""
+
+import json
+
+from ray_slo.serve.watch.screen import screen
+from tests.serve.watch.states import EVIL, state
+
+
+def section(found, key):
+    return next(s for s in found.sections if s.key == key)
+
+
+def cells(found, key, column):
+    of = section(found, key)
+    place = [c.removeprefix("#") for c in of.columns].index(column)
+    return {row.cells[0]: row.cells[place] for row in of.rows}
+
+
+def test_models_beside_what_is_expected():
+    found = screen("app", state())
+    assert cells(found, "models", "asked /s") == {
+        **{"find": "125.0", "spell": "0.0", "join": "0.0", "read": "0.0"}
+    }
+    assert cells(found, "models", "not in time %")["find"] == "25.0 (expected 1.0)"
+    assert cells(found, "models", "p99 ms") == {"find": "97.0", "spell": "", "join": "", "read": ""}
+    assert cells(found, "models", "queued") == {"find": "7", "spell": "0", "join": "0", "read": ""}
+    assert [row.warn for row in section(found, "models").rows] == [True, False, False, False]
+    assert "1 of 2 frontends heard" in found.head
+    assert found.opens == ["read", "find", "spell", "join"]
+
+
+def test_variants_in_use_and_what_was_predicted():
+    found = screen("app", state())
+    rows = {row.cells[1]: row.cells for row in section(found, "variants").rows}
+    assert rows["f"] == [
+        *("find", "f", "75", "90.0", "10.0", "9.0", "20.0", "22.0", "23.5"),
+    ]
+    assert rows["f/join"][4:6] == ["", ""]  # a pipeline has no batches of its own
+
+
+def test_workers_by_kind_with_what_they_run():
+    found = screen("app", state())
+    kinds = {row.cells[0]: row for row in section(found, "kinds").rows}
+    assert kinds["gpu"].cells == ["gpu", "1", "2", "1", "1 × f"]
+    assert kinds["cpu"].cells == ["cpu", "1", "1", "0", "spell"]
+    assert (kinds["gpu"].warn, kinds["cpu"].warn) == (True, False)  # one is missing
+    assert cells(found, "workers", "runs now")["w0"] == "8 × f for 3 of 22 ms"
+    assert [row.warn for row in section(found, "workers").rows] == [False, True]  # w1 is silent
+
+
+def test_one_model_and_one_pipeline():
+    find = screen("app", state(), "find")
+    assert list(cells(find, "models", "model")) == ["find"]
+    assert list(cells(find, "workers", "kind")) == ["w0"]
+    assert len(section(find, "refused").rows) == 1
+    spell = screen("app", state(), "spell")
+    assert list(cells(spell, "workers", "kind")) == ["w1"]
+    assert "refused" not in {s.key for s in spell.sections}
+    read = screen("app", state(), "read")
+    assert set(cells(read, "models", "model")) == {"find", "join", "read"}
+    # Of no model, nothing is left but what is about all of them.
+    nothing = screen("app", state(), "gone")
+    assert {s.key for s in nothing.sections} == {"plan", "kinds"}
+
+
+def test_nothing_that_a_user_named_can_write_to_a_terminal():
+    text = json.dumps(screen("app\x07", state()).to_json(), ensure_ascii=False)
+    shown = json.loads(text)
+    assert not [c for c in _texts(shown) if any(ord(x) < 32 or 127 <= ord(x) < 160 for x in c)]
+    assert EVIL.replace("\x1b", " ") in text.replace('\\"', '"')
+    gone = screen("app", {"unreachable": "no\nanswer\x1b[2J"})
+    assert gone.lines[0].text == "no answer [2J"
+
+
+def _texts(value):
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for key, inner in value.items():
+            if key != "keys":  # by which rows are sorted; never shown
+                yield from _texts(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _texts(inner)
+
+
+def test_every_row_fits_its_table():
+    found = screen("app", state())
+    assert {s.key for s in found.sections} >= {"models", "variants", "refused", "plan", "workers"}
+    for of in found.sections:
+        for row in of.rows:
+            assert len(row.cells) == len(row.keys) == len(of.columns)
+        for i in range(len(of.columns)):  # so that they can be sorted
+            assert len({isinstance(row.keys[i], str) for row in of.rows}) <= 1
