@@ -11,7 +11,7 @@ among those in time. */ tuned*: as a multiple of tuned plain Serve's. *Other CPU
 machine's CPU time that programs other than the demo took, the largest of the three systems' runs.
 
 The other work in the third run is a process that computes without a pause. Reports and plots of the
-runs stay in the folder of `--out`. README has the table and the plot of the first one:
+runs stay in `out/live-demo`. README has the table and the plot of the first one:
 
     python -m benchmarks live-demo --save --plot docs && python -m benchmarks page
 """
@@ -49,14 +49,14 @@ BUSY = "while True: pass"
 OUT = "out/live-demo"
 
 
-def run(quick: bool, seed: int, out: str = OUT, found: Sequence[str] = ()) -> list[Row]:
+def run(quick: bool, seed: int, found: Sequence[str] = ()) -> list[Row]:
     rows: list[Row] = []
     if found:
         made = [json.loads(Path(file).read_text(encoding="utf-8")) for file in found]
         return [row for title, one in zip(RUNS, made, strict=True) for row in rows_of(title, one)]
     for i, (title, kind) in enumerate(RUNS.items()):
         with other_work(kind == BESIDE):
-            found = demo(Path(out) / str(i + 1), quick, seed + i)
+            found = demo(Path(OUT) / str(i + 1), quick, seed + i)
         rows += rows_of(title, found)
         if quick:
             break
@@ -64,7 +64,6 @@ def run(quick: bool, seed: int, out: str = OUT, found: Sequence[str] = ()) -> li
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--out", default=OUT, help="folder for the runs' reports")
     parser.add_argument(
         "--found",
         nargs=len(RUNS),

@@ -160,13 +160,13 @@ class PolicyWrapper:
         return self.policy.decide(now)
 
 
-Kind = TypeVar("Kind", bound=PolicyWrapper)
+Wrapper = TypeVar("Wrapper", bound=PolicyWrapper)
 
 
-def wrapper(policy: Policy | None, kind: type[Kind]) -> Kind | None:
-    """The wrapper of this kind around a policy; None if there is none."""
+def wrapper(policy: Policy | None, of: type[Wrapper]) -> Wrapper | None:
+    """The wrapper of this class around a policy; None if there is none."""
     while isinstance(policy, PolicyWrapper):
-        if isinstance(policy, kind):
+        if isinstance(policy, of):
             return policy
         policy = policy.policy
     return None

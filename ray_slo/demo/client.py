@@ -7,7 +7,6 @@ import time
 from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
-from types import TracebackType
 from typing import Any
 
 from ray_slo.load.drive import run_http
@@ -26,12 +25,7 @@ class Client:
     def __enter__(self) -> Client:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._pool.shutdown()
 
     def send(

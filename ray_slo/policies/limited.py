@@ -3,8 +3,9 @@
 A request that is dropped below the root has used workers for nothing. Without a limit the root
 takes the time that the tasks below need, because its requests come first. So the *work* of a
 request is estimated: that of its task and of all tasks below it, in seconds of a worker. A client's
-request is admitted if the work of all requests of its tree, with its own, takes the workers no
-longer than the SLO. Below capacity this is nearly always so.
+request is admitted if the workers can do its own work, and that of all requests of its tree with no
+later deadline, by its deadline. Below capacity this is nearly always so. Work with later deadlines
+does not count: a class with a long SLO may have much more of it than a short SLO has room for.
 
 The work of an item is measured: the time of a task's batches, divided by their items. Batches are
 smaller if fewer requests are admitted, so the least of the last measurements counts.
@@ -26,6 +27,8 @@ from ray_slo.core.requests import BatchOutcome, BatchStatus, Request, RequestId,
 from ray_slo.core.trees import Tree, TreeTask
 
 _MEASURED = 50  # items of a measurement
+_PARTS = 8  # of the shortest SLO, in which deadlines are told apart
+_MAX_PARTS = 256  # of the longest SLO
 _FORGET = 1.02  # times the least work, per measurement: batches may have become slower
 
 
@@ -41,7 +44,7 @@ class Limited(PolicyWrapper):
         super().__init__(policy)
         known = [_Tree(tree) for tree in trees if len(tree.tasks) > 1]
         self._tree_of = {task: tree for tree in known for task in tree.tasks}
-        self._present: set[RequestId] = set()
+        self._present: dict[RequestId, Request] = {}
         self._flights: dict[WorkerId, dict[int, Sequence[Request]]] = {}
         self._again: set[RequestId] = set()  # admitted, and will arrive again
         self._adopted_at = -math.inf
@@ -51,15 +54,15 @@ class Limited(PolicyWrapper):
     # -- events --------------------------------------------------------------------------------
 
     def requests_arrived(self, now: float, requests: Sequence[Request]) -> None:
-        self.policy.requests_arrived(now, [r for r in requests if self._admits(r)])
+        self.policy.requests_arrived(now, [r for r in requests if self._admits(now, r)])
 
-    def _admits(self, r: Request) -> bool:
+    def _admits(self, now: float, r: Request) -> bool:
         tree = self._tree_of.get(r.task)
         if tree is None:
             return True
         new = r.arrival > self._adopted_at and r.id not in self._again
         self._again.discard(r.id)
-        if new and self._workers and tree.refuses(r, self._workers):
+        if new and self._workers and tree.refuses(now, r, self._workers):
             self._refused.append(r)
             return False
         self._came(r)
@@ -122,14 +125,13 @@ class Limited(PolicyWrapper):
     def _came(self, r: Request) -> None:
         tree = self._tree_of.get(r.task)
         if tree is not None and r.id not in self._present:
-            self._present.add(r.id)
-            tree.tasks[r.task].present += r.size
+            self._present[r.id] = r
+            tree.add(r, r.size)
 
     def _left(self, requests: Iterable[Request]) -> None:
         for r in requests:
-            if r.id in self._present:
-                self._present.discard(r.id)
-                self._tree_of[r.task].tasks[r.task].present -= r.size
+            if (came := self._present.pop(r.id, None)) is not None:
+                self._tree_of[came.task].add(came, -came.size)
 
 
 class _Task:
@@ -137,13 +139,12 @@ class _Task:
 
     Attributes:
         made: items that each task below gets per item of this one, the mean over its variants.
-        present: items that wait or run.
         own_s: work of an item here, seconds of a worker; 0 before the first measurement.
         work_s: the same, with the work of all tasks below.
         ran, busy_s: items that ran since the last measurement, and the time that they took.
     """
 
-    __slots__ = ("busy_s", "made", "own_s", "present", "ran", "work_s")
+    __slots__ = ("busy_s", "made", "own_s", "ran", "work_s")
 
     def __init__(self, task: TreeTask, children: Iterable[str]) -> None:
         made = list(task.factors.values())
@@ -152,7 +153,22 @@ class _Task:
             for child in children
         }
         self.own_s = self.work_s = self.busy_s = 0.0
-        self.present = self.ran = 0
+        self.ran = 0
+
+
+class _Due:
+    """Requests with deadlines in one part of time.
+
+    Attributes:
+        items: that wait or run, by task.
+        work_s: of all of them, seconds of a worker.
+    """
+
+    __slots__ = ("items", "work_s")
+
+    def __init__(self) -> None:
+        self.items: dict[str, int] = {}
+        self.work_s = 0.0
 
 
 class _Tree:
@@ -160,19 +176,38 @@ class _Tree:
 
     Attributes:
         tasks: by name, every task before those below it.
+        due: the requests that wait or run, by the part of time that has their deadline.
     """
 
     def __init__(self, tree: Tree) -> None:
-        self._root, self._slo_s = tree.root, min(tree.slos_s.values())
+        self._root = tree.root
+        slos_s = tree.slos_s.values()
+        self._part_s = max(min(slos_s) / _PARTS, max(slos_s) / _MAX_PARTS)
         self.tasks = {task.name: _Task(task, tree.children(task.name)) for task in tree.order}
+        self.due: dict[int, _Due] = {}
 
-    def refuses(self, r: Request, workers: int) -> bool:
+    def _part(self, r: Request) -> int:
+        return math.floor(r.deadline / self._part_s)
+
+    def add(self, r: Request, items: int) -> None:
+        """A request came with these items, or left with less than none."""
+        part = self._part(r)
+        due = self.due.setdefault(part, _Due())
+        due.items[r.task] = due.items.get(r.task, 0) + items
+        due.work_s += items * self.tasks[r.task].work_s
+        if not due.items[r.task]:
+            del due.items[r.task]
+            if not due.items:
+                del self.due[part]
+
+    def refuses(self, now: float, r: Request, workers: int) -> bool:
         """Whether a new request is too much work for this many workers."""
-        present = [task for task in self.tasks.values() if task.present]
-        if r.task != self._root or not present:
+        if r.task != self._root or not self.due:
             return False
-        work_s = sum(task.present * task.work_s for task in present)
-        return work_s + r.size * self.tasks[r.task].work_s > workers * self._slo_s
+        part = self._part(r)
+        work_s = sum(due.work_s for before, due in self.due.items() if before <= part)
+        own_s = r.size * self.tasks[r.task].work_s
+        return work_s > 0 and work_s + own_s > workers * (r.deadline - now)
 
     def ran(self, r: Request, each_s: float) -> None:
         """A request ran, and took this time per item, seconds."""
@@ -196,3 +231,5 @@ class _Tree:
         for task in reversed(self.tasks.values()):
             below_s = sum(n * self.tasks[child].work_s for child, n in task.made.items())
             task.work_s = task.own_s + below_s
+        for due in self.due.values():
+            due.work_s = sum(n * self.tasks[task].work_s for task, n in due.items.items())
