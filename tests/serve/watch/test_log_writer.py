@@ -70,7 +70,8 @@ def test_the_file_is_whole_while_it_is_written(tmp_path):
             assert len(files) == 1
             (life,) = read(tmp_path)
             assert replay(life).identical
-            seen.append(recorded(life).count())
+            if any(name == "requests_arrived" for r in life.rounds() for name, _ in r.events):
+                seen.append(recorded(life).count())
         return seen[-1]
 
     for i in range(5):
