@@ -1,20 +1,22 @@
-"""`auto` live: rehearsed in a Ray task, swapped under load, nothing lost, and it says why."""
+"""`auto` live: rehearsed in another process, swapped under load, nothing lost, and it says why."""
 
 import asyncio
 import json
+import os
 import threading
 import time
 
 import apps
 import pyarrow.parquet as pq
 import pytest
+import ray
 import stages
 from waiting import eventually, status_of
 
 import ray_slo
 from ray_slo.record.decode import read
 from ray_slo.serve import build_app
-from ray_slo.serve.ray_private.actors import in_task
+from ray_slo.serve.ray_private.actors import OtherProcess, in_task
 from ray_slo.simulation.replay import replay, tape, what_if
 
 pytestmark = pytest.mark.live
@@ -119,14 +121,16 @@ def test_a_pipeline_with_variants_is_rehearsed_too(ray_cluster):
 
 
 @pytest.mark.usefixtures("ray_cluster")
-def test_a_task_that_nobody_waits_for_any_more_ends(tmp_path):
+@pytest.mark.parametrize("elsewhere", [in_task, OtherProcess()], ids=["task", "process"])
+def test_work_that_nobody_waits_for_any_more_ends(tmp_path, elsewhere):
     file = tmp_path / "ticks"
 
     async def wait_a_little():
-        running = asyncio.ensure_future(in_task(apps.tick, str(file)))
+        running = asyncio.ensure_future(elsewhere(apps.tick, str(file)))
         assert await asyncio.to_thread(eventually, file.exists)
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(running, 0.1)
+        assert len(await elsewhere(apps.process_of, None)) == 2
 
     asyncio.run(wait_a_little())
 
@@ -136,6 +140,23 @@ def test_a_task_that_nobody_waits_for_any_more_ends(tmp_path):
         return file.stat().st_size == size
 
     assert eventually(is_over, 30)
+
+
+@pytest.mark.usefixtures("ray_cluster")
+def test_another_process_stays_and_what_it_raises_arrives():
+    async def calls():
+        other = OtherProcess()
+        first = await other(apps.process_of, None)
+        with pytest.raises(ValueError, match="invalid literal"):
+            await other(int, "x")
+        assert await other(apps.process_of, None) == first
+        assert first[1] == 19  # niceness
+        with pytest.raises(ray.exceptions.RayActorError):
+            await other(os._exit, 1)
+        assert await other(apps.process_of, None) != first
+        other.close()
+
+    asyncio.run(calls())
 
 
 def outcome(answer, wanted):

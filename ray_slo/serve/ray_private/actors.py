@@ -102,6 +102,44 @@ def _as_task(function: Callable[[Any], Any]) -> Any:
     return ray.remote(num_cpus=0)(function)
 
 
+class OtherProcess:
+    """Runs functions of one argument, one after the other, in a process of its own, anywhere in the
+    cluster.
+
+    The process has the lowest priority of the machine. The first call starts it. It stays, because
+    a start takes a second of a core, and ends with this one. A call that is cancelled ends it, and
+    the next call starts another.
+    """
+
+    def __init__(self) -> None:
+        self._actor: Any = None
+
+    async def __call__(self, function: Callable[[Any], Any], argument: Any) -> Any:
+        if self._actor is None:
+            self._actor = ray.remote(num_cpus=0)(_Runner).remote()
+        actor = self._actor
+        try:
+            return await actor.run.remote(function, argument)
+        except (asyncio.CancelledError, ray.exceptions.RayActorError):
+            if self._actor is actor:
+                self.close()
+            raise
+
+    def close(self) -> None:
+        actor, self._actor = self._actor, None
+        if actor is not None:
+            with contextlib.suppress(Exception):  # Ray may be gone, too
+                ray.kill(actor)
+
+
+class _Runner:
+    def __init__(self) -> None:
+        os.nice(19)
+
+    def run(self, function: Callable[[Any], Any], argument: Any) -> Any:
+        return function(argument)
+
+
 class Releases:
     """Distinguishes a new specification from that of an older release, which replicas still have.
 

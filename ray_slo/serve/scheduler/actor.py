@@ -13,7 +13,7 @@ from typing import Any
 from ray_slo.serve.config.spec import AppSpec
 from ray_slo.serve.memory import vitals
 from ray_slo.serve.messages import BatchReport, Capacity, Event, Heartbeat, Message
-from ray_slo.serve.ray_private.actors import AppActor, get_or_create, in_task
+from ray_slo.serve.ray_private.actors import AppActor, OtherProcess, get_or_create
 from ray_slo.serve.scheduler.scheduler import Scheduler
 from ray_slo.serve.watch.log_writer import clock_id
 from ray_slo.serve.watch.metrics import SchedulerMetrics
@@ -78,7 +78,7 @@ class SchedulerActor(AppActor):
             self._scheduler = Scheduler(
                 self._spec,
                 self._deliver,
-                aside=in_task,
+                aside=OtherProcess(),
                 watch=self._metrics,
             )
         return self._scheduler

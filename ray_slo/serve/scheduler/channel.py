@@ -30,7 +30,7 @@ from ray_slo.serve.messages import (
     Unreachable,
     Withdrawn,
 )
-from ray_slo.serve.ray_private.actors import find_actor, in_task, in_time, this_node
+from ray_slo.serve.ray_private.actors import OtherProcess, find_actor, in_time, this_node
 from ray_slo.serve.scheduler.actor import get_or_create_scheduler
 from ray_slo.serve.scheduler.scheduler import Scheduler
 from ray_slo.serve.watch.log_writer import clock_id
@@ -110,7 +110,7 @@ class EmbeddedChannel(Channel):
         self._scheduler = Scheduler(
             spec,
             lambda _client, messages: on_messages(messages),
-            aside=in_task,
+            aside=OtherProcess(),
             watch=SchedulerMetrics(),
         )
         self._scheduler.client_is_on("", this_node())

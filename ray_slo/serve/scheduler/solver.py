@@ -4,6 +4,7 @@ the other, outside the scheduler's event loop."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable
 from time import monotonic
@@ -28,9 +29,9 @@ class Solver:
     """Solves the problems that a policy asks for.
 
     A table that cannot be solved is not tried again. A rehearsal that fails or takes too long
-    changes
-    nothing; another one follows after a while. After a rehearsal there is a pause of four times its
-    length, because it uses a core that others may need.
+    changes nothing; another one follows after a while. After a rehearsal there is a pause of four
+    times its length, because it uses a core that others may need. The solver is loaded before the
+    first problem comes, while the application still starts.
 
     Args:
         aside: runs a function of one argument outside this event loop. It stops it, if possible,
@@ -43,6 +44,7 @@ class Solver:
         self._watch = watch
         self._setting = ""
         self._solving: asyncio.Task[None] | None = None
+        self._is_loaded = False
         self._unsolvable: set[Any] = set()
         self._not_before = -1.0
         self._failed_in_a_row = 0
@@ -60,6 +62,10 @@ class Solver:
         wanted = getattr(host.policy, "wanted", None)
         if wanted is None or (self._solving is not None and not self._solving.done()):
             return
+        if not self._is_loaded:
+            self._is_loaded = True
+            self._solving = asyncio.create_task(self._load())
+            return
         if monotonic() < self._not_before:
             return
         problem = next((p for p in wanted() if p not in self._unsolvable), None)
@@ -67,6 +73,11 @@ class Solver:
             return
         solve = self._rehearse if isinstance(problem, Rehearsal) else self._solve
         self._solving = asyncio.create_task(solve(host, problem))
+
+    async def _load(self) -> None:
+        """Import the solver where it will run. A failure shows again at the first problem."""
+        with contextlib.suppress(Exception):
+            await asyncio.wait_for(self._aside(import_attr, _SOLVER), _PATIENCE_S)
 
     async def _solve(self, host: PolicyHost, problem: Any) -> None:
         start = monotonic()
@@ -88,9 +99,8 @@ class Solver:
         except TimeoutError:
             error = f"it was not over after {_PATIENCE_S:g} s"
         except Exception as raised:  # from any policy, or from the cluster
-            said = str(raised).strip().splitlines() or [
-                ""
-            ]  # the last line of Ray's messages names the error
+            # The last line of Ray's messages names the error.
+            said = str(raised).strip().splitlines() or [""]
             error = said[-1] if len(said) > 1 else f"{type(raised).__name__}: {said[0]}"
         took_s = monotonic() - start
         self._watch.rehearsed(answer is not None, took_s)

@@ -12,6 +12,7 @@ from ray_slo.core import (
     BatchStatus,
     LatencyProfile,
 )
+from ray_slo.core.names import import_attr
 from ray_slo.core.requests import Upstream
 from ray_slo.serve.messages import (
     Cancel,
@@ -468,7 +469,9 @@ class Wants(Fifo):
 async def test_tables_that_a_policy_wants_are_solved_aside_once_each():
     asked = []
 
-    async def aside(_solver, problem):
+    async def aside(function, problem):
+        if function is import_attr:  # it loads the solver
+            return None
         asked.append(problem)
         if problem == "impossible":
             raise ValueError("no table for that")

@@ -7,7 +7,8 @@ import logging
 
 import pytest
 
-from ray_slo.core.rehearsal import Rehearsed, Score
+from ray_slo.core.names import import_attr
+from ray_slo.core.rehearsal import Rehearsal, Rehearsed, Score
 from ray_slo.serve.scheduler import solver as solver_module
 from ray_slo.serve.scheduler.solver import Solver
 from ray_slo.serve.scheduler.watch import Watch
@@ -108,7 +109,7 @@ async def test_a_rehearsal_that_fails_changes_nothing_and_is_said(why, monkeypat
 
     kept = Kept()
     with caplog.at_level(logging.WARNING, logger="ray_slo"):
-        async with running(AUTO, watch=kept, aside=aside) as (scheduler, box):
+        async with running(AUTO, watch=kept, aside=loaded(aside)) as (scheduler, box):
             await load(scheduler, box, lambda: kept.rehearsals)
             await load(scheduler, box, iter([False] * 20 + [True]).__next__, first=100_000)
             seen = scheduler.status()["auto"]
@@ -121,6 +122,32 @@ async def test_a_rehearsal_that_fails_changes_nothing_and_is_said(why, monkeypat
     assert f"failed, and changes nothing: {says}" in caplog.text
 
 
+def loaded(aside):
+    """`aside`, where the solver is loaded already."""
+
+    async def after(function, argument):
+        return None if function is import_attr else await aside(function, argument)
+
+    return after
+
+
+@in_loop
+async def test_the_solver_is_loaded_before_the_first_problem():
+    called = []
+
+    async def aside(function, argument):
+        called.append((function, argument))
+        raise ValueError("it cannot be loaded")
+
+    async with running(AUTO, aside=aside) as (scheduler, _):
+        scheduler.heartbeat(beat())
+        await until(lambda: called)
+        await asyncio.sleep(0.3)
+        ((function, name),) = called
+        assert function(name) is solve
+        assert scheduler.status()["auto"]["failed"] == 0
+
+
 class Wants:
     """A policy that always wants a rehearsal."""
 
@@ -128,8 +155,6 @@ class Wants:
         self.number = 0
 
     def wanted(self):
-        from ray_slo.core.rehearsal import Rehearsal
-
         self.number += 1
         return [Rehearsal(self.number, None, (), ())]
 
@@ -154,7 +179,7 @@ async def test_after_failures_it_waits_twice_as_long_each_time(monkeypatch):
             raise ValueError("no")
         return Rehearsed(problem.number, 0.0, 1.0, (), (), (), {"x": Score(error="TypeError: y")})
 
-    host, solver = FakeHost(), Solver(aside, Watch())
+    host, solver = FakeHost(), Solver(loaded(aside), Watch())
     while len(tried) < 5:
         solver.look(host)
         await settle()
@@ -177,7 +202,7 @@ async def test_after_a_rehearsal_it_rests_four_times_as_long(monkeypatch):
         clock[0] += took_s[len(begun) - 1]
         return Rehearsed(problem.number, 0.0, 1.0, (), (), (), {"x": Score(error="TypeError: y")})
 
-    host, solver = FakeHost(), Solver(aside, Watch())
+    host, solver = FakeHost(), Solver(loaded(aside), Watch())
     while len(begun) < 4:
         solver.look(host)
         await settle()
