@@ -2,5 +2,6 @@
 
 from benchmarks.peers.clockwork import Clockwork
 from benchmarks.peers.nexus import Nexus, Node, Session, squishy_bin_packing
+from benchmarks.peers.window import WindowEager
 
-__all__ = ["Clockwork", "Nexus", "Node", "Session", "squishy_bin_packing"]
+__all__ = ["Clockwork", "Nexus", "Node", "Session", "WindowEager", "squishy_bin_packing"]

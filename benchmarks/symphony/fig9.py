@@ -86,6 +86,7 @@ COMPARED: dict[str, System] = {
     "deferred, as Algorithm 1": ("deferred", {"exact": True}),
     **SYSTEMS,
     "eager": ("eager", {}),
+    "eager, window drop": ("benchmarks.peers:WindowEager", {}),
 }
 
 

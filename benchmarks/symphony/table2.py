@@ -35,10 +35,9 @@ COMPARED: dict[str, System] = {
     "Shepherd without preemption": ("flex", {"exact": True, "preemption": False}),
     "Nexus, batches as planned": ("benchmarks.peers:Nexus", {"grow": False}),
     "flex, our default": ("flex", {}),
-    "deferred, as Algorithm 1": (
-        "deferred",
-        {"exact": True},
-    ),
+    "deferred, as Algorithm 1": ("deferred", {"exact": True}),
+    "eager": ("eager", {}),
+    "eager, window drop": ("benchmarks.peers:WindowEager", {}),
 }
 
 

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.peers import Clockwork, Nexus, Session, squishy_bin_packing
+from benchmarks.peers import Clockwork, Nexus, Session, WindowEager, squishy_bin_packing
 from benchmarks.peers.nexus import plan
+from benchmarks.peers.window import target
 from ray_slo.core import Cluster, LatencyProfile, Model, Request, Variant
 from ray_slo.policies import make_policy
 from ray_slo.simulation import Workload, simulate
@@ -23,6 +24,7 @@ PEERS: list[tuple[str, dict[str, Any]]] = [
     ("benchmarks.peers:Clockwork", {"batch_sizes": [1, 2, 4], "max_execution_ms": 20.0}),
     ("benchmarks.peers:Nexus", {"period_s": 0.03}),
     ("benchmarks.peers:Nexus", {"frontends": 8, "grow": False}),
+    ("benchmarks.peers:WindowEager", {"window_s": 0.03}),
 ]
 PROFILE = LatencyProfile.linear(1.0, 5.0, 16)
 
@@ -185,6 +187,31 @@ def test_nexus_grows_past_the_plan_as_far_as_the_head_allows():
     host.run([Request(i, "m", 0.5 * i, 0.5 * i + 24.0) for i in range(20)])
     # At 6 twelve wait; R1 is due at 24.5, so 18.5 are left: ℓ(12) = 17. Planned are 7.
     assert [(at, len(ids)) for at, _, ids in host.timeline()[:2]] == [(0.0, 1), (6.0, 12)]
+
+
+def test_window_drop_gives_up_heads_that_are_too_tight_for_the_target():
+    """The worked example of the module: when the worker is free, the first one has 11 left."""
+    host = Host(WindowEager, one_model(PROFILE, 24.0, 1), strict=False)
+    tight = Request(1, "m", 6.0, 17.0)
+    host.run([*arrivals(0.0, slo=24.0), tight, *(Request(i, "m", 6.0, 32.0) for i in range(2, 8))])
+    assert host.timeline() == [(0.0, "w0", [0]), (6.0, "w0", [2, 3, 4, 5, 6, 7])]
+    assert sorted(host.dropped) == [1]
+
+
+def test_window_drop_grows_past_the_target_as_far_as_the_head_allows():
+    host = Host(WindowEager, one_model(PROFILE, 24.0, 1), strict=False)
+    # The target is 7. The head has 15 left when the worker is free, which is ℓ(10).
+    host.run([*arrivals(0.0, slo=24.0), *(Request(i, "m", 5.0, 21.0) for i in range(1, 13))])
+    assert host.timeline() == [(0.0, "w0", [0]), (6.0, "w0", list(range(1, 11)))]
+    assert sorted(host.dropped) == [11, 12]
+
+
+@pytest.mark.parametrize(
+    ("rate", "workers", "size"), [(math.inf, 1, 7), (math.inf, 3, 13), (0.01, 3, 7), (1.2, 3, 11)]
+)
+def test_window_drops_target_is_the_batch_that_fits_with_its_wait(rate, workers, size):
+    reach = [1.0 * b + 5.0 for b in range(1, 17)]
+    assert target(reach, 24.0, rate, workers) == size
 
 
 def test_overload_leaves_nexus_near_the_rate_without_coordination():
