@@ -28,13 +28,14 @@ from pydantic import Field
 
 from ray_slo.core.arguments import NonNegative, Positive, checked
 from ray_slo.core.cluster import Cluster
-from ray_slo.core.decisions import Decision, Dispatch, Drop, Preempt
+from ray_slo.core.decisions import Decision, Dispatch, Drop, DropReason, Preempt
 from ray_slo.core.policy import Abilities, Expected, InFlight, Policy
 from ray_slo.core.rehearsal import Rehearsal, Rehearsed, Setting, Traffic
 from ray_slo.core.requests import BatchOutcome, BatchStatus, Request, RequestId, WorkerId
 from ray_slo.core.trees import Tree
 from ray_slo.policies import registry
 from ray_slo.policies.auto_choice import Choice, Evidence
+from ray_slo.policies.auto_floor import Floor
 from ray_slo.policies.auto_notes import Notes
 from ray_slo.policies.auto_settings import Shape, candidates, collapses, make
 from ray_slo.policies.auto_traffic import Made, Pace, Recent, Story
@@ -52,7 +53,8 @@ class Auto(Abilities):
         candidates: the settings to choose from, the first one to begin with: names of policies, or
             {"policy": name, "kwargs": arguments}. Default: what fits the application.
         fairness: share of the mean share of requests in time that the worst model must keep, 0 to
-            1. A setting that keeps less is not chosen if another keeps it.
+            1. A setting that keeps less is not chosen if another keeps it, and models that do
+            better give up requests (`auto_floor`). In a pipeline, only the choice counts.
         preempt: running batches may be stopped.
         trees: trees of the application, as JSON; models without a tree are trees of one task.
         planned: a planner assigns variants to workers.
@@ -107,6 +109,7 @@ class Auto(Abilities):
         self._flights: dict[WorkerId, list[InFlight]] = {}
         self._recent, self._pace, self._notes = Recent(), Pace(), Notes()
         self._evidence, self._story = Evidence(fairness), Story()
+        self._floor = Floor(fairness) if fairness else None
         self._rehearsed: Rehearsed | None = None
         self._number = 0
 
@@ -129,6 +132,8 @@ class Auto(Abilities):
     # -- events --------------------------------------------------------------------------------
 
     def requests_arrived(self, now: float, requests: Sequence[Request]) -> None:
+        if self._floor is not None:
+            requests = self._floor.admitted(now, requests)
         self._recent.add(now, requests)
         if self._made is not None:
             self._made.arrived(requests)
@@ -142,10 +147,17 @@ class Auto(Abilities):
         self._inner.requests_arrived(now, requests)  # type: ignore[union-attr]
 
     def requests_cancelled(self, now: float, requests: Sequence[Request]) -> None:
+        if self._floor is not None:
+            requests = self._floor.cancelled(requests)
         self._held.difference_update(requests)
         self._policy.requests_cancelled(now, requests)
 
     def batch_finished(self, now: float, worker: WorkerId, outcome: BatchOutcome) -> None:
+        if self._floor is not None:
+            if outcome.status is BatchStatus.FINISHED:
+                self._floor.ran(outcome)
+            elif outcome.status is BatchStatus.FAILED:
+                self._floor.ended(outcome.requests)
         flights = self._flights.get(worker, ())
         for i, flight in enumerate(flights):
             if flight.dispatch.batch_id == outcome.batch_id:
@@ -177,6 +189,8 @@ class Auto(Abilities):
         slos_s = [m.latency_slo_s for m in cluster.models.values()]
         slos_s += [slo_s for tree in self._trees for slo_s in tree.slos_s.values()]
         self._recent.slo_s = max(slos_s, default=0.0)
+        if self._floor is not None:
+            self._floor.covers(slos_s)
         self._evidence.planned = any(worker.assigned for worker in cluster.workers.values())
         if self._inner is None or Shape.of(cluster, self._sizes) != self._shape:
             self._reshape(now)
@@ -199,6 +213,13 @@ class Auto(Abilities):
             self._recent.rehearsed(now, found, news)
 
     def decide(self, now: float) -> Decision:
+        decision = self._decided(now)
+        if self._floor is None or not (refused := self._floor.refused()):
+            return decision
+        return Decision([*decision.actions, Drop(refused, DropReason.SHED)], decision.wake_at)
+
+    def _decided(self, now: float) -> Decision:
+        """What the inner policy decides."""
         self._now = now
         decision = self._inner.decide(now)  # type: ignore[union-attr]
         if not (actions := decision.actions):
@@ -219,6 +240,8 @@ class Auto(Abilities):
             elif type(action) is Drop:
                 held.difference_update(action.requests)
                 self._story.bad += len(action.requests)
+                if self._floor is not None:
+                    self._floor.ended(action.requests)
             elif type(action) is Preempt:
                 flights = self._flights[action.worker]
                 if flights:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from hypothesis import Phase, given, settings
@@ -21,7 +22,7 @@ from ray_slo.core import (
     Variant,
 )
 from ray_slo.core.rehearsal import Rehearsed, Score
-from ray_slo.policies import make_policy
+from ray_slo.policies import auto_floor, make_policy
 from ray_slo.policies.auto import Auto
 from ray_slo.policies.auto_choice import Evidence
 from ray_slo.policies.auto_settings import Shape, candidates, collapses
@@ -71,10 +72,13 @@ APPLICATIONS: list[dict[str, Any]] = [
     {"trees": [tree.to_json() for tree in SHARED], "preempt": True},
     {"candidates": ["kairos", "flex", "price", "deferred_flex", "deferred"], "preempt": True},
     {"planned": True},
+    {"fairness": 1.0},
 ]
 
 
-@pytest.mark.parametrize("kwargs", APPLICATIONS, ids=["models", "chain", "shared", "own", "plan"])
+@pytest.mark.parametrize(
+    "kwargs", APPLICATIONS, ids=["models", "chain", "shared", "own", "plan", "floor"]
+)
 @settings(max_examples=100, deadline=None, derandomize=True, phases=[Phase.generate])
 @given(
     kinds=st.lists(worker_kind, max_size=3),
@@ -94,13 +98,14 @@ def test_swaps_lose_nothing(
     cluster = make_cluster(kinds, control_s=control_s)
     host = Host(lambda: Auto(**kwargs), cluster, now=1000.0, strict=False)
     script = Swaps(host, sized)
-    for op in operations:
-        script.do(*op)
-        assert {r.id: r for r in host.policy._held} == host.waiting
-    last = max((r.deadline for r in script.requests), default=0.0)
-    host.advance(max(host.now, last + 1e-5), ends=not hung)
-    assert not host.waiting
-    host.check_replay()
+    with patch.object(auto_floor, "_FEW", 1), patch.object(auto_floor, "_WINDOW_S", 0.01):
+        for op in operations:
+            script.do(*op)
+            assert {r.id: r for r in host.policy._held} == host.waiting
+        last = max((r.deadline for r in script.requests), default=0.0)
+        host.advance(max(host.now, last + 1e-5), ends=not hung)
+        assert not host.waiting
+        host.check_replay()
 
 
 def test_what_waits_goes_over_in_order_of_arrival() -> None:

@@ -1,0 +1,94 @@
+"""The floor per model: which requests are refused, and that the floor is reached."""
+
+import pytest
+
+from ray_slo.core import BatchOutcome, Cluster, LatencyProfile, Model, Request, Variant
+from ray_slo.policies import make_policy
+from ray_slo.policies.auto_floor import Floor
+from ray_slo.simulation import Workload, simulate
+
+SECONDS = {"light": 0.004, "medium": 0.010, "heavy": 0.020}
+TENTHS = {"light": 10, "medium": 10, "heavy": 4}  # in time
+
+
+def second(floor, at, tenths=TENTHS, first=0):
+    """Ten requests of each model in a second; those that stayed, by model."""
+    stayed = dict.fromkeys(SECONDS, 0)
+    for i in range(10):
+        now = at + i / 10
+        for k, (model, took_s) in enumerate(SECONDS.items()):
+            r = Request(first + 3 * i + k, model, now, now + 0.1)
+            if floor.admitted(now, [r]):
+                stayed[model] += 1
+                end = now + (took_s if i * tenths[model] % 10 < tenths[model] else 0.2)
+                floor.ran(BatchOutcome(r.id, [r], end - took_s, end))
+    return stayed
+
+
+def seconds(floor, count, tenths=TENTHS, at=0):
+    stayed = [second(floor, at + n, tenths, 1000 * (at + n)) for n in range(count)]
+    return {model: sum(one[model] for one in stayed) for model in SECONDS}
+
+
+def test_the_costliest_model_above_the_floor_gives_up_requests():
+    floor = Floor(0.6)
+    stayed = seconds(floor, 20)
+    assert stayed["light"] == stayed["heavy"] == 200
+    assert 100 < stayed["medium"] < 190
+    refused = floor.refused()
+    assert {r.model for r in refused} == {"medium"}
+    assert len(refused) == 200 - stayed["medium"]
+    assert floor.refused() == []
+
+
+def test_the_next_one_follows_if_that_does_not_do():
+    stayed = seconds(Floor(1.0), 60)
+    assert stayed["heavy"] > 570
+    assert stayed["medium"] < stayed["light"] < 450
+
+
+def test_when_the_overload_is_over_all_stay_again():
+    floor = Floor(0.9)
+    assert seconds(floor, 20)["medium"] < 200
+    well = dict.fromkeys(SECONDS, 10)
+    seconds(floor, 30, well, at=20)
+    assert seconds(floor, 10, well, at=50) == dict.fromkeys(SECONDS, 100)
+
+
+def test_what_stayed_stays_when_it_comes_again():
+    floor = Floor(1.0)
+    early = Request(-1, "medium", 0.0, 100.0)
+    assert floor.admitted(0.0, [early]) == [early]
+    seconds(floor, 20)
+    late = Request(-2, "medium", 20.0, 20.1)
+    assert floor.admitted(20.0, [early, late]) == [early]
+    assert floor.cancelled([early, late]) == [early]
+    assert late not in floor.refused()
+
+
+def test_one_model_has_no_floor():
+    floor = Floor(1.0)
+    for i in range(100):
+        r = Request(i, "m", i / 10, i / 10 + 0.1)
+        assert floor.admitted(r.arrival, [r]) == [r]
+        floor.ended([r])
+
+
+@pytest.mark.parametrize("fairness", [0.7, 0.9])
+def test_it_is_reached_in_overload(fairness):
+    """Without it, the heavy model has less than half of the mean."""
+    models = {
+        "light": LatencyProfile.linear(0.001, 0.004),
+        "heavy": LatencyProfile.linear(0.006, 0.020),
+    }
+    cluster = Cluster.uniform(
+        [Model(name, 0.1, (Variant(name, {"default": p}),)) for name, p in models.items()], 2
+    )
+    found = {}
+    for floor in (0.0, fairness):
+        policy = make_policy("auto", {"fairness": floor})
+        report = simulate(policy, cluster, Workload.poisson(1100.0), duration_s=20.0, warmup_s=5.0)
+        shares = [1 - report.bad_rate(name) for name in models]
+        found[floor] = min(shares) / (sum(shares) / 2)
+    assert found[0.0] < 0.5
+    assert found[fairness] == pytest.approx(fairness, abs=0.05)
