@@ -156,7 +156,7 @@ def simulate_application(
     host = None if brain is None else PlannerHost(brain, list(kinds), interval_s, lines=plans)
     profiles = {(v.name, k): p for v in problem.variant.values() for k, p in v.profiles.items()}
     run = ApplicationRun(
-        chosen, shape, clients, timing, host, profiles=profiles, tells_sizes=tells_sizes
+        chosen, shape, clients, timing, host, duration_s, profiles=profiles, tells_sizes=tells_sizes
     )
     run.loop()
     if written is not None:

@@ -65,6 +65,7 @@ class ApplicationRun(Run):
     Args:
         clients: their requests; each of its `models` is a stream.
         host: of the brain; None: every worker is there, with all variants that it can run.
+        duration_s: requests arrive before this time. Later the brain plans only for open frames.
         learns: the brain hears how many requests are made.
         listener: told (now, over_s, requests by task) of what arrived at each task.
         row_of: what the report says of an answer of the brain's solver.
@@ -79,6 +80,7 @@ class ApplicationRun(Run):
         clients: Requests,
         timing: Timing,
         host: PlannerHost | None = None,
+        duration_s: float = math.inf,
         learns: bool = True,
         listener: Listener | None = None,
         row_of: Callable[[Any], dict[str, Any]] = lambda answer: {},
@@ -99,7 +101,7 @@ class ApplicationRun(Run):
         trees = {tree.name: i for i, tree in enumerate(shape.trees)}
         self._tree_of = [trees[root_and_class(stream)[0]] for stream in clients.models]
         self._root_of = [self._code[shape.trees[i].root] for i in self._tree_of]
-        self.end_of_plans = float(clients.deadline.max(initial=0.0))
+        self._last_deadline, self._duration_s = clients.deadline.max(initial=0.0), duration_s
         self.rows: list[dict[str, Any]] = []  # of the report, one per question
         roots = [self.tasks[code] for code in self._root_of]
         models = [self.model_of_task[code] for code in self._root_of]
@@ -117,8 +119,7 @@ class ApplicationRun(Run):
         self.paths: dict[tuple[str, ...], int] = {(): 0}
         self.longer: dict[tuple[int, str], int] = {}
         # Of frames.
-        self.ended = np.full(n, np.nan)
-        self.dead = bytearray(n)
+        self.ended, self.dead = np.full(n, np.nan), bytearray(n)
         self.leaf_frame, self.leaf_path = array("q"), array("q")
 
         self.fleet = Fleet(shape.kinds, timing)
@@ -223,7 +224,7 @@ class ApplicationRun(Run):
                 if not live:
                     del self.live[frame]
                     self.ended[frame] = self.now
-                    self.tally.closed.append(frame)
+                    self.tally.close(frame)
 
     def _longer(self, path: int, variant: str) -> int:
         found = self.longer.get((path, variant))
@@ -248,7 +249,7 @@ class ApplicationRun(Run):
             if not self.dead[frame]:
                 self.dead[frame] = 1
                 self.ended[frame] = self.now
-                self.tally.closed.append(frame)
+                self.tally.close(frame)
                 if not self.dying:  # after all that the policy has decided now
                     self.at(self.now, Event.CANCEL, self._cancel)
                 self.dying.append(frame)
@@ -289,12 +290,12 @@ class ApplicationRun(Run):
         return replace(seen, frontends={"clients": self._grouped.says})
 
     def _next_look(self) -> None:
-        """Due plans, and looks at demand in between; none after the last deadline."""
+        """Schedule the next due plan or look at demand, while somebody may need its effect."""
         assert self.host is not None
         at = self.now + self.timing.check_s
         if self.host.due_at > self.now + 1e-9:  # else it is due when the last one is solved
             at = min(at, self.host.due_at)
-        if at <= self.end_of_plans:
+        if at <= self._last_deadline and (self.tally.open or at <= self._duration_s):
             self.at(at, Event.LOOK, self._look)
 
     def _look(self) -> None:

@@ -128,7 +128,9 @@ def simulate_pipeline(
         samplers([tree], {t.name: [v.name for v in t.variants] for t in real}, items, items_rng),
         noise_factors(latency_noise, noise_rng),
     )
-    run = ApplicationRun(chosen, shape, clients, timing, host, learn_factors, solver.heard, _row_of)
+    run = ApplicationRun(
+        chosen, shape, clients, timing, host, duration_s, learn_factors, solver.heard, _row_of
+    )
     run.loop()
     if written is not None:
         written.close()

@@ -21,8 +21,8 @@ class Tally:
         tasks: all of them.
 
     Attributes:
-        arrived: requests by task, those of clients from `close` on.
-        closed: frames that were answered or dropped.
+        arrived: requests by task, those of clients from `take` on.
+        open: number of frames in the whole run that were not yet answered or dropped.
     """
 
     def __init__(
@@ -33,14 +33,20 @@ class Tally:
         tasks: Sequence[str],
     ) -> None:
         self._clients, self._roots, self._models, self._tasks = clients, roots, models, tasks
+        self.open = len(clients)
         self._begin(0.0, 0)
 
     def _begin(self, at: float, clients: int) -> None:
         self._at, self._begun = at, clients
         self.arrived = dict.fromkeys(self._tasks, 0)
-        self.closed: list[int] = []
+        self._closed: list[int] = []
         self._finished: dict[str, int] = {}
         self._made: dict[str, dict[str, int]] = {}
+
+    def close(self, frame: int) -> None:
+        """Count a frame that was answered or dropped."""
+        self.open -= 1
+        self._closed.append(frame)
 
     def made(self, variant: str, count: int, made: Mapping[str, int]) -> None:
         """Count requests that `variant` answered, and those for child tasks that they made."""
@@ -83,9 +89,9 @@ class Tally:
 
     def _bad(self, ended: Array, dead: bytearray) -> dict[str, int]:
         """Frames that were dropped or late, by stream."""
-        closed = np.array(self.closed, dtype=np.int64)
+        closed = np.array(self._closed, dtype=np.int64)
         late = ended[closed] > self._clients.deadline[closed] + EPSILON_S
-        dropped = np.array([dead[frame] for frame in self.closed], dtype=bool)
+        dropped = np.array([dead[frame] for frame in self._closed], dtype=bool)
         return self._by_stream(self._clients.model[closed[late | dropped]])
 
     def _by_stream(self, streams: Array) -> dict[str, int]:

@@ -266,6 +266,38 @@ def test_the_brain_hears_of_what_was_bad():
     assert brain.heard[0][1].requests == {"photo": 0, "name": 0, "name@gold": 4}
 
 
+@pytest.mark.parametrize("slo_s", [2.0, 36_000.0])
+def test_the_planner_stops_when_all_is_answered(slo_s):
+    """Not at the last deadline, which may be hours later."""
+    brain = Script(({"gpu": 1}, {"w0": ["name-v"]}))
+    report = simulate_application(
+        replace(PROBLEM, trees=(FACES, replace(NAMES, slos_s={"": slo_s}))),
+        {"name": at(0.0, 4.9)},
+        policy=Fifo(),
+        planner=brain,
+        duration_s=7.0,
+        check_s=1.0,
+    )
+    assert report.bad_rate() == 0
+    # After the last answer, workers cost money until `duration_s`.
+    last_s = min(4.9 + slo_s, 7.0)
+    assert [now for now, _ in brain.heard] == [*range(1, math.floor(last_s) + 1)]
+
+
+def test_the_planner_goes_on_while_a_request_waits():
+    brain = Script(({"gpu": 0}, {}), ({"gpu": 1}, {"w0": ["name-v"]}))
+    report = simulate_application(
+        replace(PROBLEM, trees=(FACES, replace(NAMES, slos_s={"": 36_000.0}))),
+        {"name": at(1.0)},
+        policy=Fifo(),
+        planner=brain,
+        duration_s=5.0,
+        interval_s=10.0,
+    )
+    assert report.requests.end_s.tolist() == pytest.approx([10.2])
+    assert [now for now, _ in brain.heard] == [*range(1, 12)]
+
+
 def test_without_a_planner_all_variants_must_fit():
     small = replace(PROBLEM.kinds[0], memory_mb=900.0)
     models = tuple(model(m.name, 0.2, memory_mb={"gpu": 500.0}) for m in PROBLEM.models)
