@@ -239,10 +239,7 @@ class _Iteration:
         self.share = (self.lengths - nodes[self.below]) / (
             nodes[self.below + 1] - nodes[self.below]
         )
-        # E h(q + arrivals) for every column and q at once, as a correlation.
         self.steps = np.arange(self.counts.shape[1] + 1)
-        self.width = len(self.lengths) + len(self.steps)
-        self.spectrum = np.conj(np.fft.rfft(self.counts, self.width))
         waited = deadline_s * (np.maximum(nodes[:, None], columns.size) - 1) / limit
         allowed = columns.time_s <= deadline_s - waited + 1e-12
         allowed |= (columns.size == 1) & (columns.time_s <= deadline_s) & (nodes[:, None] <= 1)
@@ -251,6 +248,13 @@ class _Iteration:
         after, _ = value.run(columns, nodes)
         self.low = np.maximum(np.floor(after).astype(np.int64), -owed)
         self.part = after - self.low
+        # E h(q + arrivals) for every column and q at once, as a correlation. Long queues have few
+        # nodes, so only the lengths that can follow from a node are in it: with an SLO of hours,
+        # there are a million others.
+        self.needed = _union(self.low.min(axis=1), self.low.max(axis=1) + len(self.steps))
+        self.place = np.searchsorted(self.needed, self.low)
+        self.width = 1 << (len(self.needed) - 1).bit_length()  # such an FFT is fast
+        self.spectrum = np.conj(np.fft.rfft(self.counts, self.width))
         self.sheddable = (nodes > largest) | (~allowed.any(axis=1) & (nodes > 0))
         self.idles = ~allowed.any(axis=1) & (nodes <= 0)
 
@@ -307,15 +311,15 @@ class _Iteration:
 
     def improved(self, policy: Array) -> Array:
         """The best policy by h, the same where another is no better."""
-        columns, value, nodes, owed = self.columns, self.value, self.nodes, self.value.owed
-        count, low, part = len(columns), self.low, self.part
-        ahead = np.fft.rfft(value.at(np.arange(-owed, self.width - owed)), self.width)
+        columns, value, nodes = self.columns, self.value, self.nodes
+        count, place, part = len(columns), self.place, self.part
+        ahead = np.fft.rfft(value.at(self.needed), self.width)
         expected = np.fft.irfft(ahead * self.spectrum, self.width)
         _, reward = value.run(columns, nodes)
         columns_of = np.arange(count)
         options = np.full((len(nodes), count + 2), -np.inf)
-        best = (1 - part) * expected[columns_of, low + owed]
-        best += part * expected[columns_of, low + owed + 1] + reward
+        best = (1 - part) * expected[columns_of, place]
+        best += part * expected[columns_of, place + 1] + reward
         options[:, :count] = np.where(self.allowed, best, -np.inf)
         shed, idle = self.sheddable, self.idles
         options[shed, count] = value.at(nodes[shed] - 1) - value.violation_cost
@@ -337,6 +341,15 @@ def arrivals(mean: Array, dispersion: float) -> Array:
     np.cumsum(np.log(ratio), axis=1, out=log_p[:, 1:])
     p = np.exp(log_p - log_p.max(axis=1, keepdims=True))
     return np.asarray(p / p.sum(axis=1, keepdims=True))
+
+
+def _union(begins: Array, ends: Array) -> Array:
+    """The whole numbers in the intervals [begin, end), in order."""
+    first = begins.min()
+    edges = np.zeros(ends.max() - first + 1, dtype=np.int64)
+    np.add.at(edges, begins - first, 1)
+    np.add.at(edges, ends - first, -1)
+    return np.asarray(first + np.flatnonzero(np.cumsum(edges)))
 
 
 def _nodes(limit: int, largest: int) -> Array:
