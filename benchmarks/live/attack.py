@@ -541,10 +541,10 @@ def serving(quick: bool) -> Iterator[int]:
 
 def two_free_ports() -> int:
     """The first of two in a row that Ray and the system give to nobody else."""
-    from ray_slo.demo.systems import free_port
+    from ray_slo.serve.proxy.modes import free_ports
 
     while True:
-        port = free_port()
+        (port,) = free_ports(1)
         with socket.socket() as second, contextlib.suppress(OSError):
             second.bind(("127.0.0.1", port + 1))
             return port

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from ray_slo.demo.systems import free_port
+from ray_slo.serve.proxy.modes import free_ports
 
 OBJECT_STORE_BYTES = 100 * 1024**2  # Ray's least is 75 MiB
 # Ray's own notice a silent node after 15 s or more: long for a test, right for a real network.
@@ -126,7 +126,8 @@ def raylets(*nodes: dict[str, Any], grpc_servicers: list[str] | None = None) -> 
     own = {"RAY_TMPDIR": home, "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "30"}
     with mock.patch.dict(os.environ, own):
         cluster = Cluster(shutdown_at_exit=True)
-        running = Raylets(f"http://127.0.0.1:{free_port()}", "", [], cluster)
+        port, grpc_port = free_ports(2)
+        running = Raylets(f"http://127.0.0.1:{port}", "", [], cluster)
         try:
             head, *others = nodes or ({},)
             running.add(_system_config=QUICK_TO_NOTICE, **head)
@@ -134,8 +135,7 @@ def raylets(*nodes: dict[str, Any], grpc_servicers: list[str] | None = None) -> 
                 running.add(**node)
             running.address = cluster.address
             ray.init(cluster.address, log_to_driver=False, configure_logging=False)
-            port = int(running.url.rpartition(":")[2])
-            grpc = {"port": free_port(), "grpc_servicer_functions": grpc_servicers}
+            grpc = {"port": grpc_port, "grpc_servicer_functions": grpc_servicers}
             serve.start(
                 proxy_location="HeadOnly",  # several on one machine would need several ports
                 http_options={"host": "127.0.0.1", "port": port},

@@ -185,10 +185,10 @@ def serve_family(family: str, systems: Sequence[str], model: Model) -> None:
     import ray
     from ray import serve
 
-    from ray_slo.demo.systems import free_port
+    from ray_slo.serve.proxy.modes import free_ports
 
     ray.init(address="local", num_cpus=8, include_dashboard=False, log_to_driver=False)
-    port = free_port()
+    (port,) = free_ports(1)
     try:
         serve.start(http_options={"host": "127.0.0.1", "port": port})
         for system in systems:

@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import os
-import random
-import socket
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -166,28 +164,11 @@ def choose(keys: list[str] | None) -> list[System]:
     return [system for system in SYSTEMS if not keys or system.key in keys]
 
 
-def free_port() -> int:
-    """A port that nobody has. It is none of those that the system, Ray or Serve give out, or
-    somebody might have it before it is used."""
-    while True:
-        port = random.randrange(20_000, 30_000)
-        with socket.socket() as probe, suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port
-
-
 def enter_fast_mode() -> str:
-    """Choose Serve's fast mode where it is possible, before anything imports Ray Serve.
-
-    HAProxy's own pages get free ports, so that another HAProxy on this machine does not matter.
-
-    Returns:
-        The mode, in words.
-    """
+    """Choose Serve's fast mode where it is possible, before anything imports Ray Serve; return the
+    mode, in words."""
     # After 5 s, Serve would take a proxy for dead that is only slow to start.
     os.environ.setdefault("RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S", "60")
-    for name in ("RAY_SERVE_HAPROXY_STATS_PORT", "RAY_SERVE_HAPROXY_METRICS_PORT"):
-        os.environ.setdefault(name, str(free_port()))
     return modes.enter()
 
 
@@ -213,7 +194,7 @@ def local_serve() -> Iterator[str]:
     )
     logging.getLogger("ray.serve").setLevel(logging.ERROR)
     try:
-        port = free_port()
+        (port,) = modes.free_ports(1)
         serve.start(
             http_options={"host": "127.0.0.1", "port": port},
             logging_config={"log_level": "WARNING"},

@@ -8,7 +8,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from ray_slo.serve.proxy.modes import OPTIMIZED_ENV
+from ray_slo.serve.proxy.modes import OPTIMIZED_ENV, free_ports
 
 # For Ray's processes alone: Ray, imported with it, calls handles on an event loop only.
 OPTIMIZED = os.environ.pop(OPTIMIZED_ENV, "0")
@@ -19,7 +19,6 @@ from ray import serve
 from ray.serve._private import client
 from ray.serve._private.constants import DEFAULT_TRACING_EXPORTER_IMPORT_PATH
 
-from ray_slo.demo.systems import free_port
 from ray_slo.serve.grpc import SERVICER
 from ray_slo.serve.proxy.bounds import PROXY_CALLBACK, PROXY_CALLBACK_ENV
 
@@ -60,9 +59,7 @@ class LocalCluster:
 @pytest.fixture(scope="session")
 def ray_cluster(tmp_path_factory):
     """Start Ray and Serve once; stop what was started, and nothing else."""
-    port = grpc_port = free_port()
-    while grpc_port == port:
-        grpc_port = free_port()
+    port, grpc_port = free_ports(2)
     # For Ray's processes: the deadline middleware in Serve's proxy, and the tests' own modules.
     os.environ[PROXY_CALLBACK_ENV] = PROXY_CALLBACK
     os.environ[OPTIMIZED_ENV] = OPTIMIZED

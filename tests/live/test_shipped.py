@@ -9,7 +9,7 @@ import json
 import pytest
 
 from benchmarks.live.shipped import OVERLOAD, serving, shipped
-from ray_slo.demo.systems import free_port
+from ray_slo.serve.proxy.modes import free_ports
 
 pytest.importorskip("torchvision", reason="runs in the environment of `make test-torch`")
 pytestmark = pytest.mark.live
@@ -18,7 +18,8 @@ pytestmark = pytest.mark.live
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("path", shipped(), ids=lambda path: path.stem)
 def test_starts_answers_and_refuses(path, tmp_path):
-    with serving(path, tmp_path / "serve.log", free_port()) as running:
+    (port,) = free_ports(1)
+    with serving(path, tmp_path / "serve.log", port) as running:
         told = running.refusals
         assert set(told) <= {"starting", "404", "503"}, told  # Serve's own, before it has routes
         if "starting" in told:

@@ -11,9 +11,12 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import random
 import shutil
+import socket
 import sys
-from collections.abc import MutableMapping
+from collections.abc import Mapping, MutableMapping
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from ray_slo.core import environment
@@ -26,6 +29,7 @@ BINARY_ENV = "RAY_SERVE_HAPROXY_BINARY_PATH"
 OPTIMIZED_ENV = "RAY_SERVE_THROUGHPUT_OPTIMIZED"
 BUFFER_ENV = "RAY_SERVE_HAPROXY_TUNE_BUFSIZE"
 DRAIN_ENV = "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S"
+PORT_ENVS = ("RAY_SERVE_HAPROXY_STATS_PORT", "RAY_SERVE_HAPROXY_METRICS_PORT")
 
 BUFFER_BYTES = 32_768  # of HAProxy: requests that fit can be sent again; it is copied each time
 _LOCAL_DRAIN_S = 1  # HAProxy is on the same machine, and learns of new and removed replicas at once
@@ -44,8 +48,24 @@ def command() -> str | None:
     return str(beside) if beside.is_file() else shutil.which(COMMAND)
 
 
-def variables() -> dict[str, str]:
-    """The environment of the fast mode.
+def free_ports(count: int) -> list[int]:
+    """Different ports that nobody has. They are none of those that the system, Ray or Serve give
+    out, or somebody might have them before they are used."""
+    found: list[int] = []
+    with ExitStack() as held:
+        while len(found) < count:
+            port = random.randrange(20_000, 30_000)
+            probe = held.enter_context(socket.socket())
+            with suppress(OSError):
+                probe.bind(("127.0.0.1", port))
+                found.append(port)
+    return found
+
+
+def variables(environ: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The environment of the fast mode. HAProxy's statistics and metrics get free ports if there
+    are none in `environ` (default: that of this process). With Serve's, which are the same for
+    all clusters, the HAProxy of a second cluster on this machine could not start.
 
     Raises:
         FileNotFoundError: `ray-slo-haproxy` is not installed.
@@ -53,11 +73,14 @@ def variables() -> dict[str, str]:
     path = command()
     if path is None:
         raise FileNotFoundError(f"no {COMMAND} beside {sys.executable} or on the PATH")
+    environ = os.environ if environ is None else environ
+    missing = [name for name in PORT_ENVS if name not in environ]
     return {
         HAPROXY_ENV: "1",
         BINARY_ENV: path,
         PROXY_CALLBACK_ENV: PROXY_CALLBACK,
         BUFFER_ENV: str(BUFFER_BYTES),
+        **dict(zip(missing, map(str, free_ports(len(missing))), strict=True)),
     }
 
 
@@ -87,7 +110,7 @@ def enter(environ: MutableMapping[str, str] | None = None, local: bool = True) -
     if wanted is None:
         wanted = said == "1"
     if wanted and is_possible():
-        for name, value in variables().items():
+        for name, value in variables(environ).items():
             environ.setdefault(name, value)
         if local:
             environ.setdefault(DRAIN_ENV, str(_LOCAL_DRAIN_S))

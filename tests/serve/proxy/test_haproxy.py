@@ -15,7 +15,6 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from ray_slo.demo.systems import free_port
 from ray_slo.serve.protos import SERVICE
 from ray_slo.serve.proxy import gate, haproxy, haproxy_rules, modes
 
@@ -76,7 +75,7 @@ def running(
 ) -> Iterator[tuple[int, int, int]]:
     """HAProxy before frontends, started as Serve starts it: (its port, of statistics, of
     metrics)."""
-    ports = free_port(), free_port(), free_port()
+    *ports, grpc_port, nobody = modes.free_ports(5)
     config = serve_haproxy.HAProxyConfig(
         socket_path=str(folder / "admin.sock"),
         server_state_base=str(folder),
@@ -85,7 +84,7 @@ def running(
         stats_port=ports[1],
         metrics_port=ports[2],
         http_options=serve_haproxy.HTTPOptions(host="127.0.0.1", port=ports[0]),
-        grpc_options=serve_haproxy.gRPCOptions(port=free_port(), grpc_servicer_functions=["x.y"])
+        grpc_options=serve_haproxy.gRPCOptions(port=grpc_port, grpc_servicer_functions=["x.y"])
         if grpc
         else serve_haproxy.gRPCOptions(),
     )
@@ -104,7 +103,7 @@ def running(
             name="grpc",
             app_name="app",
             path_prefix="/",
-            servers=[serve_haproxy.ServerConfig("g0", "127.0.0.1", free_port())],
+            servers=[serve_haproxy.ServerConfig("g0", "127.0.0.1", nobody)],
             protocol=serve_haproxy.RequestProtocol.GRPC,
         )
     api = serve_haproxy.HAProxyApi(config, backends, str(folder / "haproxy.cfg"))

@@ -1,5 +1,7 @@
 """Which mode a cluster starts in, and what says so."""
 
+import os
+import socket
 import subprocess
 import sys
 
@@ -53,13 +55,65 @@ def test_what_is_set_stays():
     assert "throughput optimized" in modes.mode({modes.OPTIMIZED_ENV: "1"})
 
 
-def test_a_shell_reads_the_variables():
+def test_each_cluster_of_a_machine_has_ports_of_its_own():
+    first, second = {}, {}
+    modes.enter(first)
+    modes.enter(second)
+    ports = [environ[name] for environ in (first, second) for name in modes.PORT_ENVS]
+    assert len(set(ports)) == 4
+    stats, metrics = modes.PORT_ENVS
+    chosen = {stats: "8404"}
+    modes.enter(chosen)
+    assert chosen[stats] == "8404"
+    assert int(chosen[metrics]) >= 20_000
+    ordinary = {FAST.name: "0"}
+    modes.enter(ordinary)
+    assert not ordinary.keys() & set(modes.PORT_ENVS)
+
+
+def test_serve_reads_the_ports():
+    names = [f"constants.{name}" for name in modes.PORT_ENVS]
+    program = f"from ray.serve._private import constants; print({', '.join(names)})"
+    environ = dict(zip(modes.PORT_ENVS, ("20001", "20002"), strict=True))
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, **environ},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.split() == ["20001", "20002"]
+
+
+def test_free_ports_are_free():
+    ports = modes.free_ports(20)
+    assert len(set(ports)) == 20
+    for port in ports:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", port))
+
+
+def test_a_taken_port_is_not_free(monkeypatch):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port, (free,) = taken.getsockname()[1], modes.free_ports(1)
+        drawn = iter([port, free])
+        monkeypatch.setattr(modes.random, "randrange", lambda *_: next(drawn))
+        assert modes.free_ports(1) == [free]
+
+
+def test_a_shell_reads_the_variables(monkeypatch):
+    stats, metrics = modes.PORT_ENVS
+    monkeypatch.setenv(stats, "8404")
+    monkeypatch.delenv(metrics, raising=False)
     done = subprocess.run(
         ["bash", "-c", f'eval "$({sys.executable} -m {haproxy.__name__} --env)"; env'],
         capture_output=True,
         text=True,
         check=True,
     )
-    assert {f"{name}={value}" for name, value in modes.variables().items()} <= set(
-        done.stdout.splitlines()
-    )
+    read = dict(line.partition("=")[::2] for line in done.stdout.splitlines())
+    assert read.items() >= {stats: "8404", modes.HAPROXY_ENV: "1"}.items()
+    assert int(read[metrics]) >= 20_000
+    told = modes.variables({metrics: read[metrics]} | {stats: "8404"})
+    assert read.items() >= told.items()
