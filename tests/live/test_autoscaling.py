@@ -1,9 +1,9 @@
 """Replicas follow the load of a plain deployment, and none of its requests is lost."""
 
-import threading
 import time
 
 import pytest
+from loads import Load
 from waiting import eventually, status_of
 
 import ray_slo
@@ -50,38 +50,15 @@ def running(handle, wanted):
     return len(workers) == wanted and all(worker["ready"] for worker in workers.values())
 
 
-class Load:
-    """Requests at a constant rate, until it is stopped."""
-
-    def __init__(self, handle, per_s):
-        self._handle, self._every_s = handle, 1 / per_s
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run)
-        self.answers = []
-
-    def _run(self):
-        sent = []
-        while not self._stop.wait(self._every_s):
-            sent.append(self._handle.remote(len(sent)))
-        self.answers = [response.result(timeout_s=60) for response in sent]
-
-    def __enter__(self):
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_):
-        self._stop.set()
-        self._thread.join()
-
-
 def test_up_with_the_load_and_down_again_with_nothing_lost(ray_cluster):
     app = scaling(min_replicas=1, max_replicas=3, downscale_delay_s=2)
     with ray_cluster.running(app, "scaling", "/scaling") as handle:
         assert handle.remote(1).result(timeout_s=60) == 2
         assert eventually(lambda: running(handle, 1))
-        with Load(handle, 45) as load:  # more than two workers serve
+        # More than two workers serve.
+        with Load(handle.remote, 1 / 45, lambda n, answer: answer == n + 1) as load:
             assert eventually(lambda: running(handle, 3))
-        assert load.answers == list(range(1, len(load.answers) + 1))
+        assert set(load.outcomes) == {"ok"}
         assert eventually(lambda: running(handle, 1))
         assert handle.remote(1).result(timeout_s=60) == 2
         told = plan(handle)

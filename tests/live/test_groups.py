@@ -1,10 +1,10 @@
 """Serving groups: each with its scheduler and workers; models move between them under load."""
 
-import threading
 import time
 
 import pytest
 import ray
+from loads import Load
 from ray import serve
 from waiting import eventually, status_of
 
@@ -87,37 +87,14 @@ def is_settled(handle):
     return status_of(handle)["plan"].get("state") == "settled"
 
 
-class Load:
-    """Sends numbers to every model, all the time, and keeps what came back."""
+def numbers(handle, gap_s=0.02):
+    """A load of numbers, for every model in turn."""
+    turns = list(POWERS.items())
 
-    def __init__(self, handle, gap_s=0.02):
-        self.handle, self.gap_s = handle, gap_s
-        self.sent, self.wrong = 0, []
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run)
+    def send(n):
+        return handle.remote(n % 7, model=turns[n % 3][0])
 
-    def _run(self):
-        waiting = []
-        while not self._stop.is_set():
-            for model, power in POWERS.items():
-                value = self.sent % 7
-                waiting.append((self.handle.remote(value, model=model), float(value**power)))
-                self.sent += 1
-            time.sleep(self.gap_s * len(POWERS))
-        for response, value in waiting:
-            try:
-                if (got := response.result(timeout_s=60)) != {"value": value}:
-                    self.wrong.append(got)
-            except Exception as error:
-                self.wrong.append(error)
-
-    def __enter__(self):
-        self._thread.start()
-        return self
-
-    def __exit__(self, *exc):
-        self._stop.set()
-        self._thread.join()
+    return Load(send, gap_s, lambda n, got: got == {"value": float((n % 7) ** turns[n % 3][1])})
 
 
 @pytest.fixture(scope="module")
@@ -193,13 +170,13 @@ def test_two_groups_serve_their_models(explicit):
 
 def test_a_model_moves_under_load_and_no_request_fails(explicit):
     assert eventually(lambda: is_settled(explicit))
-    with Load(explicit) as load:
+    with numbers(explicit) as load:
         assert eventually(lambda: load.sent > 20)
         explicit.slo_move.remote("cube", "b").result(timeout_s=60)
         assert eventually(lambda: is_settled(explicit))
         sent = load.sent
         assert eventually(lambda: load.sent > sent + 20)
-    assert load.wrong == []
+    assert set(load.outcomes) == {"ok"}
     assert served_by(explicit) == {"a": ["square"], "b": ["cube", "fourth"]}
     assert eventually(lambda: loaded(explicit) == {"a": {"square"}, "b": {"cube", "fourth"}})
     assert status_of(explicit)["plan"]["moves"] == 1
@@ -219,7 +196,7 @@ def test_the_move_and_its_reason_are_logged_and_reported(explicit, log):
 @pytest.mark.parametrize("restarted", [True, False], ids=["restarted by Ray", "made anew"])
 def test_a_dead_planner_stops_nothing_and_its_successor_takes_over(explicit, restarted):
     before, epoch = served_by(explicit), status_of(explicit)["plan"]["epoch"]
-    with Load(explicit) as load:
+    with numbers(explicit) as load:
         ray.kill(find_planner("grouped#grouped"), no_restart=not restarted)
         time.sleep(1.0)
         assert explicit.remote(2, model="cube").result() == {"value": 8.0}
@@ -230,7 +207,7 @@ def test_a_dead_planner_stops_nothing_and_its_successor_takes_over(explicit, res
 
         assert eventually(is_taken_over)
         assert eventually(lambda: is_settled(explicit))
-    assert load.wrong == []
+    assert set(load.outcomes) == {"ok"}
     assert served_by(explicit) == before
 
 
@@ -250,12 +227,12 @@ def test_herd_makes_groups_of_a_pool_and_changes_them_with_the_demand(ray_cluste
         assert eventually(lambda: is_settled(handle))
         expected = {"square": 1, "cube": 1, "fourth": 2}
         assert eventually(lambda: workers_for(handle) == expected), workers_for(handle)
-        with Load(handle, 0.15) as load:
+        with numbers(handle, 0.15) as load:
             # Most of the demand is for "square", however slow the machine.
             [r.result(timeout_s=60) for r in [handle.remote(1, model="square") for _ in range(300)]]
             handle.slo_replan.remote().result(timeout_s=60)
             assert eventually(lambda: is_settled(handle))
-        assert load.wrong == []
+        assert set(load.outcomes) == {"ok"}
         plan = status_of(handle)["plan"]
         # Where no large batches were measured yet, "cube" may stay with it.
         assert eventually(lambda: workers_for(handle)["square"] == 2), repr(plan)  # one has moved
@@ -283,14 +260,14 @@ def test_partition_moves_the_model_that_is_cheap_to_move(ray_cluster):
         assert eventually(lambda: sorted(served_by(handle).values()) == expected)
         assert eventually(lambda: is_settled(handle))
         before = served_by(handle)
-        with Load(handle, 0.15) as load:
+        with numbers(handle, 0.15) as load:
             # Most of the demand is for "fourth", which would be dear to move: "cube" leaves it.
             [r.result(timeout_s=60) for r in [handle.remote(1, model="fourth") for _ in range(100)]]
             handle.slo_replan.remote().result(timeout_s=60)
             assert eventually(lambda: is_settled(handle))
             sent = load.sent
             assert eventually(lambda: load.sent > sent + 10)
-        assert load.wrong == []
+        assert set(load.outcomes) == {"ok"}
         plan, after = status_of(handle)["plan"], served_by(handle)
         assert sorted(after.values()) == [["cube", "square"], ["fourth"]], repr(plan)
         assert all(set(after[g]) & set(before[g]) - {"cube"} for g in after)
@@ -312,7 +289,7 @@ def test_auto_chooses_groups_and_moves_a_model_and_nothing_is_lost(ray_cluster, 
         assert eventually(lambda: serves(["cube", "fourth"], ["square"])), str(
             status_of(handle)["plan"]
         )
-        with Load(handle, 0.15) as load:
+        with numbers(handle, 0.15) as load:
             # Most of the demand is for "fourth": "cube" leaves it.
             [r.result(timeout_s=60) for r in [handle.remote(1, model="fourth") for _ in range(300)]]
             assert eventually(lambda: serves(["cube", "square"], ["fourth"])), str(
@@ -324,7 +301,7 @@ def test_auto_chooses_groups_and_moves_a_model_and_nothing_is_lost(ray_cluster, 
             assert eventually(lambda: status_of(handle)["plan"].get("epoch", epoch) != epoch)
             sent = load.sent
             assert eventually(lambda: load.sent > sent + 20)
-        assert load.wrong == []
+        assert set(load.outcomes) == {"ok"}
         assert served_by(handle) == layout
         plan = status_of(handle)["plan"]
         assert plan["error"] is None, repr(plan)

@@ -3,11 +3,10 @@ lost."""
 
 import contextlib
 import json
-import threading
-from collections import Counter
 
 import pytest
 import rankers
+from loads import Load
 from ray import serve
 from waiting import eventually, status_of
 
@@ -60,36 +59,9 @@ def plan(handle):
     return status_of(handle)["plan"]
 
 
-class Load:
-    """Mixed sizes, ten a second; what became of them, by size and kind of worker."""
-
-    def __init__(self, handle):
-        self._handle = handle
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run)
-        self.sent, self.answered, self.failed, self.processes = 0, Counter(), [], set()
-
-    def _run(self):
-        waiting = []
-        while not self._stop.wait(0.1):
-            size = LARGE if len(waiting) % 5 == 0 else 5
-            waiting.append((size, self._handle.remote(size, latency_slo_ms=30_000)))
-            self.sent += 1
-        for size, response in waiting:
-            try:
-                kind, process = response.result(timeout_s=60)
-                self.answered[size, kind] += 1
-                self.processes.add(process)
-            except Exception as error:
-                self.failed.append(repr(error))
-
-    def __enter__(self):
-        self._thread.start()
-        return self
-
-    def __exit__(self, *exc):
-        self._stop.set()
-        self._thread.join()
+def size_of(n):
+    """Of request number n."""
+    return LARGE if n % 5 == 0 else 5
 
 
 def who_ranks_many(handle):
@@ -129,16 +101,17 @@ def test_replica_counts_follow_the_budget_and_no_request_is_lost(ray_cluster, ca
         )
         assert eventually(lambda: who_ranks_many(handle)) == "strong"
         dry_run(capsys)
-        with Load(handle) as load:
+        with Load(lambda n: handle.remote(size_of(n), latency_slo_ms=30_000), 0.1) as load:
             assert eventually(lambda: load.sent > 10)
             serve.run(app(1.0, log), name="rank", route_prefix="/rank")
             assert eventually(lambda: plan(handle)["running"] == {"strong": 1, "weak": 0}), plan(
                 handle
             )
-        assert load.failed == []
-        assert load.answered[5, "weak"] > 0
-        assert load.answered[LARGE, "strong"] > 0
-        assert len(load.processes) <= 3  # those that there were: nobody was restarted
+        assert set(load.outcomes) == {"ok"}
+        answered = {(size_of(n), kind) for n, (kind, _) in enumerate(load.answers)}
+        assert {(5, "weak"), (LARGE, "strong")} <= answered
+        processes = {process for _, process in load.answers}
+        assert len(processes) <= 3  # those that there were: nobody was restarted
         status = plan(handle)
         assert status["budget_per_hour"] == 1.0
         assert status["error"] is None

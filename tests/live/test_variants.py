@@ -1,13 +1,11 @@
 """Models with several networks: the policy chooses, answers say which."""
 
-import threading
-import time
-
 import httpx
 import pytest
 from apps import Greedy, Named, Network, missing_weights
+from loads import Load
 from ray import serve
-from waiting import status_of
+from waiting import eventually, status_of
 
 import ray_slo
 from ray_slo import Variant
@@ -72,25 +70,17 @@ def test_variant_that_does_not_load_is_said_at_deploy_time(ray_cluster, monkeypa
 
 # Last, because it leaves the application changed.
 def test_rolling_update_of_variants_and_reconfigure_keep_serving(handle):
-    answers, stop = [], threading.Event()
+    def ask(n):
+        return handle.remote(0, response_metadata=True)
 
-    def load():
-        while not stop.is_set():
-            answers.append(handle.remote(0, response_metadata=True))
-            time.sleep(0.5)  # half of what both workers make
-
-    thread = threading.Thread(target=load)
-    thread.start()
-    try:
+    with Load(ask, 0.5) as load:  # half of what both workers make
+        assert eventually(lambda: load.sent)
         changed = App.options(user_config={"power": 2})
         serve.run(changed.bind(), name="named", route_prefix="/named")
         deeper = Variant("deeper", accuracy=95, load=Network, args=("deeper", 0.15))
         changed = changed.options(variants=[QUICK, deeper])
         serve.run(changed.bind(), name="named", route_prefix="/named")
-    finally:
-        stop.set()
-        thread.join()
-    answers.append(handle.remote(0, response_metadata=True))
-    found = [a.result() for a in answers]  # none was refused, none failed
+    assert set(load.outcomes) == {"ok"}
+    found = [*load.answers, ask(0).result()]
     assert {"deep", "deeper"} <= {a.variant for a in found}
     assert found[0].result == ["deep"] and found[-1].result == ["deeper", "deeper"]
