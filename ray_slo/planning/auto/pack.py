@@ -16,16 +16,15 @@ _EPS = 1e-9
 _LEVELS = 8
 """Tries between equal loads and full workers."""
 
+Amounts = Mapping[str, float]
+"""By variant."""
+
 Shares = dict[str, float]
 """Of a worker's time, by variant."""
 
 
 def pack(
-    busy: Mapping[str, float],
-    workers: int,
-    needs_mb: Mapping[str, float],
-    memory_mb: float,
-    most: float = 1.0,
+    busy: Amounts, workers: int, needs_mb: Amounts, memory_mb: float, most: float = 1.0
 ) -> list[Shares] | None:
     """Shares of every worker; None where they were not found.
 
@@ -36,11 +35,12 @@ def pack(
     """
     if not workers:
         return None if busy else []
+    needs_mb = {v: needs_mb.get(v, 0.0) for v in busy}
     level = max(sum(busy.values()) / workers, _EPS)
-    tight = sum(needs_mb.get(v, 0.0) for v in busy) > memory_mb
+    tight = sum(needs_mb.values()) > memory_mb
     orders = [sorted(busy, key=lambda v: -busy[v])]
     if tight:
-        orders.append(sorted(busy, key=lambda v: (-needs_mb.get(v, 0.0), -busy[v])))
+        orders.append(sorted(busy, key=lambda v: (-needs_mb[v], -busy[v])))
     for filled in np.linspace(level, max(most, level), _LEVELS).tolist():
         for order in orders:
             for fill in (_in_turn, _by_room) if tight else (_in_turn,):
@@ -51,11 +51,7 @@ def pack(
 
 
 def _in_turn(
-    busy: Mapping[str, float],
-    workers: int,
-    needs_mb: Mapping[str, float],
-    memory_mb: float,
-    level: float,
+    busy: Amounts, workers: int, needs_mb: Amounts, memory_mb: float, level: float
 ) -> list[Shares] | None:
     """Worker after worker."""
     made: list[Shares] = [{} for _ in range(workers)]
@@ -63,7 +59,7 @@ def _in_turn(
     for variant, left in busy.items():
         first = True
         while first or left > _EPS:
-            no_room = used_mb + needs_mb.get(variant, 0.0) > memory_mb * (1 + _EPS)
+            no_room = used_mb + needs_mb[variant] > memory_mb * (1 + _EPS)
             if no_room or (used >= level - _EPS and made[at]):
                 at, used, used_mb = at + 1, 0.0, 0.0
                 if at == workers:
@@ -72,25 +68,21 @@ def _in_turn(
             part = min(left, max(level - used, 0.0))
             made[at][variant] = part
             left, used, first = left - part, used + part, False
-            used_mb += needs_mb.get(variant, 0.0)
+            used_mb += needs_mb[variant]
             if left > _EPS and part <= _EPS:
                 return None
     return made
 
 
 def _by_room(
-    busy: Mapping[str, float],
-    workers: int,
-    needs_mb: Mapping[str, float],
-    memory_mb: float,
-    level: float,
+    busy: Amounts, workers: int, needs_mb: Amounts, memory_mb: float, level: float
 ) -> list[Shares] | None:
     """Each variant where all of it fits with the least memory to spare, else where most time is
     left."""
     made: list[Shares] = [{} for _ in range(workers)]
     time, room_mb = [level] * workers, [memory_mb] * workers
     for variant, left in busy.items():
-        need = needs_mb.get(variant, 0.0)
+        need = needs_mb[variant]
         while True:
             able = [
                 i
