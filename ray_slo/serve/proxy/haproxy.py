@@ -214,7 +214,8 @@ def main() -> None:
     if arguments == ["--env"]:
         if not is_possible():
             sys.exit(f"{COMMAND}: no HAProxy on this machine; Serve's own proxies are used")
-        print("\n".join(f"export {name}={shlex.quote(v)}" for name, v in variables().items()))
+        told = variables(local=False)
+        print("\n".join(f"export {name}={shlex.quote(v)}" for name, v in told.items()))
         return
     try:
         path = binary()

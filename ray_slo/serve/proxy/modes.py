@@ -16,7 +16,7 @@ import shutil
 import socket
 import sys
 from collections.abc import Mapping, MutableMapping
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
 
 from ray_slo.core import environment
@@ -29,7 +29,8 @@ BINARY_ENV = "RAY_SERVE_HAPROXY_BINARY_PATH"
 OPTIMIZED_ENV = "RAY_SERVE_THROUGHPUT_OPTIMIZED"
 BUFFER_ENV = "RAY_SERVE_HAPROXY_TUNE_BUFSIZE"
 DRAIN_ENV = "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S"
-PORT_ENVS = ("RAY_SERVE_HAPROXY_STATS_PORT", "RAY_SERVE_HAPROXY_METRICS_PORT")
+PORT_ENVS = {"RAY_SERVE_HAPROXY_STATS_PORT": 8404, "RAY_SERVE_HAPROXY_METRICS_PORT": 9101}
+"""With Serve's own values."""
 
 BUFFER_BYTES = 32_768  # of HAProxy: requests that fit can be sent again; it is copied each time
 _LOCAL_DRAIN_S = 1  # HAProxy is on the same machine, and learns of new and removed replicas at once
@@ -55,17 +56,30 @@ def free_ports(count: int) -> list[int]:
     with ExitStack() as held:
         while len(found) < count:
             port = random.randrange(20_000, 30_000)
-            probe = held.enter_context(socket.socket())
-            with suppress(OSError):
-                probe.bind(("127.0.0.1", port))
+            if _is_free(port, held):
                 found.append(port)
     return found
 
 
-def variables(environ: Mapping[str, str] | None = None) -> dict[str, str]:
+def _is_free(port: int, held: ExitStack) -> bool:
+    """Whether a port is free. It is taken until `held` closes."""
+    probe = held.enter_context(socket.socket())
+    try:
+        probe.bind(("127.0.0.1", port))
+    except OSError:
+        return False
+    return True
+
+
+def variables(environ: Mapping[str, str] | None = None, local: bool = True) -> dict[str, str]:
     """The environment of the fast mode. HAProxy's statistics and metrics get free ports if there
-    are none in `environ` (default: that of this process). With Serve's, which are the same for
-    all clusters, the HAProxy of a second cluster on this machine could not start.
+    are none in `environ`. With Serve's, which are the same for all clusters, the HAProxy of a
+    second cluster on this machine could not start.
+
+    Args:
+        environ: default: that of this process.
+        local: the cluster is only this machine. Otherwise, Serve's ports are used while they are
+            free, so that a scraper finds them on every node.
 
     Raises:
         FileNotFoundError: `ray-slo-haproxy` is not installed.
@@ -75,6 +89,9 @@ def variables(environ: Mapping[str, str] | None = None) -> dict[str, str]:
         raise FileNotFoundError(f"no {COMMAND} beside {sys.executable} or on the PATH")
     environ = os.environ if environ is None else environ
     missing = [name for name in PORT_ENVS if name not in environ]
+    if not local:
+        with ExitStack() as held:
+            missing = [name for name in missing if not _is_free(PORT_ENVS[name], held)]
     return {
         HAPROXY_ENV: "1",
         BINARY_ENV: path,

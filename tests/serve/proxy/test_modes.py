@@ -105,7 +105,7 @@ def test_a_taken_port_is_not_free(monkeypatch):
 def test_a_shell_reads_the_variables(monkeypatch):
     stats, metrics = modes.PORT_ENVS
     monkeypatch.setenv(stats, "8404")
-    monkeypatch.delenv(metrics, raising=False)
+    monkeypatch.setenv(metrics, "20001")
     done = subprocess.run(
         ["bash", "-c", f'eval "$({sys.executable} -m {haproxy.__name__} --env)"; env'],
         capture_output=True,
@@ -113,7 +113,17 @@ def test_a_shell_reads_the_variables(monkeypatch):
         check=True,
     )
     read = dict(line.partition("=")[::2] for line in done.stdout.splitlines())
-    assert read.items() >= {stats: "8404", modes.HAPROXY_ENV: "1"}.items()
-    assert int(read[metrics]) >= 20_000
-    told = modes.variables({metrics: read[metrics]} | {stats: "8404"})
-    assert read.items() >= told.items()
+    assert read.items() >= {stats: "8404", metrics: "20001", modes.HAPROXY_ENV: "1"}.items()
+    assert read.items() >= modes.variables(os.environ).items()
+
+
+def test_a_node_has_serves_ports_unless_they_are_taken(monkeypatch):
+    stats, metrics = modes.PORT_ENVS
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        (free,) = modes.free_ports(1)
+        monkeypatch.setattr(modes, "PORT_ENVS", {stats: taken.getsockname()[1], metrics: free})
+        chosen = modes.variables({}, local=False)
+    assert int(chosen[stats]) >= 20_000
+    assert metrics not in chosen  # Serve's own
+    assert modes.variables({}).keys() >= {stats, metrics}
