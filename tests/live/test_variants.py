@@ -70,14 +70,14 @@ def test_variant_that_does_not_load_is_said_at_deploy_time(ray_cluster, monkeypa
         serve.delete("lame")
 
 
-# Last, because it leaves the application changed.
+# This test is the last, because it changes the application.
 def test_rolling_update_of_variants_and_reconfigure_keep_serving(handle):
     answers, stop = [], threading.Event()
 
     def load():
         while not stop.is_set():
             answers.append(handle.remote(0, response_metadata=True))
-            time.sleep(0.5)  # half of what both workers make
+            time.sleep(0.5)  # half of what both workers can serve
 
     thread = threading.Thread(target=load)
     thread.start()
