@@ -1,4 +1,4 @@
-"""Rehearsals of `auto` in Ray tasks: the results, failures and messages."""
+"""Rehearsals of `auto` in another process: the results, failures and messages."""
 
 import asyncio
 import itertools
