@@ -175,7 +175,7 @@ class PolicyHost:
             elif self._on_preempt is not None:
                 self._carry_out(self._on_preempt, action)
             else:
-                logger.error("nobody carries out %r", action)
+                logger.error("this host cannot carry out %r", action)
         if decision.wake_at < math.inf and not self._closed:
             nap = max(decision.wake_at - self._clock(), _SHORTEST_NAP_S)
             self._timer = self._loop.call_later(nap, self._wake, context=self._context)

@@ -339,7 +339,7 @@ class SchedulerMetrics(Watch):
         )
         self._unclaimed = _counter(
             "unclaimed_batches_total",
-            "Granted batches that nobody had any more; their workers were freed.",
+            "Granted batches that no process had any more; their workers were freed.",
             *self._tags,
         )
 
