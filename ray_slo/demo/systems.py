@@ -167,8 +167,8 @@ def choose(keys: list[str] | None) -> list[System]:
 
 
 def free_port() -> int:
-    """A port that nobody has. It is none of those that the system, Ray or Serve give out, or
-    somebody might have it before it is used."""
+    """A free port. It is outside the ranges from which the system, Ray and Serve take ports, so
+    that no other process gets it before it is used."""
     while True:
         port = random.randrange(20_000, 30_000)
         with socket.socket() as probe, suppress(OSError):
