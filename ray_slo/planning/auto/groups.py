@@ -16,7 +16,7 @@ chooses:
                + move_cost per model that moves + 100 per unit that is not in time
                + 100·(memory beyond the group's)⁺, as a share of it
 
-in points of accuracy. So loads are made even if a group would be full. If none would be, a model
+in points of accuracy. So loads are balanced where a group would be full. If none would be, a model
 goes to the cheapest group that loses no accuracy. No model moves for less than the move costs.
 
 Worked example: three models, each of half a worker, on groups of two workers and of one.
