@@ -1,5 +1,5 @@
-"""For all tests: how long an example takes, or takes to be made, is no matter of right or wrong.
-The environment of the one who runs them does not decide about weights."""
+"""For all tests: hypothesis examples have no time limit, and environment variables that choose
+weights are not set."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""The house holds: imports go one way, Ray stays in its room, modules stay readable.
+"""Packages import each other one way only, Ray is imported only where allowed, modules are short.
 
-Every `import` of `ray_slo` is looked at, also those inside functions. What is under
-`if TYPE_CHECKING:` is for the type checker and does not count.
+Every `import` of `ray_slo` is checked, also inside functions, but not under `if TYPE_CHECKING:`.
 """
 
 import ast

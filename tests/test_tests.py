@@ -1,4 +1,4 @@
-"""What tests share stands in modules of its own: no test module imports another."""
+"""No test module imports another: code that tests share is in modules of its own."""
 
 import ast
 from pathlib import Path

@@ -172,7 +172,8 @@ def _cell(column: str, value: Any) -> str:
 
 
 def _simulable(kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Live, tables are solved aside; the simulator has nobody to do so."""
+    """The policy's arguments for the simulator. A live host solves tables in another process, which
+    the simulator does not have."""
     return {k: v for k, v in kwargs.items() if not (k == "solver" and v is None)}
 
 

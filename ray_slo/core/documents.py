@@ -61,7 +61,7 @@ class Frozen(Strict):
 
 
 def exactly_one(made: BaseModel, *fields: str) -> None:
-    """Refuse a model that says none, or several, of some fields.
+    """Refuse a model that does not set exactly one of these fields.
 
     Raises:
         ValueError: names them.
@@ -208,7 +208,7 @@ def _beside(path: Path) -> str:
 
 
 def _bools(value: Any, hint: Any, at: str) -> Iterator[tuple[str, bool]]:
-    """Where a value has a boolean in place of a number, and which."""
+    """Places in a value where a number is wanted and a boolean is given, and that boolean."""
     parts = [part for part, _ in parts_of(hint)]
     if isinstance(value, bool):
         if {int, float} & {p for p in parts if p in (int, float, bool)} and bool not in parts:

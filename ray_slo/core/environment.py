@@ -35,8 +35,8 @@ class Variable(Generic[T]):
     Attributes:
         name: its name.
         wanted: its valid values, in words.
-        default: its value where it is not set, or empty.
-        parse: its value from the text; None where the text is not valid.
+        default: its value if it is not set or is empty.
+        parse: makes its value from the text; None if the text is not valid.
     """
 
     name: str

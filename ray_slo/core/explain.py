@@ -1,4 +1,4 @@
-"""What is wrong with a document, in words: field, value, valid choices. Imports no Ray."""
+"""Messages about mistakes in a document: field, value, valid choices. Imports no Ray."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Misplaced(ValueError):
 
 @contextmanager
 def placed(at: str) -> Iterator[None]:
-    """Put the place before what a ValueError in here says."""
+    """Put the place before the message of a ValueError that is raised inside."""
     try:
         yield
     except Misplaced as error:
@@ -67,8 +67,8 @@ def validated(model: type[T], data: Any, at: str = "") -> T:
 
 @contextmanager
 def explaining(model: type[BaseModel]) -> Iterator[None]:
-    """End what a ValueError in here says with the section of the docs on the field that it begins
-    with. `model`: the whole document's."""
+    """Add a line to the message of a ValueError that is raised inside. It names the section of the
+    docs on the field with which the message begins. `model`: the model of the whole document."""
     try:
         yield
     except ValueError as error:
@@ -80,7 +80,7 @@ def explaining(model: type[BaseModel]) -> Iterator[None]:
 
 
 def _section(model: type[BaseModel], keys: Sequence[Any]) -> str | None:
-    """The section of the docs that is nearest above a field."""
+    """The section of the docs on a field, or on the nearest field above it."""
     found = anchor_of(model)
     for i in range(1, len(keys) + 1):
         owners = _models(_hints_at(model, None, keys[:i]), None)
@@ -89,13 +89,13 @@ def _section(model: type[BaseModel], keys: Sequence[Any]) -> str | None:
 
 
 def explained(error: ValidationError, model: type[BaseModel], data: Any, at: str = "") -> list[str]:
-    """One line per mistake that kept `data` from being a `model`, which is written `at` there."""
+    """One line per mistake in `data`, which should be a `model`. `at`: where it is written."""
     listed: set[tuple[Any, ...]] = set()
     return [_explain(model, data, e, listed, at) for e in _relevant(error.errors(), data)]
 
 
 def _relevant(errors: Sequence[Any], data: Any) -> Iterator[Any]:
-    """Of a field that may be this or that, only what keeps it from what it looks most like."""
+    """The errors to report: if a field has several valid forms, those of the most similar one."""
     unions: dict[tuple[Any, ...], dict[Any, list[Any]]] = {}
     for error in errors:
         point, branch = _branch(error, data)
@@ -105,13 +105,13 @@ def _relevant(errors: Sequence[Any], data: Any) -> Iterator[Any]:
 
 
 def _unlike(errors: Sequence[Any]) -> tuple[int, int]:
-    """How far a branch of a union is from what was given; the deeper the mistake, the nearer."""
+    """Sort key: the difference of a value from a branch of a union; less if the mistake is deep."""
     wrong_kind = sum(e["type"].endswith("_type") for e in errors)
     return wrong_kind, -max(len(e["loc"]) for e in errors)
 
 
 def _branch(error: Any, data: Any) -> tuple[tuple[Any, ...], Any]:
-    """The first place at which pydantic names a branch of a union instead of a key; and which."""
+    """The first place where pydantic names a branch of a union and not a key, and that branch."""
     loc = error["loc"]
     for i, key in enumerate(loc):
         inside, data = _step(data, key)
@@ -121,7 +121,7 @@ def _branch(error: Any, data: Any) -> tuple[tuple[Any, ...], Any]:
 
 
 def _step(data: Any, key: Any) -> tuple[bool, Any]:
-    """Whether `key` is in `data`, and what is there; else `data` itself."""
+    """Whether `key` is in `data`, and its value; without it, `data` itself."""
     if isinstance(data, Mapping) and key in data:
         return True, data[key]
     if isinstance(data, Sequence) and not isinstance(data, str) and isinstance(key, int):
@@ -130,7 +130,7 @@ def _step(data: Any, key: Any) -> tuple[bool, Any]:
 
 
 def _keys(error: Any, data: Any) -> tuple[Any, ...]:
-    """Where an error is, without the names that pydantic gives to branches of unions."""
+    """The place of an error, without pydantic's names of branches of unions."""
     keys, loc = [], error["loc"]
     for i, key in enumerate(loc):
         inside, data = _step(data, key)
@@ -142,7 +142,7 @@ def _keys(error: Any, data: Any) -> tuple[Any, ...]:
 def _explain(
     model: type[BaseModel], data: Any, error: Any, listed: set[tuple[Any, ...]], at: str
 ) -> str:
-    """`listed`: where the valid keys were said; they are said once."""
+    """The message for one error. `listed`: places whose valid keys were already listed."""
     kind, keys, context = error["type"], _keys(error, data), error.get("ctx", {})
     is_key = error["loc"][-1:] == _KEY_LOC
     if is_key:
@@ -170,10 +170,10 @@ def _explain(
 
 
 def problem(hints: Sequence[Any], error: Any) -> str:
-    """What is wrong with a value, in words, without its place.
+    """The message about a wrong value, without its place.
 
     Args:
-        hints: type hints that say what it must be.
+        hints: type hints of the valid values.
         error: one of pydantic's `errors()`.
     """
     kind, given = error["type"], error["input"]
@@ -217,18 +217,18 @@ def _unknown_key(
 
 
 def _owners(model: type[BaseModel], data: Any, keys: Sequence[Any]) -> list[type[BaseModel]]:
-    """Whose fields may be written at `keys`."""
+    """The models whose fields are valid at `keys`."""
     return _models(_hints_at(model, data, keys), _at(data, keys))
 
 
 def _tags(model: type[BaseModel], data: Any, keys: Sequence[Any]) -> list[str]:
-    """The kinds to choose from at `keys`."""
+    """The valid kinds at `keys`."""
     found = _models(_hints_at(model, data, keys), None)
     return list(dict.fromkeys(str(tag) for m in found for tag in _kinds(m)))
 
 
 def _hints_at(model: type[BaseModel], data: Any, keys: Sequence[Any]) -> list[Any]:
-    """What may be written at `keys`, as type hints."""
+    """The type hints of the values that are valid at `keys`."""
     hints: list[Any] = [model]
     for i, key in enumerate(keys):
         inner: list[Any] = []
@@ -254,7 +254,7 @@ def _at(data: Any, keys: Sequence[Any]) -> Any:
 
 
 def _models(hints: Sequence[Any], data: Any) -> list[type[BaseModel]]:
-    """Models among hints; of several kinds, the one that `data` says."""
+    """The models among type hints; if they have kinds, the model of the kind that `data` names."""
     parts = [part for hint in hints for part, _ in parts_of(hint)]
     found = [p for p in parts if inspect.isclass(p) and issubclass(p, BaseModel)]
     kind = data.get("kind") if isinstance(data, Mapping) else None

@@ -1,4 +1,4 @@
-"""What a type hint asks for, in words: kind, choices, bounds. Imports no Ray."""
+"""Describe the values that a type hint allows: kind, choices, bounds. Imports no Ray."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _BOUNDS = {Gt: ("gt", "above"), Ge: ("ge", "at least"), Le: ("le", "at most"), L
 
 
 def parts_of(hint: Any) -> Iterator[tuple[Any, list[Any]]]:
-    """The alternatives of a union, each without its annotations, and these."""
+    """The alternatives of a union: each without its annotations, and the annotations."""
     about: list[Any] = []
     while get_origin(hint) is Annotated:
         hint, *more = get_args(hint)
@@ -37,7 +37,7 @@ def parts_of(hint: Any) -> Iterator[tuple[Any, list[Any]]]:
 
 
 def bounds(about: Collection[Any]) -> str:
-    """The bounds among annotations; "" where there are none."""
+    """The bounds among annotations, in words; "" if there are none."""
     found = {
         kind: f"{getattr(rule, at):.15g}"
         for rule in about
@@ -55,7 +55,7 @@ def choices(hint: Any) -> list[Any]:
 
 
 def wanted(hint: Any) -> str:
-    """What a hint asks for, such as "a number above 0 or null"; "" where it takes anything."""
+    """The allowed values in words, such as "a number above 0 or null"; "" if all are allowed."""
     words: list[str] = []
     for part, about in parts_of(hint):
         said = _kind(part)
@@ -69,7 +69,7 @@ def wanted(hint: Any) -> str:
 
 
 def wanted_bounds(hint: Any) -> str:
-    """The bounds of the number that a hint asks for; "" where there are none."""
+    """The bounds of an allowed number, in words; "" if there are none."""
     return next((said for _, about in parts_of(hint) if (said := bounds(about))), "")
 
 

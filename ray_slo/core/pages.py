@@ -1,4 +1,4 @@
-"""Where docs/ explains what a document may say: the last line of a message about a mistake."""
+"""The last line of a message about a mistake: it names the section of docs/ on that field."""
 
 from __future__ import annotations
 
@@ -58,6 +58,6 @@ def anchor_of(model: type) -> str | None:
 
 
 def see(anchors: Iterable[str | None]) -> list[str]:
-    """The line that names sections; no line where there are none."""
+    """The line that names sections; no line if there are none."""
     named = [f"{PAGE}#{anchor}" for anchor in dict.fromkeys(anchors) if anchor is not None]
     return [f"{SEE}{' and '.join(named[:3])}"] if named else []

@@ -1,4 +1,4 @@
-"""Text of others in our messages: escaped, and cut if it is long. Imports no Ray."""
+"""Text from outside in our messages is escaped, and cut if it is long. Imports no Ray."""
 
 from __future__ import annotations
 

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 # By cost. digits-m is left out: digits-l reads as well, and its training comes with digits-xl's.
 NETWORKS = ("digits-xs", "digits-s", "digits-l", "digits-xl")
+NEEDED = {"torch": "torch", "sklearn": "scikit-learn", "PIL": "Pillow"}
+"""Packages, by the module that the demo imports."""
 QUICK_S = 8.0  # length of the stream with --quick
 MAX_BATCH_SIZE = 32
 
@@ -61,10 +63,12 @@ def demo(
     """Send the same rising and falling load to plain Ray Serve and to ray-slo, and compare."""
     from rich.console import Console
 
-    if missing := [name for name in ("torch", "sklearn", "PIL") if find_spec(name) is None]:
+    if missing := [package for name, package in NEEDED.items() if find_spec(name) is None]:
+        names = " and ".join(", ".join(missing).rsplit(", ", 1))
+        are = "are" if len(missing) > 1 else "is"
         typer.secho(
-            f"Error: the demo trains and serves small networks, and {', '.join(missing)} is not "
-            "installed; install it with pip install 'ray-slo[digits]'",
+            f"Error: {names} {are} not installed. The demo trains and serves small "
+            "networks; install what they need with pip install 'ray-slo[digits]'",
             fg="red",
             err=True,
         )

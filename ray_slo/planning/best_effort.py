@@ -1,7 +1,7 @@
 """What to serve where Loki's program (`loki.plan`) would serve nothing at all.
 
-A plan that sheds every request helps nobody: workers are there, and some requests could be answered
-in time. The reasons that the program finds nothing, and what is done instead:
+A plan that refuses every request is useless: workers are up, and some requests could be answered in
+time. The reasons that the program finds nothing, and what is done instead:
 
 * *fewer workers than tasks*: every worker serves all tasks, by one variant each. Which variants and
   batch sizes is a local search from the fastest on: first the most of the demand, then the most

@@ -293,7 +293,8 @@ class _Iteration:
         to[waits] += 2
         r[waits], t[waits] = 0.0, 1 / value.rate
         r -= value.violation_cost * (chance * np.maximum(to - self.limit, 0)).sum(axis=1)
-        # Now and then the queue empties by a miracle, lest the chain fall apart.
+        # With a tiny probability the queue becomes empty, so that the chain has one recurrent
+        # class.
         system = np.eye(n) - (1 - 1e-9) * self._transitions(to, chance)
         system[:, origin] = t
         solution = np.linalg.solve(system, r)

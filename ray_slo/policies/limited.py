@@ -27,7 +27,7 @@ from ray_slo.core.requests import BatchOutcome, BatchStatus, Request, RequestId,
 from ray_slo.core.trees import Tree, TreeTask
 
 _MEASURED = 50  # items of a measurement
-_PARTS = 8  # of the shortest SLO, in which deadlines are told apart
+_PARTS = 8  # of the shortest SLO: deadlines in the same part are equal here
 _MAX_PARTS = 256  # of the longest SLO
 _FORGET = 1.02  # times the least work, per measurement: batches may have become slower
 

@@ -7,14 +7,13 @@ choice is made in two steps:
 * *how much*: the fluid limit of the measured rates (`planning/fluid.py`), with batches no larger
   than come within the SLO, says how many requests per second of each model every variant serves;
 * *when*: batches are deferred, gathered and dropped as by `Deferred`. A model's requests stay in
-one
-  queue until a batch leaves. Only then it is decided whose *turn* it is: the most accurate variant
-  that has served less than was planned for it, else the *base* variant, the one with the most
-  requests per second. If no worker becomes free in time for that, a faster one gets the batch.
+  one queue until a batch leaves. Only then it is decided whose *turn* it is: the most accurate
+  variant that has served less than was planned for it, else the *base* variant, the one with the
+  most requests per second. If no worker becomes free in time for that, a faster one gets the batch.
 
-The plan is for a part of the workers, the *utilisation*: a little more with every plan that nobody
-missed a deadline under, less where more than one in a thousand did. Where not all can be served,
-all models use their base variants, and `Deferred` decides.
+The plan uses a part of the workers, the *utilisation*. It grows a little after every plan under
+which no request missed its deadline, and falls if more than one in a thousand did. If not all
+requests can be served, all models use their base variants, and `Deferred` decides.
 
 Rates are measured over some SLOs. A rise of the load is seen earlier: if the work of the last
 arrivals exceeds the work before by more than chance explains, all rates are raised in that
@@ -39,14 +38,14 @@ from ray_slo.policies.price_lanes import accuracy_of
 from ray_slo.policies.price_load import SHORT, Precision
 from ray_slo.policies.shared.lanes import Lane, ModelState, Pool, Worker
 
-_PLAN_S, _PLAN_SLOS = 0.5, 5.0  # from one plan to the next, at least
+_PLAN_S, _PLAN_SLOS = 0.5, 5.0  # least time between plans
 _MOVED = 0.1  # of the work: after this change of the load, a new plan is made at once
 _IDLE = 0.4  # times ρ/√n of n workers, of which the base variants need ρ: not planned with
 _LEAST, _MOST = -0.5, 0.1  # added to that, as learned
-_UP = 0.01  # added with every plan without misses
-_MISS_COST = 10.0  # times the share of misses: taken away
-_FALLEN_COST = 0.1  # what a share of requests takes away that a less accurate variant had to serve
-_DOWN = 0.05  # at most
+_UP = 0.01  # added after every plan without misses
+_MISS_COST = 10.0  # times the share of misses: subtracted
+_FALLEN_COST = 0.1  # subtracted per share of requests that a less accurate variant had to serve
+_DOWN = 0.05  # the most that is subtracted
 _PAYS = 0.92  # of the planned throughput: an accurate batch starts with this share
 _SPARE = 20.0  # times the measured rate: the most that a variant gets if workers are idle
 _LAST, _SURPRISE = 2, 3.0  # tenths of the window, and standard errors: a rise of the load
@@ -140,7 +139,7 @@ class Shared(Deferred):
         self._all: dict[ModelState, list[VariantLane]] = {}  # the fastest first
         self._feasible = True
         self._binding = False
-        self._worth: dict[str, float] = {}  # of a request less, in points, by its model's order
+        self._worth: dict[str, float] = {}  # points per request, by its model's order
         self.explain = False  # put points per second of a worker's time into every dispatch
         self._missed = self._served = self._fallen = 0
 
@@ -376,7 +375,7 @@ class Shared(Deferred):
         turn = lane.turn(now)
         if turn is lane:
             return super()._send_at(lane, first, size, now)
-        # Reserve: not before it must, and not while the lane whose turn it is can do it.
+        # Another lane is due only when the lane whose turn it is can no longer be in time.
         deadline = lane.model.queue[first].deadline
         frontrun = deadline - lane.reach[size] - self._jitter_s - lane.pool.wait_s
         return max(frontrun, deadline - turn.reach[min(size, turn.target) - 1])

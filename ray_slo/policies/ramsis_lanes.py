@@ -156,8 +156,8 @@ class Group:
         self.homeless.timer_at = math.inf
 
     def begin(self) -> None:
-        """Share requests out by the workers' speeds. The first turn is an idle worker's, if there
-        is one; a worker that is too slow for the SLO gets none, unless all are."""
+        """Distribute requests by the workers' speeds. The first turn is an idle worker's, if there
+        is one. A worker that is too slow for the SLO gets none, unless all are too slow."""
         self._weigh()
         lanes = self.lanes
         idle = (i for i, one in enumerate(lanes) if one.worker and one.worker.running is None)
@@ -169,7 +169,7 @@ class Group:
             self.file(lane)
 
     def weigh_again(self) -> None:
-        """Share requests out anew if a worker's speed is not what it was."""
+        """Distribute requests anew if a worker's speed has changed."""
         able = any(_speed(lane) for lane in self.lanes)
         if able and any(abs(_speed(x) - x.speed) > _RESPEED * x.speed for x in self.lanes):
             self.begin()
@@ -188,13 +188,13 @@ class Group:
 
 
 class Expecting:
-    """Says what the tables in force expect."""
+    """The predictions of the current tables."""
 
     _groups: dict[str, list[Group]]
 
     def expected(self) -> dict[str, Expected]:
-        """By model (RAMSIS §5.1); workers count by their speed. Nothing of a model of which a
-        worker has no table."""
+        """Predictions by model (RAMSIS §5.1); workers count by their speed. A model is left out if
+        one of its workers has no table."""
         found = {}
         for model, groups in self._groups.items():
             weight = bad = accuracy = 0.0
@@ -227,7 +227,7 @@ def deal(
     """Groups of each worker: those without a worker first, then in proportion to their work.
 
     Args:
-        load_of: requests/s of a group; asked where there are several.
+        load_of: requests/s of a group; called only if there are several groups.
     """
     keys = list(dict.fromkeys((model, slo_s) for model, slo_s, _ in served))
     able = {
@@ -263,7 +263,7 @@ def settle(
     known: dict[WorkerId, Worker],
     served: dict[ServedKey, Served],
 ) -> dict[WorkerId, Worker]:
-    """Workers with the lanes that they were dealt; their queues are empty."""
+    """The workers, with lanes for the groups that they were given; the queues are empty."""
     by_key = {(g.model, g.slo_s): g for g in groups}
     for group in by_key.values():
         group.leave()

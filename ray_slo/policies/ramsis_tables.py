@@ -1,4 +1,4 @@
-"""The tables of RAMSIS: given ones, solved ones, stale ones, and which of them is in force."""
+"""The tables of RAMSIS (given, solved and stale ones), and the choice of the current one."""
 
 from __future__ import annotations
 
@@ -20,24 +20,25 @@ _OPTIONS: Mapping[str, Any] = {
     "batching": "variable",
     "late_penalty": 300.0,
 }
-"""How tables are solved unless told otherwise. Measured on the paper's image and text tasks: any
-part of the queue in a batch is worth 0.1 to 0.5 points over all of it; slack by the latencies that
-occur costs a tenth of the time of 100 equal steps. At a late penalty of 100, a tenth of the
-requests is given up above peak load for the accuracy of the others; at 300, what must be."""
+"""The default options of tables, chosen by measurements on the paper's image and text tasks.
+Batches of any part of the queue gain 0.1 to 0.5 points over batches of the whole queue. With slack
+in steps of the latencies that occur, a table is solved in a tenth of the time of 100 equal steps.
+With a late penalty of 100, a tenth of the requests is dropped above peak load, for the accuracy of
+the others. With 300, only those that must be."""
 
 ServedKey = tuple[str, float, Kind]
 """Model, SLO in seconds, and kind of worker."""
 
 _SETTLE_S = 10.0
-"""Seconds after tables were asked for, before which a drifting profile does not make them stale."""
+"""Seconds after tables were asked for, in which a drifting profile does not make them stale."""
 
 
 MEASURED = "measured"
 _BURSTIEST = 3
-"""Tables are solved for Gamma gaps of shape 1/2, 1/4 and at most 1/8 where the index of dispersion
-is 4, 16 and 64. A table takes what comes in an interval as independent of what came before, which
-overstates bursts: solved for shape 1/16, at a dispersion of 16, it gives up to 8 points of accuracy
-away, where Poisson makes up to 13 % late, and 1/4 costs at most 3 points and 2 %."""
+"""At an index of dispersion of 4, 16 and 64, tables are solved for Gamma gaps of shape 1/2, 1/4 and
+1/8, and no lower. A table assumes that the arrivals of an interval do not depend on earlier ones,
+which overstates bursts. At a dispersion of 16, a table for shape 1/16 loses up to 8 points of
+accuracy, and one for Poisson makes up to 13 % late. One for 1/4 costs at most 3 points and 2 %."""
 
 
 class Shelf:
@@ -50,7 +51,7 @@ class Shelf:
         return bool(self._of)
 
     def put(self, arrivals: str, workers: int, load: float, table: Table) -> None:
-        """Put a table down; it replaces one for the same."""
+        """Store a table; it replaces one for the same arrivals, workers and load."""
         loads, tables = self._of.setdefault(arrivals, {}).setdefault(workers, ([], []))
         i = bisect_left(loads, load)
         if i < len(loads) and loads[i] == load:
@@ -69,7 +70,7 @@ class Shelf:
         return None
 
     def exact(self, arrivals: str, workers: int, load: float) -> Table | None:
-        """The table for just this."""
+        """The table for exactly these arrivals, workers and load."""
         loads, tables = self._of.get(arrivals, {}).get(workers, ([], []))
         i = bisect_left(loads, load * (1 - 1e-9))
         return tables[i] if i < len(loads) and loads[i] <= load * (1 + 1e-9) else None
@@ -81,7 +82,7 @@ class Shelf:
         return best[1][-1] if best else None
 
     def labels(self) -> Iterator[str]:
-        """Arrivals that there are tables for."""
+        """Labels of the arrivals that there are tables for."""
         yield from self._of
 
 
@@ -89,16 +90,17 @@ class Served:
     """A group on workers of one kind: the variants that they run for it, and its tables.
 
     Attributes:
-        names: of the variants, least accurate first; `accuracy` in percent.
+        names: names of the variants, the least accurate first; `accuracy` in percent.
         reach: by variant, reach[b − 1] = delay(b) + ℓ(b): how long a batch takes the worker.
-        most: requests/s that a worker can serve, SLO or not.
-        speed: requests/s in batches that leave as much time to wait as they take, by which
-            requests are shared out between unlike workers; 0 where not even one is in time.
+        most: requests/s that a worker can serve without regard to the SLO.
+        speed: requests/s in batches that take at most half of the SLO; 0 if not even a batch of one
+            is in time. Requests are distributed to different workers in proportion to it.
         reach_1, fastest: the shortest time in which one request can be served, seconds, and the
             index of the variant that takes it.
-        given, tables, stale: tables handed in, solved, and solved for what is no more.
-        drifted, solved_at: whether the profiles are not those solved for; when that last was done.
-        table: the one that was in force last.
+        given, tables, stale: given tables, solved ones, and those solved for earlier profiles.
+        drifted, solved_at: whether the profiles have changed since tables were solved, and when
+            they were.
+        table: the table that was used last.
     """
 
     def __init__(
@@ -108,7 +110,7 @@ class Served:
         delay: DispatchDelay,
         margin_s: float = 0.0,
     ) -> None:
-        # Where an accuracy is not known, the author's order of preference stands in for all.
+        # If an accuracy is unknown, the author's order of preference replaces all accuracies.
         known = all(v.accuracy is not None for v in variants)
         ranked = [
             (v.accuracy if known and v.accuracy is not None else float(len(variants) - i), v)
@@ -134,12 +136,12 @@ class Served:
         self.given, self.tables, self.stale = Shelf(), Shelf(), Shelf()
 
     def variants(self, tables: Iterable[Sequence[float]]) -> tuple[VariantProfile, ...]:
-        """As a problem has them, with these latencies."""
+        """The variants in the form of a problem, with these latencies."""
         rows = zip(self.names, self.accuracy, tables, strict=True)
         return tuple((name, accuracy, LatencyProfile(table)) for name, accuracy, table in rows)
 
     def inherit(self, old: Served, drift: float) -> None:
-        """Take over what was there before the profiles changed."""
+        """Take over the tables from before the profiles changed."""
         self.given, self.tables, self.stale = old.given, old.tables, old.stale
         self.table = old.table
         self._solved_for, self.solved_at = old._solved_for, old.solved_at
@@ -150,7 +152,7 @@ class Served:
             self.drifted = _differ(self.reach, self._solved_for, self.slo_s, drift)
 
     def renew(self) -> None:
-        """What tables there are is stale from now on."""
+        """Make all tables stale."""
         self.stale = self.given or self.tables or self.stale
         self.given, self.tables = Shelf(), Shelf()
         self._solved_for, self.drifted = self.reach, False
@@ -160,11 +162,11 @@ class Served:
         return bool(self.given or self.tables or self.stale)
 
     def offer(self, table: Table, arrivals: str) -> None:
-        """Take a table that was handed in, if it is for these variants and this SLO; as a stale
-        one if it was solved for other latencies (with delays or without)."""
+        """Take a given table if it is for these variants and this SLO. It is a stale one if it was
+        solved for other latencies (with delays or without)."""
         from ray_slo.planning.ramsis import profile_hash
 
-        fits = 0.8 * self.slo_s <= table.slo_s <= 1.001 * self.slo_s  # a margin may be taken off
+        fits = 0.8 * self.slo_s <= table.slo_s <= 1.001 * self.slo_s  # less a margin
         if fits and set(table.names) <= self.index.keys():
             same = {profile_hash(self.variants(self.reach))}
             same.add(profile_hash(self.variants(p.table for p in self.profiles)))
@@ -178,11 +180,11 @@ class Served:
     def in_time(
         self, variant: int, size: int, waiting: int, slack_s: float, *, late: bool
     ) -> tuple[int, int]:
-        """A variant and a batch size, or the nearest that are in time: profiles may not be what a
-        table was solved for. Where nothing is: what the fastest can do.
+        """This variant and batch size, or the nearest ones that are in time, because profiles may
+        differ from those of the table. If none is in time, a batch of the fastest variant.
 
         Args:
-            late: that is to serve all that waits.
+            late: in that case, serve all waiting requests.
         """
         if self.reach[variant][size - 1] <= slack_s:
             return variant, size
@@ -194,8 +196,8 @@ class Served:
         return self.fastest, max(min(self.within(self.fastest, slack_s), waiting), 1)
 
     def rounded(self, load: float, step: float) -> float:
-        """`load` per worker, rounded up to a power of `step` (1: not at all), within reason: one
-        request in a hundred SLOs, and a quarter more than any batch could serve."""
+        """`load` per worker, rounded up to a power of `step` (1: not at all). It is at least one
+        request in a hundred SLOs, and about a quarter more than any batch could serve at most."""
         least, most = 0.01 / self.slo_s, 1.25 * self.most
         load = min(max(load, least), most)
         if step == 1:
@@ -203,7 +205,7 @@ class Served:
         return least * step ** math.ceil(math.log(load / least) / math.log(step) - 1e-9)
 
     def nearest(self, arrivals: str, workers: int, load: float) -> Table | None:
-        """What may stand in for a table that is not there yet: of the same arrivals, if any."""
+        """A substitute for a missing table; if possible, one for the same arrivals."""
         shelves = (self.tables, self.given, self.stale)
         for label in dict.fromkeys((arrivals, *(x for shelf in shelves for x in shelf.labels()))):
             for shelf in shelves:
@@ -226,13 +228,13 @@ def _differ(
 
 
 class Tables:
-    """Says which table is in force, and which problems are to be solved.
+    """Choose the current table, and list the problems to solve.
 
     Args:
         given: tables that were solved before.
         solver: solves a problem at once; None: those that are `wanted` are solved elsewhere.
         headroom, load_step, drift: arguments of the policy.
-        margin_s: taken off every SLO.
+        margin_s: margin that is subtracted from every SLO, seconds.
         arrivals: what tables are solved for; None: Gamma gaps, by the measured dispersion.
         options: more fields of a `Problem`.
 
@@ -255,7 +257,7 @@ class Tables:
         self._arrivals = arrivals
         self._known: dict[int, tuple[str, Arrivals]] = {}  # by burst
         self.served: dict[ServedKey, Served] = {}
-        self._before: dict[ServedKey, Served] = {}  # also of kinds that are gone: they come back
+        self._before: dict[ServedKey, Served] = {}  # also of kinds that are gone
         self._given, self._solver = given, solver
         self._headroom, self._load_step = headroom, load_step
         self._drift, self._margin_s = drift, margin_s
@@ -267,7 +269,7 @@ class Tables:
         return list(self._wanted.values())
 
     def solved(self, tables: Iterable[Table]) -> None:
-        """Answers to `wanted`. Those that are not wanted any more are ignored."""
+        """Take answers to `wanted`. Those that are no longer wanted are ignored."""
         asked = {_identity(problem): key for key, problem in self._wanted.items()}
         for table in tables:
             if (key := asked.get(_identity(table))) is not None:
@@ -277,13 +279,13 @@ class Tables:
                     self.served[of].tables.put(arrivals, workers, load, table)
 
     def refresh(self, cluster: Cluster, groups: Sequence[tuple[str, float]]) -> None:
-        """What the workers serve, by the cluster's present profiles.
+        """Set what the workers serve, with the cluster's current profiles.
 
         Args:
             groups: models and SLOs, seconds.
 
         Raises:
-            ValueError: no table that was given is for any of it.
+            ValueError: no given table is for any model and SLO of the cluster.
         """
         self._before |= self.served
         before, self.served = self._before, {}
@@ -314,13 +316,13 @@ class Tables:
     def in_force(
         self, served: Served, now: float, workers: int, load: float, burst: int, measured: bool
     ) -> Table | None:
-        """The table for a load; None before there is any.
+        """The current table for a load; None if there is no table yet.
 
         Args:
-            workers: equal ones that arrivals are dealt out to.
+            workers: number of equal workers to which arrivals are distributed.
             load: requests/s of one of them.
             burst: 4 to the power of this is the index of dispersion of arrivals.
-            measured: the load is, so that it is rounded.
+            measured: whether the load was measured; it is rounded then.
         """
         served.table = self._find(served, now, workers, load, burst, measured)
         return served.table
@@ -350,7 +352,7 @@ class Tables:
         return served.nearest(label, workers, load)
 
     def status(self) -> list[dict[str, Any]]:
-        """The tables in force, for people, and what is to be expected of each (RAMSIS §5.1)."""
+        """For people: the current tables, and the predictions of each (RAMSIS §5.1)."""
         return [
             {
                 "model": model,
@@ -377,8 +379,8 @@ class Tables:
         return found
 
     def _label_of(self, table: Table) -> str:
-        """For which arrivals a table that was handed in serves: where they are measured, the
-        nearest that tables are solved for."""
+        """Label of the arrivals of a given table. If arrivals are measured, it is the nearest label
+        for which tables are solved."""
         shape = table.options["arrivals"].get("shape")
         if self._arrivals is not None or shape is None:
             return _label_of(table)
@@ -416,7 +418,7 @@ def checked_options(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def checked_arrivals(given: Any) -> Arrivals | None:
-    """The distribution of arrivals; None where it is to be measured."""
+    """The distribution of arrivals; None if it must be measured."""
     from ray_slo.planning.ramsis.arrivals import arrivals_of
 
     if given == MEASURED:
@@ -443,7 +445,7 @@ def _label_of(one: Problem | Table) -> str:
 
 
 def in_words(table: Table) -> str:
-    """What a table is for."""
+    """The arrivals, workers and load that a table is for, in words."""
     workers = f"{table.num_workers} worker{'s' * (table.num_workers > 1)}"
     return f"table for {table.rate:.4g} requests/s on {workers}, {_label_of(table)}"
 

@@ -34,7 +34,7 @@ EXACT: dict[str, str] = {
 """Policies as their papers print them, without our improvements: with `exact: true`."""
 
 DEFAULT = "auto"
-"""The policy where the user names none. The planners of papers bring their own."""
+"""The policy if the user names none. The planners of papers have their own default."""
 
 
 def make_policy(policy: str | Policy, kwargs: Mapping[str, Any] | None = None) -> Policy:
@@ -99,8 +99,8 @@ def _exact(policy: str | Policy, target: Any, kwargs: dict[str, Any]) -> Any:
 
 
 def follows_assignments(policy: Policy) -> bool:
-    """Whether a planner is to say what each worker serves: the policy does not choose variants
-    itself, or does better by a plan."""
+    """Whether a planner must say what each worker serves: the policy does not choose variants
+    itself, or is better with a plan."""
     inner = unwrapped(policy)
     by_default = not getattr(inner, "chooses_variants", True)
     return bool(getattr(inner, "follows_assignments", by_default))
@@ -130,8 +130,8 @@ def recipe_for(
     planned: bool = False,
     **composing: Any,
 ) -> tuple[str | Policy, dict[str, Any]]:
-    """What `make_policy` takes for a policy that serves an application: the one that is named,
-    composed with what it lacks. Plain names and values where the policy is given by its name.
+    """Arguments of `make_policy` for the named policy, composed with what it lacks for the
+    application. They are plain names and values if the policy is given by its name.
 
     Args:
         trees: of the application; none for models alone.
@@ -195,7 +195,7 @@ def _parameters(target: Any) -> tuple[dict[str, inspect.Parameter], bool]:
 
 
 def _target(policy: str | Policy) -> Any:
-    """What a policy's name stands for; a policy itself is left as it is."""
+    """The class or function that a policy's name means; a policy object is returned unchanged."""
     if not isinstance(policy, str):
         if not callable(policy) and not hasattr(policy, "decide"):
             raise ValueError(
@@ -215,7 +215,7 @@ def _target(policy: str | Policy) -> Any:
 
 
 def live_arguments(policy: str | Policy, shortest_slo_ms: float) -> dict[str, Any]:
-    """Arguments that a live host gives a policy where its user did not, of those that it takes."""
+    """Arguments that a live host gives a policy if the user did not, among those that it takes."""
     target = _target(policy)
     arguments = getattr(target, "live_arguments", None)
     if not isinstance(target, type) or arguments is None:
@@ -253,7 +253,7 @@ def refuse_sizes(policy: str | Policy, kwargs: Mapping[str, Any] | None = None) 
 
 
 def _those(attribute: str, value: bool) -> str:
-    """Policies of models of which an attribute is so, for a message."""
+    """Names of policies for models whose attribute has this value, for a message."""
     classes = {name: import_attr(path) for name, path in POLICIES.items()}
     names = [
         n for n, c in classes.items() if not c.for_pipelines and getattr(c, attribute) == value

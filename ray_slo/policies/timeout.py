@@ -2,15 +2,15 @@
 
 A batch is due a constant time after its earliest request arrived: exec = max(now, arrival + k).
 With k = 0 this is *eager* scheduling: an idle worker takes whatever is there. A full batch is due
-at once. Early drop by deadline prefix, as in the paper's comparison: the batch is the longest that
-meets the head's deadline, and a request that would miss even alone is refused at once. Ours: where
-all workers are idle and nothing else waits, a request goes before the timeout would make it late.
+at once. As in the paper's comparison, the batch is the longest one that meets the head's deadline,
+and a request that would be late even alone is refused at once. Our addition: if all workers are
+idle and no other request waits, a request starts before the timeout would make it late.
 
 Worked example (§3.3, Figure 5a): 3 workers, ℓ(b) = b + 5, SLO 12, a request every 0.75, all
-workers staggered by batches of 4; R13–R15 fail to come. At 11.25 R16 arrives and leaves alone, as
-a worker is idle. R25 does at 18, for the same reason. At 23.25 a worker falls free and R26–R32
-wait, but R26 is due at 30.75: a batch of 2. From then on heads are late, batches stay small, and
-R35, R37, R38, … are dropped, although the rate is what the workers could sustain.
+workers staggered by batches of 4; R13–R15 do not come. At 11.25 R16 arrives and starts alone,
+because a worker is idle. So does R25 at 18. At 23.25 a worker becomes free and R26–R32 wait, but
+the deadline of R26 is 30.75, so the batch has only 2. From then on heads are late, batches stay
+small, and R35, R37, R38, … are dropped, although the workers could sustain the rate.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ class Timeout(BatchingPolicy):
 
     @staticmethod
     def live_arguments(shortest_slo_ms: float) -> dict[str, Any]:
-        """Batches are as large as deadlines allow, and late as a whole."""
+        """Arguments for a live host: batches are as large as deadlines allow, and late as a
+        whole."""
         return {"margin_ms": LIVE_MARGIN * shortest_slo_ms}
 
     @checked
@@ -62,7 +63,7 @@ class Timeout(BatchingPolicy):
         return due_at
 
     def _is_idle(self) -> bool:
-        """Whether one request is all that there is to do."""
+        """Whether one request waits, and nothing else waits or runs."""
         waiting = sum(len(model.queue) for model in self._models.values())
         return waiting == 1 and not any(w.flights for w in self._workers.values())
 
@@ -70,7 +71,7 @@ class Timeout(BatchingPolicy):
 class Eager(Timeout):
     """Send whatever is there as soon as a worker is idle: a timeout of 0."""
 
-    serves_tasks = True  # as nothing waits for a deadline
+    serves_tasks = True  # because no request waits for its deadline
 
     def __init__(
         self, *, max_batch_size: Count | None = None, margin_ms: NonNegative = 0.0

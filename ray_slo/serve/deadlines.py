@@ -117,7 +117,8 @@ class TimeLimits:
     Args:
         headers: pairs of text or bytes, names in small letters; other headers are ignored.
         strict: refuse a bad value; otherwise it counts as absent.
-        proxied: whether a proxy of ours was before, so that `x-slo-timeout-ms` is not the client's.
+        proxied: whether a proxy of ours passed the request on, so that the client did not set
+            `x-slo-timeout-ms`.
     """
 
     def __init__(

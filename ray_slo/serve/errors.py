@@ -1,9 +1,9 @@
-"""Typed errors: what went wrong, for which model, against which SLO, and what to answer.
+"""Typed errors, with the model, the SLO, the reason, and the answer over HTTP and gRPC.
 
-`RefusedEarly`, `Expired` and `WorkerLost` are Serve `BackPressureError`s. Serve's replica and HTTP
-proxy turn those (and only those) into an answer with their own status code, body and `Retry-After`,
-so a plain deployment that lets one escape answers 503 or 504 with the JSON of `to_body`. The other
-errors need a frontend that calls `http_response`; from a plain deployment Serve answers them 500.
+`RefusedEarly`, `Expired` and `WorkerLost` are Serve `BackPressureError`s. Serve turns those (and
+only those) into an answer with their own status code, body and `Retry-After`. So a plain deployment
+that raises one answers 503 or 504 with the JSON of `to_body`. The other errors need a frontend that
+calls `http_response`; in a plain deployment, Serve answers 500 for them.
 
 Every error pickles, and keeps its attributes when Ray wraps it in a `RayTaskError`: all state is
 in the instance's `__dict__`, none in class-level defaults.
@@ -28,13 +28,13 @@ if TYPE_CHECKING:
     from starlette.responses import Response
 
 
-# How requests end without an answer, beside "late": by the service's fault, or by a client's doing
-# (it left, it sent nonsense).
+# Outcomes of requests without an answer: some are the service's fault, others the client's (it
+# left, or sent a wrong request).
 FAULTS = ("refused", "expired", "failed")
 OF_CLIENTS = ("cancelled", "invalid")
 
-MAX_MESSAGE = 600  # characters of what others' code says of an error
-_MAX_OWN_MESSAGE = 4000  # the names of all models may be in it
+MAX_MESSAGE = 600  # characters of a message from other code than ours
+_MAX_OWN_MESSAGE = 4000  # characters; it may list the names of all models
 
 
 __all__ = [
@@ -54,7 +54,7 @@ __all__ = [
     "WorkerLost",
 ]
 
-_None = SkipJsonSchema[None]  # of what is left out
+_None = SkipJsonSchema[None]  # None is not in the schema: such a field is left out
 
 
 class SLOError(RayServeException):
@@ -63,16 +63,16 @@ class SLOError(RayServeException):
     Args:
         message: one sentence for a person.
         reason: short and stable, for programs: "would_miss", "shed", "queue_full", ….
-        model: what the client asked for.
-        task: of a pipeline, where it happened.
-        latency_slo_ms: of this request, milliseconds.
+        model: the model or pipeline that the client asked for.
+        task: the pipeline's task where it happened.
+        latency_slo_ms: the request's SLO, milliseconds.
         predicted_finish_ms: when it was predicted to finish, milliseconds after its arrival.
         retry_after_s: when a new attempt makes sense, seconds.
 
     Attributes:
         http_status: HTTP status code of the class.
         grpc_code: name of the `grpc.StatusCode` of the class.
-        outcome: what metrics, traces and reports call such an end of a request.
+        outcome: name of this end of a request in metrics, traces and reports.
     """
 
     outcome: ClassVar[str] = "failed"
@@ -117,21 +117,21 @@ class SLOError(RayServeException):
 
     @property
     def retry_after_s(self) -> float | None:
-        """Seconds after which a new attempt makes sense; None where trying again is no use."""
+        """Seconds after which a new attempt makes sense; None if no attempt can succeed."""
         return self._retry_after_s
 
     @property
     def message(self) -> str:
-        """The body as JSON: what Serve answers with for its `BackPressureError`s."""
+        """The body as JSON; Serve uses it as the answer for `BackPressureError`s."""
         return json.dumps(self.to_body())
 
     def to_body(self) -> dict[str, Any]:
-        """The answer's body: error, reason, message, and what is known of the rest."""
-        # `cause` is what Ray puts beside the error when it crossed a process; name the error.
+        """The answer's body: error, reason, message, and the other fields that are known."""
+        # Ray adds `cause` when an error comes from another process; it names the original class.
         body: dict[str, Any] = {
             "error": type(getattr(self, "cause", self)).__name__,
             "reason": self.reason,
-            # `str` is another one when Ray wraps it
+            # Ray's wrapper has another `str`
             "message": clipped(self._said(), _MAX_OWN_MESSAGE),
             "model": self.model,
             "task": self.task,
@@ -187,7 +187,7 @@ class NotReady(RefusedEarly):
 
 
 class FrontendLost(RefusedEarly):
-    """The frontend died with this request, and no other could take it: said by Serve's proxies.
+    """The frontend died with this request, and no other could take it. Serve's proxies raise it.
     HTTP 503, gRPC UNAVAILABLE."""
 
     grpc_code = "UNAVAILABLE"
@@ -204,7 +204,7 @@ class Expired(SLOError, BackPressureError, TimeoutError):
 
 
 class BadInput(SLOError, ValueError):
-    """The client sent what cannot be used. HTTP 422, gRPC INVALID_ARGUMENT.
+    """The client sent an item or a value that cannot be used. HTTP 422, gRPC INVALID_ARGUMENT.
 
     Args:
         field: the part of the input that is wrong.
@@ -302,7 +302,7 @@ def _without_defaults(schema: dict[str, Any]) -> None:
 
 
 class ErrorBody(BaseModel):
-    """The body of every answer that is an error: what `SLOError.to_body` may hold."""
+    """The body of every error answer, with the fields that `SLOError.to_body` may have."""
 
     model_config = ConfigDict(extra="forbid", json_schema_extra=_without_defaults)
 
@@ -325,7 +325,7 @@ def errors_of_requests() -> tuple[type[SLOError], ...]:
     while classes:
         cls = classes.pop()
         if cls.__module__ != __name__:
-            continue  # Ray makes classes of its own for those that cross a process
+            continue  # a class that Ray derives for errors from other processes
         classes += reversed(cls.__subclasses__())
         if cls.outcome != SLOError.outcome or cls is OutOfMemory:
             found.append(cls)
@@ -339,7 +339,7 @@ def error_of(reason: str) -> type[SLOError]:
 
 
 def outcome_of(error: BaseException) -> tuple[str, str]:
-    """How a request ended that has this error, and why, for metrics and traces."""
+    """Outcome and reason of a request with this error, for metrics and traces."""
     if isinstance(error, asyncio.CancelledError):
         return "cancelled", "cancelled"
     if isinstance(error, errors_of_requests()):
@@ -358,17 +358,17 @@ def http_response(error: SLOError, status: int | None = None) -> Response:
 
 
 def error_body(error: Exception, details: bool = True) -> dict[str, Any]:
-    """The body for any error: `to_body()`, or what is known of the user's own.
+    """The body for any error: `to_body()`, or a similar one for an error of the user's code.
 
     Args:
-        details: False says of the user's own no more than that there was one.
+        details: whether the body has the message of an error of the user's code.
     """
     if isinstance(error, SLOError):
         return error.to_body()
     if not details:
         said = "the model failed; the log of the application says why"
         return {"error": "InternalError", "reason": "failed", "message": said}
-    # Of one that crossed a process, `str` is a stack trace with addresses and paths.
+    # The `str` of an error from another process is a stack trace with addresses and paths.
     cause = getattr(error, "cause", error)
     said = "; ".join([str(cause), *getattr(error, "__notes__", ())])
     return {

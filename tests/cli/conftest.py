@@ -1,4 +1,4 @@
-"""The command line, in this process."""
+"""Run the command line in the test's process."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""`ray-slo docs` shows the pages and sections that messages name."""
+"""`ray-slo docs` shows the pages and sections that error messages name."""
 
 import pytest
 

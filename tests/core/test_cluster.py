@@ -1,4 +1,4 @@
-"""Cluster, workers, delays, and what is refused."""
+"""Clusters, workers and delays; wrong ones are refused."""
 
 from __future__ import annotations
 

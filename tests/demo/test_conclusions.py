@@ -1,4 +1,4 @@
-"""What the demo concludes, for figures that go either way."""
+"""The demo's conclusions, for figures in favour of ray-slo and against it."""
 
 import numpy as np
 import pytest

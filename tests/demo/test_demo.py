@@ -12,7 +12,10 @@ from types import SimpleNamespace
 
 import pandas as pd
 import pytest
+from typer.testing import CliRunner
 
+import ray_slo.demo.__main__ as program
+from ray_slo.cli import app
 from ray_slo.cli.report_html import Page, Section, Table
 from ray_slo.demo import report
 from ray_slo.demo.stream import GIVEN_UP_S, PARTS
@@ -38,6 +41,22 @@ class Balance(HTMLParser):
 
     def handle_endtag(self, tag) -> None:
         assert self.open.pop() == tag
+
+
+@pytest.mark.parametrize(
+    ("absent", "said"),
+    [
+        (["torch"], "torch is not installed"),
+        (["torch", "sklearn"], "torch and scikit-learn are not installed"),
+        (["torch", "sklearn", "PIL"], "torch, scikit-learn and Pillow are not installed"),
+    ],
+)
+def test_packages_that_are_missing_are_named(monkeypatch, absent, said) -> None:
+    monkeypatch.setattr(program, "find_spec", lambda name: None if name in absent else ...)
+    shown = CliRunner().invoke(app, ["demo", "--quick"])
+    assert shown.exit_code == 2
+    assert shown.stderr.startswith(f"Error: {said}. ")
+    assert "pip install 'ray-slo[digits]'" in shown.stderr
 
 
 def test_report_is_one_page_with_every_system_and_no_links_outside(tmp_path) -> None:

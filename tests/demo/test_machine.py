@@ -1,4 +1,4 @@
-"""Whether the machine was disturbed while something was measured."""
+"""The check whether other work disturbed the machine during a measurement."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""A decision log for pages that speak of one."""
+"""A decision log for the pages whose commands read one."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""A decision log for pages that speak of one: a simulated run, a little too much load."""
+"""A decision log for the pages whose commands read one, from a simulated run with overload."""
 
 from ray_slo.core import Cluster, LatencyProfile, Model, Variant
 from ray_slo.policies import make_policy

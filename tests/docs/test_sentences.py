@@ -8,7 +8,10 @@ from tests.docs.sentences import long_sentences, sentences, words
 GENERATED = {"docs/benchmarks.md"}
 BESIDE = [
     *(ROOT / name for name in ("CHANGELOG.md", "CONTRIBUTING.md")),
-    *(ROOT / name / "README.md" for name in ("configs", "deployments", "examples", "policies")),
+    *(
+        ROOT / name / "README.md"
+        for name in ("benchmarks", "configs", "deployments", "examples", "policies")
+    ),
 ]
 OF_DOCS = [path for path in PAGES if path.relative_to(ROOT).as_posix() not in GENERATED]
 SHORT = list(dict.fromkeys([*OF_DOCS, *BESIDE]))

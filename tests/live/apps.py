@@ -8,11 +8,11 @@ from pathlib import Path
 from ray_slo.core import Decision, Dispatch
 from ray_slo.policies.registry import make_policy
 
-BASE_S = 0.03  # of any batch
+BASE_S = 0.03  # execution time of any batch
 
 
 class Tasks:
-    """Does what the item says: a number is squared, a pair (what, argument) is an order."""
+    """Square a number; a pair (what, argument) is an instruction, such as to fail."""
 
     def __init__(self, power=2):
         self.power = power
@@ -54,7 +54,7 @@ class Tasks:
         if what == "die_once" and not Path(argument).exists():
             Path(argument).touch()
             os._exit(1)
-        if what == "hold":  # says that it runs, and does until it is let go
+        if what == "hold":  # note that it runs, and run until the test releases it
             Path(argument).touch()
             until = time.monotonic() + 60
             while not Path(f"{argument}.go").exists() and time.monotonic() < until:
@@ -63,7 +63,7 @@ class Tasks:
 
 
 class Echo:
-    """As fast as it gets, and async."""
+    """Answer at once, with an async method."""
 
     def __init__(self, prefix=""):
         self.prefix = prefix
@@ -73,7 +73,7 @@ class Echo:
 
 
 class Slow:
-    """Takes longer than any SLO that the tests set."""
+    """Take longer than any SLO of the tests."""
 
     @staticmethod
     def example_input():
@@ -85,7 +85,7 @@ class Slow:
 
 
 class RaisesOnce:
-    """A policy that fails in its first decision about a request, in each process once."""
+    """A policy whose first decision about a request raises, once per process."""
 
     serves_late = False
     failed = False
@@ -115,7 +115,7 @@ class RaisesOnce:
 
 
 class Network:
-    """Stands for a loaded network: so slow, and with a name."""
+    """A stand-in for a loaded network: a name and a latency."""
 
     def __init__(self, name, base_s, answer=None):
         self.name, self.base_s, self.answer = name, base_s, answer or name
@@ -126,7 +126,7 @@ def missing_weights(name):
 
 
 class Named:
-    """Answers with what the network says."""
+    """Answer with the network's result."""
 
     def __init__(self, power=1):
         self.power = power
@@ -144,7 +144,7 @@ class Named:
 
 
 class Mortal(Named):
-    """As `Named`; the process of ["die_once", mark] ends, unless the mark is there."""
+    """Like `Named`. On ["die_once", mark] the process ends, unless the file `mark` exists."""
 
     def __call__(self, network, items):
         for item in items:
@@ -197,7 +197,7 @@ class Greedy:
 
 
 class Same:
-    """Answers what it was given; bytes by their length. One kind of item is an order to fail."""
+    """Answer with the item itself, or the length of bytes. One kind of item makes it fail."""
 
     @staticmethod
     def preprocess(item):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ray_slo.serve.proxy.modes import OPTIMIZED_ENV, free_ports
 
-# For Ray's processes alone: Ray, imported with it, calls handles on an event loop only.
+# Set only for Ray's processes. If Ray is imported with it, handles need an event loop.
 OPTIMIZED = os.environ.pop(OPTIMIZED_ENV, "0")
 
 import pytest
@@ -28,11 +28,11 @@ class LocalCluster:
     """A local Ray with Serve.
 
     Attributes:
-        url: of Serve's HTTP proxy, without a slash at the end.
-        grpc: of Serve's gRPC proxy, host and port.
-        address: for `ray.init(address=…)` of another process.
-        folder: modules in it can be imported by replicas.
-        spans: where Serve's tracing writes its files, of requests whose caller's span is sampled.
+        url: URL of Serve's HTTP proxy, without a slash at the end.
+        grpc: host and port of Serve's gRPC proxy.
+        address: address for `ray.init(address=…)` in another process.
+        folder: folder from which replicas can import modules.
+        spans: folder where Serve's tracing writes the spans of requests whose caller is sampled.
     """
 
     url: str
@@ -45,7 +45,8 @@ class LocalCluster:
     def running(self, app, name="app", route_prefix="/"):
         """Deploy `app`, yield its handle, and delete it whatever happens.
 
-        Nobody waits for replicas that stop, but who takes the name of an application.
+        Deletion does not wait until the replicas have stopped. So each application needs a new
+        name.
         """
         while name in serve.status().applications:
             time.sleep(0.1)
@@ -63,15 +64,15 @@ def ray_cluster(tmp_path_factory):
     # For Ray's processes: the deadline middleware in Serve's proxy, and the tests' own modules.
     os.environ[PROXY_CALLBACK_ENV] = PROXY_CALLBACK
     os.environ[OPTIMIZED_ENV] = OPTIMIZED
-    # A proxy that is not there in time is killed and started again: 5 s are short where much runs.
+    # Serve kills and restarts a proxy that starts too slowly. Its 5 s are short on a busy machine.
     os.environ.setdefault("RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S", "60")
-    # Ray runs its workers at niceness 15: other tests, and whatever else runs, would come first.
+    # Ray runs its workers at niceness 15, so every other process would come first.
     os.environ.setdefault("RAY_worker_niceness", "0")
-    os.environ.setdefault("RAY_metrics_report_interval_ms", "3000")  # Ray's 10 s are long to wait
-    # Traced is what a caller asks to be: for nobody else it costs next to nothing.
+    os.environ.setdefault("RAY_metrics_report_interval_ms", "3000")  # shorter than Ray's 10 s
+    # Only requests whose caller asks for it are traced; the others cost almost nothing.
     os.environ["RAY_SERVE_TRACING_EXPORTER_IMPORT_PATH"] = DEFAULT_TRACING_EXPORTER_IMPORT_PATH
     os.environ["RAY_SERVE_TRACING_SAMPLING_RATIO"] = "0"
-    client.CLIENT_POLLING_INTERVAL_S = 0.1  # s: how often `serve.run` looks; its 1 s add up
+    client.CLIENT_POLLING_INTERVAL_S = 0.1  # of `serve.run`, by default 1 s
     here = str(Path(__file__).parent)
     folder = tmp_path_factory.mktemp("modules")
     paths = [here, str(folder), os.getenv("PYTHONPATH")]

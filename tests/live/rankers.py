@@ -1,4 +1,4 @@
-"""A model whose items have sizes, on unlike workers that sleep where others compute. Replicas
+"""A model whose items have sizes, on two kinds of workers that sleep instead of computing. Replicas
 import this module by name."""
 
 import os

@@ -1,5 +1,5 @@
-"""A pipeline for the live tests: words are found in a text, and each is spelled. It sleeps where
-others compute. Replicas import this module by name."""
+"""A pipeline for the live tests: words are found in a text, and each is spelled. It sleeps
+instead of computing. Replicas import this module by name."""
 
 import os
 import signal
@@ -10,7 +10,7 @@ import ray_slo
 
 
 class Net:
-    """Stands for a loaded network."""
+    """A stand-in for a loaded network."""
 
     def __init__(self, name, base_s, per_item_s=0.001):
         self.name, self.base_s, self.per_item_s = name, base_s, per_item_s
@@ -20,8 +20,8 @@ class Net:
 
 
 class Find:
-    """An item is a text; every word of it is a request downstream, but for those that are orders:
-    "fail" and "nonsense" are for this task."""
+    """An item is a text. Each of its words is a request of the child task, except two that
+    are instructions for this task: "fail" and "nonsense"."""
 
     @staticmethod
     def preprocess(text):
@@ -47,8 +47,8 @@ class Find:
 
 
 class Spell:
-    """An item is a word, or an order: "poison" fails, "slow" takes a second, a word with a slash
-    is a file: whoever makes it dies."""
+    """An item is a word. Some are instructions: "poison" fails, "slow" takes a second. A word
+    with a slash is a file: the process that creates it ends."""
 
     @staticmethod
     def example_input():

@@ -6,7 +6,7 @@ from pathlib import Path
 import ray_slo
 
 STEP_S = 0.005
-HELD_STEPS = 6000  # half a minute
+HELD_STEPS = 6000  # 30 s
 
 
 class Quick:
@@ -16,8 +16,8 @@ class Quick:
 
 
 class Slow:
-    """Works for so many seconds, in steps. An item may name a file: if that is not there, it is
-    touched, and the work goes on until it is stopped."""
+    """Work for the item's seconds, in steps. An item may name a file: if it does not exist, it is
+    created, and the work goes on until it is stopped."""
 
     def __init__(self, seconds):
         self.steps = round(seconds / STEP_S)
@@ -36,7 +36,7 @@ class Slow:
 
 
 class Deaf(Slow):
-    """Works for so many seconds, whatever happens."""
+    """Work for the item's seconds, and ignore preemption."""
 
     def __call__(self, items):
         for mark in items:
@@ -46,7 +46,7 @@ class Deaf(Slow):
 
 
 class Network(Slow):
-    """The steps are layers of a torch module, which knows nothing of preemption."""
+    """Layers of a torch module that itself has no code for preemption."""
 
     def __init__(self, seconds):
         import torch

@@ -1,4 +1,4 @@
-"""`auto` live: rehearsed in another process, swapped under load, nothing lost, and it says why."""
+"""`auto` rehearses in another process and changes its setting under load. No request is lost."""
 
 import asyncio
 import json
@@ -22,7 +22,7 @@ from ray_slo.simulation.replay import replay, tape, what_if
 pytestmark = pytest.mark.live
 
 TINY = {"ray_actor_options": {"num_cpus": 0.1}}
-# The first one waits until requests are refused: 30 s are more than their SLO.
+# The first candidate waits for 30 s. That is more than the SLO, so requests are refused.
 AUTO = {
     "name": "auto",
     "kwargs": {"candidates": [{"policy": "timeout", "kwargs": {"timeout_ms": 30_000}}, "eager"]},
@@ -147,7 +147,7 @@ def test_another_process_stays_and_what_it_raises_arrives():
 
 
 def outcome(answer, wanted):
-    """What came of a request: "ok" for an answer of this value or type, or the error's name."""
+    """The outcome of a request: "ok" for an answer of this value or type, or the error's name."""
     try:
         got = answer.result(timeout_s=60)
         assert wanted in (got, type(got))

@@ -1,4 +1,4 @@
-"""Replicas follow the load of a plain deployment, and none of its requests is lost."""
+"""The number of replicas follows the load of a plain deployment; no request is lost."""
 
 import time
 
@@ -45,7 +45,7 @@ def plan(handle):
 
 
 def running(handle, wanted):
-    """Whether so many workers serve, and no more are there."""
+    """Whether exactly this number of workers exists, and all of them serve."""
     workers = plan(handle).get("workers", {})
     return len(workers) == wanted and all(worker["ready"] for worker in workers.values())
 
@@ -73,7 +73,7 @@ def test_down_to_nothing_and_back_at_the_first_request(ray_cluster):
         assert eventually(lambda: running(handle, 0))
         starts = plan(handle)["start_s"]["default"]
 
-        # Who cannot wait for a worker to start is told how long that takes; it does start one.
+        # A request that cannot wait for a worker is told how long a start takes. It starts one.
         def is_woken():
             with pytest.raises(RefusedEarly) as refused:
                 handle.remote(1, latency_slo_ms=1e3 * starts / 4).result(timeout_s=60)
@@ -82,5 +82,5 @@ def test_down_to_nothing_and_back_at_the_first_request(ray_cluster):
             return plan(handle)["targets"] == {"default": 1}
 
         assert eventually(is_woken)
-        # Who can is answered.
+        # A request that can wait is answered.
         assert handle.remote(1).result(timeout_s=60) == 2

@@ -18,7 +18,7 @@ from ray_slo.serve.deadlines import remaining_ms
 
 pytestmark = pytest.mark.live
 
-SLO_MS = 30_000  # generous; calls that are to be refused bring a deadline of their own
+SLO_MS = 30_000  # generous; calls that must be refused bring a shorter deadline
 
 
 @serve.deployment(max_ongoing_requests=100)
@@ -65,7 +65,7 @@ class Doubler:
         return await asyncio.gather(*(self.double(i) for i in items))
 
     async def __call__(self, request):
-        # A child task: the request's deadline must reach it, too.
+        # The request's deadline must also reach a child task of asyncio.
         return (await self.fan_out([int((await request.body()).decode())]))[0]
 
     async def seen(self):
@@ -108,7 +108,7 @@ def came_and_went(handle):
     return handle.came_and_went.remote().result()
 
 
-# First, because it has learned nothing.
+# This test is the first, because it needs a batcher that has learned nothing.
 def test_refusal_through_a_handle_is_typed(handle):
     blocked = block(handle)
     with pytest.raises(RefusedEarly) as refused:
@@ -150,13 +150,13 @@ def test_refusal_over_http_is_503_with_retry_after(handle, url):
         body = answer.json()
         assert body["error"] in ("RefusedEarly", "Expired")
         if "no frontend answered" in body["message"]:
-            continue  # the proxy's own, on a machine that is very busy
+            continue  # an answer of Serve's proxy, on a very busy machine
         assert body["model"] == "double"
         assert 0 < body["latency_slo_ms"] <= 3000
         assert body["reason"] in ("would_miss", "shed", "expired")
     handle.release.remote().result()
     assert blocked.result() == -2
-    # No timeout of a request may relax the SLO; and a request without headers has none.
+    # A request's timeout must not relax the SLO. A request without headers has no timeout.
     assert httpx.post(url, content="3", timeout=30).text == "6"
 
 
@@ -224,7 +224,7 @@ def test_fastapi_and_composition(ray_cluster):
         for i in range(3):
             assert httpx.get(f"{url}/square/{i}", timeout=30).json() == i * i
         assert httpx.get(f"{url}/passed-on/4", timeout=30).json() == 8
-        hurry = {"x-slo-latency-ms": "700"}  # every batch of the past took longer
+        hurry = {"x-slo-latency-ms": "700"}  # all batches so far took longer
         answer = httpx.get(f"{url}/square/5", headers=hurry, timeout=30)
         assert answer.status_code == 503
         assert answer.json()["reason"] == "would_miss"
@@ -232,5 +232,5 @@ def test_fastapi_and_composition(ray_cluster):
         assert answer.json().get("predicted_finish_ms", math.inf) > 700
         blocked = block(serve.get_deployment_handle("Doubler", "api"))
         answer = httpx.get(f"{url}/passed-on/5", headers=hurry, timeout=30)
-        assert answer.status_code in (503, 504)  # the deadline went along
+        assert answer.status_code in (503, 504)  # so the deadline was passed on
         blocked.cancel()

@@ -21,7 +21,7 @@ ARGS = {
             "user_config": {"power": 3},
             "latency_slo_ms": 40_000,
         },
-        # Networks of one name.
+        # Two networks with the same name.
         "a": {**NAMED, "variants": {"deep": DEEP}},
         "b": {**NAMED, "variants": {"deep": {**DEEP, "args": ["deeper", 0.02]}}},
         "echo": {"callable": "apps:Echo", "args": ["say "], "latency_slo_ms": 30_000},
@@ -38,7 +38,7 @@ ARGS = {
 
 
 def test_several_models_on_one_pool_of_two_kinds(ray_cluster):
-    # As a config file would say it: the schema checks the form, `build_app` the content.
+    # As in a config file: the schema checks the form, `build_app` the content.
     schema = ServeApplicationSchema(
         name="zoo", route_prefix="/zoo", import_path="ray_slo.serve:build_app", args=ARGS
     )

@@ -1,5 +1,5 @@
-"""Faults under load, by the driver of `python -m benchmarks live-chaos`, over HTTP: nothing is lost
-and nothing answered twice. How long it takes is not asked here."""
+"""Faults under load, with the code of `python -m benchmarks live-chaos`, over HTTP: no request is
+lost or answered twice. No assertion depends on time."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ pytestmark = pytest.mark.live
 
 @pytest.fixture(scope="module")
 def ground(ray_cluster, tmp_path_factory):
-    """The application on the cluster of all live tests."""
+    """The application of `live-chaos`, on the Ray cluster that all live tests share."""
     folder = tmp_path_factory.mktemp("chaos")
     (folder / "runs").mkdir()
     made = Ground(ray_cluster, folder, np.random.default_rng(0), quick=True)

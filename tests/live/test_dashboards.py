@@ -42,8 +42,8 @@ ARGS = {
     "workers": {"small": {"ray_actor_options": {"num_cpus": 0.1}}},
     "profile_seconds": 0.3,
 }
-# What this application has nothing of: it has no preemption, planner, groups or rehearsals, memory
-# for all, and loses nothing.
+# Metrics without data here: this application has no preemption, planner, groups or rehearsals. It
+# has enough memory, and loses nothing.
 WITHOUT = "preemption|plan|replicas|group_|out_of_memory|expected|unclaimed|rehearsal|auto_"
 
 
@@ -75,7 +75,7 @@ class Prometheus:
         )
 
     def get(self, path, **params):
-        """The data of an answer; an error of a query fails the test."""
+        """The data of Prometheus' answer; a query's error fails the test."""
         answer = self._api.get(path, params=params).json()
         assert answer["status"] == "success", (params, answer)
         return answer["data"]
@@ -90,19 +90,19 @@ class Prometheus:
 
 
 def _ray_exports():
-    """As in the file that Ray's dashboard writes for Prometheus, by loopback."""
+    """Ray's addresses of metrics, as in the file that its dashboard writes, but on loopback."""
     return [f"127.0.0.1:{node['MetricsExportPort']}" for node in ray.nodes() if node["Alive"]]
 
 
 def _filled_in(query):
-    """As Grafana does where all is selected."""
+    """Fill in the variables as Grafana does when "All" is selected."""
     query = query.replace("$__rate_interval", "30s").replace('"$Application"', f'"{NAME}"')
     return re.sub(r"\$[A-Z]\w+", ".*", query)
 
 
 @contextlib.contextmanager
 def _asking(handle):
-    """Requests of two callers; those of one are answered, unless the machine is too busy."""
+    """Send requests of two callers. One caller's are answered, unless the machine is too busy."""
     enough = threading.Event()
 
     def ask():
@@ -182,7 +182,7 @@ def _rules_hold(prometheus):
     assert len(found) == 11
     for rule in found:
         assert (rule["health"], rule.get("lastError", "")) == ("ok", ""), rule
-    # Half of what is asked for is refused.
+    # Half of the requests are refused.
     recorded = f'ray_slo:bad_share:rate5m{{application="{NAME}"}}'
     _until(
         lambda: any(0.2 < share < 0.8 for share in prometheus.values(recorded)),

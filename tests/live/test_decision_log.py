@@ -26,7 +26,7 @@ def test_a_live_run_replays_to_the_same_decisions(ray_cluster, tmp_path):
             answers = [handle.remote(i) for i in range(1 + 6 * burst)]
             assert [a.result()["value"] for a in answers] == [i * i for i in range(len(answers))]
 
-        def refused():  # by the scheduler: on a busy machine the frontend may know it before
+        def refused():  # by the scheduler; on a busy machine the frontend may refuse earlier
             with pytest.raises((RefusedEarly, Expired)):
                 handle.remote(1, latency_slo_ms=30).result()
             return status_of(handle)["counts"]["refused"]

@@ -16,7 +16,7 @@ from ray_slo.errors import BadInput, BatchResultError, RefusedEarly, UnknownMode
 
 pytestmark = pytest.mark.live
 
-SLO_MS = 30_000  # generous; calls that are to be refused bring a deadline of their own
+SLO_MS = 30_000  # generous; calls that must be refused bring a shorter deadline
 TaskApp = ray_slo.deployment(
     latency_slo_ms=SLO_MS,
     num_replicas=2,
@@ -32,7 +32,7 @@ def app(ray_cluster, request):
     """(handle, url) of the application, with one and with two frontends."""
     frontends = 1 if request.param == "embedded" else 2
     deployed = TaskApp.options(scheduler=request.param, num_frontends=frontends)
-    # Names of their own: nobody waits until the first is gone.
+    # Different names, because deletion does not wait until an application has stopped.
     name = f"tasks-{request.param}"
     with ray_cluster.running(deployed.bind(), name, f"/{name}") as handle:
         yield handle, f"{ray_cluster.url}/{name}"
@@ -194,7 +194,7 @@ def test_status(app):
     assert seen["policy"] == "auto"
 
 
-# Last, because it leaves the application changed.
+# This test is the last, because it changes the application.
 def test_scaled_and_reconfigured_in_place_under_load(app, request):
     handle, _ = app
     mode = request.node.callspec.params["app"]

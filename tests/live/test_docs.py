@@ -1,4 +1,4 @@
-"""Pages whose code needs Ray; the examples and the configs, run as a reader would."""
+"""Run the pages whose code needs Ray, the examples and the configs, as a reader would."""
 
 import runpy
 import subprocess
@@ -30,7 +30,7 @@ def test_there_is_something_to_run():
 
 @pytest.fixture
 def measured_briefly():
-    """Workers measure variants for less than the default, where nothing else is said."""
+    """Workers measure variants for a shorter time, unless the config sets one."""
 
     def by_default(seconds):
         AppConfig.model_fields["profile_seconds"].default = seconds
@@ -86,7 +86,7 @@ def shortened(code):
 
 
 def tried(run):
-    """Twice, if need be: SLOs of pages and examples are those of a machine that is not busy."""
+    """Try up to twice: the SLOs of pages and examples are for a machine that is not busy."""
     try:
         run()
     except Exception as error:
@@ -97,7 +97,7 @@ def tried(run):
 @pytest.mark.usefixtures("measured_briefly")
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda p: p.stem)
 def test_example_runs(ray_cluster, path, monkeypatch, tmp_path):
-    """On the Ray that is there, and not on one of its own; with less load than for a reader."""
+    """Run an example on the tests' Ray, with less load than a reader's run has."""
     example = tmp_path / "examples" / path.name
     example.parent.mkdir()
     (tmp_path / "configs").symlink_to(ROOT / "configs")

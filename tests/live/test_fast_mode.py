@@ -1,6 +1,7 @@
 """The core of the live tests once more, in Serve's fast mode with its throughput optimized.
 
-Serve reads its mode when it is imported, so that is a process of its own, with a cluster.
+Serve reads its mode when it is imported. So these tests run in a process and on a cluster of their
+own.
 """
 
 import subprocess

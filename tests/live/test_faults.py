@@ -1,4 +1,4 @@
-"""What breaks, and what the callers see of it: an answer or a reason, and nobody hangs."""
+"""Processes are killed or fail. Each caller gets an answer or a reason, and no call hangs."""
 
 import contextlib
 import json
@@ -36,7 +36,7 @@ TaskApp = ray_slo.deployment(
 def app(ray_cluster, request):
     frontends = 1 if request.param == "embedded" else 2
     deployed = TaskApp.options(scheduler=request.param, num_frontends=frontends)
-    name = f"faulty-{request.param}"  # of its own: nobody waits until the first is gone
+    name = f"faulty-{request.param}"  # a name that no application has
     with ray_cluster.running(deployed.bind(), name, f"/{name}") as handle:
         yield handle
 
@@ -44,7 +44,7 @@ def app(ray_cluster, request):
 def test_worker_killed_in_the_middle_of_a_batch(app, tmp_path):
     fatal = app.remote(("die_once", str(tmp_path / "died")))
     others = [app.remote(x) for x in range(20)]
-    assert isinstance(fatal.result(timeout_s=90), int)  # answered by a worker that lived on
+    assert isinstance(fatal.result(timeout_s=90), int)  # answered by the other worker
     assert (tmp_path / "died").exists()
     assert [o.result(timeout_s=90) for o in others] == [{"value": float(x * x)} for x in range(20)]
     assert eventually(lambda: len(status_of(app)["workers"]) == 2)
@@ -57,7 +57,7 @@ def test_worker_killed_from_outside(app, tmp_path):
     killed = busy_worker(app)
     others = [app.remote(x) for x in range(10)]
     ray.kill(killed)
-    let_go(mark)  # where it runs again
+    let_go(mark)  # the batch may run again
     assert isinstance(running.result(timeout_s=90), int)
     assert [o.result(timeout_s=90) for o in others] == [{"value": float(x * x)} for x in range(10)]
 
@@ -92,7 +92,7 @@ def owns_some(frontend):
 
 
 def test_frontend_killed_with_calls_of_every_kind(ray_cluster, app, request, tmp_path):
-    """gRPC's callers, and those who write what a page says, notice nothing; a handle tells."""
+    """gRPC's callers, and clients that follow the docs, get answers; a handle raises an error."""
     if request.node.callspec.params["app"] == "embedded":
         pytest.skip("there is no other frontend")
     (page,) = [b.code for b in blocks(ROOT / "docs" / "troubleshooting.md") if "ask(" in b.code]

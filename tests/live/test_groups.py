@@ -1,4 +1,4 @@
-"""Serving groups: each with its scheduler and workers; models move between them under load."""
+"""Groups, each with its scheduler and workers. Models move between groups under load."""
 
 import time
 
@@ -114,7 +114,7 @@ def all_planned(folder):
 
 
 def planned(folder, trigger):
-    """What was planned for a reason, when it is written."""
+    """The plan for this reason, once it is in the log."""
 
     def found():
         return [p for p in all_planned(folder) if p.trigger == trigger]
@@ -137,7 +137,7 @@ def served_by(handle):
 
 
 def loaded(handle):
-    """Of groups whose schedulers answer in time."""
+    """The variants that each group's workers have loaded, if its scheduler answers in time."""
     now = status_of(handle)
     workers = {w: set(s["variants"]) for w, s in now.get("workers", {}).items()}
     return {
@@ -156,14 +156,14 @@ def test_two_groups_serve_their_models(explicit):
     for model, power in POWERS.items():
         assert explicit.remote(3, model=model).result() == {"value": float(3**power)}
     served = {"a": ["cube", "square"], "b": ["fourth"]}
-    assert eventually(lambda: served_by(explicit) == served)  # whichever frontend is asked
+    assert eventually(lambda: served_by(explicit) == served)  # from every frontend
     assert eventually(lambda: loaded(explicit) == {g: set(its) for g, its in served.items()})
     seen = status_of(explicit)
     assert [g["policy"] for g in seen["groups"].values()] == ["auto"] * 2
     assert seen["counts"]["granted"] == sum(g["counts"]["granted"] for g in seen["groups"].values())
     names = set(serve.status().applications["grouped"].deployments)
     assert names == {"grouped", "grouped-a-worker", "grouped-b-worker"}
-    # Nor does Ray keep a record of every call.
+    # Ray keeps no record of each call.
     actors = [find_planner("grouped#grouped"), find_actor("grouped#grouped#a")]
     assert [actor._ray_enable_task_events for actor in actors] == [False, False]
 
@@ -221,7 +221,7 @@ def test_moves_that_cannot_be_are_refused(explicit):
 def test_herd_makes_groups_of_a_pool_and_changes_them_with_the_demand(ray_cluster, tmp_path):
     app = build_app({**POOL, "decision_log": {"dir": str(tmp_path), "flush_s": 0.2}})
     with ray_cluster.running(app, "pool", "/pool") as handle:
-        # Memory holds two of three models; the busy one has two workers of its own.
+        # A worker's memory holds two of the three models. The busy one gets two workers alone.
         expected = [["cube", "square"], ["fourth"]]
         assert eventually(lambda: sorted(served_by(handle).values()) == expected)
         assert eventually(lambda: is_settled(handle))
@@ -234,7 +234,7 @@ def test_herd_makes_groups_of_a_pool_and_changes_them_with_the_demand(ray_cluste
             assert eventually(lambda: is_settled(handle))
         assert set(load.outcomes) == {"ok"}
         plan = status_of(handle)["plan"]
-        # Where no large batches were measured yet, "cube" may stay with it.
+        # If no large batch was measured yet, "cube" may stay with "square".
         assert eventually(lambda: workers_for(handle)["square"] == 2), repr(plan)  # one has moved
         workers = workers_for(handle)
         assert workers["fourth"] == 1, repr(plan)
@@ -295,7 +295,7 @@ def test_auto_chooses_groups_and_moves_a_model_and_nothing_is_lost(ray_cluster, 
             assert eventually(lambda: serves(["cube", "square"], ["fourth"])), str(
                 status_of(handle)["plan"]
             )
-            # A planner that is new finds what there is.
+            # A new planner starts from the present groups.
             layout, epoch = served_by(handle), status_of(handle)["plan"]["epoch"]
             ray.kill(find_planner("chosen#chosen"), no_restart=True)
             assert eventually(lambda: status_of(handle)["plan"].get("epoch", epoch) != epoch)
@@ -308,7 +308,7 @@ def test_auto_chooses_groups_and_moves_a_model_and_nothing_is_lost(ray_cluster, 
         with pytest.raises(ConfigError, match="'auto' leaves models in the groups that list them"):
             handle.slo_move.remote("cube", "a").result(timeout_s=60)
 
-    def moves():  # for whatever reason: on a busy machine workers seem to come and go
+    def moves():  # for any reason: on a busy machine, slow workers may look lost
         lines = [line for p in all_planned(tmp_path) for line in p.changes]
         return [line for line in lines if line.endswith((": a → b", ": b → a"))]
 

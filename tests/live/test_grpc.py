@@ -21,7 +21,7 @@ from ray_slo.serve.protos import DescribeRequest, InferRequest
 pytestmark = pytest.mark.live
 
 SLO_MS = 30_000
-MARGIN_MS = 3_000  # a refusal leaves this long before the client hangs up
+MARGIN_MS = 3_000  # time between a refusal and the client's own timeout
 TaskApp = ray_slo.deployment(
     latency_slo_ms=SLO_MS,
     num_replicas=2,
@@ -34,13 +34,13 @@ TaskApp = ray_slo.deployment(
     name="tasks",
 )(Tasks)
 
-STATUS = {  # what HTTP and gRPC call it
+STATUS = {  # HTTP status and gRPC code of each reason
     "ok": (200, "OK"),
     "refused": (503, "RESOURCE_EXHAUSTED"),
     "lost": (503, "UNAVAILABLE"),
     "expired": (504, "DEADLINE_EXCEEDED"),
     "bad": (422, "INVALID_ARGUMENT"),
-    "bad_slo": (400, "INVALID_ARGUMENT"),  # a header there, a field here
+    "bad_slo": (400, "INVALID_ARGUMENT"),  # a header in HTTP, a field in gRPC
     "too_large": (413, "RESOURCE_EXHAUSTED"),
     "unknown": (404, "NOT_FOUND"),
     "failed": (500, "INTERNAL"),
@@ -79,7 +79,7 @@ class Http:
         return httpx.get(self.url, timeout=30).json()
 
     def sent(self, item):
-        """A request on its way, until the end of the block."""
+        """Send a request, and cancel it at the end of the block."""
         return posted(self.url, item)
 
     @staticmethod
@@ -179,11 +179,11 @@ def test_what_is_wrong(client, asked, status, error, says):
 
 
 def test_own_slo_that_cannot_be_met(client):
-    said = client.ask(5, slo_ms=20)  # less than a batch takes, and more than it takes to say so
+    said = client.ask(5, slo_ms=20)  # less than a batch takes; enough time for a refusal
     assert said.status == client.status("refused")
     assert (said.error["error"], said.error["reason"]) == ("RefusedEarly", "would_miss")
     assert said.error["model"] == "tasks"
-    assert 0 < said.error["latency_slo_ms"] <= 20  # of which the way to the frontend is a part
+    assert 0 < said.error["latency_slo_ms"] <= 20  # less the time to the frontend
     assert said.error["predicted_finish_ms"] > 20
     assert said.retry_after_s > 0
 
@@ -227,13 +227,13 @@ def test_grpc_listens_on_one_host(ray_cluster):
     reason="Ray's own processes listen for other nodes; `make test` says that there are none",
 )
 def test_nothing_listens_beyond_loopback(handle):
-    """Ray, Serve, HAProxy and replicas."""
+    """Neither Ray, Serve, HAProxy nor replicas."""
     mine = listening([os.getpid(), *descendants(os.getpid())])
     assert len(mine) > 5
     assert beyond_loopback(mine) == []
 
 
-# Last, because each takes a worker away.
+# These tests are the last, because each of them ends a worker.
 def test_worker_lost(client, tmp_path):
     said = client.ask(["die_once", str(tmp_path / "died")])
     assert said.status == client.status("lost")

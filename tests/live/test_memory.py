@@ -1,4 +1,4 @@
-"""Models that there is not enough memory for: smaller batches, fewer variants, nothing lost."""
+"""Models that need more memory than there is: smaller batches, fewer variants, nothing lost."""
 
 import time
 
@@ -10,12 +10,12 @@ from ray_slo.serve import build_app
 
 pytestmark = pytest.mark.live
 
-FITS = 6  # items at a time
+FITS = 6  # items per batch that fit into memory
 MB = 2**20
 
 
 class Large:
-    """Has memory for a few items at a time; nothing measures it at start."""
+    """A model with memory for a few items at a time, which is not measured at its start."""
 
     def __call__(self, items):
         if len(items) > FITS or "huge" in items:
@@ -103,6 +103,6 @@ def test_a_variant_without_room_is_left_out_and_the_others_are_measured(app):
     assert 80 < large["load_mb"] < 140
     assert small["load_mb"] < 60
     assert large["batch_size"] == 8
-    assert large["batch_mb"] > 20  # 4 MB an item
+    assert large["batch_mb"] > 20  # 4 MB per item
     assert memory["room_mb"] > 112
     assert app.remote("x", model="named").result() in (96, 16)

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.live
 
 SLO_MS = 20_000
 FIND = ["f0"]
-ACCURATE, QUICK = "s1", "s0"  # 0.25 s and 0.03 s of a word
+ACCURATE, QUICK = "s1", "s0"  # they take 0.25 s and 0.03 s per word
 
 
 @pytest.fixture(scope="module")
@@ -98,7 +98,7 @@ def test_replicas_and_variants_follow_the_demand(words):
         status = plan(words)
         assert status["targets"] == status["running"] == {"default": 3}
         assert status["step"] == "accuracy"
-        # And no more, once what is not needed any more is unloaded.
+        # Variants that are no longer needed are unloaded.
         assert eventually(lambda: loaded(words) == [["f0"], [QUICK], [ACCURATE]]), shown(words)
     # A rise by a factor of ten may cost something before replicas are there; then it does not.
     assert "ok" in load.outcomes, load.outcomes
@@ -166,7 +166,7 @@ def test_all_of_it_is_logged_and_the_scheduler_decides_the_same_again(words, log
     assert rise.demand > 4
     assert f"{QUICK}: 0 → 1 workers" in rise.changes
     assert rise.took_s > 0
-    assert "Accuracy scaling" in rise.why, rise.why  # with those that are there, at least
+    assert "Accuracy scaling" in rise.why, rise.why  # at least with the workers that are up
     fall = next(p for p in first.plans if "default: 3 → 2 workers" in p.changes)
     assert fall.at > rise.at
     failed = next(p for p in first.plans if p.error)
@@ -176,11 +176,11 @@ def test_all_of_it_is_logged_and_the_scheduler_decides_the_same_again(words, log
             assert planner.plans[0].trigger == "planner restarted"
     (life,) = decision_log.read(log)
     assert life.whole
-    assert life.start.about["clock"] == first.start.about["clock"]  # one axis
+    assert life.start.about["clock"] == first.start.about["clock"]  # so times can be compared
     replayed = replay(life)
     assert replayed.identical, replayed.difference
     assert replayed.actions > 50
-    # The policy was told of what was planned, and after that.
+    # The policy was told what was planned, after the plan was made.
     told = [
         (args[0], a.variant)
         for r in life.rounds()

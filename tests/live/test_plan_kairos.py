@@ -1,5 +1,4 @@
-"""Workers of unlike types under a budget: how many there are follows the budget, and no request is
-lost."""
+"""Workers of different types under a budget. Their numbers follow it, and no request is lost."""
 
 import contextlib
 import json
@@ -17,7 +16,7 @@ from ray_slo.serve import build_app
 
 pytestmark = pytest.mark.live
 
-LARGE = 100  # only "strong" answers that in time
+LARGE = 100  # items; only "strong" workers are fast enough
 
 
 def app(budget, log):
@@ -65,13 +64,13 @@ def size_of(n):
 
 
 def who_ranks_many(handle):
-    """The kind of worker; None where the machine is too busy for the SLO."""
+    """The kind of worker that answers a large request; None if the machine is too busy."""
     with contextlib.suppress(SLOError):
         return handle.remote(LARGE).result()[0]
 
 
 def dry_run(capsys):
-    """`ray-slo plan --live`: what is planned already."""
+    """Check what `ray-slo plan --live` prints."""
     with pytest.raises(SystemExit) as exit:
         main(["plan", "--live", "rank", "--json"])
     assert exit.value.code == 0
@@ -88,7 +87,7 @@ def dry_run(capsys):
 
 
 def cut(log):
-    """What was planned when the budget was cut; None as long as it is not written."""
+    """The plan that was made when the budget was cut; None until it is in the log."""
     plans = [p for planner in plan_log.read(log) for p in planner.plans]
     return next((p for p in plans if "weak: 2 → 0 workers" in p.changes), None)
 

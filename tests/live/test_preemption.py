@@ -1,4 +1,4 @@
-"""FLEX on Serve: a burst stops what runs, and what becomes of that."""
+"""FLEX on Serve: a burst preempts the running batch, whose requests are submitted again."""
 
 import random
 import time
@@ -19,7 +19,7 @@ BURST = 8
 
 
 def model(folder, callable, latency_slo_ms, alpha_s, beta_s, max_batch_size=1, **options):
-    """With a profile from a file: nothing is measured at start."""
+    """A model with a profile from a file, so that nothing is measured at start."""
     file = folder / f"{callable}-{beta_s}.json"
     save_profiles(file, {"x": LatencyProfile.linear(alpha_s, beta_s, max_batch_size)})
     return {
@@ -52,14 +52,14 @@ def app(ray_cluster, request, tmp_path_factory):
         "scheduler": request.param,
         "num_frontends": 1 if request.param == "embedded" else 2,
     }
-    name = f"preempting-{request.param}"  # of its own: nobody waits until the first is gone
+    name = f"preempting-{request.param}"  # a name that no application has
     with ray_cluster.running(build_app(spec), name, f"/{name}") as handle:
         yield handle
 
 
 @pytest.fixture
 def embedded(app, request):
-    """For what is the same wherever the scheduler lives."""
+    """The application with an embedded scheduler; an actor would show the same."""
     if "actor" in request.node.callspec.id:
         pytest.skip("no other with an actor")
     return app
@@ -98,7 +98,7 @@ def test_a_burst_stops_a_long_batch_and_is_answered(app, tmp_path, name, request
 
 def test_a_request_that_cannot_make_it_any_more_is_refused_and_why(embedded, tmp_path):
     app = embedded
-    spare_s = 3.0  # beyond what a run is said to take
+    spare_s = 3.0  # more than the run takes
     too_late = time.monotonic() + spare_s + 0.2
     slo_ms = 1e3 * (1.2 * LONGER_S + spare_s)
     _, long = begin(app, tmp_path, "longer", latency_slo_ms=slo_ms)

@@ -1,4 +1,4 @@
-"""Whatever a client sends: a typed answer, nothing told that is not its, and no hang."""
+"""Whatever a client sends, it gets a typed answer, no data of others, and no hanging call."""
 
 import contextlib
 import json
@@ -30,7 +30,7 @@ from ray_slo.serve.protos import InferRequest
 pytestmark = pytest.mark.live
 
 SLO_MS = 2000
-LEISURE = {"x-slo-latency-ms": "30000"}  # for what is to be answered
+LEISURE = {"x-slo-latency-ms": "30000"}  # for requests that must be answered
 SECRET = "hunter2-do-not-tell"
 App = ray_slo.deployment(
     latency_slo_ms=SLO_MS,
@@ -45,7 +45,7 @@ CHECKS = [status_code_conformance, content_type_conformance, response_schema_con
 BOUNDED = settings(
     derandomize=True,
     database=None,
-    deadline=timedelta(seconds=SLO_MS / 1e3 + 30),  # a second after the SLO, on a busy machine
+    deadline=timedelta(seconds=SLO_MS / 1e3 + 30),  # 1 s after the SLO, and 29 s for a busy machine
     suppress_health_check=list(HealthCheck),
 )
 
@@ -120,7 +120,7 @@ LINE = re.compile(rb"HTTP/1\.1 (\d{3}) ")
 
 
 def exchange(url, request, wait_s=30.0):
-    """(status, headers in small letters, body); (0, …) when the server hangs up without a word."""
+    """(status, headers in small letters, body); (0, …) if the server closes without an answer."""
     parts = httpx.URL(url)
     with socket.create_connection((parts.host, parts.port)) as line:
         line.settimeout(wait_s)

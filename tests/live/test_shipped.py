@@ -21,7 +21,7 @@ def test_starts_answers_and_refuses(path, tmp_path):
     (port,) = free_ports(1)
     with serving(path, tmp_path / "serve.log", port) as running:
         told = running.refusals
-        assert set(told) <= {"starting", "404", "503"}, told  # Serve's own, before it has routes
+        assert set(told) <= {"starting", "404", "503"}, told  # Serve's answers before it has routes
         if "starting" in told:
             said = json.loads(told["starting"])
             assert said["error"] == "NotReady"
@@ -33,7 +33,7 @@ def test_starts_answers_and_refuses(path, tmp_path):
         quiet = running.load(rate, 10).summary["status"]
         assert quiet["ok"] + quiet["late"] > 0
         assert quiet["error"] == quiet["timeout"] == 0
-        # On a slow machine, far more than it can do.
+        # On a slow machine this is far more than it can serve.
         loud = running.load(5 * OVERLOAD * rate, 60, seed=1)
         status = loud.summary["status"]
         assert status["error"] == status["timeout"] == 0, loud.sample_errors

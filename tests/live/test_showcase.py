@@ -17,7 +17,7 @@ from ray_slo.serve.planner.links import find_planner
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(400)]
 
-ASKS = {  # what a client sends, how, and whether it is an answer
+ASKS = {  # item, options of the call, and the check of its answer
     "sheets": (one_pool.SHEETS, {"model": "sheet"}, lambda got: sum(map(len, got)) == 6),
     "digits": (one_pool.DIGITS, {"model": "digit"}, lambda got: got in range(10)),
     "gold": (
@@ -45,7 +45,7 @@ def running(handle):
 
 
 def patiently(handle, what):
-    """One answer of each kind, however busy the machine is."""
+    """Try until each kind of request was answered once, even on a busy machine."""
     items, asked, _ = ASKS[what]
     return handle.remote(items[0], **{**asked, **PATIENT}).result(timeout_s=60)
 
@@ -66,7 +66,7 @@ def is_planned(handle):
 
 
 def is_steady(handle):
-    """No worker comes or goes."""
+    """Whether no worker is starting or stopping."""
     told = status_of(handle)
     wanted, there = told["plan"].get("targets"), told["plan"].get("running")
     return is_planned(handle) and wanted == there and len(told["workers"]) == sum(there.values())
@@ -124,7 +124,7 @@ def test_replicas_follow_the_load_within_the_budget(showcase):
 
 
 def test_a_dead_planner_stops_nothing_and_its_successor_takes_over(showcase):
-    """`test_groups` and `test_plan` have one that Ray restarts, too."""
+    """`test_groups` and `test_plan` also have a planner that Ray restarts."""
     assert eventually(lambda: is_steady(showcase)), plan(showcase)
     killed_at = time.monotonic()
     with asking(showcase, **PATIENT) as load:
@@ -153,7 +153,7 @@ def test_a_dead_worker_loses_no_request(showcase):
         assert eventually(lambda: load.sent > sent + 20)
         assert eventually(lambda: worker not in status_of(showcase)["workers"]), kind
         assert eventually(lambda: is_steady(showcase)), plan(showcase)
-    # It may have been the only one of its group: until the next is there, clients hear so.
+    # The worker may have been its group's only one. Then requests are refused until the next is up.
     assert set(load.outcomes) <= {"ok", "no_worker"}, load.outcomes
     for what, (_, _, is_answer) in ASKS.items():
         assert is_answer(patiently(showcase, what)), what

@@ -1,4 +1,4 @@
-"""Until an application can serve, everybody hears why not at once; afterwards nobody does."""
+"""Until an application can serve, requests are refused at once with the reason; then none is."""
 
 import functools
 import json
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.live
 
 
 class Slow:
-    """Loads until its file is there; where that says something, it fails with it."""
+    """A model whose load waits for a file. If the file has text, it fails with that text."""
 
     def __init__(self, mark):
         until = time.monotonic() + PATIENCE_S
@@ -50,7 +50,7 @@ App = ray_slo.deployment(
 
 
 class Started:
-    """`serve.run` in a thread: it comes back when all is up."""
+    """`serve.run` in a thread, because it returns only when all replicas are up."""
 
     def __init__(self, mark, name):
         self.error = None
@@ -109,7 +109,7 @@ def test_while_it_starts_and_from_then_on(ray_cluster, tmp_path):
         mark.touch()
         started.join()
         assert started.error is None
-        assert handle.remote(2).result(timeout_s=30) == 2  # the first after `serve.run`
+        assert handle.remote(2).result(timeout_s=30) == 2  # the first request after `serve.run`
         assert httpx.post(url, json=3, timeout=30).json() == 3
         read = functools.partial(read_status, ray_cluster.address, "starting")
         assert eventually(lambda: "starting" not in read()["starting"])

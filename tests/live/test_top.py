@@ -40,7 +40,7 @@ def test_what_is_served_is_seen(ray_cluster):
         with httpx.Client(timeout=PATIENCE_S) as http:
 
             def shown():
-                """The page's tables, once they tell of answers, refusals and both frontends."""
+                """The page's tables, once they have answers, refusals and both frontends."""
                 for answer in [handle.remote(0) for _ in range(16)]:
                     answer.result(timeout_s=PATIENCE_S)
                 with pytest.raises(SLOError):

@@ -1,5 +1,5 @@
-"""Serve's tracing is on: spans of proxy, frontend and worker are one trace, the caller's. HAProxy
-makes no spans, but Serve's proxy, to which it turns while an application starts, does."""
+"""With Serve's tracing, spans of proxy, frontend and worker belong to the caller's trace. HAProxy
+makes no spans. It uses Serve's proxy while an application starts, and that makes spans."""
 
 import json
 import secrets
@@ -37,7 +37,7 @@ def header(ids, sampled=True):
 
 
 def exported(folder):
-    """All spans so far, by id. The files hold one object after the other."""
+    """All spans so far, by id. A file has one JSON object after the other."""
     spans, decoder = {}, json.JSONDecoder()
     for file in folder.glob("*_tracing.json"):
         text = file.read_text("utf-8").strip()
@@ -60,7 +60,7 @@ def linked(span):
 
 
 def way_up(spans, span):
-    """Names from a span to the topmost that is known, and that one's parent."""
+    """Names from a span up to the topmost known one, and the id of that one's parent."""
     names = []
     while span is not None:
         names.append(span["name"])
@@ -73,7 +73,7 @@ def test_one_trace_from_the_caller_to_the_worker(ray_cluster, tmp_path):
     app = build_app({**ARGS, "decision_log": {"dir": str(tmp_path), "flush_s": 0.2}})
     with ray_cluster.running(app, "traced", "/traced"), ThreadPoolExecutor(4) as pool:
         url = f"{ray_cluster.url}/traced/square"
-        # Its scheduler may hear of the worker a moment after Serve.
+        # The scheduler may be told of the worker a moment after Serve.
         assert eventually(lambda: httpx.post(url, json=3, timeout=30).status_code == 200)
         callers = [caller() for _ in range(4)]
         declined = caller()
@@ -91,7 +91,7 @@ def test_one_trace_from_the_caller_to_the_worker(ray_cluster, tmp_path):
     by_trace = {}
     for span in ours(spans):
         by_trace.setdefault(span["context"]["trace_id"].removeprefix("0x"), []).append(span)
-    assert set(by_trace) == {ids for ids, _ in [*callers, refused]}  # and of nobody else
+    assert set(by_trace) == {ids for ids, _ in [*callers, refused]}  # no other traces
     batches = {i: s for i, s in spans.items() if s["name"] == "slo.batch"}
     for (trace, above), answer in zip(callers, answers, strict=False):
         request, queue = (
@@ -104,19 +104,19 @@ def test_one_trace_from_the_caller_to_the_worker(ray_cluster, tmp_path):
         assert names[-1].startswith(OUTERMOST)
         assert top == above
         assert way_up(spans, queue) == (["slo.queue", *names], above)
-        # The scheduler's own, from another process.
+        # A span of the scheduler, which is another process.
         (span,) = (s for s in by_trace[trace] if s["name"] == "slo.schedule")
         assert way_up(spans, span) == (["slo.schedule", "slo.queue", *names], above)
         told = {k: v for k, v in queue["attributes"].items() if k != "slo.budget_ms"}
         assert span["attributes"] == told
-        # The batch that it was in knows of it, and it of the batch.
+        # The spans of a request and of its batch are linked in both directions.
         own = request["context"]["span_id"].removeprefix("0x")
         (batch,) = (batches[i] for i in linked(request))
         assert own in linked(batch)
         said = request["attributes"]
         assert said["slo.batch_size"] == int(answer.headers["x-slo-batch-size"])
         assert said["slo.outcome"] == "ok"
-        # And the scheduler's log knows the decision.
+        # The decision is in the scheduler's log.
         decision = queue["attributes"]["slo.decision"]
         assert decision == batch["attributes"]["slo.decision"]
         _, _, number = decision.split("-")

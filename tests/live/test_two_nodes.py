@@ -50,10 +50,10 @@ def test_all_are_answered_in_time_from_both_nodes(seen):
 
 def test_refused_and_expired_with_a_reason(seen):
     assert (seen["refused"]["status"], seen["refused"]["reason"]) == (503, "would_miss")
-    # Of a worker whose clock is an hour ahead: neither at once, nor an hour late.
+    # The worker's clock is an hour ahead. Requests must expire neither at once nor an hour late.
     late = seen["hanging"]
     assert (late["status"], late["reason"]) == (504, "expired")
-    assert 1.4 < late["took_s"] < 30  # its deadline, and a busy machine
+    assert 1.4 < late["took_s"] < 30  # its deadline, with room for a busy machine
 
 
 def test_a_wrong_wall_clock_changes_nothing(seen):
@@ -70,11 +70,11 @@ def test_a_wrong_wall_clock_changes_nothing(seen):
 
 
 def test_a_free_worker_on_the_frontends_own_node_is_preferred(seen):
-    # By turns, so that no order in which a policy ranks the two workers would do for both.
+    # Each of the two in turn, so that a policy's fixed order of workers cannot pass.
     for node in seen["nodes"][1:]:
         there = [to for origin, to in seen["near"] if origin == node]
         assert there, "no request came to the node's frontend"
-        # All but one that was sent before the scheduler knew that the worker is free.
+        # One may have been sent before the scheduler was told that the worker is free.
         assert there.count(node) > 0.75 * len(there), there
 
 

@@ -45,7 +45,7 @@ def policy(request):
 @pytest.fixture(scope="module")
 def app(ray_cluster, policy):
     config = yaml.safe_load(APP + POLICIES[policy])
-    name = f"picked-{policy}"  # of its own: nobody waits until the first is gone
+    name = f"picked-{policy}"  # a name that no application has
     with ray_cluster.running(build_app(config), name, f"/{name}") as handle:
         yield handle, f"{ray_cluster.url}/{name}"
 
@@ -54,7 +54,7 @@ def test_variants_and_their_accuracy_are_said(app):
     _, url = app
     seen = set()
 
-    def is_deep():  # with tables only when there is one: the quickest variant serves before
+    def is_deep():  # with tables; before, the quickest variant serves
         answer = httpx.post(url, json=1, timeout=60)
         assert answer.status_code == 200
         variant = answer.headers["x-slo-variant"]
@@ -63,7 +63,7 @@ def test_variants_and_their_accuracy_are_said(app):
         seen.add(variant)
         return variant == "deep"
 
-    assert eventually(is_deep)  # an idle system has time for it
+    assert eventually(is_deep)  # an idle system uses it
     assert seen <= set(ACCURACIES)
 
 

@@ -68,7 +68,7 @@ def test_variant_that_does_not_load_is_said_at_deploy_time(ray_cluster, monkeypa
         serve.delete("lame")
 
 
-# Last, because it leaves the application changed.
+# This test is the last, because it changes the application.
 def test_rolling_update_of_variants_and_reconfigure_keep_serving(handle):
     def ask(n):
         return handle.remote(0, response_metadata=True)

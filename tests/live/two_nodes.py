@@ -1,8 +1,9 @@
-"""One application on three Ray nodes; writes what callers saw as JSON to the file named first.
+"""One application on three Ray nodes; the program writes what callers saw as JSON
+to the file that its first argument names.
 
-Run by test_two_nodes.py in a process of its own, as a process has one connection to Ray.
-The head holds Serve's controller, the proxy and the frontend that this prefers, the other nodes a
-frontend and a worker each. On the third every process has a wall clock that is an hour ahead.
+test_two_nodes.py runs it in a process of its own, because a process has one connection to Ray. The
+head has Serve's controller, the proxy and the frontend that the proxy prefers. The other nodes have
+a frontend and a worker each. On the third node, all wall clocks are an hour ahead.
 """
 
 import asyncio
@@ -38,7 +39,7 @@ APP = {
 
 
 class Where:
-    """Sleeps as long as it is told, and says where it was and what the wall clocks there show."""
+    """Sleep for the item's seconds; answer with the node and its wall clocks."""
 
     @staticmethod
     def preprocess(seconds):  # in the frontend
@@ -86,7 +87,7 @@ async def main(cluster):
         for answered in await paced(4, 0.2):  # connections, imports
             await answered
         both = await asyncio.gather(*await paced(60, 0.03))
-        # One at a time, so that both workers are free; at all frontends.
+        # One at a time, so that both workers are free; to all frontends.
         handle = serve.get_app_handle("where").options(_prefer_local_routing=False)
         near = []
         for _ in range(36):

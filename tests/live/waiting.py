@@ -1,4 +1,4 @@
-"""Waiting for what happens, not for a time that a busy machine misses."""
+"""Wait for a condition, and not for a fixed time that is too short on a busy machine."""
 
 import contextlib
 import json
@@ -15,7 +15,7 @@ MUTE = {"starting", "unreachable"}
 
 
 def eventually(condition, within_s=PATIENCE_S):
-    """What the condition says once it holds, or when time is up."""
+    """The condition's value, once it is true or the time is over."""
     until = time.monotonic() + within_s
     while not (said := condition()) and time.monotonic() < until:
         time.sleep(0.1)
@@ -23,8 +23,8 @@ def eventually(condition, within_s=PATIENCE_S):
 
 
 def status_of(handle):
-    """`slo_status`, once all of it is there: a frontend that is busy, or has just started, may not
-    hear from every scheduler and from the planner in time."""
+    """`slo_status`, once it is complete. A frontend that is busy, or has just started, may not get
+    the answers of all schedulers and of the planner in time."""
     told = {}
 
     def is_whole():
@@ -33,7 +33,7 @@ def status_of(handle):
             told.update(handle.slo_status.remote().result(timeout_s=PATIENCE_S))
             schedulers = [told, *told.get("groups", {}).values()]
             states = {part.get("state") for part in schedulers}
-            # A planner that is starting has told what it knows.
+            # A planner that is starting has reported what it knows.
             return told.get("plan", {}).get("state") != "unreachable" and not states & MUTE
         return False
 
@@ -44,14 +44,14 @@ def status_of(handle):
 @contextlib.contextmanager
 def held(handle, folder, workers=2):
     """Keep workers of `apps.Tasks` busy until the end of the block."""
-    # With fewer, one would get two: the second is sent ahead, to wait there for the first.
+    # With fewer workers, one would get two batches: the second waits there for the first.
     assert eventually(lambda: len(status_of(handle)["workers"]) >= workers)
     holds = []
     try:
         for _ in range(workers):
             mark = folder / uuid.uuid4().hex
             holds.append((mark, handle.remote(("hold", str(mark)))))
-            assert eventually(mark.exists)  # before the next one, lest they form one batch
+            assert eventually(mark.exists)  # before the next request, so that they are two batches
         yield
     finally:
         for mark, _ in holds:
@@ -66,7 +66,7 @@ def let_go(mark):
 
 @contextlib.contextmanager
 def posted(url, item):
-    """A client has sent its request over HTTP; it hangs up at the end of the block."""
+    """Send a request over HTTP, and close the connection at the end of the block."""
     parts, body = httpx.URL(url), json.dumps(item).encode()
     head = (
         f"POST {parts.path} HTTP/1.1\r\nhost: {parts.host}\r\n"

@@ -1,4 +1,4 @@
-"""A device whose memory a test says."""
+"""A fake device whose memory a test sets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files of weights that are damaged, or of another kind: a message that names the file."""
+"""If a file of weights is damaged, or is of another kind, the message names the file."""
 
 import os
 import pickle

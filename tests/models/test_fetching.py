@@ -1,4 +1,4 @@
-"""Fetching a published file: whole, once, or not at all and soon."""
+"""A published file is downloaded once and completely, or the error comes soon."""
 
 from __future__ import annotations
 

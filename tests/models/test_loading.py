@@ -1,4 +1,4 @@
-"""Weights and devices as users name them."""
+"""How users name weights and devices."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What variants take of memory, on a pretended device, in this process, and in errors."""
+"""The memory of variants: on a fake device, in this process, and in errors."""
 
 from __future__ import annotations
 

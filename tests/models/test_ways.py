@@ -1,4 +1,4 @@
-"""Which way to run a network is chosen: by time, among those that are near; on our own clock."""
+"""The choice of the way to run a network: the fastest whose outputs are close to the reference."""
 
 from __future__ import annotations
 

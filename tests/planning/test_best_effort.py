@@ -1,4 +1,4 @@
-"""Plans for lone requests: room for all that one makes, and something where Loki serves nothing."""
+"""Plans where Loki's program serves nothing, and room for all requests that one request makes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The Kairos planners: bounds by hand and against the LP, choices, pruning, the catalogue."""
+"""The Kairos planners: bounds (by hand and against the LP), choices, pruning, the catalogue."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Spot instances: bounds by hand, against enumeration, and what must survive."""
+"""Spot instances: bounds (by hand and against enumeration), and the load that must survive."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Random sequences of events for a policy, each registered one's arguments, and their cluster."""
+"""Random sequences of events for policies, with the arguments of each one and its cluster."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """A host for tests: feeds a policy, checks the contract of `ray_slo.core.policy` at every step.
 
-`Host` keeps its own books of what waits and what runs. Tests move it by hand (`arrive`, `finish`,
+`Host` itself records what waits and what runs. Tests move it by hand (`arrive`, `finish`,
 `change`, `advance`), so they control every instant; `timeline` is for asserting a whole run.
 """
 

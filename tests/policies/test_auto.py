@@ -1,4 +1,4 @@
-"""`auto`: what it chooses, when it rehearses, and that a swap loses and reorders nothing."""
+"""`auto`: its choices, when it rehearses, and that a change of setting loses no request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Policies in applications that they were not made for: deadlines of tasks, choice of variants."""
+"""What `composed` adds to policies: deadlines of tasks, and the choice of variants."""
 
 import json
 from dataclasses import replace

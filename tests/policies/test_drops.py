@@ -1,5 +1,5 @@
-"""Dropping, where it is known to go wrong elsewhere: a request whose time is up is refused when the
-running batch ends and no sooner, and a long overload slows dispatch down more and more."""
+"""Two errors of other systems that no policy here has. They refuse an expired request only when the
+running batch ends, and their dispatch gets slower and slower in a long overload."""
 
 import numpy as np
 import pytest

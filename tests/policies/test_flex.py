@@ -1,4 +1,4 @@
-"""FLEX: Figure 4 as timelines, the λ-rule at its edges, what becomes of preempted requests."""
+"""FLEX: Figure 4 as timelines, the λ-rule at its limits, and the requests of preempted batches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Wall clocks jump, so nothing may be decided by one; to write down when something was is fine."""
+"""Wall clocks jump, so no code may decide by one. Code may record the time with one."""
 
 import ast
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The planners' table of a decision log: what is written is read, and times are put in order."""
+"""The planners' table of a decision log: rows are read as they were written, in order of time."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""The log of a policy: what goes in comes out, to the last bit; and what broken files say."""
+"""The log of a policy is read exactly as it was written; broken files are reported."""
 
 import json
 import math

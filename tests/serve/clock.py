@@ -1,12 +1,12 @@
-"""Time of its own for a test, so that a slow machine is not in it.
+"""Virtual time for a test, so that the speed of the machine does not matter.
 
-`run(main)` is `asyncio.run(main)` where time passes only while nobody has anything to do: then it
+`run(main)` is `asyncio.run(main)` with a clock that moves only while all code waits: then it
 jumps to the next timer. It stands still while the loop or a thread of an executor works, however
-long that takes. `time.monotonic`, `time.perf_counter` and `time.sleep` are of that time, too, so
-a batch method that sleeps takes as long as it says, exactly, and no real time.
+long that takes. `time.monotonic`, `time.perf_counter` and `time.sleep` use this clock, too. So
+a batch method that sleeps takes exactly that long in virtual time, and no real time.
 
-Not for networks (what is on its way there is not seen; Unix sockets are as fast as memory), nor for
-loops in several threads.
+Do not use it for networks: the clock does not see a message on its way (Unix sockets are as fast as
+memory). Nor for loops in several threads.
 """
 
 import asyncio

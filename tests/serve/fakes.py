@@ -1,4 +1,4 @@
-"""Stand-ins for policies, models, metrics and wires: of frontends, schedulers and workers."""
+"""Fakes for frontends, schedulers and workers: policies, models, metrics and connections."""
 
 import asyncio
 import random

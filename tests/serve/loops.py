@@ -1,4 +1,4 @@
-"""How tests of coroutines run and wait: in a time of their own, see `clock`."""
+"""Run coroutines of tests, and wait in them, in virtual time (see `clock`)."""
 
 import asyncio
 import functools

@@ -1,4 +1,4 @@
-"""A pipeline of two tasks, and a handle of its workers that may break."""
+"""A pipeline of two tasks, and a fake handle of its workers that can fail."""
 
 import asyncio
 import threading

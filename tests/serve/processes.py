@@ -1,9 +1,8 @@
-"""An application's processes in one event loop: they are stopped, go on, die and are replaced
-between any two callbacks, and their calls are late or lost. What runs in them is the product's own:
-frontends, workers, the scheduler actor, and the channels between them. What stands in for Ray and
-Serve is here.
+"""An application's processes in one event loop. Between any two callbacks, a process can stop,
+continue, die or be replaced; calls between processes can be late or lost. The frontends, workers,
+scheduler actor and channels are the real ones. This module has fakes for Ray and Serve.
 
-Time is of its own: see `clock`.
+Time is virtual: see `clock`.
 """
 
 import asyncio

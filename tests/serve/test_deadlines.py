@@ -1,4 +1,4 @@
-"""The headers that say how much time a request has, and what becomes of them on their way."""
+"""The headers with a request's deadline, and how each process passes them on."""
 
 import json
 import subprocess

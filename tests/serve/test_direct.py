@@ -1,4 +1,4 @@
-"""Direct connections: what arrives, what is left to Serve's handle, and how they end."""
+"""Direct connections: what they carry, what goes over Serve's handle, and how they end."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""Memory that is given back after a peak."""
+"""Memory is returned to the system after a peak."""
 
 import ctypes
 import math

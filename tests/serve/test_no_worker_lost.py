@@ -1,10 +1,10 @@
-"""No worker is lost for good, whatever dies, hangs or is lost on its way, and when.
+"""No worker stays unused, whichever process dies or hangs, and whichever message is lost.
 
 Frontends, workers, scheduler and their channels are the product's own: see `processes`. A sequence
 of requests and faults is followed by quiet. Then every request has been answered once, if its
 frontend lives, and every worker that lives is given work again.
 
-`RAY_SLO_SEQUENCES=100000 pytest tests/serve/test_no_worker_lost.py` runs so many, at random.
+`RAY_SLO_SEQUENCES=100000 pytest tests/serve/test_no_worker_lost.py` runs 100,000 sequences.
 """
 
 import asyncio

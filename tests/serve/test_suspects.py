@@ -1,4 +1,4 @@
-"""What outlives a process: whose hooks it ran."""
+"""Notes that survive a process: which requests' hooks it was running."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""What users' code raises ends nothing but its own call."""
+"""An error of user code ends only its own call."""
 
 import asyncio
 import sys

@@ -1,4 +1,4 @@
-"""A brain in virtual time is asked as the live planner asks it."""
+"""The simulator calls a planner's brain as the live planner does."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""A rehearsal plays what was, says what comes of each setting, and the engine hosts it."""
+"""A rehearsal simulates recent requests with each setting, and compares the results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Recorded runs, replayed: the same policy decides the same, another is simulated on them."""
+"""Recorded runs: the same policy decides the same again, and other policies are simulated."""
 
 import tempfile
 

@@ -1,4 +1,4 @@
-"""The smallest that passes: against all that are smaller, where those are few enough to try."""
+"""The smallest number that passes, compared with all smaller numbers where these are few."""
 
 import itertools
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""What workers sustain under the policy that is deployed."""
+"""The rate that workers sustain under the deployed policy."""
 
 import pytest
 

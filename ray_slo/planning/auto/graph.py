@@ -129,8 +129,9 @@ class Graph:
         self._leave_out_short()
 
     def _leave_out_short(self) -> None:
-        """Batches that are for no budget the largest in time. Where a model has several nodes, a
-        batch that is the largest for one of them may be the one that they have in common."""
+        """Leave out batches that are not the largest in time for any budget. If a model has several
+        nodes, they may need the same batch, so a batch stays if it is the largest for one of
+        them."""
         keep: dict[str, set[int]] = {model.name: set() for model in self.problem.models}
         for (stream, task), node in self.nodes.items():
             splits = self.splits[stream]

@@ -1,22 +1,23 @@
-"""Which group of workers serves which models, where nobody says.
+"""Choose the group of workers for each model that no group lists.
 
-Models that trees have in common, or that one tree needs, are a *unit*: all of it goes to one group,
-as a group's scheduler knows how long its own workers take. For a unit u and a group j,
+Models of one tree, and of trees that share a model, are a *unit*. A unit goes to one group, because
+a group's scheduler knows only the latencies of its own workers. For a unit u and a group j,
 
     full(u, j) = Σ rate / Σ_k n(k)·q(k)    over the unit's tasks; k: the group's kinds
 
-is the share of the group's time that serving u with the most accurate variant that is in time
-takes: n(k) workers, at most, each with the throughput q(k) of its largest batch in time. 1/full is
-the burst tolerance of HERD (SHEPHERD §4), for a group of which the size is given; Σ_u full is what
-partition evens out (Symphony Appendix A), where groups are not alike. A small program chooses:
+is the share of the group's time that u takes with the most accurate variant that is in time. The
+group has at most n(k) workers, each with the throughput q(k) of its largest batch in time. For a
+group of a given size, 1/full is the burst tolerance of HERD (SHEPHERD §4). Σ_u full is the load
+that `partition` makes even (Symphony Appendix A), here for different groups. A small program
+chooses:
 
     minimise   Σ_j [10·(full(j) − 0.7)⁺ + 20·(full(j) − 1)⁺] + 0.2·max_j full(j), over the average
                + accuracy that is lost + 10·cost, as a share of the highest
                + move_cost per model that moves + 100 per unit that is not in time
                + 100·(memory beyond the group's)⁺, as a share of it
 
-in points of accuracy. So loads are even where a group would be full; where none is, the cheapest
-group that loses no accuracy is taken, and nothing moves for less than it costs.
+in points of accuracy. So loads are balanced where a group would be full. If none would be, a model
+goes to the cheapest group that loses no accuracy. No model moves for less than the move costs.
 
 Worked example: three models, each of half a worker, on groups of two workers and of one.
 
@@ -59,7 +60,7 @@ Unit = tuple[str, ...]
 
 
 def in_groups(problem: Problem) -> Problem:
-    """The problem with a group for every model, where workers are in groups.
+    """The problem with a group for every model, if workers are in groups.
 
     Raises:
         ValueError: a model is in no group that it may be in together with its tree.

@@ -1,13 +1,13 @@
-"""Which variants are on which workers of a kind, and for what share of their time.
+"""Choose the variants of each worker of a kind, and their shares of its time.
 
-Where the workers host several variants, a request may have to wait for a batch of another variant
-to end, however urgent it is (batches are not stopped). So variants are together on a worker only if
-each may wait (`Use.wait_s`) as long as the others' batches take; the others get workers of their
-own. Where all workers that there may be are too few for that, they may share some of them, if they
-have enough of their own to be in time without those (`may_wait`). Else `Blocked` asks for a plan
-with shorter batches, or with a worker more.
+If a worker has several variants, a request may have to wait for the end of another variant's batch,
+however urgent the request is (batches are not stopped). So variants share a worker only if each of
+them may wait (`Use.wait_s`) as long as the others' batches take. The other variants get workers of
+their own. If there are too few workers for that, variants may share some workers, provided that
+their own workers are enough to be in time (`may_wait`). Otherwise `Blocked` asks for a plan with
+shorter batches, or with one more worker.
 
-What is loaded now stays, if it can carry the new shares.
+The loaded variants stay where they are, if they can serve the new shares.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ray_slo.planning.auto.uses import Use
 
 
 class Unpacked(Exception):
-    """The variants do not fit into the time and memory of so many workers of `kind`."""
+    """The variants do not fit into the time and memory of the planned workers of `kind`."""
 
     def __init__(self, kind: str, workers: int) -> None:
         super().__init__(kind)
@@ -197,7 +197,8 @@ def _as_it_is(program: Program, kind: Kind, uses: Sequence[Use], most: int) -> l
 def spread_over(
     uses: Sequence[Use], loaded: Sequence[frozenset[str]], most: float
 ) -> list[Shares] | None:
-    """Shares of each worker, of the variants that it has loaded, the fullest as empty as can be."""
+    """Shares of the time of each worker for its loaded variants. The load of the fullest is
+    minimal."""
     from scipy.optimize import linprog
 
     names = [use.config.variant for use in uses]

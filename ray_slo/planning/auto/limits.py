@@ -36,15 +36,15 @@ class Limits:
     """Limits besides those of the problem.
 
     Attributes:
-        rooms: for bursts, by variant and kind where workers have one variant each, else by "" and
-            kind; all workers may be busy where not given.
+        rooms: room for bursts, by variant and kind if workers have one variant each, else by "" and
+            kind. Without an entry, all workers may be busy.
         workers: of a kind on which variants could not be packed: the share of its time that each
             worker may be busy is taken for so many.
         memory: share of a kind's memory that may be planned; less than 1 where variants could not
             be packed into all of it.
-        longest_s: of a batch on a kind, where others could not wait longer behind it.
-        least: workers of a kind, at least, so that those who cannot wait have their own.
-        mixed: kinds on which some wait longer all the same, as there is no other way.
+        longest_s: the longest batch on a kind, if other requests cannot wait longer for its end.
+        least: the least number of workers of a kind, so that requests that cannot wait have their
+        own. mixed: kinds on which some requests wait longer, because there is no other plan.
     """
 
     rooms: Mapping[Pair, Room] = field(default_factory=dict)

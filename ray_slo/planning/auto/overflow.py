@@ -213,7 +213,7 @@ def _together(problem: Problem, plan: Plan, work: Mapping[str, _Work]) -> dict[s
 
 
 def _lost(members: Sequence[_Work], workers: float) -> float:
-    """Share of some models' work that so many workers lose, at the batches that lose least."""
+    """Share of some models' work that this number of workers loses, with the best batches."""
     if not any(one.rate for one in members):
         return 0.0
     if not workers:

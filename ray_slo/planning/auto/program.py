@@ -46,8 +46,8 @@ SAVED = 1e-3
 """Points of accuracy that are given up to save all cost: cheaper of equals."""
 
 Objective = Literal["cost", "accuracy", "share", "value"]
-"""The least cost; the highest accuracy; the largest share of the demand, the least stream first;
-the most points of accuracy per second, whoever is served."""
+"""The least cost; the highest accuracy; the largest share of the demand, first for the stream with
+the least; the most points of accuracy per second, for any streams."""
 
 _PARTS = 4
 """Cuts of packing: variants that need more than 1/2, 1/3, … of a worker's memory."""
@@ -388,7 +388,7 @@ class Program:
 
 
 def cost_weights(problem: Problem) -> Floats:
-    """What is minimised, by kind: the price and a little for every worker; workers where none has a
+    """The weight of a worker in the cost, by kind: its price and a little more; 1 if no kind has a
     price."""
     prices = np.array([kind.price_per_hour for kind in problem.kinds])
     if not prices.any():

@@ -16,10 +16,11 @@ from ray_slo.planning.milp import Floats, Indices, Milp
 
 
 def add_batch_sizes(m: Milp, g: Graph, w: Mapping[tuple[str, str], Indices]) -> None:
-    """A variant has one batch size on a kind, whoever asks for it; for each class of sizes.
+    """A variant has one batch size on a kind, for all nodes that use it; one for each class of
+    sizes.
 
     Args:
-        w: workers that are busy, by node and its configurations.
+        w: number of busy workers, by node and its configurations.
     """
     users: dict[tuple[str, Size | None], list[tuple[str, str]]] = {}
     for node, of in g.nodes.items():

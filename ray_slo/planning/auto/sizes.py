@@ -1,10 +1,11 @@
-"""Demand by size: requests of unlike sizes want unlike workers.
+"""Plan requests of different sizes for different workers.
 
-A request of many items is in time on fast workers only, and a mean does not tell how many of those
-there must be (Kairos §5.2). So every class of sizes (`Size`) of a root's model becomes a stream of
-its own, beside the SLO classes: `rank@≤100`, `rank@gold≤100`. Its batches take ℓ(b·items) for what
-they make of a worker's time, and must be in time with the largest request of the class among them.
-One variant serves all classes on its workers, as in `ray_slo.planning.tiers`.
+A request with many items may be in time only on fast workers. The mean size does not tell how many
+fast workers that takes (Kairos §5.2). So requests are divided into classes of sizes (`Size`), and
+each class of a root's model is a stream of its own, within each SLO class: `rank@≤100`,
+`rank@gold≤100`. A batch of b requests takes ℓ(b·items) of a worker's time. Its latency is that of a
+batch that contains the largest request of the class. A worker's variant serves all classes, as in
+`ray_slo.planning.tiers`.
 
     >>> for size in classes_of({1: 60, 3: 30, 100: 10}, [50]):
     ...     print(size)
@@ -25,18 +26,18 @@ from ray_slo.planning.result import Infeasible
 _MARK = "≤"
 
 MOST = 4
-"""Classes, besides those that begin where a worker is too slow."""
+"""Number of classes, without those that `ends` adds."""
 
 
 def classes_of(
     counts: Mapping[int, float], ends: Collection[int] = (), most: int = MOST
 ) -> tuple[Size, ...]:
-    """Classes of sizes that were seen: of about equal numbers of items, and none across `ends`.
+    """Divide the sizes that were seen into classes with about the same total number of items.
 
     Args:
-        counts: requests by size.
-        ends: sizes at which a class must end: the largest that some worker has in time.
-        most: classes, besides.
+        counts: number of requests, by size.
+        ends: sizes at which a class must end: the largest size that a worker can do in time.
+        most: number of classes, without those that `ends` adds.
     """
     seen = {size: n for size, n in sorted(counts.items()) if n > 0}
     requests, items = sum(seen.values()), sum(size * n for size, n in seen.items())
@@ -63,8 +64,8 @@ def classes_of(
 
 
 def ends_of(problem: Problem, model: Model) -> set[int]:
-    """The largest request that each variant on each kind has in time, alone, by the SLOs of the
-    trees whose root the model serves."""
+    """For each variant, kind of worker and SLO, the largest request that alone is in time. The SLOs
+    are those of the trees whose root the model serves."""
     slos_s = {
         slo_s
         for tree in problem.trees
@@ -80,7 +81,7 @@ def ends_of(problem: Problem, model: Model) -> set[int]:
 
 
 def by_size(problem: Problem) -> Problem:
-    """The problem with a stream for every class of sizes of a root's model."""
+    """The problem in which every class of sizes of a root's model is a stream."""
     if not any(model.sizes for model in problem.models):
         return problem
     trees, demand = [], dict(problem.demand)
@@ -101,7 +102,7 @@ def by_size(problem: Problem) -> Problem:
 
 
 def size_of(problem: Problem, stream: str) -> Size | None:
-    """The class of sizes of a stream's requests; None where it has none."""
+    """The class of sizes that the stream is of; None if it is not of one."""
     _, _, largest = stream.partition(_MARK)
     if not largest:
         return None
@@ -111,7 +112,7 @@ def size_of(problem: Problem, stream: str) -> Size | None:
 
 
 def together(made: Plan | Infeasible[Plan], problem: Problem) -> Plan | Infeasible[Plan]:
-    """A plan for `by_size(problem)`, in the words of `problem`."""
+    """Turn a plan for `by_size(problem)` into one for `problem`, whose streams have no sizes."""
     if isinstance(made, Infeasible):
         best = together(made.best_effort, problem)
         assert isinstance(best, Plan)

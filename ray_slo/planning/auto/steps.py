@@ -197,7 +197,7 @@ def _best_effort(problem: Problem, proven: bool) -> Infeasible[Plan]:
 
 
 def _nothing(problem: Problem) -> Plan:
-    """The plan that serves nobody."""
+    """The plan that serves no requests."""
     idle = build(Program(replace(problem, demand={})), "share", _NONE).plan
     rates = {stream: problem.rate(stream) for stream in problem.streams}
     served = {stream: float(not rate) for stream, rate in rates.items()}

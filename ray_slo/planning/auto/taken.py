@@ -28,7 +28,8 @@ from ray_slo.planning.auto.limits import Room
 
 
 def most_busy(workers: int, there: float, loss: float) -> float:
-    """Workers that may be busy, of so many that are there this share of the time."""
+    """Mean number of workers that may be busy, of `workers` that are up the share `there` of the
+    time."""
     if there >= 1:
         return float(workers)
     from scipy.stats import binom  # every replica imports this module's package
@@ -42,20 +43,20 @@ def most_busy(workers: int, there: float, loss: float) -> float:
     beyond = np.flatnonzero(lost > loss * k + 1e-12)
     if not beyond.size:
         return float(workers)
-    j = int(beyond[0]) - 1  # so many are fine
+    j = int(beyond[0]) - 1  # the largest number of workers that may be busy
     free = below[j] - loss
     return float(min(seen[j] / free, workers)) if free > 1e-12 else float(workers)
 
 
 def room(busy: float, there: float, loss: float, most: int) -> Room:
-    """Room for interruptions, for the fewest workers that may be busy so much, at most `most`. What
-    must be spare grows slower than the workers, so for other numbers it is enough, too."""
+    """Room for interruptions, for the fewest workers of which `busy` may be busy, at most `most`.
+    The number of spare workers grows slower than the workers, so this is enough for others, too."""
     workers = max(math.ceil(busy - 1e-9), 1)
     while workers < most and most_busy(workers, there, loss) < busy:
         workers += 1
     low, high = (most_busy(n, there, loss) for n in (workers, workers + 1))
     slope = min(max(high - low, low / workers, 1e-3), 1.0)
-    too_few = slope * (workers - 1) - 0.999 * busy  # so many must not do
+    too_few = slope * (workers - 1) - 0.999 * busy  # keeps one worker less from being enough
     return Room(slope, max(slope * workers - low, too_few, 0.0))
 
 

@@ -1,17 +1,18 @@
 """Symphony's Algorithm 1 as it is printed, with the delay of Appendix D: `deferred`, `exact`.
 
-What `Deferred` does beyond it is not here: it measures no load, learns no wait, keeps no head room,
-and waits until frontrun however little there is to do. It differs in these points as well:
+It has none of the additions of `Deferred`: it measures no load, learns no wait for workers and
+keeps no headroom. It waits until frontrun at any load. It also differs in these points:
 
-* a candidate is what the last UPDATECANDIDATE made of it. One whose `latest` has passed is no
-  longer valid (line 22): nothing is sent until a request comes or the first deadline passes, though
-  fewer requests could still be in time;
-* a request that nobody can serve in time any more leaves the queue with the next update. Without an
-  arrival that is at its deadline (`drop_timer`, Appendix D).
+* only UPDATECANDIDATE changes a candidate. If its `latest` has passed, it is no longer valid (line
+  22). Then nothing is sent until a request comes or the first deadline passes, although a smaller
+  batch could still be in time;
+* a request that no worker can serve in time leaves the queue at the next update: at an arrival, or
+  else at its deadline (`drop_timer`, Appendix D).
 
-What the paper leaves open is decided so: a batch as large as the profile goes is due at once, as
-ℓ(|B| + 1) is not known; of candidates that become due at one instant the nearest `latest` goes
-first; and if no worker is idle, a batch leaves `delay(b)` before the first one is (`on_gpu_timer`).
+The paper leaves three points open. Here a batch of the profile's largest size is due at once, as
+ℓ(|B| + 1) is not known. If several candidates become due at one instant, the one with the nearest
+`latest` goes first. If no worker is idle, a batch is sent `delay(b)` before the first worker
+becomes idle (`on_gpu_timer`).
 """
 
 from __future__ import annotations

@@ -1,19 +1,20 @@
 """SHEPHERD's Algorithms 1 and 2 as they are printed: `flex`, `exact`.
 
-A batch is a queue's requests in the order of deadlines, until one more would make it late: a tight
-head keeps it small. A worker that falls free takes the largest of all queues. When requests come,
-workers are gone through in their order; the first whose batch is at most 1/λ of the largest that it
-could have instead, of the models that got requests and of its own, is preempted. What `Flex` does
-beyond that is not here: larger batches behind a tight head, the smallest batch as the one that
-gives way, and a look at the queues when a request is given up.
+A batch has a queue's requests in the order of deadlines, until one more would make it late. So a
+head with an early deadline keeps it small. A worker that becomes free takes the largest batch of
+all queues. When requests come, the workers are checked in their order. For each one, its running
+batch is compared with the largest batch that it could run instead, of its own model and of the
+models that got requests. The first worker whose batch is at most 1/λ of that is preempted. Three
+additions of `Flex` are not here: larger batches behind such a head, preemption of the smallest
+batch, and new batches when a request is dropped.
 
-What the paper leaves open is decided so. Requests that come at one instant are one arrival; idle
-workers are offered them before any is preempted. "Requests passing their deadlines" (Algorithm 2,
-line 4) are those that would, even alone: one at the head would stop every batch (line 13). Of
-batches equally large the quickest goes, as its value density is the highest (§5.2). What a
-preempted worker is to run next waits for it; its other requests arrive again when it has stopped,
-and the search goes on then (line 19). So one worker is preempted at a time, which is as printed
-where a preemption takes no time.
+The paper leaves some points open. Here requests that come at one instant are one arrival, and idle
+workers take them before any worker is preempted. "Requests passing their deadlines" (Algorithm 2,
+line 4) are those that would be late even alone, because one at the head would stop every batch
+(line 13). Among equally large batches the fastest goes first, as its value density is the highest
+(§5.2). The requests that a preempted worker will run next wait for it. Its stopped requests arrive
+again when it has stopped, and only then the search continues (line 19). So one worker is preempted
+at a time. If a preemption takes no time, this equals the printed algorithm.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class _Model:
     queue: DeadlineQueue = field(default_factory=DeadlineQueue)
     lanes: dict[Kind, _Lane] = field(default_factory=dict)
     reach_1: float = 0.0  # shortest time in which one request can be served
-    timer_at: float = math.inf  # its head can be served no more
+    timer_at: float = math.inf  # time when its head can no longer be served
 
 
 @dataclass(eq=False, repr=False, slots=True)
@@ -61,7 +62,7 @@ class _Lane:
 
 @dataclass(eq=False, repr=False, slots=True)
 class _Worker:
-    """`next`: what it was preempted for, and the requests that wait for that."""
+    """`next`: the model that it was preempted for, and the requests that wait."""
 
     id: WorkerId
     kind: Kind
@@ -70,7 +71,7 @@ class _Worker:
     requests: Sequence[Request] = ()  # in order of deadlines
     end_at: float = -math.inf  # predicted
     next: tuple[_Model, list[Request]] | None = None
-    is_deaf: bool = False  # its batch was preempted and runs on
+    is_deaf: bool = False  # its batch was preempted and still runs
 
 
 class ExactFlex(Abilities):
@@ -153,7 +154,7 @@ class ExactFlex(Abilities):
             self._search |= state.next is not None
 
     def preempt_failed(self, now: float, worker: WorkerId, batch_id: int) -> None:
-        """The batch runs on: what waits for its end may go elsewhere."""
+        """The batch still runs: requests that wait for its end may go to another worker."""
         state = self._workers.get(worker)
         if state is not None and state.batch_id == batch_id and state.next is not None:
             self._let_go(state)
@@ -185,7 +186,7 @@ class ExactFlex(Abilities):
         self._drops = Timers()
 
     def _add_lane(self, model: _Model, name: str, kind: Kind) -> None:
-        """Through the first variant that the workers run, if there is one."""
+        """Add the lane of the first variant that the workers run, if there is one."""
         for variant, profile in self._cluster.models[name].runnable(*kind):
             delay, table = self._cluster.delay, profile.table[: self._max_batch_size]
             reach = [t + delay(b) + self._margin_s for b, t in enumerate(table, 1)]
@@ -199,7 +200,7 @@ class ExactFlex(Abilities):
         return model
 
     def _let_go(self, worker: _Worker) -> None:
-        """What was to run on a worker waits for any."""
+        """Requests that waited for a preemption may go to any worker again."""
         if worker.next is not None:
             model, requests = worker.next
             model.queue.extend(requests)
@@ -215,7 +216,7 @@ class ExactFlex(Abilities):
                 model = worker.next[0]
                 self._let_go(worker)
                 self._run_largest(worker, [model], now)
-        idle: set[Kind] = set()  # of which a worker found nothing to do
+        idle: set[Kind] = set()  # kinds with a worker that found no batch
         for worker in freed:
             if not worker.batch_id and worker.kind not in idle:
                 self._run_largest(worker, self._models.values(), now)
@@ -286,7 +287,7 @@ class ExactFlex(Abilities):
         return False
 
     def _refuse_late(self, model: _Model, now: float) -> None:
-        """Algorithm 2, line 4; when to look again."""
+        """Algorithm 2, line 4: drop late requests; set the time of the next check."""
         queue = model.queue
         soonest = now + model.reach_1
         if queue and queue[0].deadline + TOLERANCE_S < soonest:

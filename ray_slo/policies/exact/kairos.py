@@ -2,14 +2,14 @@
 
 All waiting requests are matched to all workers at the least Σ C_j · L_ij (Equation 2), where L_ij
 of a pair that would end after ξ times the SLO is 10 SLOs (Equations 5 and 8), and that, too, is
-weighted by C_j. What is matched to an idle worker runs there, in time or not: the paper drops
-nothing (Equation 7: a worker that could run a request has one). What `Kairos` does beyond that is
-not here: it refuses requests that no worker can serve in time, leaves them out of the matching,
-does not weight their cost, prefers urgent requests to cheap ones, and lets a lone request have all
-of its SLO.
+weighted by C_j. A request that is matched to an idle worker runs there, in time or not, because the
+paper drops nothing (Equation 7: a worker that could run a request has one). The additions of
+`Kairos` are not here. It refuses requests that no worker can serve in time, and does not match
+them. It does not weight the cost of late pairs, prefers urgent requests to cheap ones, and lets a
+request that is alone use all of its SLO.
 
-What the paper leaves open is decided so: pairs with a busy worker are plans, made anew at the next
-event; and a request that no worker can run waits until its deadline.
+The paper leaves two points open. Here pairs with a busy worker are only plans, which are made again
+at the next event. A request that no worker can run waits until its deadline.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class ExactKairos(Kairos):
         super().__init__(xi=xi, learn=learn, penalty=penalty, late="serve", pick="cheapest")
 
     def _is_idle(self) -> bool:
-        return False  # ξ holds for a lone request, too
+        return False  # ξ also holds for a request that is alone
 
     def _match(self, now: float, actions: list[Action]) -> None:
         ready = (self._ready_from <= now) & ((self._free_at >= now) | (self._free_at == -np.inf))
@@ -68,7 +68,7 @@ class ExactKairos(Kairos):
             return
         self.matchings += 1
         w, n, t = self._waiting, len(self._waiting.requests), self._tables
-        wait = np.maximum(self._free_at - now, self._delay_s)  # what is left of a running batch
+        wait = np.maximum(self._free_at - now, self._delay_s)  # the rest of a running batch
         total = t.latency[w.model[:n], w.size[:n]][:, self._kind] + wait  # L
         in_time = total <= (w.due[:n] - now)[:, None]
         weight = t.weight[w.model[:n]][:, self._kind]  # C

@@ -1,1 +1,1 @@
-"""The floor that policies share: workers and lanes, timers, refusals."""
+"""Code that policies share: workers and lanes, timers, refusals."""

@@ -1,16 +1,16 @@
-"""Which variant a request goes to when it comes, for policies that choose none themselves.
+"""Choose the variant of a request when it comes, for policies that do not choose variants.
 
-Every variant of a model is a *lane*. A lane earns tokens at the rate that is planned for it, and a
-request takes a token of the most accurate lane that has one and can still be in time. Where none
-has, it takes the lane whose next token comes first. So lanes are loaded as planned, evenly (a
-sequence of low discrepancy, no dice), and at less than the planned load the accurate ones take all.
+Every variant of a model is a *lane*. A lane gets tokens at its planned rate. A request
+takes a token of the most accurate lane that has one and can be in time. If there is none, it takes
+the lane whose next token comes first. So lanes are loaded as planned and evenly, without random
+numbers. At less than the planned load, the accurate lanes take all requests.
 
-The plan is what a planner assigns to workers (`Assigned.load`). A lane is *full* when what waits
-takes its workers half of the time that a request may wait. In a burst, requests go to other lanes
-then, and when all are full to the *reserve*: the quickest variant that workers have loaded besides
-what is assigned to them. Without a planner the plan is the fluid limit
-(`planning.fluid`) of the measured rates, with batches as large as come within the SLO, and a share
-of the workers that falls when requests miss and rises when none do.
+The plan is what a planner assigns to workers (`Assigned.load`). A lane is *full* when its waiting
+requests keep its workers busy for half of the time that a request may wait. Then, in a burst,
+requests go to other lanes. If all lanes are full, they go to the *reserve*: the fastest variant
+that workers have loaded without an assignment. Without a planner, the plan is the fluid limit
+(`planning.fluid`) of the measured rates, with batches as large as come within the SLO. It uses a
+share of the workers that falls when requests miss their deadlines, and rises when none do.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from ray_slo.core.cluster import Cluster, Model, Variant, Worker
 from ray_slo.core.profiles import LatencyProfile
 from ray_slo.planning import fluid
 
-_FIRST_S, _EVERY_S = 0.02, 1.0  # until the first plan, while rates are unknown; between plans
-_SOON_S, _CAREFUL = 0.1, 0.7  # the first plan and the utilisation of one that takes over
-_UTILISATION = 0.9  # of the workers, to begin with
-_MOST, _LEAST = 1.2, 0.4  # above 1, as batches may be larger than the plan takes them to be
-_UP, _DOWN = 0.01, 0.9  # added without misses, times with them
+_FIRST_S, _EVERY_S = 0.02, 1.0  # until the first plan, if no rates are known; between plans
+_SOON_S, _CAREFUL = 0.1, 0.7  # the same, and the utilisation, if it takes over from another policy
+_UTILISATION = 0.9  # initial share of the workers that is planned with
+_MOST, _LEAST = 1.2, 0.4  # above 1, as batches may be larger than planned
+_UP, _DOWN = 0.01, 0.9  # added if there are no misses; factor if there are
 _MISSES = 0.01  # share of the requests that a lane could not serve
-_FULL = 0.5  # share of the time that a lane's requests may wait; the rest is for what comes
-_SPARE = 20.0  # times the measured rate, at most, that a lane is given where workers are idle
+_FULL = 0.5  # of the time that a lane's requests may wait; the rest is for new ones
+_SPARE = 20.0  # times the measured rate: the most that a lane gets if workers are idle
 
 
 @dataclass(eq=False, repr=False, slots=True)
@@ -50,7 +50,7 @@ class ModelLanes:
     rate: float = 0.0
 
     def choose(self, now: float, slack_s: float, cost: int) -> Lane:
-        """The lane of a request that has so much time."""
+        """The lane for a request that has `slack_s` seconds left."""
         self.arrived += cost
         best = self._best(now, slack_s, cost)
         best.tokens -= cost
@@ -74,14 +74,13 @@ class Lane:
     """A variant, as a model of the inner policy.
 
     Attributes:
-        alone_s: one request takes there, on the quickest worker; inf without a worker.
-        rate: planned, requests per second; inf before there is a plan.
-        speed: requests per second at which its workers get through what waits; inf where no
-            planner says so.
-        batch_s: of the batches that are planned.
-        reserve: workers have it loaded besides what is assigned to them.
-        depth: tokens that it may have.
-        room: requests that an idle worker of its own takes in a batch; 0 where workers are shared.
+        alone_s: time of a single request on the fastest worker; inf without a worker.
+        rate: planned requests per second; inf before there is a plan.
+        speed: requests per second that its workers serve from its queue; inf without a planner.
+        batch_s: time of a planned batch.
+        reserve: whether it is only loaded on its workers, and not assigned to them.
+        depth: the largest number of its tokens.
+        room: requests that one of its own idle workers takes in a batch; 0 if workers are shared.
         idle: idle workers; waiting: requests that were handed to the inner policy.
     """
 
@@ -101,15 +100,15 @@ class Lane:
     waiting: int = 0
 
     def is_full(self, slack_s: float) -> bool:
-        """Whether a request more would wait so long behind the others that its batch is late."""
+        """Whether one more request would wait for too long behind the others."""
         return self.speed <= 0 or self.waiting > _FULL * self.speed * (slack_s - self.batch_s)
 
     def next_s(self, now: float, cost: int) -> float:
-        """Until it has this number of tokens."""
+        """Time until it has `cost` tokens, seconds."""
         return (cost - self.earned(now)) / self.rate if self.rate > 0 else math.inf
 
     def earned(self, now: float) -> float:
-        """Tokens that it has now."""
+        """Its current number of tokens."""
         if now > self.at:
             if self.rate < math.inf:
                 self.tokens = min(self.tokens + (now - self.at) * self.rate, self.depth)
@@ -117,7 +116,7 @@ class Lane:
         return self.tokens
 
     def give(self, now: float, rate: float, depth: float) -> None:
-        """Tokens are earned at another rate from now on."""
+        """Change the rate at which it gets tokens."""
         self.earned(now)
         self.rate, self.depth = rate, depth
         self.tokens = min(max(self.tokens, -depth), depth)
@@ -128,9 +127,9 @@ def _alone_s(lane: Lane) -> float:
 
 
 def serving(cluster: Cluster) -> dict[str, Worker]:
-    """Workers with what they are to serve in `loaded`: what is assigned to them, where a planner
-    assigns, and in reserve the quickest variants that they have of the same models. A model that
-    nobody is assigned to is served by whoever has it loaded."""
+    """The workers, with `loaded` as the variants that they must serve. If a planner assigns
+    variants, these are the assigned ones, and in reserve the fastest loaded variants of the same
+    models. A model without an assigned worker is served by all workers that have loaded it."""
     assigned: dict[str, frozenset[str]] = {}
     for worker in cluster.workers.values():
         parts = frozenset(a.variant for a in worker.assigned) & worker.loaded
@@ -157,7 +156,7 @@ def serving(cluster: Cluster) -> dict[str, Worker]:
 
 
 def _reserve(cluster: Cluster, worker: Worker, serves: frozenset[str]) -> frozenset[str]:
-    """The quickest variants that a worker has loaded of the models that it serves."""
+    """The fastest variants that a worker has loaded, of the models that it serves."""
     found = set()
     for model in cluster.models.values():
         runs = {v.name: p for v, p in model.runnable(worker.hardware, worker.loaded)}
@@ -171,7 +170,7 @@ class Choice:
 
     Attributes:
         models: by name.
-        missed: requests since the last plan that a lane could not serve in time.
+        missed: number of requests since the last plan that a lane could not serve in time.
     """
 
     def __init__(self) -> None:
@@ -187,8 +186,8 @@ class Choice:
     def change(self, now: float, cluster: Cluster, slos_s: Mapping[str, float]) -> None:
         """
         Args:
-            cluster: its workers' `loaded` is what they are to serve.
-            slos_s: by model, the time that its requests have for it.
+            cluster: the cluster; `loaded` of its workers is what they must serve (see `serving`).
+            slos_s: time that requests have for the model, by model.
         """
         self._cluster = cluster
         old, self.lanes, known = self.lanes, {}, self.models
@@ -220,7 +219,7 @@ class Choice:
             self._plan(now)
 
     def _follow(self, now: float, cluster: Cluster) -> None:
-        """What the planner assigns."""
+        """Use the planner's assignments as the plan."""
         self._of_worker = {}
         rates: dict[str, float] = {}
         speeds: dict[str, float] = {}
@@ -271,8 +270,8 @@ class Choice:
             self._plan(now)
 
     def expect(self, now: float, rates: Mapping[str, float]) -> None:
-        """Plan for these rates, of models of which none is known yet: another policy served them
-        so far."""
+        """Plan for these rates of models whose rate is not known yet, because another policy has
+        served them so far."""
         for name, model in self.models.items():
             if model.rate == 0:
                 model.rate = rates.get(name, 0.0)
@@ -283,7 +282,7 @@ class Choice:
         self._solve(now, [m for m in several if not m.planned and m.rate > 0])
 
     def learn(self, former: Choice) -> None:
-        """What part of the workers' time can be used, as another one found."""
+        """Take over the utilisation that another `Choice` has learned."""
         self._utilisation = former._utilisation
 
     def expected(self) -> dict[str, float]:
@@ -306,7 +305,7 @@ class Choice:
             elapsed_s = self._period_s
         arrived = sum(m.arrived for m in models)
         if not first and elapsed_s < self._period_s / 2:
-            pass  # the cluster changed: by the rates that are known
+            pass  # the cluster changed: plan with the known rates
         else:
             for m in models:
                 seen = m.arrived / elapsed_s
@@ -356,7 +355,7 @@ class Choice:
         rates: dict[str, float] = {}
         for part in found.mix:
             rates[part.variant] = rates.get(part.variant, 0.0) + part.rate
-        # What the plan has no room for goes to the variants that serve the most.
+        # Requests beyond the plan go to the variants with the largest throughput.
         for m, model in zip(models, bounded, strict=False):
             if (unserved := found.unserved[m.model.name]) > 0:
                 served = {lane.name for lane in self._served(m.lanes)}
@@ -377,7 +376,7 @@ def _throughput(variant: Variant) -> float:
 
 
 def _bounded(m: ModelLanes) -> Model:
-    """With batches as large as come while the first request can wait."""
+    """The model with batches limited to the requests that come while the first one can wait."""
 
     def bounded(profile: LatencyProfile) -> LatencyProfile:
         most = max(profile.max_batch_within(m.slo_s), 1)

@@ -1,13 +1,13 @@
-"""Workers and lanes of policies that batch by deadlines. Words used here:
+"""Workers and lanes of policies that batch by deadlines. The terms:
 
-* **pool**: workers alike in hardware and loaded variants, so one profile serves them all;
+* **pool**: workers with equal hardware and loaded variants, so that one profile is right for all;
 * **lane**: a model on a pool, through the first variant in the model's order that the pool runs.
   A lane holds the model's candidate there: its size, when it is due, the latest time to send it;
 * **reach(b)** = delay(b) + ℓ(b) + margin: sent to an idle worker now, a batch of b meets a deadline
   at least reach(b) away.
 
-Requests may have sizes; b counts their items. Where all have size 1, which is the usual case, items
-are requests, and a batch is found by bisection; else by going through its requests.
+Requests may have sizes; b counts their items. Usually all have size 1. Then items are requests, and
+a batch is found by bisection; otherwise by a loop over its requests.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Flight(NamedTuple):
     """A batch that was sent and is not yet reported."""
 
     batch_id: int
-    here_at: float  # when its payload is at the worker
+    here_at: float  # time when its payload is at the worker
     latency_s: float
     end_at: float  # predicted
 
@@ -50,7 +50,7 @@ class Worker:
     overdue: bool = False
 
     def take_over(self, batch: InFlight) -> None:
-        """Another policy sent it."""
+        """Add a batch that another policy sent."""
         number = batch.dispatch.batch_id
         self.flights.append(Flight(number, batch.here_at, batch.latency_s, batch.end_at))
         self.free_at = batch.end_at
@@ -58,19 +58,19 @@ class Worker:
 
 @dataclass(eq=False, repr=False, slots=True)
 class Pool:
-    """Workers alike in hardware and loaded variants.
+    """Workers with equal hardware and loaded variants.
 
     Attributes:
         kind: their hardware and loaded variants.
-        size: how many workers.
-        lanes: of the models that it serves; models: how many these are.
+        size: number of workers.
+        lanes: lanes of the models that it serves; models: number of these models.
         load: share of the workers that the measured rates keep busy (`Deferred` measures it).
-        round_s: in which the workers serve every model once; 0 where they do not go round
-            (`Deferred` sets it).
-        wait_s: how long a due batch may have to wait for a worker (`Deferred` learns it).
-        early_s: by how much batches end before they were predicted to, at most, lately.
+        round_s: time in which the workers serve every model once; 0 if they do not serve models in
+            turn (`Deferred` sets it).
+        wait_s: time that a due batch may have to wait for a worker (`Deferred` learns it).
+        early_s: the longest time by which recent batches ended earlier than predicted.
         first: due lanes that go before the others in overload, the best one last; `look_in`:
-            dispatches until these are looked for again (`Deferred` does).
+            number of dispatches until they are determined again (`Deferred` does).
     """
 
     order: int
@@ -90,8 +90,8 @@ class Pool:
     _sent_ahead: list[tuple[float, int, Worker]] = field(default_factory=list)
     overdue: int = 0  # workers past their predicted end
     ready: list[tuple[float, int, Lane]] = field(default_factory=list)  # due, by `latest`
-    timer_at: float = math.inf  # a batch may be sent ahead then
-    _free_from: float = -math.inf  # remembered until a worker is filed anew, or is overdue
+    timer_at: float = math.inf  # time when a batch may be sent ahead
+    _free_from: float = -math.inf  # cached until a worker is filed again, or is overdue
 
     def place(self, worker: Worker) -> None:
         """(Re)file a worker whose batches in flight changed."""
@@ -104,13 +104,13 @@ class Pool:
         else:
             flights = len(worker.flights)
             heap = self._single if flights == 1 else self._sent_ahead
-            # Nobody asks for ends while workers idle: without this, stale ones would pile up.
+            # While workers idle, no code reads the heap, and stale entries would pile up.
             while heap and (heap[0][2].free_at != heap[0][0] or len(heap[0][2].flights) != flights):
                 heappop(heap)
             heappush(heap, (worker.free_at, worker.rank, worker))
 
     def ended(self, early_s: float) -> None:
-        """A batch ended this much before it was predicted to."""
+        """A batch ended this much earlier than predicted, seconds."""
         self.early_s = max(early_s, _EARLY_KEPT * self.early_s)
 
     def next_free(self, now: float) -> Worker | None:
@@ -118,7 +118,7 @@ class Pool:
         return self._first(self._single, 1, now)
 
     def free_from(self, now: float) -> float:
-        """The earliest time a worker may be free. An overdue one may be at any moment."""
+        """The earliest time when a worker may be free; an overdue one may become free at once."""
         if now < self._free_from:
             return self._free_from
         if self.idle:
@@ -149,16 +149,16 @@ class Lane:
     """A model on a pool, and the model's candidate batch there.
 
     Attributes:
-        max_batch_size: of the profile and the policy; one request may exceed the policy's.
+        max_batch_size: limit of the profile and the policy; one request may exceed the policy's.
         need: need[b − 1] = ℓ(b) + margin, seconds.
         reach: reach[b − 1] = delay(b) + ℓ(b) + margin, seconds.
-        rush: what `latest` is reckoned by: `reach`, or that of a quicker lane that stands by.
+        rush: the reach from which `latest` follows: `reach`, or that of a faster lane in reserve.
         target: heads are dropped for batches up to this size; 1 for "take the deadline prefix".
         go_size: queue length at which the candidate is due at once (`Deferred` sets it).
-        latest, size: of the candidate: to be sent until (seconds), items in it.
-        count: requests in it.
-        ready: it is due; else `timer_at` says from when on.
-        due_since: since when there has been a candidate that is due, seconds.
+        latest, size: of the candidate: latest time to send it (seconds), and its items.
+        count: number of requests in the candidate.
+        ready: whether the candidate is due; if not, it is due at `timer_at`.
+        due_since: time since which a candidate has been due, seconds.
     """
 
     order: int
@@ -187,7 +187,7 @@ class Lane:
         max_batch_size: int | None,
         factor: float = 1.0,
     ) -> None:
-        """Set what follows from the profile, whose latencies count `factor` times."""
+        """Set all times that follow from the profile, with its latencies times `factor`."""
         table = self.profile.table
         self.max_batch_size = min(len(table), max_batch_size or len(table))
         self.delay = delay
@@ -195,13 +195,14 @@ class Lane:
         self.reach = self.rush = [t + delay(b) for b, t in enumerate(self.need, start=1)]
 
     def clear(self) -> None:
-        """No candidate."""
+        """Remove the candidate."""
         self.timer_at = self.latest = math.inf
         self.size = 0
         self.ready = False
 
     def gather(self, now: float, free_at: float, target: int) -> tuple[int, int]:
-        """GETBATCH: (first, size), the batch `queue[first : first + size]` for a worker free then.
+        """GETBATCH: (first, size) of the batch `queue[first : first + size]` for a worker that is
+        free at that time.
 
         The largest batch whose tightest deadline holds, after passing over heads whose slack
         allows fewer than min(target, requests from there on). Size 0: nothing can be served.
@@ -214,7 +215,7 @@ class Lane:
         size = self.fit(queue[0].deadline, now, free_at, length)
         if size >= need:
             return 0, size
-        # What the deadline must be for `need` requests; nearer the tail fewer are asked for.
+        # The least deadline for `need` requests; near the tail, fewer are needed.
         slack = max(now + self.reach[need - 1], free_at + self.need[need - 1]) - TOLERANCE_S
         first = min(queue.position(slack), length - need)
         for i in range(first, length):
@@ -236,7 +237,8 @@ class Lane:
     # Requests with sizes ---------------------------------------------------------------------
 
     def may_give_up(self) -> bool:
-        """Whether what the quickest lane passes over is lost: another may take larger requests."""
+        """Whether heads may be dropped for this lane's batch: no other lane could take larger
+        ones."""
         return not self.model.sized or len(self.model.lanes) == 1
 
     def _gather_items(self, now: float, free_at: float, target: int) -> tuple[int, int]:
@@ -262,14 +264,14 @@ class Lane:
         return count, items
 
     def is_full(self, after: int, items: int) -> bool:
-        """Whether no more fits: not even `queue[after]`, if it is there."""
+        """Whether the batch is full: not even `queue[after]` fits, if there is one."""
         if items >= self.max_batch_size:
             return True
         queue = self.model.queue
         return after < len(queue) and items + queue[after].size > self.max_batch_size
 
     def waiting(self, first: int, enough: int) -> int:
-        """Items that wait from `queue[first]` on, or `enough`."""
+        """Number of items that wait from `queue[first]` on, counted up to `enough`."""
         queue, items = self.model.queue, 0
         for i in range(first, len(queue)):
             items += queue[i].size
@@ -280,13 +282,13 @@ class Lane:
 
 @dataclass(eq=False, repr=False, slots=True)
 class ModelState:
-    """A model's queue and lanes (the quickest lane first), and the pools that these are on.
+    """A model's queue, its lanes (the fastest first), and the pools of these lanes.
 
     Attributes:
         sized: a request of another size than 1 has come.
         arrived: items since the load was last measured.
         rate: measured arrivals, items per second (`Deferred` keeps it).
-        timer_at: when the head can be served no more, seconds.
+        timer_at: time when the head can no longer be served, seconds.
     """
 
     order: int
@@ -307,14 +309,14 @@ class ModelState:
         return min(times, default=math.inf if lanes else 0.0)
 
     def items(self, first: int, count: int) -> int:
-        """In `queue[first : first + count]`."""
+        """Number of items in `queue[first : first + count]`."""
         if not self.sized:
             return count
         return sum(self.queue[i].size for i in range(first, first + count))
 
     def soonest(self, now: float) -> float:
-        """Requests with an earlier deadline cannot be served, even alone: not if a worker falls
-        free as much earlier than predicted as one did lately."""
+        """Requests with an earlier deadline cannot be served even alone, and not even if a worker
+        becomes free as early before its predicted time as one recently did."""
         soonest = math.inf
         for lane in self.lanes:
             pool = lane.pool
@@ -324,7 +326,7 @@ class ModelState:
         return soonest if self.lanes else now
 
     def hopeless(self, now: float) -> list[Drop]:
-        """Take out heads that no worker could serve in time, as large as they are."""
+        """Remove heads that no worker could serve in time, considering their sizes."""
         queue, gone = self.queue, []
         while queue and self.lanes:
             alone_s = self.alone_s(queue[0].size)

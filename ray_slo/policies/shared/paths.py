@@ -1,13 +1,15 @@
-"""Deadlines of tasks: the end-to-end deadline less what the rest of the path needs.
+"""Deadlines of tasks: the end-to-end deadline minus the time for the rest of the path.
 
-A plan has waiting_factor · ℓ(batch) for a task: a wait as long as an execution (Loki §4.1). When a
-request reaches a task with the time s left, the tasks below have their part of s by that plan kept
-for them, less a quarter, as not every request waits as long everywhere. So work that is late leaves
-less for all that follows, and where the SLO has more room than the plan needs, every task has some
-of it. What is kept is never less than one request alone takes below.
+A plan has the time waiting_factor · ℓ(batch) for a task: a wait as long as an execution (Loki
+§4.1). When a request reaches a task, the remaining time is divided in the plan's proportions. Three
+quarters of the part of the tasks below are reserved for them, because not every request waits that
+long at every task. So a late request leaves less time for all later tasks. If the SLO is longer
+than the plan needs, every task gets some of the rest. The reserved time is never less than a single
+request takes below.
 
 Worked example: two tasks, planned with 20 ms and 60 ms, SLO 160 ms. Their parts are a quarter and
-three quarters. 0.75 · 120 ms are kept for the second one, and the first one has up to 70 ms.
+three quarters, 40 and 120 ms. 0.75 · 120 = 90 ms are reserved for the second task, so the first one
+has up to 70 ms.
 """
 
 from __future__ import annotations
@@ -18,16 +20,16 @@ from typing import NamedTuple
 from ray_slo.core.profiles import LatencyProfile
 from ray_slo.core.trees import Tree
 
-_KEPT = 0.75  # of their part, for the tasks below
+_KEPT = 0.75  # share of their part that is reserved for the tasks below
 
 
 class Part(NamedTuple):
-    """What a task has of the time that is left when a request reaches it.
+    """A task's part of the time that is left when a request reaches it.
 
     Attributes:
-        below: share of that time that is kept for the tasks below; 0 at a last task.
-        least_s: that a request needs after this task, alone, by the quickest variants.
-        slo_s: the task's share of the end-to-end SLO, of the tightest class.
+        below: share of that time that is reserved for the tasks below; 0 at a last task.
+        least_s: time of a single request after this task, with the fastest variants, seconds.
+        slo_s: the task's share of the shortest end-to-end SLO, seconds.
     """
 
     below: float
@@ -35,7 +37,7 @@ class Part(NamedTuple):
     slo_s: float
 
     def deadline(self, now: float, deadline: float) -> float:
-        """Of the task, for a request that reaches it now."""
+        """The task's deadline for a request that reaches it now."""
         return deadline - max(self.below * (deadline - now), self.least_s)
 
 
@@ -45,12 +47,12 @@ def parts_of(
     alone_s: Mapping[str, float],
     communication_s: float,
 ) -> dict[str, Part]:
-    """By task.
+    """The part of each task, by task.
 
     Args:
-        planned_s: for a task, waiting included; 0 for one that is missing.
-        alone_s: one request takes at a task, at the least.
-        communication_s: on the way to a task that is not the root.
+        planned_s: planned time of each task, with its wait, seconds; 0 for a missing task.
+        alone_s: least time of a single request at each task, seconds.
+        communication_s: time on the way to a task that is not the root, seconds.
     """
     found: dict[str, Part] = {}
     for tree in trees:
@@ -81,10 +83,10 @@ def planned_batches(
     waiting_factor: float,
     communication_s: float,
 ) -> dict[str, int]:
-    """The batch of every task that the SLO has time for, for the least work a request.
+    """For every task, the batch size with the least work per request for which the SLO has time.
 
-    From batches of one on, the batch is enlarged that saves most work for the time it adds to the
-    longest path, as long as every path fits.
+    It begins with batches of one. Each step enlarges the batch that saves most work per time that
+    it adds to the longest path, as long as every path fits into the SLO.
 
     Args:
         profiles: by task; a task without one is left out.

@@ -1,4 +1,4 @@
-"""Times at which something must be looked at. Setting one costs O(log n)."""
+"""Timers: times at which a policy must check something. To set one costs O(log n)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 
 class Timed(Protocol):
-    """What has a timer. `timer_at`: when it rings, seconds; `inf` where it is off."""
+    """An object with a timer. `timer_at`: when it is due, seconds; `inf` if it is off."""
 
     timer_at: float
 
@@ -18,8 +18,8 @@ T = TypeVar("T", bound=Timed)
 
 
 class Timers(Generic[T]):
-    """A heap of timers. An entry that is not its item's `timer_at` is void; void entries are
-    thrown away when they surface. `heap`: for `earliest`."""
+    """A heap of timers. An entry that differs from its item's `timer_at` is stale; stale entries
+    are removed when they reach the top. `heap`: for `earliest`."""
 
     __slots__ = ("_serial", "heap")
 
@@ -28,10 +28,10 @@ class Timers(Generic[T]):
         self._serial = 0
 
     def set(self, item: T, at: float, order: int | None = None) -> None:
-        """Ring for `item` at `at` instead of what was set before; `inf`: not at all.
+        """Set the timer of `item` to `at`, instead of its earlier time; `inf`: switch it off.
 
         Args:
-            order: of timers that ring at one instant; by default the order of setting.
+            order: order of timers that are due at one instant; by default the order of setting.
         """
         if at == item.timer_at:
             return
@@ -42,7 +42,7 @@ class Timers(Generic[T]):
             heappush(self.heap, (at, order, item))
 
     def due(self, now: float) -> Iterable[T]:
-        """Items whose timers ring by `now`; each timer is off then."""
+        """Items whose timers are due by `now`; their timers are switched off."""
         heap = self.heap
         return self._ringing(now) if heap and heap[0][0] <= now else ()
 
@@ -55,19 +55,19 @@ class Timers(Generic[T]):
                 yield item
 
     def first(self) -> T | None:
-        """The item whose timer rings next; None without a timer."""
+        """The item whose timer is due next; None without a timer."""
         heap = self.heap
         while heap and heap[0][2].timer_at != heap[0][0]:
             heappop(heap)
         return heap[0][2] if heap else None
 
     def next_at(self) -> float:
-        """When the next timer rings, seconds; `inf` without a timer."""
+        """Time when the next timer is due, seconds; `inf` without a timer."""
         return earliest((self.heap,))
 
 
 def earliest(heaps: Iterable[list[Any]]) -> float:
-    """When the first timer of several heaps rings, seconds; `inf` without a timer."""
+    """Time when the first timer of several heaps is due, seconds; `inf` without a timer."""
     first = math.inf
     for heap in heaps:
         while heap:

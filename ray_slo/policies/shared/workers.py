@@ -17,13 +17,13 @@ class Sent(NamedTuple):
 
 
 def sent_before(batch: InFlight) -> Sent:
-    """What another policy sent."""
+    """Batches that another policy sent."""
     d = batch.dispatch
     return Sent(d.batch_id, d.variant, batch.end_at - batch.latency_s, batch.end_at)
 
 
 def take(flights: list[Sent], batch_id: int, now: float) -> Sent | None:
-    """Take out a batch that is over; one that was sent ahead of its end runs now.
+    """Remove a batch that is over; the batch that was sent ahead of its end runs now.
 
     None: there is no such batch.
     """

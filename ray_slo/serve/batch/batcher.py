@@ -12,7 +12,7 @@ Starting from nothing
 Getting out of a wrong belief
     If the method seems too slow for a request although it is idle, and there is little evidence or
     none from the last seconds, the profile is doubted (`Belief.doubt`) and the request is tried. So
-    one cold start does not lead to refusals for ever.
+    later requests are not refused because of one cold start.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class Call:
     future: asyncio.Future[Any]
     context: Any  # Serve's request context
     trace: Any  # OpenTelemetry's context, if Serve's tracing is on
-    tried: bool = False  # although the profile says that it will be late
+    tried: bool = False  # run although its profile predicts that it is late
     ended: bool = False  # of a stream: this caller gets no further values
 
     @property
@@ -150,7 +150,7 @@ class Batcher:
     def submit(
         self, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any], slo_s: float | None
     ) -> Call:
-        """Raises Expired when the deadline of the request around it has passed already."""
+        """Raises Expired if the deadline of the Serve request that makes the call has passed."""
         now = time.monotonic()
         if slo_s is None:
             slo_s = deadline_for(self._settings.latency_slo_s) - now

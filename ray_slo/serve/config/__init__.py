@@ -1,1 +1,1 @@
-"""What users write, checked."""
+"""Check the config that users write."""

@@ -82,8 +82,8 @@ def _workers(config: AppConfig, planner: PlannerConfig | None) -> dict[str, Work
         if bounds is None and worker.most_replicas is not None:
             scaling = [name for name in PLANNERS if planner_class(name).scales]
             raise ValueError(
-                f"{config.kind_field(kind)}.max_replicas: nobody decides how many there are; leave "
-                f"`planner` out, or choose one of {', '.join(scaling)}"
+                f"{config.kind_field(kind)}.max_replicas: no planner decides how many there are; "
+                f"leave `planner` out, or choose one of {', '.join(scaling)}"
             )
         for field in ("price_per_hour", "interruptions_per_hour"):
             if getattr(worker, field) is not None and field not in reads.reads_workers:

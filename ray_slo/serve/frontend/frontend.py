@@ -154,8 +154,8 @@ class Frontend:
 
     async def _http(self, request: HttpRequest, arrival: float) -> Response:
         try:
-            # Without the capacity for our door: the door admits requests to places that it does not
-            # know, also under overload.
+            # This answer has no capacity for our door. So the door does not know the page's path,
+            # and admits requests to it, also under overload.
             if self._page is not None and (
                 page := await self._page.answer(request, _path(request))
             ):
@@ -287,11 +287,11 @@ class Frontend:
         self._plan.tune({name: found[name] for name in user_config["planner"]})
 
     async def slo_heartbeat(self, beat: Heartbeat) -> None:
-        """From workers, if the scheduler runs here."""
+        """Take a worker's heartbeat, if the scheduler runs here."""
         await self._channel.heartbeat(beat)
 
     async def slo_progress(self, progress: Progress) -> None:
-        """From workers that are starting."""
+        """Take the progress of a worker that is starting."""
         self._workers.startup.heard(progress, time.monotonic())
 
     async def slo_move(self, model: str, group: str) -> None:

@@ -26,7 +26,7 @@ _LATE_S = 0.5  # time for a body after its deadline, so that late requests get t
 
 
 def headers_of(request: Request) -> dict[str, str]:
-    """For many look-ups. Of a name that is there twice, it has the first value."""
+    """The headers as a dictionary. If a name occurs twice, the first value counts."""
     raw = request.scope["headers"]
     return {name.decode("latin-1"): value.decode("latin-1") for name, value in reversed(raw)}
 
@@ -92,7 +92,7 @@ class Reading:
     """A body that is being read, by the task that runs now.
 
     Attributes:
-        why: it is read no longer, if it is not.
+        why: the reason if reading was stopped.
     """
 
     def __init__(self, limit_s: float) -> None:
@@ -106,7 +106,7 @@ class Reading:
             self._task.cancel()
 
     def end(self) -> None:
-        """Its task reads no longer."""
+        """Note that the task no longer reads the body."""
         self._timer.cancel()
         if self.why and sys.version_info >= (3, 11):
             self._task.uncancel()
@@ -124,7 +124,7 @@ class Readers:
         self._reading: dict[Reading, None] = {}  # the oldest first
 
     def begin(self, limit_s: float) -> Reading:
-        """Begin to read a body, for at most this many seconds. Who is stopped is cancelled."""
+        """Note that this task reads a body, for at most this many seconds. It may be cancelled."""
         if len(self._reading) >= self._most:
             oldest = next(iter(self._reading))
             del self._reading[oldest]
@@ -134,7 +134,7 @@ class Readers:
         return reading
 
     def end(self, reading: Reading) -> None:
-        """It is read, or read no longer."""
+        """Note that the body is complete, or is no longer read."""
         self._reading.pop(reading, None)
         reading.end()
 

@@ -121,7 +121,7 @@ class WorkerGone(Exception):
 class Outcome(enum.Enum):
     """Outcome of sending a share of a batch."""
 
-    UNWANTED = "nobody waits for the batch any more"
+    UNWANTED = "no client waits for the batch any more"
     NOT_SENT = "the router knows no such worker"
     LOST = "the worker ended"
     ENDED_ITSELF = "the worker ended itself, and a request may be why"

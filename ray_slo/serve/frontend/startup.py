@@ -57,7 +57,7 @@ class Startup:
         self.complete = False
 
     def heard(self, progress: Progress, now: float) -> None:
-        """From a worker."""
+        """Take a worker's report."""
         before, _ = self._heard.get(progress.worker, (None, 0.0))
         if before is None or before.doing != SERVING:  # earlier messages may arrive after it
             self._heard[progress.worker] = (progress, now)

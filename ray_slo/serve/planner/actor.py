@@ -1,9 +1,9 @@
 """The actor that plans an application: the number of workers, their variants, models and groups.
 
 Workers and frontends ask for their orders by long polls, and report what they have done. The actor
-calls nobody. A *brain* (pure code: `ray_slo.planning.brains`) turns the reports into a problem. A
-Ray task solves it every `interval_s`, or earlier after an important change. The brain turns the
-plan into orders. Serve's autoscaler asks for the number of workers (`autoscaling`).
+calls no other process. A *brain* (pure code: `ray_slo.planning.brains`) turns the reports into a
+problem. A Ray task solves it every `interval_s`, or earlier after an important change. The brain
+turns the plan into orders. Serve's autoscaler asks for the number of workers (`autoscaling`).
 
 If anything fails (the solver, the Ray task, this actor), the last plan stays. A new actor continues
 from the reports of workers and frontends, and plans after it has listened for a while. The actor is

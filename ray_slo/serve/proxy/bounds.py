@@ -1,8 +1,9 @@
-"""What Serve's proxies load: bounds, a door (`admission`), and failover with deadlines (`http`).
+"""Our middlewares in Serve's proxies: bounds, admission (`admission`) and failover (`http`).
 
-`BoundsMiddleware` refuses headers that would break Serve's proxy (it decodes some that are no
-text), and bodies that would fill its memory: Serve's proxy takes in a body whether or not a replica
-reads it. Serve loads the middleware from the environment of the machine that runs the proxy::
+`BoundsMiddleware` refuses headers that would break Serve's proxy, which decodes some that are not
+text. It also refuses bodies that would fill the proxy's memory: Serve's proxy reads a whole body,
+also if no replica reads it. Serve loads the middleware from the environment of the machine that
+runs the proxy::
 
     RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH=ray_slo.serve.proxy:middlewares
 
@@ -32,7 +33,7 @@ from ray_slo.serve.proxy.door import shared
 from ray_slo.serve.proxy.http import FailoverMiddleware
 
 _MAX_HEADERS_BYTES = 65_536  # all of them together
-_MAX_VALUE = 256  # characters of one that Serve or ray-slo reads
+_MAX_VALUE = 256  # characters of a header that Serve or ray-slo reads
 _READ = {
     name.lower().replace("-", "_").encode()
     for name in (
@@ -47,10 +48,10 @@ _READ = {
 
 
 class BoundsMiddleware:
-    """Refuses headers that are too large or no text (400, 431) and bodies that are too large (413).
+    """Refuse headers that are too large or not text (400, 431), and too large bodies (413).
 
     Args:
-        max_body_bytes: of any application behind this proxy.
+        max_body_bytes: largest body for any application behind this proxy.
     """
 
     def __init__(self, app: Any, max_body_bytes: int) -> None:

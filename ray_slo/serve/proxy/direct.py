@@ -1,9 +1,9 @@
-"""In ingress replicas, to which HAProxy speaks directly: what it wrote into a request.
+"""Read what HAProxy wrote into a request, in the ingress replicas to which HAProxy sends it.
 
-HAProxy says when a request came to it, and its SLO counts from then: since then its body came, or
-another frontend died with it. HAProxy also names the request: one whose hooks ran when a frontend
-ended is not run by the next. A client may write the same headers, so they count only where HAProxy
-has our rules.
+HAProxy writes when it got a request, and the SLO counts from then. In the meantime the body may
+have arrived slowly, or another frontend may have died with the request. HAProxy also gives the
+request an id. If the request's hooks ran when a frontend ended, the next frontend does not run it.
+A client may write the same headers, so they count only if HAProxy has our rules.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class DirectMiddleware:
             return
         headers = scope["headers"] if self._believes else without(scope["headers"], "failover")
         said = dict(headers)
-        # Serve would answer 408 by itself; the frontend says why.
+        # Otherwise Serve would answer 408 without the reason, which the frontend gives.
         scope = {**scope, "headers": spent(headers, 0.0)}
         if self._believes and (arrived := said.get(_ARRIVED)) is not None:
             now, here = time.monotonic(), scope.get(ARRIVAL)
@@ -51,7 +51,7 @@ class DirectMiddleware:
 
 
 def before_s(metadata: Mapping[str, str]) -> float:
-    """How long ago HAProxy got a gRPC call, seconds; 0 where it did not, or does not say.
+    """Time since HAProxy got a gRPC call, seconds; 0 if it is unknown, or there is no HAProxy.
 
     Raises:
         FrontendLost: the call may have ended another frontend.

@@ -1,9 +1,8 @@
 """The door in Serve's proxy: decides which requests go on to the frontends, and when.
 
 HTTP (`admission`) and gRPC (`grpc`) share the way to the frontends, so they share the door. Its
-rules
-are those of `gate`. Frontends report their capacity with their answers (`CAPACITY_HEADER`). The
-next request that goes on tells them how many were refused here (`REFUSED_HEADER`), for their
+rules are those of `gate`. Frontends report their capacity with their answers (`CAPACITY_HEADER`).
+The next request that goes on tells them how many were refused here (`REFUSED_HEADER`), for their
 metrics and for the planner.
 """
 

@@ -165,8 +165,8 @@ class Gate:
     def walk_in(
         self, now: float, deadline: float, known: Known = NOTHING, may_refuse: bool = True
     ) -> Ticket | None:
-        """A request goes on as soon as it is here: what `arrive` and `turn` would do where nobody
-        waits. None where it has to wait.
+        """Let a request go on at once, as `arrive` and `turn` would if no other request waits. None
+        if it has to wait.
 
         Raises:
             RefusedEarly: it would come too late.
@@ -327,7 +327,7 @@ class Door:
 
 
 def _unheard(refused: RefusedEarly | None) -> None:
-    """Who walks in knows it."""
+    """Do nothing: the caller of `walk_in` gets the result directly."""
 
 
 def _refusal(reason: str, said: str, retry_after_s: float) -> RefusedEarly:

@@ -25,9 +25,9 @@ _POLL_S = 5.0  # an idle long poll returns after this, so that a silent client i
 _CLIENT_GONE_S = 15.0
 _ALONE_S = 2.0  # seconds without clients and workers
 _TICK_S = 0.25
-# Ticks without a poll, about a second, after which a client counts as gone: its unread messages are
-# useless by then, and may block workers. Ticks are counted, not timed: a scheduler that did not run
-# itself has received nothing, and blames no client.
+# A client counts as gone after this many ticks (about a second) without a poll. Its unread messages
+# are useless by then, and may block workers. Ticks are counted, because the time also passes while
+# the scheduler itself does not run, and then the missing polls are not the client's fault.
 _UNREAD_TICKS = 4
 _SILENT_TICKS = round(_CLIENT_GONE_S / _TICK_S)
 

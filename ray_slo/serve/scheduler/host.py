@@ -1,8 +1,8 @@
 """Hosts a policy on an asyncio event loop: events in, decisions carried out, one timer.
 
-Everything that happens in one turn of the event loop is one round of the policy: the events are
-collected, then fed in a fixed order, then `decide` is asked once. No ray and no threads; call a
-`PolicyHost` from its loop only.
+Everything that happens in one turn of the event loop is one round of the policy. The events are
+collected and passed to the policy in a fixed order; then `decide` is called once. There is no Ray
+and there are no threads. Call a `PolicyHost` only from its event loop.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from ray_slo.core.policy import Expected, unwrapped
 logger = logging.getLogger(__name__)
 _A = TypeVar("_A")
 
-# A policy that asks to be woken at once, again and again, must not starve the event loop.
+# Least pause: a policy that always asks to be woken at once must not block the event loop.
 _SHORTEST_NAP_S = 1e-4
 
 
@@ -94,7 +94,7 @@ class PolicyHost:
         self._poke()
 
     def cancel(self, request: Request) -> None:
-        """Its client left. Harmless when it was dispatched or dropped already."""
+        """The request's client left. Ignored if the request was already dispatched or dropped."""
         self._cancelled.append(request)
         self._poke()
 
@@ -175,7 +175,7 @@ class PolicyHost:
             elif self._on_preempt is not None:
                 self._carry_out(self._on_preempt, action)
             else:
-                logger.error("nobody carries out %r", action)
+                logger.error("this host cannot carry out %r", action)
         if decision.wake_at < math.inf and not self._closed:
             nap = max(decision.wake_at - self._clock(), _SHORTEST_NAP_S)
             self._timer = self._loop.call_later(nap, self._wake, context=self._context)

@@ -148,7 +148,7 @@ class Lately:
     def predicted(
         self, now: float, model: str, variant: str, expected_ms: float, took_ms: float
     ) -> None:
-        """A batch took so long, from the grant to the result."""
+        """Note the predicted and the measured time of a batch, from the grant to the result."""
         served = self._at(now).of(model, variant)
         served.predicted += 1
         served.expected_ms += expected_ms

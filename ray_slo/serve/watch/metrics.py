@@ -70,8 +70,8 @@ class _Share:
 
 
 class _Sums:
-    """A counter of what happens with every request: told of in sums, as telling costs more than
-    counting."""
+    """A counter for events of every request. It reports sums, because each report to Ray costs more
+    than a count."""
 
     def __init__(self, name: str, description: str, *tags: str) -> None:
         self._counter = _counter(name, description, *tags)
@@ -228,7 +228,7 @@ class FrontendMetrics:
         )
 
     def refresh(self, pending: int, expected: Mapping[str, Expected] | None = None) -> None:
-        """Set the gauges, and tell of what was counted; called about once a second.
+        """Set the gauges, and report the counters; called about once a second.
 
         Args:
             expected: predictions for clients' requests, by model.
@@ -339,7 +339,7 @@ class SchedulerMetrics(Watch):
         )
         self._unclaimed = _counter(
             "unclaimed_batches_total",
-            "Granted batches that nobody had any more; their workers were freed.",
+            "Granted batches that no process had any more; their workers were freed.",
             *self._tags,
         )
 

@@ -189,10 +189,11 @@ def request(
     """A request that a frontend serves.
 
     Args:
-        arrived_at: when it did, `time.monotonic()` seconds.
-        traceparent: the caller's header. Where Serve's span is none of its trace, the request is:
-            Serve loses the header if its proxy does not trace (which `TracingConfig` does not make
-            it do, https://github.com/ray-project/ray/pull/65437), or if it says "not sampled".
+        arrived_at: time of its arrival, `time.monotonic()` seconds.
+        traceparent: the caller's header. If Serve's span is not in the caller's trace, the
+            request's span is put there. Serve loses the header if its proxy does not trace, or if
+            the header says "not sampled". `TracingConfig` does not make the proxy trace
+            (https://github.com/ray-project/ray/pull/65437).
     """
     if not serve_tracing.is_enabled():
         return NOT_TRACED
@@ -222,8 +223,8 @@ def contexts(requests: Iterable[RequestTrace]) -> tuple[str, ...]:
 
 
 def call_of(requests: Iterable[RequestTrace]) -> AbstractContextManager[None]:
-    """Serve's spans of a call that is made inside for these requests are the first traced one's;
-    without one there are none."""
+    """Inside, Serve's spans of a call for these requests are children of the first traced request's
+    span. If none is traced, there are no spans."""
     if not serve_tracing.is_enabled():
         return nullcontext()
     return next((r for r in requests if r.context), _Unsampled()).inside()
@@ -343,7 +344,7 @@ class _RequestTrace(RequestTrace):
         self._end_queue("", "")
 
     def ran(self, batch: str) -> None:
-        if batch and self._span.is_recording():  # else its caller left, or was told to
+        if batch and self._span.is_recording():  # else its caller left, or was answered
             self._span.add_link(spans.remote(batch))
 
     def requeued(self, reason: str) -> None:

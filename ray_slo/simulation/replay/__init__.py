@@ -1,4 +1,4 @@
-"""Decision logs, replayed: the same policy step by step, or any in the simulator ("what if")."""
+"""Replay decision logs: the recorded policy step by step, or any policy in the simulator."""
 
 from ray_slo.simulation.replay.compare import (
     Difference,

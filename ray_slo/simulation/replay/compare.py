@@ -1,7 +1,7 @@
-"""A recorded policy, replayed step by step.
+"""Replay a recorded policy step by step.
 
-`replay` feeds a policy exactly what the recorded one was fed, at the recorded times, and compares
-every decision; a policy is a pure state machine, so they must be the same to the last bit.
+`replay` gives a policy the recorded events at the recorded times, and compares every decision with
+the recorded one. A policy is a pure state machine, so both must be the same to the last bit.
 """
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ from ray_slo.record.decode import Life
 
 @dataclass(frozen=True)
 class Difference:
-    """Where a replay first decided otherwise.
+    """The first decision of a replay that differs from the recorded one.
 
     Attributes:
-        round: number of the decision in its life, from 0.
-        at: seconds in the recorded clock.
-        recorded, replayed: what was decided, in words; None where the other decided more.
+        round: number of the decision since the scheduler started, from 0.
+        at: time of the decision, seconds on the recorded clock.
+        recorded, replayed: the first action, error or wake-up time that differs, in words;
+            "nothing" where only the other policy has an action.
     """
 
     round: int
@@ -36,12 +37,13 @@ class Difference:
 
 @dataclass(frozen=True)
 class Replayed:
-    """What came of a replay.
+    """The result of a replay.
 
     Attributes:
-        rounds, actions: decisions compared, and what they held.
-        difference: None: all were the same.
-        error: what the recorded policy raised in the end, and the replayed one too.
+        rounds: number of decisions that are the same.
+        actions: number of actions in these decisions.
+        difference: the first decision that differs; None if all are the same.
+        error: the error that both policies raised at the end; "" if there was none.
     """
 
     rounds: int
@@ -58,10 +60,10 @@ def replay(life: Life, make: Callable[[], Policy] | None = None) -> Replayed:
     """Feed the recorded events to a policy and compare decisions, until the first difference.
 
     Args:
-        make: makes the policy; default: what the log says.
+        make: makes the policy; by default, the policy that the log names.
 
     Raises:
-        ValueError: the log does not hold the beginning, lost rows, or does not say which policy.
+        ValueError: the log's beginning or other rows are missing, or it does not name its policy.
     """
     if not life.begins:
         raise ValueError(
@@ -88,7 +90,7 @@ def replay(life: Life, make: Callable[[], Policy] | None = None) -> Replayed:
             decided = policy.decide(r.now)
         except _NotHeld:
             raise
-        except Exception as raised:  # as the recorded one may have
+        except Exception as raised:  # the recorded policy may have raised the same error
             error = f"{type(raised).__name__}: {raised}"
         difference = _difference(rounds, r.now, r.decision, r.error, decided, error)
         if difference is not None:
@@ -101,21 +103,21 @@ def replay(life: Life, make: Callable[[], Policy] | None = None) -> Replayed:
 
 
 class _NotHeld(ValueError):
-    """An event that a log cannot hold."""
+    """The policy was given an event that a log cannot hold."""
 
 
 def policy_of(life: Life) -> Policy:
-    """A new policy like the recorded one.
+    """Make the policy that the log names.
 
     Raises:
-        ValueError: the log does not say which it was.
+        ValueError: the log does not name it.
     """
     name, kwargs = policy_arguments(life)
     return make_policy(name, kwargs)
 
 
 def policy_arguments(life: Life) -> tuple[str, Mapping[str, Any]]:
-    """(name, kwargs) of the recorded policy. Raises ValueError where they are not known."""
+    """(name, kwargs) of the recorded policy. Raises ValueError if the log does not hold them."""
     start = life.start
     if start is None or start.policy is None:
         raise ValueError(
@@ -135,7 +137,8 @@ def policy_arguments(life: Life) -> tuple[str, Mapping[str, Any]]:
 
 
 def _is_policy_class(target: Any) -> bool:
-    """Whether it may be called: a log may come from anywhere, and so may the name in it."""
+    """Whether the target is a policy class. Nothing else is called, as anybody may have written the
+    name in the log."""
     methods = ("requests_arrived", "requests_cancelled", "batch_finished", "cluster_changed")
     return isinstance(target, type) and all(hasattr(target, m) for m in (*methods, "decide"))
 
@@ -158,7 +161,7 @@ def _difference(
 
 
 def _in_words(actions: Sequence[Action]) -> str:
-    """An action with all that counts, times to the last bit."""
+    """Describe the action with all values that a replay compares; times have all their digits."""
     if not actions:
         return "nothing"
     a = actions[0]

@@ -1,9 +1,11 @@
-"""A policy in virtual time on the requests of a decision log.
+"""Simulate any policy on the requests of a decision log.
 
-`what_if` runs a policy on the recorded requests (arrival, deadline, size, cancels) and the recorded
-cluster (workers that came and went, profiles as they were learned). A batch takes the usual time
-for its size (`fit`), times the deviation of the recorded batch nearest in time. So a slow minute of
-the machine is slow in the simulation, too. The same holds for dispatch and report delays.
+`what_if` runs a policy on the recorded requests (arrival, deadline, size, cancellation) and on the
+recorded cluster (workers that came and went, profiles as they were learned). A simulated batch
+takes the usual time for its size (`fit`), times a deviation: the ratio of actual to usual time of
+the recorded batch that started nearest in time. So a minute in which the machine was slow is slow
+in the simulation, too. The dispatch delay also is the recorded one that is nearest in time. The
+report delay is the median of the recorded ones.
 """
 
 from __future__ import annotations
@@ -37,11 +39,11 @@ from ray_slo.simulation.replay.tapes import (
 from ray_slo.simulation.report import Report
 from ray_slo.simulation.workloads import Requests
 
-_LEAST_SPREAD = 0.01  # of how long equal batches take
+_LEAST_SPREAD = 0.01  # least relative standard deviation that times of equal batches have
 
 
 class Nearest:
-    """Values seen at times; asked for the one nearest to a time. O(log n)."""
+    """Find the value that was seen nearest to a given time, in O(log n)."""
 
     def __init__(self, seen: Sequence[tuple[float, float]]) -> None:
         self._times = [t for t, _ in seen]
@@ -58,13 +60,13 @@ class Nearest:
 
 @dataclass
 class Truth:
-    """How long things took.
+    """Recorded execution times and delays.
 
     Attributes:
-        profiles: usual execution time by (variant, hardware).
-        deviations: actual over usual of each batch, by (variant, hardware).
-        dispatch: from a decision to the start on an idle worker, seconds.
-        report_s: from a batch's end until the policy heard, seconds (median).
+        profiles: usual execution times, by (variant, hardware).
+        deviations: actual over usual execution time of each batch, by (variant, hardware).
+        dispatch: seconds from a decision until its batch starts on an idle worker.
+        report_s: median of the seconds from the end of a batch until the policy is told of it.
     """
 
     profiles: dict[tuple[str, str], LatencyProfile] = field(default_factory=dict)
@@ -82,7 +84,8 @@ def truth_of(t: Tape) -> Truth:
         if (o := b.ran) is None:
             continue
         key = (b.dispatch.variant, b.cluster.workers[b.dispatch.worker].hardware)
-        # The first, as what a policy learns on top is of some sizes only, and of the slow ones.
+        # Take the first profile. Later ones also hold what the scheduler learned: a high
+        # percentile, and of some batch sizes only.
         prior.setdefault(key, b.cluster.variants[key[0]].profiles[key[1]])
         items = sum(r.size for r in b.dispatch.requests)
         seconds = max(o.finished_at - o.started_at, 1e-9)
@@ -103,21 +106,23 @@ def truth_of(t: Tape) -> Truth:
 def fit(
     prior: LatencyProfile, sizes: NDArray[np.int64], seconds: NDArray[np.float64]
 ) -> LatencyProfile:
-    """What a batch of each size takes, from those that ran: the prior times a factor. The factor is
-    a line over the logarithm of the size, then, by octave of sizes, what is left; of both only what
-    is more than chance (two standard errors). So sizes that hardly ran are told by the prior's
-    shape and those that did, and a wrong shape is mended where it shows.
+    """Estimate the execution time of every batch size from the batches that ran.
+
+    The estimate is the prior times a factor. The factor's logarithm is a line over the logarithm of
+    the size, plus a correction for each octave of sizes. From the slope and from each correction,
+    two standard errors are subtracted, as that much may be chance. So a size that hardly ran
+    follows the shape of the prior, and where many batches contradict that shape, it is corrected.
 
     Args:
-        prior: its shape was measured, or is a guess.
-        sizes: shape (n,), from 1 to the prior's largest.
-        seconds: shape (n,), what each took.
+        prior: the profile before; its shape was measured, or is a guess.
+        sizes: batch sizes, shape (n,), from 1 to the prior's largest.
+        seconds: execution time of each of these batches, shape (n,).
     """
     logs = np.log(sizes)
     ratios = np.log(seconds / np.array(prior.table)[sizes - 1])
     level = float(np.median(ratios))
     spread = max(1.4826 * float(np.median(np.abs(ratios - level))), _LEAST_SPREAD)
-    # Outliers count as much as three standard deviations do: a batch that waited for the machine.
+    # Clip outliers at three standard deviations: the machine may have been busy with other work.
     held = np.clip(ratios, level - 3 * spread, level + 3 * spread)
     middle, width = logs.mean(), float(((logs - logs.mean()) ** 2).sum())
     slope = 0.0
@@ -135,13 +140,14 @@ def fit(
     where = [float(logs[octaves == octave].mean()) for octave in seen]
     factor = level + slope * (grid - middle) + np.interp(grid, where, left)
     fitted = np.array(prior.table) * np.exp(factor)
-    # A larger batch takes no less: half way between raising the larger and lowering the smaller.
+    # A larger batch must not take less time than a smaller one. Where it does, take the mean of two
+    # corrections: the larger batch's time raised, and the smaller one's lowered.
     up, down = np.maximum.accumulate(fitted), np.minimum.accumulate(fitted[::-1])[::-1]
     return LatencyProfile(((up + down) / 2).tolist())
 
 
 def _sure(estimate: float, error: float) -> float:
-    """The part of an estimate that is beyond two standard errors."""
+    """The estimate, moved towards 0 by two standard errors, but not past 0."""
     return math.copysign(max(abs(estimate) - 2 * error, 0.0), estimate)
 
 
@@ -152,10 +158,10 @@ def what_if(
     *,
     warmup_s: float = 0.0,
 ) -> Report:
-    """What `policy` would have made of the recorded requests, workers and delays.
+    """Simulate `policy` on the recorded requests, workers and delays.
 
     Raises:
-        ValueError: no request arrived, or bad arguments.
+        ValueError: no request arrived, or an argument is wrong.
         PolicyError: the policy broke its contract.
     """
     t = life if isinstance(life, Tape) else tape(life)
@@ -173,14 +179,14 @@ def what_if(
 
 
 class _Replay(Run):
-    """The simulator, with the recorded cluster and times instead of constant ones."""
+    """A simulator run whose cluster and execution times are the recorded ones."""
 
     def __init__(
         self, policy: Policy, t: Tape, requests: Requests, index_of: Mapping[int, int]
     ) -> None:
         clusters = [(at - t.zero, c) for at, c in t.clusters]
         first = clusters[0][1]
-        # Every model and worker that is ever there, for the simulator's books.
+        # The simulator needs every model and worker of the whole log from the start.
         everything = replace(
             clusters[-1][1], models=all_models(clusters), workers=all_workers(clusters)
         )
@@ -215,7 +221,8 @@ class _Replay(Run):
             self.policy.requests_cancelled(self.now, [request])
 
     def _recorded(self, cluster: Cluster) -> None:
-        """The policy is told this cluster; what left takes its batches along."""
+        """Tell the policy of a recorded change of the cluster. Batches of workers that left are
+        lost."""
         left = [self.slots.pop(w) for w in list(self.slots) if w not in cluster.workers]
         lost = self.lose(*left)
         for w in cluster.workers.values():
@@ -237,7 +244,7 @@ class _Replay(Run):
 
     def start(self, slot: Slot, batch: Batch) -> None:
         key = (batch.dispatch.variant, slot.worker.hardware)
-        # What the policy believes is what there is where no such batch ever ran.
+        # Where no such batch ever ran, the only known time is the one that the policy expects.
         believed = self.cluster.variants[key[0]].profiles[key[1]]
         profile = self.times.profiles.get(key, believed)
         dispatched = self.b_dispatched[batch.index]
@@ -249,7 +256,7 @@ class _Replay(Run):
 
 
 class _Watched(PolicyWrapper):
-    """A policy, and what waits in it: only that can be cancelled."""
+    """A policy whose waiting requests are known, because only these can be cancelled."""
 
     def __init__(self, policy: Policy, waiting: dict[int, Request]) -> None:
         super().__init__(policy)

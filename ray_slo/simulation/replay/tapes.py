@@ -1,4 +1,4 @@
-"""Reads the events of a decision log, and makes a `Report` of them."""
+"""Read the events of a decision log, and make a `Report` of them."""
 
 from __future__ import annotations
 
@@ -21,15 +21,22 @@ from ray_slo.simulation.workloads import Requests
 
 @dataclass
 class Tape:
-    """A life as columns: what the simulator needs of it, and what happened.
+    """The events of one life of a scheduler, from its start to its end, as tables.
+
+    All times are seconds of the log's clock.
 
     Attributes:
-        zero: the log's clock at the report's time 0; all other times here count from it.
-        clusters: (time, cluster), as the policy was told.
-        requests: by id, those that arrived; one that was submitted again counts once.
-        first_of: id of the first try, by the id of each.
-        batches: dispatched, by id, in order.
-        cancels: (time, id).
+        zero: time of the first arrival, which is time 0 of the report.
+        end: time of the last decision.
+        clusters: (time, cluster) of each change that the policy was told of.
+        requests: requests that arrived, by id. A request that was submitted again is there once,
+            with its first id.
+        first_of: first id of each request, by every id that it had.
+        batches: dispatched batches by id, in order of dispatch.
+        drops: (time, reason), by request id.
+        cancels: (time, request id).
+        preempts: (time, action).
+        errors: (time, error) of each decision in which the policy raised.
         settings: (time, (setting of `auto`, why)).
     """
 
@@ -51,23 +58,23 @@ class TapeBatch:
     dispatch: Dispatch
     at: float
     cluster: Cluster
-    idle: bool  # its worker had nothing to do
+    idle: bool  # whether the worker had no other batch then
     outcome: BatchOutcome | None = None
     heard_at: float = math.nan
     lost_at: float = math.nan  # when its worker left
 
     @property
     def ran(self) -> BatchOutcome | None:
-        """Its outcome, if it ran to the end."""
+        """The batch's outcome if it ran to its end, else None."""
         done = self.outcome is not None and self.outcome.status is BatchStatus.FINISHED
         return self.outcome if done else None
 
 
 def tape(life: Life) -> Tape:
-    """Read a life once.
+    """Read the events of a life.
 
     Raises:
-        ValueError: it holds no request.
+        ValueError: no request arrived in it.
     """
     made = Tape(math.nan, -math.inf, [], {}, {}, {}, {}, [], [], [], [])
     origins: dict[tuple[str, int], int] = {}
@@ -119,10 +126,10 @@ def tape(life: Life) -> Tape:
 
 
 def newest(lives: Sequence[Life]) -> tuple[Life, Tape]:
-    """The newest life that served anything.
+    """The newest life in which a request arrived.
 
     Raises:
-        ValueError: none did.
+        ValueError: there is none.
     """
     for life in reversed(lives):
         try:
@@ -134,17 +141,17 @@ def newest(lives: Sequence[Life]) -> tuple[Life, Tape]:
 
 
 def all_models(clusters: Sequence[tuple[float, Cluster]]) -> dict[str, Model]:
-    """Models of all clusters, by name; the last one of a name."""
+    """Models of all clusters, by name. Where a model changed, the last one."""
     return {m.name: m for _, c in clusters for m in c.models.values()}
 
 
 def all_workers(clusters: Sequence[tuple[float, Cluster]]) -> dict[WorkerId, Worker]:
-    """Workers that were ever there, by id."""
+    """All workers that any of the clusters has, by id."""
     return {w.id: w for _, c in clusters for w in c.workers.values()}
 
 
 def columns(t: Tape) -> tuple[Requests, dict[int, int]]:
-    """Requests in order of arrival, and the index of each by id."""
+    """Requests in order of arrival, and their index by request id."""
     models = list(all_models(t.clusters))
     ordered = sorted(t.requests.values(), key=lambda r: (r.arrival, r.id))
     ordered = [r for r in ordered if r.model in models]
@@ -163,9 +170,9 @@ def columns(t: Tape) -> tuple[Requests, dict[int, int]]:
 
 
 def recorded(life: Life | Tape, warmup_s: float = 0.0) -> Report:
-    """What happened, as a `Report`; time 0 is the first arrival.
+    """Make a `Report` of what happened; time 0 is the first arrival.
 
-    A request that was tried again (its worker died, its batch was preempted) counts once.
+    A request that was submitted again (its worker died, its batch was preempted) counts once.
 
     Raises:
         ValueError: no request arrived.
@@ -206,14 +213,14 @@ _BATCHES = (
 
 
 def _batches(t: Tape, workers: list[str], variants: list[str]) -> dict[str, NDArray[Any]]:
-    """Columns of batches, as `Report` has them, with their price."""
+    """Columns of the report's table of batches, with their prices."""
     worker_of = {w: i for i, w in enumerate(workers)}
     variant_of = {v: i for i, v in enumerate(variants)}
     statuses = list(BatchStatus)
     rows = []
     for b in t.batches.values():
         d, o = b.dispatch, b.outcome
-        # Of a batch that nobody heard of again: until its worker left, or the log ends.
+        # A batch without an outcome counts as running until its worker leaves, or the log ends.
         gone = t.end if math.isnan(b.lost_at) else b.lost_at
         rows.append(
             (
@@ -237,7 +244,7 @@ def _batches(t: Tape, workers: list[str], variants: list[str]) -> dict[str, NDAr
 
 
 def _answers(t: Tape, index_of: Mapping[int, int]) -> dict[str, NDArray[Any]]:
-    """Columns of requests: their batch, or why and when they were dropped."""
+    """Columns of the report's table of requests: their batch, or why and when they were dropped."""
     n = len(index_of)
     batch_of, reason, dropped = np.full(n, -1), np.full(n, -1), np.full(n, np.nan)
     reasons = list(DropReason)
@@ -252,13 +259,13 @@ def _answers(t: Tape, index_of: Mapping[int, int]) -> dict[str, NDArray[Any]]:
 
 
 def duration_s(t: Tape, requests: Requests) -> float:
-    """How long requests arrived; of a single one, as long as the log goes on."""
+    """Seconds from the first to the last arrival; if there is one only, until the log's end."""
     last = float(requests.arrival[-1])
     return last + 1e-9 if last > 0 else max(t.end - t.zero, 1e-3)
 
 
 def checked_warmup_s(warmup_s: float, end: float) -> float:
-    """`warmup_s`. Raises ValueError unless it ends before the requests do."""
+    """Return `warmup_s`. Raises ValueError unless it is before the last arrival."""
     if not 0 <= warmup_s < end:
         raise ValueError(
             f"warmup_s must be at least 0 and less than the {end:.3g} s that requests arrived in, "

@@ -1,4 +1,4 @@
-"""How many workers, of which kinds, with which variants a load takes: `size(question)`."""
+"""Find how many workers a load needs, of which kinds and with which variants: `size(question)`."""
 
 from ray_slo.simulation.sizing.document import (
     PipelineSpec,

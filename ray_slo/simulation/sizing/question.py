@@ -1,4 +1,4 @@
-"""The question what it takes to serve a load, and what an answer holds."""
+"""The question how many workers a load needs, and its answers."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ KIND = "default"  # of workers, where no pool names some
 
 @dataclass(frozen=True)
 class Question:
-    """What is to be served, and how well.
+    """A load, and how well it must be served.
 
     Args:
-        models: with profiles for each kind of worker; none for a pipeline.
-        workload: arrivals, for every model or at the pipeline's root.
-        policies: name and arguments.
-        duration_s, warmup_s, latency_noise: of each run, as in `simulate`.
-        bad_rate: share of late or dropped requests that is allowed, of any model.
-        accuracy_floor: mean over the requests in time, percent.
-        seeds: the first searches, the others confirm.
-        guess: where the search for a number of workers begins; by default the fluid limit.
-        most: workers, or pools that are tried.
-        types: of instances, each a kind of worker; none where all workers are alike.
-        budget_per_hour: of a pool.
-        pipeline: its `demand` and `workers` are filled in.
+        models: models with a profile for each kind of worker; empty for a pipeline.
+        workload: arrivals of every model, or at the pipeline's root.
+        policies: name and arguments of each policy to compare.
+        duration_s, warmup_s, latency_noise: arguments of `simulate` for each run.
+        bad_rate: allowed share of late or dropped requests of each model.
+        accuracy_floor: least mean accuracy of the requests in time, percent.
+        seeds: the search uses the first seed; its result must pass with all others, too.
+        guess: the number of workers with which the search begins; by default, the fluid limit.
+        most: the largest number of workers, or of pools, in the search.
+        types: instance types, each of which is a kind of worker; empty if all workers are alike.
+        budget_per_hour: the most that a pool may cost per hour.
+        pipeline: the problem of a pipeline; the search sets its `demand` and `workers`.
     """
 
     models: tuple[Model, ...]
@@ -58,15 +58,15 @@ class Question:
 
 @dataclass(frozen=True)
 class Figures:
-    """What the simulator predicts: the worst of the runs.
+    """What the simulator predicts. Each figure is the worst over the runs.
 
     Attributes:
-        bad_rate: of the worst model.
-        p99_s: latency of those that were answered; NaN if none was.
+        bad_rate: share of late or dropped requests of the worst model.
+        p99_s: 99th percentile of the latency of answered requests; NaN if there are none.
         busy: mean share of the time in which a worker runs a batch.
-        accuracy: percent, of the requests in time; None where it is not known.
-        models: bad rate and p99_s by model.
-        variants: shares of the requests that were answered, of the first run.
+        accuracy: mean accuracy of the requests in time, percent; None if it is not known.
+        models: (bad rate, p99_s), by model.
+        variants: share of the answered requests, by variant, in the first run.
     """
 
     bad_rate: float
@@ -77,7 +77,7 @@ class Figures:
     variants: Mapping[str, float] = field(default_factory=dict)
 
     def or_worse(self, other: Figures) -> Figures:
-        """The worst of both."""
+        """For each figure, the worse of both."""
         known = [a for a in (self.accuracy, other.accuracy) if a is not None]
         return Figures(
             max(self.bad_rate, other.bad_rate),
@@ -97,13 +97,14 @@ class Answer:
     """One way to serve the load.
 
     Attributes:
-        name: of the policy, or what kind of answer it is.
-        counts: workers by kind, or by variant in a pipeline; None where nothing passed.
-        figures: predicted for it; None where nothing was run.
-        why: in words: limits, reasons, where it comes from.
-        least: workers in the fluid limit: no policy does with fewer for long.
-        cost_per_hour: of a pool.
-        carries: requests per second that it sustains at the bad rate, where that was searched.
+        name: the policy, and what kind of answer it is.
+        counts: workers by kind, or by variant in a pipeline; None if nothing passed.
+        figures: what the simulator predicts; None if nothing was run.
+        why: reasons and limits, in words.
+        least: workers in the fluid limit. With fewer, every policy falls behind.
+        cost_per_hour: cost of the pool.
+        carries: the highest rate with at most the allowed bad requests, requests/s; None if it was
+            not searched.
         probes: (number, bad rate) of every run, in order.
     """
 
@@ -121,7 +122,7 @@ class Answer:
         return None if self.counts is None else sum(self.counts.values())
 
     def to_json(self) -> dict[str, Any]:
-        """Times in ms; NaN is null."""
+        """The answer as JSON, with times in ms and null for NaN."""
         f = self.figures
         return {
             "name": self.name,

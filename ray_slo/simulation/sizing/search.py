@@ -1,21 +1,24 @@
-"""How many workers, of which kinds, with which variants: `size(question) -> list[Answer]`.
+"""Find how many workers a load needs, and of which kinds: `size(question) -> list[Answer]`.
 
-Each answer is the smallest that *passes*: in a simulated run at the load, no model's share of late
-or dropped requests is above `bad_rate` (and the mean accuracy is at least `accuracy_floor`). The
-search assumes that a larger number is better. The number grows or shrinks from a guess (the fluid
-limit) in doubling steps, and is then bisected. The result must pass with the other seeds, too;
-otherwise one more is tried. The figures of an answer are the worst over the seeds.
+A number of workers *passes* if, in a simulated run at the load, no model's share of late or dropped
+requests is above `bad_rate`, and the mean accuracy is at least `accuracy_floor`. Each answer is the
+smallest number that passes. The search assumes that more workers are better. From a guess (the
+fluid limit), the number grows or shrinks in doubling steps, and is then bisected. The result must
+pass with the other seeds, too; otherwise one worker is added. The figures of an answer are the
+worst over the seeds.
 
-* *Workers*: how many of one kind, for each policy and kind.
-* *Pools*: configurations of instance types by rising cost and upper bound on their throughput
-  (`kairos.fluid_bounds`, or the full batches' where requests have no sizes), cheaper than the
-  cheapest of one type: the first whose run passes, by bisection. A cheaper pool with a lower bound
-      is not tried. With a budget, also the pool with the highest throughput within it.
-* *Pipelines*: workers for `loki.plan`, with any variants and with the most accurate alone.
+* *Workers*: the number of workers of one kind, for each policy and kind.
+* *Pools*: a mix of instance types that is cheaper than the cheapest answer with one type. Each mix
+  has an upper bound on its throughput: `kairos.fluid_bounds`, or that of full batches if requests
+  have no sizes. A mix is a candidate only if its bound is higher than that of every cheaper one.
+  The candidates are ordered by cost, and bisection finds the first that passes. With a budget,
+  there is a second answer: the pool with the highest throughput within the budget.
+* *Pipelines*: the number of workers for `loki.plan`, with all variants and with only the most
+  accurate ones.
 
 Worked example: ℓ(b) = b + 5 ms, an SLO of 25 ms, 3600 requests/s. A batch of 20 takes 25 ms, so a
-worker serves at most 800 per second: the fluid limit is 4.5, 5 workers. Those would have to run
-batches of 20 with no gaps, of requests that just came; `deferred` needs 6.
+worker serves at most 800 requests/s. The fluid limit is 3600 / 800 = 4.5, so 5 workers. These would
+have to run batches of 20 without a gap, of requests that have just arrived; `deferred` needs 6.
 """
 
 from __future__ import annotations
@@ -37,17 +40,17 @@ from ray_slo.simulation.search import goodput_search
 from ray_slo.simulation.simulator import simulate
 from ray_slo.simulation.sizing.question import KIND, Answer, Figures, Named, Question
 
-_SIZES = 2000  # quantiles of the sizes that a pool is planned for
-_CONFIGURATIONS = 300_000  # of a pool, that are compared
-_EVALUATIONS = 8  # of pools for a budget
-_ATTAINED = 0.9  # of its bound, by a good policy: where the search begins
+_SIZES = 2000  # number of quantiles of the request sizes that a pool is planned for
+_CONFIGURATIONS = 300_000  # most configurations of a pool that are compared
+_EVALUATIONS = 8  # most pools that are simulated for a budget
+_ATTAINED = 0.9  # share of its bound that a pool is expected to reach: the search begins there
 
 
 def size(question: Question) -> list[Answer]:
-    """Answers, in an order that depends on the question's form alone.
+    """The answers to the question. Their order does not depend on what the runs show.
 
     Raises:
-        ValueError: the question has no meaning, naming the field.
+        ValueError: the question has no meaning; the message names the field.
     """
     if question.pipeline is not None:
         return list(_pipeline(question, question.pipeline))
@@ -65,7 +68,7 @@ def size(question: Question) -> list[Answer]:
 
 
 class Search:
-    """Runs by (number, seed), each at most once."""
+    """Search for the smallest number that passes. Each (number, seed) runs at most once."""
 
     def __init__(self, question: Question, run: Callable[[int, int], Figures | None]) -> None:
         self._question, self._run = question, run
@@ -73,7 +76,7 @@ class Search:
         self.probes: list[tuple[int, float]] = []
 
     def figures(self, n: int, seed: int) -> Figures | None:
-        """None: it cannot be run at all."""
+        """The figures of one run; None if that number cannot be run at all."""
         if (n, seed) not in self._known:
             found = self._known[n, seed] = self._run(n, seed)
             self.probes.append((n, 1.0 if found is None else found.bad_rate))
@@ -87,8 +90,8 @@ class Search:
         return not floor or (found.accuracy is not None and found.accuracy >= floor)
 
     def smallest(self, guess: int, most: int) -> int | None:
-        """The smallest number from 1 to `most` that passes with every seed, as far as more is
-        better."""
+        """The smallest number from 1 to `most` that passes with every seed, provided that a larger
+        number is never worse; None if there is none."""
         first, *others = self._question.seeds
         low, high, step = 0, min(max(guess, 1), most), 1  # `low` does not pass
         if self.passes(high, first):
@@ -112,7 +115,7 @@ class Search:
         return None
 
     def worst(self, n: int) -> Figures | None:
-        """Over all seeds."""
+        """The worst figures over all seeds."""
         found: Figures | None = None
         for seed in self._question.seeds:
             if (one := self.figures(n, seed)) is None:
@@ -125,7 +128,7 @@ class Search:
 
 
 def _workers(question: Question, policy: Named, kind: str) -> Answer:
-    """The fewest of one kind."""
+    """The fewest workers of one kind."""
     name = policy[0] if kind == KIND else f"{policy[0]}, {kind} only"
     if why := _too_slow(question, kind):
         return Answer(name, None, None, why)
@@ -142,7 +145,7 @@ def _workers(question: Question, policy: Named, kind: str) -> Answer:
 
 
 def _pools(question: Question, policy: Named, alone: Sequence[Answer]) -> Iterator[Answer]:
-    """The cheapest of several types, and the one for the budget."""
+    """The cheapest pool of several types, and the pool with the most throughput for the budget."""
     if len(question.models) != 1:
         raise ValueError(
             f"cluster.models: a pool is planned for one model, got {len(question.models)}"
@@ -165,7 +168,7 @@ def _pools(question: Question, policy: Named, alone: Sequence[Answer]) -> Iterat
 
 
 def _cheapest(question: Question, policy: Named, alone: Answer, most: float) -> Answer:
-    """The cheapest pool that passes; `alone`, which costs `most`, where none is cheaper."""
+    """The cheapest pool that passes; `alone`, which costs `most`, if no pool is cheaper."""
     names = [t.name for t in question.types]
     prices = np.array([t.price_per_hour for t in question.types])
     try:
@@ -200,7 +203,8 @@ def _cheapest(question: Question, policy: Named, alone: Answer, most: float) -> 
 
 
 def _for_budget(question: Question, policy: Named, budget: float) -> Answer:
-    """What carries most under the budget: how much that is, and what it does at the load."""
+    """The pool with the most throughput for the budget, that throughput, and its figures at the
+    load."""
     name = f"{policy[0]}, most for the budget"
 
     def carries(counts: Mapping[str, int]) -> float:
@@ -244,7 +248,7 @@ def _for_budget(question: Question, policy: Named, budget: float) -> Answer:
 
 
 def _sizes(question: Question) -> kairos.Ints:
-    """A sample of the requests' sizes, quantiles."""
+    """Quantiles of the sizes of requests."""
     if question.workload.sizes is None:
         return np.ones(1, dtype=np.int64)
     return question.workload.sizes.quantiles((np.arange(_SIZES) + 0.5) / _SIZES)
@@ -280,7 +284,7 @@ def _cost(question: Question, counts: Mapping[str, int]) -> float | None:
 
 
 def _too_slow(question: Question, kind: str) -> str:
-    """Why no number of workers of a kind passes; "" if there is no such reason."""
+    """The reason why no number of workers of a kind can pass; "" if there is none."""
     sizes = _sizes(question)
     for model in question.models:
         known = [v.profiles[kind] for v in model.variants if kind in v.profiles]
@@ -299,7 +303,8 @@ def _too_slow(question: Question, kind: str) -> str:
 
 
 def _fluid_limit(question: Question, kind: str) -> int | None:
-    """Workers without which no policy serves the load for long; None with sizes."""
+    """The fewest workers that can serve the load in the fluid limit; None if requests have sizes,
+    or if even `most` workers are too few."""
     if question.workload.sizes is not None:
         return None
     rng = np.random.default_rng(question.seeds[0])
@@ -329,7 +334,7 @@ def _fluid_limit(question: Question, kind: str) -> int | None:
 
 
 def _one_by_one(question: Question, kind: str) -> int:
-    """Workers that serve requests of all sizes one at a time, a guess."""
+    """A guess: the number of workers if each served one request at a time."""
     model = question.models[0]
     profile = next(v.profiles[kind] for v in model.variants if kind in v.profiles)
     times = [profile.latency(min(s, profile.max_batch_size)) for s in _sizes(question).tolist()]
@@ -352,7 +357,7 @@ def _policy(question: Question, policy: Named) -> Policy:
 
 
 def predicted(question: Question, policy: Named, counts: Mapping[str, int], seed: int) -> Figures:
-    """Of one simulated run, with `counts` workers of each kind."""
+    """Simulate one run with `counts` workers of each kind."""
     report = simulate(
         _policy(question, policy),
         _cluster(question, counts),
@@ -378,7 +383,7 @@ def predicted(question: Question, policy: Named, counts: Mapping[str, int], seed
 
 
 def _shares(report: Report) -> dict[str, float]:
-    """Of the requests that were answered, by variant."""
+    """Each variant's share of the answered requests."""
     batches = report.batches
     done = batches[batches.status == "finished"]
     requests = done.groupby("variant", observed=True)["size"].sum().sort_values(ascending=False)
@@ -416,7 +421,7 @@ def _stages(question: Question, policy: Named, problem: loki.Problem, name: str)
         made = plans[n]
         if isinstance(made, Infeasible):
             return None
-        # A load that changes is planned for again and again, as it is in the application.
+        # Where the load changes, plan every period, as the application does.
         stays = question.workload.length_s is None
         report = simulate_pipeline(
             replace(problem, workers=n),

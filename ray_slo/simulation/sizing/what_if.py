@@ -1,4 +1,4 @@
-"""A question after a change: "load=+20%", "slo=80ms", "latency=1.2x"."""
+"""Change a question: "load=+20%", "slo=80ms", "latency=1.2x"."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def what_if(question: Question, change: str) -> Question:
     "latency=1.2x" (of every profile), "budget=3"; several with commas.
 
     Raises:
-        ValueError: it is no such change, naming it and the valid ones.
+        ValueError: the change is not valid; the message names it and the valid ones.
     """
     for part in change.split(","):
         key, _, text = (s.strip() for s in part.partition("="))

@@ -1,4 +1,4 @@
-"""The GPU's program on a CPU with tiny networks: every part's own code, and what holds them apart.
+"""The program `gpu` on a CPU with tiny networks: every part, and what happens when one fails.
 
 The parts that start a Ray are in tests/live/test_gpu.py.
 """

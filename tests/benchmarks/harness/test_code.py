@@ -1,4 +1,4 @@
-"""The mark of the code that figures follow from."""
+"""The hash of the code that made a figure."""
 
 import pytest
 

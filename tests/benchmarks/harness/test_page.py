@@ -1,4 +1,4 @@
-"""The saved runs, and the page that is made of them."""
+"""The saved runs, and the page made from them."""
 
 import json
 

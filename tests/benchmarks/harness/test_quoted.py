@@ -1,4 +1,4 @@
-"""What README and docs quote was saved by a full run."""
+"""Every figure that README and docs quote was saved by a full run."""
 
 import re
 from pathlib import Path

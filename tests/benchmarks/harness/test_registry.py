@@ -1,4 +1,4 @@
-"""Programs are found in their modules, which are read and not imported."""
+"""Programs are found by reading their modules, without importing them."""
 
 import ast
 import subprocess

@@ -1,4 +1,4 @@
-"""What is made of a day of Loki and its peers, on a small made-up pipeline."""
+"""Figures of a day of Loki and its peers, on a small made-up pipeline."""
 
 from dataclasses import replace
 

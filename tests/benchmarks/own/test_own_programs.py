@@ -1,4 +1,4 @@
-"""What `composition` and `autoscale-day` rest on."""
+"""Functions that `composition` and `autoscale-day` use."""
 
 import itertools
 from dataclasses import replace

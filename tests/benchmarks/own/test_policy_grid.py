@@ -1,4 +1,4 @@
-"""Cells of `policy-grid`, and what is made of their figures."""
+"""Cells of `policy-grid`, and the summary of their figures."""
 
 import math
 

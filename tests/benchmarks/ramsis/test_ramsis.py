@@ -1,4 +1,4 @@
-"""What the RAMSIS programs are made of, on profiles made up here, and the published data itself."""
+"""Parts of the RAMSIS programs, on made-up profiles; and the published data."""
 
 from __future__ import annotations
 

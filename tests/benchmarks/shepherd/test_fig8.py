@@ -1,4 +1,4 @@
-"""What SHEPHERD's Figure 8 says of the systems; the program itself runs in `test_front_door`."""
+"""The claims of SHEPHERD's Figure 8. The program itself runs in `test_front_door`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What programs about preemption share."""
+"""Code that the programs about preemption share."""
 
 from __future__ import annotations
 

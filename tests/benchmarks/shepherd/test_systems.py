@@ -1,4 +1,4 @@
-"""What the programs of SHEPHERD §7.1 are made of; the programs run in `test_front_door`."""
+"""Parts of the programs of SHEPHERD §7.1. The programs run in `test_front_door`."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What Figure 14 is made of, and its rows; the program itself runs in `test_front_door`."""
+"""Parts and rows of Figure 14. The program itself runs in `test_front_door`."""
 
 from __future__ import annotations
 

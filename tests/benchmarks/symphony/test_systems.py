@@ -1,4 +1,4 @@
-"""What the Symphony programs are made of; the programs themselves run in `test_front_door`."""
+"""Parts of the Symphony programs. The programs themselves run in `test_front_door`."""
 
 from __future__ import annotations
 

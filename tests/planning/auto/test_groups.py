@@ -1,4 +1,4 @@
-"""Which group serves which models, where nobody says."""
+"""The choice of the group of each model that no group lists."""
 
 import itertools
 import re

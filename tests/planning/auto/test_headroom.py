@@ -1,4 +1,4 @@
-"""Room for bursts: what the formula says, at its limits and beside the simulator."""
+"""Headroom for bursts: the formula at its limits, and compared with the simulator."""
 
 import math
 

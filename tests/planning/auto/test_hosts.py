@@ -1,4 +1,4 @@
-"""Who may wait behind whose batches."""
+"""Which requests may wait for batches of which other models."""
 
 import pytest
 

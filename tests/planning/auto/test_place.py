@@ -1,4 +1,4 @@
-"""Slots find their workers with as few swaps as there can be."""
+"""Planned slots are assigned to workers with the fewest possible swaps."""
 
 from itertools import permutations
 

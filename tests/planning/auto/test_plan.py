@@ -1,4 +1,4 @@
-"""What holds of every plan, and what plans say."""
+"""Properties of every plan, and the explanations of plans."""
 
 import math
 from dataclasses import replace

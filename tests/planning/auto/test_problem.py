@@ -1,4 +1,4 @@
-"""What is wrong with a problem is said, with the field."""
+"""An error in a problem is reported with its field."""
 
 import re
 from dataclasses import replace

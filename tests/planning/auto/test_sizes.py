@@ -1,4 +1,4 @@
-"""Demand by size: which requests are alike, and what a plan makes of those that are not."""
+"""Classes of request sizes, and plans for requests of different sizes."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Workers that may be taken away."""
+"""Spot workers, which may be interrupted."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""What the brain of `auto` makes of what an application measured: targets, assignments, reasons."""
+"""The brain of `auto`: from measurements to targets, assignments and reasons."""
 
 from dataclasses import replace
 

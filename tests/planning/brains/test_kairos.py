@@ -1,4 +1,4 @@
-"""What Kairos' brain makes of rates, sizes, latencies and a budget: how many to rent of what."""
+"""Kairos' brain: from rates, sizes, latencies and a budget to the number of each instance type."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Fewer workers: whichever Serve stops, every model that the plan serves keeps one."""
+"""Serve chooses which workers to stop. Every model that the plan serves keeps a worker."""
 
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,4 +1,4 @@
-"""What Loki's brain makes of what an application measured: problems, targets, assignments."""
+"""Loki's brain: from measurements to problems, targets and assignments."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Sizes of requests: what is planned for, and when it has changed."""
+"""Sizes of requests: the planned distribution, and the test whether it has changed."""
 
 import numpy as np
 import pytest

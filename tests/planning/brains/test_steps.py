@@ -1,4 +1,4 @@
-"""From what workers do to what a plan wants of them: no model is without a worker on the way."""
+"""Steps from the present assignment to a plan's: in between, every model keeps a worker."""
 
 import pytest
 from hypothesis import given

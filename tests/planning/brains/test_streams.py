@@ -1,4 +1,4 @@
-"""Demand stream by stream: dispersion that a step does not fool, trends, what went wrong."""
+"""Demand per stream: dispersion in spite of a step in the rate, trends, and bad requests."""
 
 import numpy as np
 import pytest

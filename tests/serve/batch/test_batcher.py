@@ -1,4 +1,4 @@
-"""`@ray_slo.batch` in plain asyncio, without Ray: what callers see, in a time of its own."""
+"""`@ray_slo.batch` in plain asyncio, without Ray, in virtual time: what callers see."""
 
 import asyncio
 import contextvars

@@ -1,4 +1,4 @@
-"""Applications that have some of the features, and what composes with what, as the docs say it.
+"""Applications with pairs of features, and the tables of the docs that say which pairs work.
 
 `python -m tests.serve.config.composition` writes the tables into the pages; a test compares.
 """

@@ -1,4 +1,4 @@
-"""One mistake in a config is accepted, or refused in plain words: place, value, choices."""
+"""A config with one mistake is accepted, or refused with the place, the value and the choices."""
 
 import copy
 import random

@@ -259,7 +259,7 @@ def test_for_the_scheduler_there_is_no_user_code():
         (loki_args({"min_replicas": 2}), "min_replicas: give max_replicas, too, got 2 alone"),
         (
             args(**FIXED, workers={"default": {"max_replicas": 2}}),
-            "workers.default.max_replicas: nobody decides how many there are",
+            "workers.default.max_replicas: no planner decides how many there are",
         ),
     ],
 )
@@ -276,8 +276,8 @@ def test_mistakes_name_field_value_and_choices(wrong, says):
         ({"policy": "pipeline"}, "policy: 'pipeline' is for a pipeline, and there is none"),
         (
             {"planner": None, "workers": {"w": {"max_replicas": 3}}},
-            "workers.w.max_replicas: nobody decides how many there are; leave `planner` out, or "
-            "choose one of loki, kairos, kairos_plus, auto",
+            "workers.w.max_replicas: no planner decides how many there are; leave `planner` out, "
+            "or choose one of loki, kairos, kairos_plus, auto",
         ),
         (
             {"planner": {"name": "partition", "demand": "ewma"}},

@@ -1,4 +1,4 @@
-"""Application specs: what is accepted, and what is said about the rest."""
+"""Application specs: which are accepted, and the messages for all others."""
 
 import pickle
 import sys

@@ -1,4 +1,4 @@
-"""What a policy or a plan expects comes to the frontend, which shows it beside what it measures."""
+"""The frontend shows a policy's or plan's prediction beside its own measurement."""
 
 from types import SimpleNamespace
 

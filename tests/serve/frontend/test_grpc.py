@@ -1,4 +1,4 @@
-"""gRPC without Ray: descriptor, deadlines on their way in, statuses and replies on theirs out."""
+"""gRPC without Ray: the descriptor, deadlines of calls, statuses and replies."""
 
 import asyncio
 import json

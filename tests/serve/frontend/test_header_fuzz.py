@@ -1,4 +1,4 @@
-"""Headers with any content: read as they are meant, or refused with the header and the reason."""
+"""Headers with random content are read correctly, or refused with the header and the reason."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""What clients send is read within bounds, and refused by name beyond them."""
+"""HTTP requests are read up to the bounds; larger ones are refused with the bound's name."""
 
 import asyncio
 import contextlib

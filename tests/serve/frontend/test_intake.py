@@ -1,4 +1,4 @@
-"""What clients may ask for, in which forms, and what they hear where they may not."""
+"""What clients may ask for, in which forms, and the errors for everything else."""
 
 import json
 import math

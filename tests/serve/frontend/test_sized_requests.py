@@ -1,5 +1,5 @@
-"""Models whose items have sizes: profiles by the sum of sizes, requests that carry theirs, and what
-is too large."""
+"""Models whose items have sizes: profiles by the sum of sizes, requests with their sizes,
+and requests that are too large."""
 
 import asyncio
 import time

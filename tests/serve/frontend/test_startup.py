@@ -1,4 +1,4 @@
-"""What clients hear until an application can serve."""
+"""The answers that clients get until an application can serve."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Trees of tasks: what is asked, joined, cancelled."""
+"""Trees of tasks: the requests of each task, the joined results, cancellation."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""The actor that plans, without Ray: who hears what, and what holds when something fails."""
+"""The planner's actor, without Ray: its answers to workers and frontends, also after failures."""
 
 import asyncio
 import contextlib

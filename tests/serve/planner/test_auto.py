@@ -1,4 +1,4 @@
-"""The planner `auto` in a config: when it is the default, what it takes, what its brain is told."""
+"""The planner `auto` in a config: when it is the default, its arguments, its brain's input."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""What a planner makes of what workers measured of their memory."""
+"""The planner's use of the memory that workers measured."""
 
 from __future__ import annotations
 

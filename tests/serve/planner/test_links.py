@@ -1,5 +1,5 @@
-"""A worker that follows the plan: in which order it loads, tells and unloads; and what a frontend
-tells."""
+"""A worker that follows the plan: the order in which it loads, reports and unloads. And the reports
+of a frontend."""
 
 import asyncio
 import contextlib

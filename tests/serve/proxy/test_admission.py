@@ -1,4 +1,4 @@
-"""The door in Serve's proxy."""
+"""The admission control in Serve's proxy."""
 
 import asyncio
 import json

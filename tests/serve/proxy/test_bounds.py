@@ -1,4 +1,4 @@
-"""What Serve's proxies load."""
+"""The bounds that our module sets in Serve's proxies."""
 
 from ray_slo.serve.proxy import middlewares
 from ray_slo.serve.proxy.admission import AdmissionMiddleware

@@ -1,4 +1,4 @@
-"""What an ingress replica makes of what HAProxy wrote into a request."""
+"""How an ingress replica reads what HAProxy wrote into a request."""
 
 import asyncio
 import json

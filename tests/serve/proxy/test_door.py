@@ -1,4 +1,4 @@
-"""What the door before the frontends says to them."""
+"""The admission control's messages to the frontends."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""At the door: earliest deadlines first, one per turn, nobody forgotten."""
+"""Admission control: earliest deadlines first, one per turn, and no request forgotten."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""What Serve's gRPC proxy does with calls whose frontend died: again, or a reason."""
+"""Serve's gRPC proxy sends the calls of a dead frontend again, or answers with a reason."""
 
 import asyncio
 

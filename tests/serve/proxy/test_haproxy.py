@@ -1,4 +1,4 @@
-"""HAProxy in place of Serve's proxy, with HAProxy itself: its bounds, its door, its error pages."""
+"""A real HAProxy in place of Serve's proxy: bounds, admission control, error pages."""
 
 import http.client
 import json

@@ -1,5 +1,5 @@
-"""The proxy's middleware: timeouts as deadlines, and for frontends that die: again, or a reason;
-never a bare 500."""
+"""The proxy's middleware: timeouts are deadlines. Requests of a frontend that dies are sent again,
+or refused with a reason; there is never a bare 500."""
 
 import asyncio
 import json

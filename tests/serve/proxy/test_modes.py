@@ -1,4 +1,4 @@
-"""Which mode a cluster starts in, and what says so."""
+"""The mode in which a cluster starts, and the settings that decide it."""
 
 import os
 import socket

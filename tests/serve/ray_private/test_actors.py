@@ -1,4 +1,4 @@
-"""Actors that serve an application: which release is the newest, and when they leave."""
+"""Actors of an application: which deployed version is the newest, and when actors end."""
 
 import inspect
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""Versions of deployments, and how applications of ours are known."""
+"""Versions of deployments, and how our applications are recognised."""
 
 from types import SimpleNamespace
 

@@ -1,4 +1,4 @@
-"""What is changed in Serve's gRPC server and proxy."""
+"""Our changes of Serve's gRPC server and proxy."""
 
 import inspect
 

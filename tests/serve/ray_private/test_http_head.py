@@ -1,4 +1,4 @@
-"""Heads of HTTP requests have a size and a time; the kernel knows when a request came."""
+"""Heads of HTTP requests have a largest size and duration. The kernel knows the time of arrival."""
 
 import asyncio
 import inspect

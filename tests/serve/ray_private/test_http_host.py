@@ -1,4 +1,4 @@
-"""Serve's own default with HAProxy, which ours takes the place of."""
+"""Serve's default HTTP host with HAProxy, which ours replaces."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""Ray changed here: `DeploymentHandle.broadcast`, an alpha API, calls every replica."""
+"""Fails when Ray changes `DeploymentHandle.broadcast`, an alpha API that calls every replica."""
 
 import inspect
 from types import SimpleNamespace

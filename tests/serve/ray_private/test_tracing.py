@@ -1,4 +1,4 @@
-"""What is known of how Serve traces."""
+"""Fails when Serve's tracing differs from what our code assumes."""
 
 import inspect
 from unittest.mock import Mock

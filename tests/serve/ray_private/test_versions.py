@@ -1,4 +1,4 @@
-"""What is said of the release of Ray that is installed."""
+"""The line at start that says what the installed release of Ray lacks."""
 
 import logging
 import re

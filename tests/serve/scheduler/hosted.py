@@ -1,4 +1,4 @@
-"""A scheduler without Ray, and what workers and frontends tell it."""
+"""A scheduler without Ray, and messages of workers and frontends to it."""
 
 import contextlib
 

@@ -1,6 +1,6 @@
-"""The scheduler actor without Ray: clients that die, hang or come late, and what they are told.
+"""The scheduler actor without Ray: its answers to clients, also to those that hang or come late.
 
-Its own watch is stopped, and the tests tick, but for the one that is about time.
+Its periodic check does not run. The tests call it, except the test of its timing.
 """
 
 import asyncio

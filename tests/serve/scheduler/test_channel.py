@@ -1,4 +1,4 @@
-"""A frontend's way to a scheduler that is an actor, without Ray."""
+"""A frontend's channel to a scheduler actor, without Ray."""
 
 import asyncio
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""A frontend's way to the schedulers of several groups."""
+"""A frontend's channel to the schedulers of several groups."""
 
 import asyncio
 import math

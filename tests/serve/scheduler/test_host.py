@@ -1,4 +1,4 @@
-"""The asyncio host of a policy: what it feeds, in which order, and how often it asks."""
+"""The asyncio host of a policy: the events it passes on, their order, and how often it decides."""
 
 import asyncio
 import contextvars

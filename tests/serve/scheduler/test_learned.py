@@ -1,4 +1,4 @@
-"""What is believed of a profile, when a policy hears of it, and which workers are left alone."""
+"""Learned profiles: the estimate, when the policy is told, and which workers get no batches."""
 
 import numpy as np
 import pytest

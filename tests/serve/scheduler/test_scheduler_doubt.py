@@ -1,4 +1,4 @@
-"""A scheduler that refuses everything finds out when that is not right any more."""
+"""A scheduler that refuses every request notices when workers have become fast enough."""
 
 import asyncio
 import time

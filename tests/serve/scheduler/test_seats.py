@@ -1,4 +1,4 @@
-"""Seats: batches run near their payloads, and the policy sees nothing of it."""
+"""Seats: batches run on the node of their payloads, without a change of the policy."""
 
 from __future__ import annotations
 

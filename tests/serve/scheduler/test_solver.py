@@ -1,4 +1,4 @@
-"""Rehearsals of `auto` aside: what is held, what fails, what is said of it."""
+"""Rehearsals of `auto` in another process: the results, failures and messages."""
 
 import asyncio
 import itertools

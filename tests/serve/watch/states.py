@@ -1,4 +1,4 @@
-"""Statuses as `Frontend.slo_status` says them, for tests of what shows them."""
+"""Results of `Frontend.slo_status`, for tests of the screens that show them."""
 
 EVIL = "</script><b>\x1b[31m[red]x"
 

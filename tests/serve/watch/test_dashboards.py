@@ -1,4 +1,4 @@
-"""Metrics are documented and shown; alerts fire when they should, says Prometheus' own tool."""
+"""Metrics are documented and shown. Prometheus' promtool checks when alerts fire."""
 
 import inspect
 import json

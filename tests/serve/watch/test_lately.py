@@ -1,4 +1,4 @@
-"""What happened in the last seconds, as one frontend counts it, and as all together do."""
+"""Counts of the last seconds, of one frontend and of all frontends together."""
 
 from types import SimpleNamespace
 

@@ -1,4 +1,4 @@
-"""The writer of the decision log: bounded, never in the way, and it says what it lost."""
+"""The writer of the decision log has bounded memory, never blocks, and reports what it lost."""
 
 import time
 

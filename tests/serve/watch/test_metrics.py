@@ -1,4 +1,4 @@
-"""What the metrics add up to."""
+"""The metrics and their sums."""
 
 import math
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""The status page: what a frontend answers, and what a browser makes of it."""
+"""The status page: the frontend's answer, and how a browser shows it."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""What people see of a status."""
+"""The screen that shows a status."""
 
 import json
 

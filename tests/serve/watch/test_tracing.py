@@ -1,4 +1,4 @@
-"""Spans of real frontends, schedulers and workers in one process, as OpenTelemetry exports them."""
+"""The spans that OpenTelemetry exports of frontends, schedulers and workers in one process."""
 
 import asyncio
 import contextlib

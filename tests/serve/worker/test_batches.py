@@ -1,4 +1,4 @@
-"""What a worker does with batches that it cannot run, and with the one sent ahead."""
+"""A worker with batches that it cannot run, and with the batch that was sent ahead."""
 
 import asyncio
 import time
