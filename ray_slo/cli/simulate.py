@@ -235,6 +235,12 @@ def _searched(chosen: SimulationSpec, base: Path) -> tuple[Report, float]:
     options = chosen.options(cluster)
     if options["duration_s"] is None:
         raise ValueError("duration_s is needed to search for the goodput")
+    shortest_s = min(model.latency_slo_s for model in cluster.models.values())
+    if shortest_s >= options["duration_s"]:
+        raise ValueError(
+            f"duration_s must be longer than the shortest SLO, {shortest_s:g} s, got "
+            f"{options['duration_s']:g}: in a shorter run, no queue makes requests late"
+        )
     found = goodput_search(chosen.make_policy, cluster, chosen.workload, **options)
     if found.report is None:
         raise ValueError("no rate keeps the bad rate at 1 %: the SLO cannot be met")

@@ -64,6 +64,10 @@ def test_goodput_search(run):
     [
         (["--policy", "eagre"], "policy 'eagre' is unknown; choose one of auto, deferred"),
         (["--policy-arg", "objective"], "wants KEY=VALUE"),
+        (
+            ["--goodput", "--slo-ms", "3600000", "--duration-s", "10"],
+            "duration_s must be longer than the shortest SLO, 3600 s, got 10: ",
+        ),
         (["--policy", "eager", "--policy-arg", "nap=3"], "no argument nap"),
         (["--slo-ms", "-1"], "latency_slo_ms: must be above 0 and at most 86400000, got -1.0"),
         (["--rate", "0"], "--rate must be positive and finite, got 0"),
