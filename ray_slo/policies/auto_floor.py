@@ -44,7 +44,7 @@ class Floor:
         self._good: dict[str, float] = {}
         self._all: dict[str, float] = {}
         self._shares: dict[str, float] = {}
-        self._present: set[RequestId] = set()
+        self._present: dict[RequestId, float] = {}  # deadlines
         self._refused: list[Request] = []
         self._looked_at = -math.inf
         self._window_s = _WINDOW_S
@@ -63,7 +63,7 @@ class Floor:
                     self._count(r.model, good=False)
                     self._refused.append(r)
                     continue
-                self._present.add(r.id)
+                self._present[r.id] = r.deadline
             stay.append(r)
         return stay
 
@@ -75,8 +75,7 @@ class Floor:
     def ended(self, requests: Iterable[Request], at: float = math.inf) -> None:
         """Requests were answered, or (`at` is infinite) will never be."""
         for r in requests:
-            if r.id in self._present:
-                self._present.discard(r.id)
+            if self._present.pop(r.id, None) is not None:
                 self._count(r.model, good=r.deadline >= at)
 
     def ran(self, outcome: BatchOutcome) -> None:
@@ -91,7 +90,8 @@ class Floor:
     def cancelled(self, requests: Sequence[Request]) -> list[Request]:
         """Those that had stayed, of requests whose clients wait no longer."""
         gone = {r.id for r in requests}
-        self._present -= gone
+        for request_id in gone:
+            self._present.pop(request_id, None)
         refused = {r.id for r in self._refused}
         self._refused = [r for r in self._refused if r.id not in gone]
         return [r for r in requests if r.id not in refused]
@@ -107,6 +107,9 @@ class Floor:
         if passed_s < self._window_s / _LOOKS:
             return
         self._looked_at = now
+        # Those of a lost batch may not come again.
+        old = now - self._window_s
+        self._present = {i: deadline for i, deadline in self._present.items() if deadline > old}
         keep = math.exp(-passed_s / self._window_s)
         for counts in (self._good, self._all, self._busy_s, self._ran):
             for model in counts:

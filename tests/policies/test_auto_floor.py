@@ -66,6 +66,13 @@ def test_what_stayed_stays_when_it_comes_again():
     assert late not in floor.refused()
 
 
+def test_requests_that_never_end_are_forgotten():
+    floor = Floor(0.5)
+    for i in range(1000):
+        floor.admitted(i / 10, [Request(i, "m", i / 10, i / 10 + 0.1)])
+    assert len(floor._present) < 50
+
+
 def test_one_model_has_no_floor():
     floor = Floor(1.0)
     for i in range(100):

@@ -66,6 +66,7 @@ class SchedulerActor(AppActor):
     def __init__(self, spec: AppSpec, app_key: str) -> None:
         super().__init__(spec, app_key, _TICK_S)
         self._scheduler: Scheduler | None = None
+        self._aside = OtherProcess()
         self._mailboxes: dict[str, _Mailbox] = {}
         self._decisions = Decisions(app_key, name_of(spec.policy.name))
         self._metrics = SchedulerMetrics(app_key)
@@ -78,7 +79,7 @@ class SchedulerActor(AppActor):
             self._scheduler = Scheduler(
                 self._spec,
                 self._deliver,
-                aside=OtherProcess(),
+                aside=self._aside,
                 watch=self._metrics,
             )
         return self._scheduler

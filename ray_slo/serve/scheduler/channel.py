@@ -107,10 +107,11 @@ class EmbeddedChannel(Channel):
     """The scheduler runs in this process."""
 
     def __init__(self, spec: AppSpec, on_messages: Callable[[list[Message]], None]) -> None:
+        self._aside = OtherProcess()
         self._scheduler = Scheduler(
             spec,
             lambda _client, messages: on_messages(messages),
-            aside=OtherProcess(),
+            aside=self._aside,
             watch=SchedulerMetrics(),
         )
         self._scheduler.client_is_on("", this_node())
@@ -141,6 +142,7 @@ class EmbeddedChannel(Channel):
 
     def close(self) -> None:
         self._scheduler.close()
+        self._aside.close()
 
 
 class ActorChannel(Channel):
