@@ -101,10 +101,14 @@ def is_suspect(attempt: str, folder: Path | None = None) -> bool:
     mark = _bytes(attempt)
     if mark is None:
         return False
+    own = f"{os.getpid()}-"
     with contextlib.suppress(OSError):
-        for path in (folder or _folder()).iterdir():
+        folder = folder or _folder()
+        for name in os.listdir(folder):
+            if name.startswith(own) or _ENDED in name:
+                continue
             with contextlib.suppress(OSError):
-                if mark in path.read_bytes():
+                if mark in (folder / name).read_bytes():
                     return True
     return False
 

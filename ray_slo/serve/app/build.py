@@ -29,7 +29,7 @@ from ray_slo.serve.config.user_class import check_arguments
 from ray_slo.serve.config.workers import ServeOptions
 from ray_slo.serve.frontend.frontend import Frontend
 from ray_slo.serve.planner.autoscaling import autoscaling
-from ray_slo.serve.ray_private.deploy import router_of, versioned
+from ray_slo.serve.ray_private.deploy import on_one_loop, router_of, versioned
 from ray_slo.serve.ray_private.http_host import loopback_by_default
 from ray_slo.serve.ray_private.versions import say_once
 from ray_slo.serve.worker.worker import Worker
@@ -106,7 +106,7 @@ def build_app_from_spec(spec: AppSpec) -> Application:
         name=name,
         num_replicas=spec.num_frontends,
         user_config={"planner": _tunable(spec)} if _tunable(spec) else None,
-        ray_actor_options=spec.frontend_actor_options,
+        ray_actor_options=on_one_loop(spec.frontend_actor_options),
         max_ongoing_requests=_UNBOUNDED,
         logging_config={"enable_access_log": spec.access_log},
         graceful_shutdown_wait_loop_s=0.5,

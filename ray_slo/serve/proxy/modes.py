@@ -9,6 +9,7 @@ Nothing here needs Ray: `ray-slo-haproxy` imports it.
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import os
 import random
@@ -154,6 +155,7 @@ def has_haproxy_of_ours() -> bool:
     return is_on and Path(os.environ.get(BINARY_ENV, "")).name == COMMAND
 
 
+@functools.cache
 def clock_name() -> str:
     """Name of this machine's wall clock until it restarts; empty if the system does not tell it."""
     try:
