@@ -108,6 +108,8 @@ class Score:
         accuracy: percent, mean of the answers in time by root; None if there is none.
         p50_s: median latency of the answers, seconds; None if the setting was stopped early.
         error: why the setting could not be tried.
+        fall: share of the best sturdy setting's value that it would lose if the load rose by half;
+            None if that was not tried.
     """
 
     value: tuple[float, ...] = ()
@@ -115,6 +117,7 @@ class Score:
     accuracy: tuple[float | None, ...] = ()
     p50_s: float | None = None
     error: str = ""
+    fall: float | None = None
 
 
 @dataclass(frozen=True)
@@ -147,7 +150,8 @@ class Rehearsed:
         """The inverse of `to_json`, to the last bit."""
         scores = {
             label: Score(
-                tuple(s["value"]), tuple(s["good"]), tuple(s["accuracy"]), s["p50_s"], s["error"]
+                *(tuple(s["value"]), tuple(s["good"]), tuple(s["accuracy"])),
+                *(s["p50_s"], s["error"], s.get("fall")),
             )
             for label, s in body["scores"].items()
         }

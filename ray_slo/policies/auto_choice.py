@@ -25,7 +25,8 @@ _NEAR = 0.95  # of the best value: settings with less are tried every second tim
 _PRIOR, _SPREAD = -0.005, 0.03  # of the value: gain over the first guess, before any rehearsal
 _CHANCE = 0.02  # of the value: error between two rehearsals, in addition to the standard error
 _MOST_ELSEWHERE = 0.5  # weight of other loads
-_FRAGILE = 0.015  # of the value: gain that is asked of settings that collapse in overload
+_FRAGILE = 0.015  # of the value: gain that is asked of settings that may collapse
+_RISES = 0.1  # share of the time in which the load has risen and no rehearsal has seen it
 _PLANNED = 0.02  # of the value: gain that is asked for if a planner assigns variants
 _STAY = 0.002  # of the value: less is no reason to change
 
@@ -206,8 +207,20 @@ class Evidence:
         beyond = math.sqrt(max(gain**2 - error**2, 0.0)) if math.isfinite(error) else 0.0
         prior, spread = _PRIOR * value, max(_SPREAD * value, beyond)
         trust = spread**2 / (spread**2 + error**2) if spread > 0 else 1.0
-        handicap = _FRAGILE * (label in self._fragile) + _PLANNED * self.planned
+        handicap = _PLANNED * self.planned
+        if label in self._fragile:
+            handicap += self._risk(label)
         return trust * gain + (1 - trust) * prior - handicap * value
+
+    def _risk(self, label: str) -> float:
+        """Share of the value that a setting that may collapse is expected to lose in rises of the
+        load before they are seen."""
+        falls = [
+            score.fall
+            for found in self._seen
+            if (score := found.scores.get(label)) is not None and score.fall is not None
+        ]
+        return _RISES * sum(falls) / len(falls) if falls else _FRAGILE
 
     def _standing(self, label: str, base: str, elsewhere: float) -> _Standing:
         """Results from complete rehearsals; the value is relative to that of `base`."""

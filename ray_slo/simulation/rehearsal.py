@@ -6,6 +6,9 @@ if too little is known. So the settings have measured the load at the start, and
 the load as the system did. A tail comes after the counted requests, so that the last of them do not
 have the workers for themselves. The settings advance together. A setting that is worse than the
 best by more than chance explains is stopped on the way.
+
+Some settings do well until the load rises, and collapse then (`auto_settings.collapses`). Those
+that are near the best serve the same requests once more, in two thirds of the time.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ from ray_slo.core.profiles import LatencyProfile
 from ray_slo.core.rehearsal import Rehearsal, Rehearsed, Score, Setting, Traffic
 from ray_slo.core.trees import Tree, TreeTask
 from ray_slo.planning import ramsis
-from ray_slo.policies.auto_settings import make
+from ray_slo.policies.auto_settings import collapses, make
 from ray_slo.simulation.application_run import ApplicationRun, Shape
 from ray_slo.simulation.arrivals import Floats, Ints
 from ray_slo.simulation.engine import Run, noise_factors
@@ -39,6 +42,8 @@ and by 3 standard errors. A smaller gap may close in a later burst."""
 # The warm-up: seconds, SLOs, and at most this multiple of the traffic.
 _WARM_S, _WARM_SLOS, _MOST_WARM = 0.3, 5.0, 4.0
 _ENOUGH, _MOST_TIMES = 3000, 3  # requests; less traffic is repeated at most this often
+_RISE = 1.5  # times the load, for settings that may collapse
+_RISE_NEAR = 0.97  # of the best value: a setting with less is not tried under it
 
 
 def solve(problem: Any) -> Any:
@@ -70,6 +75,8 @@ def rehearse(problem: Rehearsal) -> Rehearsed:
                 del racing[label], runs[label]
         if look in _LOOKS:
             _give_up(racing, np.diff(edges)[:look], problem.settings[0].label, _LOOKS[look])
+    scores = {label: trial.score() for label, trial in runs.items()}
+    scores |= _falls(problem, played, edges, scores)
     at = problem.traffic.arrival[problem.traffic.before :]
     over_s = max(float(at[-1] - at[0]), 1e-9)
     roots = problem.traffic.roots
@@ -80,8 +87,38 @@ def rehearse(problem: Rehearsal) -> Rehearsed:
         tuple(task for _, task in roots),
         tuple(np.bincount(played.root[counted], minlength=len(roots)).tolist()),
         tuple(np.diff(edges).tolist()),
-        {label: trial.score() for label, trial in runs.items()} | errors,
+        scores | errors,
     )
+
+
+def _falls(
+    problem: Rehearsal, played: _Played, edges: Ints, scores: Mapping[str, Score]
+) -> dict[str, Score]:
+    """Scores of settings that may collapse, with what they lose if the load rises."""
+    whole = {label: sum(s.value) for label, s in scores.items() if s.p50_s is not None}
+    settings = {s.label: s for s in problem.settings if s.label in whole}
+    near = _RISE_NEAR * max(whole.values(), default=0.0)
+    fragile = [s for s in settings.values() if collapses(s) and whole[s.label] >= near]
+    sturdy = [s for s in settings.values() if not collapses(s)]
+    if not fragile or not sturdy:
+        return {}
+    best = max(sturdy, key=lambda s: whole[s.label])
+    r = played.requests
+    at = r.arrival / _RISE
+    risen = played._replace(
+        requests=replace(r, arrival=at, deadline=at + (r.deadline - r.arrival))
+    )
+    until = float(risen.requests.deadline.max())
+    values = {}
+    for setting in (best, *fragile):
+        trial = _Trial(problem, setting, risen, edges)
+        trial.advance(until, len(edges) - 1)
+        values[setting.label] = float(trial.value.sum())
+    most = max(values[best.label], 1e-9)
+    return {
+        s.label: replace(scores[s.label], fall=max(1 - values[s.label] / most, 0.0))
+        for s in fragile
+    }
 
 
 def _failed(error: Exception) -> Score:
