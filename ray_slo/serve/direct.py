@@ -1,4 +1,7 @@
-"""Direct connections: frontends call workers on their machine without Serve and Ray.
+"""Direct connections: processes of one machine call each other without Serve and Ray.
+
+Frontends call workers this way. Frontends and workers call a scheduler actor this way
+(`serve.scheduler.line`).
 
 A call of Serve's handle costs milliseconds of CPU on both sides together, for any content. Here a
 call is one message in each direction, on a Unix socket that stays open. The worker names its
@@ -45,6 +48,7 @@ _ALIGNED = 64  # parts begin at multiples of this many bytes
 _AGAIN_S = 5.0  # seconds between attempts to connect
 _CREDENTIALS = struct.Struct("3i")  # of a peer: process, user, group
 _MAX_BYTES = 1 << 40
+_UNANSWERED = (1 << 64) - 1  # the id of calls whose answer nobody waits for
 
 
 class NotDirect(Exception):
@@ -204,7 +208,7 @@ def _owner(line: Any) -> int:
 
 
 class Connection(_Messages):
-    """A frontend's side."""
+    """The side that calls."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -213,12 +217,12 @@ class Connection(_Messages):
         self._ids = itertools.count()
 
     async def call(self, value: Any) -> Any:
-        """The worker's answer.
+        """The other side's answer.
 
         Raises:
             NotDirect: the value cannot be sent this way; nothing was sent.
-            Disconnected: the worker ended.
-            Exception: what the worker's call raised.
+            Disconnected: the other side ended.
+            Exception: what the call raised there.
         """
         if not self.is_open:
             raise NotDirect("the connection is closed")
@@ -234,6 +238,16 @@ class Connection(_Messages):
             raise answer
         return answer
 
+    def tell(self, value: Any) -> None:
+        """Send a value whose answer does not matter.
+
+        Raises:
+            NotDirect: the value cannot be sent this way; nothing was sent.
+        """
+        if not self.is_open:
+            raise NotDirect("the connection is closed")
+        self._write(encode(_UNANSWERED, value))
+
     def _hear(self, message: memoryview) -> None:
         call, said = decode(message)
         future = self._calls.get(call)
@@ -247,7 +261,7 @@ class Connection(_Messages):
 
 
 class _Answering(_Messages):
-    """The worker's side of a connection."""
+    """The side that is called."""
 
     def __init__(self, answer: Callable[[Any], Awaitable[Any]], all_open: set[_Answering]) -> None:
         super().__init__()
@@ -272,6 +286,10 @@ class _Answering(_Messages):
             said: tuple[bool, Any] = (True, await self._answer(value))
         except Exception as error:
             said = (False, error)
+            if call == _UNANSWERED:
+                logger.exception("a message on a direct connection failed")
+        if call == _UNANSWERED:
+            return
         try:
             pieces = encode(call, said)
         except NotDirect as plain:
@@ -285,7 +303,7 @@ class _Answering(_Messages):
 
 
 class Listener:
-    """A worker's socket for frontends of its machine.
+    """A socket for processes of this machine.
 
     Args:
         answer: called with each value that they send.
@@ -295,7 +313,7 @@ class Listener:
         self._answer = answer
         self._open: set[_Answering] = set()
         self._server: Any = None
-        self.address = ""  # empty if frontends cannot connect
+        self.address = ""  # empty if nobody can connect
 
     async def begin(self) -> None:
         """Listen, if this system has such sockets."""
@@ -309,14 +327,14 @@ class Listener:
                 lambda: _Answering(self._answer, self._open), sock=listening
             )
         except OSError as error:
-            logger.warning("frontends cannot connect, and use Serve's handle: %r", error)
+            logger.warning("direct connections are not possible; calls go through Ray: %r", error)
             listening.close()
             return
         self.address = address
 
     @property
     def is_heard(self) -> bool:
-        """Whether a frontend is connected."""
+        """Whether somebody is connected."""
         return bool(self._open)
 
     def close(self) -> None:
@@ -327,7 +345,7 @@ class Listener:
 
 
 async def connect(address: str) -> Connection | None:
-    """A connection to a worker; None if there is no such address on this machine."""
+    """A connection to a listener; None if there is no such address on this machine."""
     line = socket.socket(socket.AF_UNIX)
     try:
         line.setblocking(False)

@@ -103,12 +103,11 @@ def is_suspect(attempt: str, folder: Path | None = None) -> bool:
         return False
     own = f"{os.getpid()}-"
     with contextlib.suppress(OSError):
-        folder = folder or _folder()
-        for name in os.listdir(folder):
-            if name.startswith(own) or _ENDED in name:
+        for path in (folder or _folder()).iterdir():
+            if path.name.startswith(own) or _ENDED in path.name:
                 continue
             with contextlib.suppress(OSError):
-                if mark in (folder / name).read_bytes():
+                if mark in path.read_bytes():
                     return True
     return False
 

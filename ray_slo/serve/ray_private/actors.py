@@ -135,6 +135,9 @@ class OtherProcess:
 class _Runner:
     def __init__(self) -> None:
         os.nice(19)
+        if hasattr(os, "SCHED_IDLE"):  # any other process that wakes up runs at once
+            with contextlib.suppress(OSError):
+                os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
 
     def run(self, function: Callable[[Any], Any], argument: Any) -> Any:
         return function(argument)

@@ -11,9 +11,11 @@ import uuid
 from typing import Any
 
 from ray_slo.serve.config.spec import AppSpec
+from ray_slo.serve.direct import Listener
 from ray_slo.serve.memory import vitals
 from ray_slo.serve.messages import BatchReport, Capacity, Event, Heartbeat, Message
 from ray_slo.serve.ray_private.actors import AppActor, OtherProcess, get_or_create
+from ray_slo.serve.scheduler.line import METHODS
 from ray_slo.serve.scheduler.scheduler import Scheduler
 from ray_slo.serve.watch.log_writer import clock_id
 from ray_slo.serve.watch.metrics import SchedulerMetrics
@@ -71,6 +73,7 @@ class SchedulerActor(AppActor):
         self._decisions = Decisions(app_key, name_of(spec.policy.name))
         self._metrics = SchedulerMetrics(app_key)
         self._last_contact = time.monotonic()
+        self._listener: asyncio.Task[Listener] | None = None
 
     def _heard(self) -> Scheduler:
         self._start()
@@ -91,6 +94,24 @@ class SchedulerActor(AppActor):
         self._decisions = Decisions(self._app_key, name_of(self._spec.policy.name))
         for client in list(self._mailboxes):
             self._withdraw(client)
+
+    async def address(self) -> str:
+        """Address of its socket, for `SchedulerLine`; empty if there is none."""
+        if self._listener is None:
+            self._listener = asyncio.get_running_loop().create_task(self._listen())
+        return (await self._listener).address
+
+    async def _listen(self) -> Listener:
+        listener = Listener(self._answer)
+        await listener.begin()
+        return listener
+
+    async def _answer(self, asked: tuple[Any, ...]) -> Any:
+        """Answer a call that came over the socket."""
+        method, *args = asked
+        if method not in METHODS:
+            raise ValueError(f"{method!r} cannot be called over a socket")
+        return await getattr(self, method)(*args)
 
     async def events(self, client: str, epoch: str, events: list[Event]) -> None:
         """Take a client's events, in order. Those for an earlier life of this actor are ignored."""

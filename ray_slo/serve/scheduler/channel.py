@@ -19,6 +19,7 @@ import ray
 from ray import serve
 
 from ray_slo.serve.config.spec import AppSpec
+from ray_slo.serve.direct import Disconnected
 from ray_slo.serve.messages import (
     BatchReport,
     Cancel,
@@ -32,6 +33,7 @@ from ray_slo.serve.messages import (
 )
 from ray_slo.serve.ray_private.actors import OtherProcess, find_actor, in_time, this_node
 from ray_slo.serve.scheduler.actor import get_or_create_scheduler
+from ray_slo.serve.scheduler.line import SchedulerLine
 from ray_slo.serve.scheduler.scheduler import Scheduler
 from ray_slo.serve.watch.log_writer import clock_id
 from ray_slo.serve.watch.metrics import SchedulerMetrics
@@ -169,6 +171,7 @@ class ActorChannel(Channel):
         self._loop = asyncio.get_running_loop()
         self._node = this_node()
         self._actor: Any = None
+        self._line: SchedulerLine | None = None
         self._epoch: str | None = None
         self._connected = asyncio.Event()
         self._events: list[Event] = []
@@ -196,6 +199,8 @@ class ActorChannel(Channel):
         self._poller.cancel()
         if self._actor is not None:
             self._actor.goodbye.remote(self._client)
+        if self._line is not None:
+            self._line.close()
 
     def _say(self, event: Event) -> None:
         if not self._events:
@@ -207,10 +212,10 @@ class ActorChannel(Channel):
 
     def _flush(self) -> None:
         events, self._events = self._events, []
-        if self._actor is not None and self._epoch is not None:
+        if self._line is not None and self._epoch is not None:
             # The answer is not awaited: if the actor died, the poll fails and everything is
             # submitted again.
-            self._actor.events.remote(self._client, self._epoch, events)
+            self._line.tell("events", self._client, self._epoch, events)
 
     async def _poll(self) -> None:
         acked = 0
@@ -221,8 +226,11 @@ class ActorChannel(Channel):
                         None, get_or_create_scheduler, self._spec, self._app_key
                     )
                     await self._actor.configure.remote(self._spec.without_code())
-                epoch, sequence, messages = await self._actor.poll.remote(
-                    self._client, self._epoch, acked, self._node
+                if self._line is None:
+                    self._line = SchedulerLine(self._actor)
+                    await self._line.connect()
+                epoch, sequence, messages = await self._line.ask(
+                    "poll", self._client, self._epoch, acked, self._node
                 )
                 if epoch != self._epoch:
                     await self._actor.configure.remote(self._spec.without_code())
@@ -234,7 +242,7 @@ class ActorChannel(Channel):
                     self._on_messages(messages)
             except asyncio.CancelledError:
                 raise
-            except ray.exceptions.RayError as error:
+            except (ray.exceptions.RayError, Disconnected) as error:
                 logger.warning("scheduler unreachable (%s); trying again", type(error).__name__)
                 again_s = 0.2
             except Exception:
@@ -243,7 +251,9 @@ class ActorChannel(Channel):
             else:
                 continue
             # Events may be lost with it, even if it is the same scheduler afterwards: submit again.
-            self._actor = self._epoch = None
+            if self._line is not None:
+                self._line.close()
+            self._actor = self._line = self._epoch = None
             await asyncio.sleep(again_s)
 
 
@@ -254,6 +264,7 @@ class WorkerLink:
         self._app_key = app_key
         self._embedded = spec.embedded
         self._target: Any = None
+        self._line: SchedulerLine | None = None
         self._is_sure = False  # whether the target is the right one
 
     async def heartbeat(self, beat: Heartbeat) -> None:
@@ -271,6 +282,10 @@ class WorkerLink:
                     self._target = await asyncio.get_running_loop().run_in_executor(
                         None, find_actor, self._app_key
                     )
+                    if self._line is not None:
+                        self._line.close()
+                    self._line = SchedulerLine(self._target)
+                    await in_time(self._line.connect(), 5.0)
                 self._is_sure = True
             call = self._target.slo_heartbeat if self._embedded else self._target.heartbeat
             await in_time(call.remote(beat), 5.0)
@@ -281,5 +296,5 @@ class WorkerLink:
     def report(self, report: BatchReport) -> None:
         """Report that a batch is over. A scheduler in a frontend gets the report with the
         results."""
-        if not self._embedded and self._target is not None:
-            self._target.report.remote(report)
+        if self._line is not None:
+            self._line.tell("report", report)
