@@ -76,6 +76,8 @@ class Rehearsal:
         noise: standard deviation of the logarithm of a batch's time around that.
         factors: requests made per request, by (variant, child task), as measured.
         seed: of the noise and of what requests make.
+        calm: no request was bad lately. If the current setting loses nothing in the first part of
+            the traffic, the rest is not simulated.
     """
 
     number: int
@@ -89,6 +91,7 @@ class Rehearsal:
     noise: float = 0.0
     factors: Mapping[tuple[str, str], float] = field(default_factory=dict)
     seed: int = 0
+    calm: bool = False
 
     def __repr__(self) -> str:
         return (

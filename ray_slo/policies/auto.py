@@ -202,7 +202,7 @@ class Auto(Abilities):
         for found in answers:
             if not isinstance(found, Rehearsed) or found.number <= self._number:
                 continue
-            self._number = found.number
+            self._number, calm = found.number, self._story.is_calm()
             moved = self._evidence.add(found)
             choice = self._evidence.choose(self._label, self._recent.lag_s)
             news = moved or choice.label != self._label
@@ -210,7 +210,7 @@ class Auto(Abilities):
             self._rehearsed = found
             if choice.label != self._label and choice.label in self._settings:
                 self._swap(now, choice)
-            self._recent.rehearsed(now, found, news)
+            self._recent.rehearsed(now, found, news, calm)
 
     def decide(self, now: float) -> Decision:
         decision = self._decided(now)
@@ -333,6 +333,7 @@ class Auto(Abilities):
                 *self._pace.measured(),
                 {} if self._made is None else self._made.factors(),
                 seed=self._number + 1,
+                calm=self._story.is_calm(),
             )
         ]
 

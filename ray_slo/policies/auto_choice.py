@@ -22,6 +22,7 @@ _CLEAN = 0.01  # bad share of the worst model that is asked for
 _FOR_CLEAN = 0.007  # share of the value that may be given up for `_CLEAN`
 _QUICKER = 0.01  # of p50: less is no reason to change
 _NEAR = 0.95  # of the best value: settings with less are tried every second time
+_SLOW = 1.5  # times the least p50: the same for slower ones
 _PRIOR, _SPREAD = -0.005, 0.03  # of the value: gain over the first guess, before any rehearsal
 _CHANCE = 0.02  # of the value: error between two rehearsals, in addition to the standard error
 _MOST_ELSEWHERE = 0.5  # weight of other loads
@@ -89,19 +90,32 @@ class Evidence:
         return other
 
     def worth(self, labels: Iterable[str]) -> list[str]:
-        """Settings to try next: one that was far behind the last time is left out once."""
+        """Settings to try next: one that was far behind the last time, or much slower while few
+        requests were bad, is left out once."""
         if not self._seen:
             return list(labels)
         last = self._seen[-1]
         most = max((sum(s.value) for s in last.scores.values()), default=0.0)
-        whole = len(last.stretches)
-        near = [
-            label
-            for label in labels
-            if (score := last.scores.get(label)) is None
-            or (len(score.value) == whole and sum(score.value) >= _NEAR * most)
-        ]
-        return near if len(near) > 2 else list(labels)
+        whole = {
+            label: score
+            for label, score in last.scores.items()
+            if len(score.value) == len(last.stretches)
+        }
+        quickest = min((s.p50_s for s in whole.values() if s.p50_s is not None), default=0.0)
+        near = []
+        for label in labels:
+            score = whole.get(label)
+            is_slow = (
+                score is not None
+                and sum(score.good) >= (1 - _CALM) * sum(last.stretches)
+                and score.p50_s is not None
+                and score.p50_s > _SLOW * quickest
+            )
+            if label not in last.scores or (
+                score is not None and sum(score.value) >= _NEAR * most and not is_slow
+            ):
+                near.append(label)
+        return near if len(near) > 1 else list(labels)
 
     def begin(self, first: str, fragile: Iterable[str] = ()) -> None:
         """The system is new: forget everything.

@@ -20,6 +20,7 @@ _MORE = 500  # new requests before old ones are removed again
 _LEAST_SLOS = 2.0  # a rehearsal begins with an empty system
 _WINDOW_S, _WINDOW_SLOS = 20.0, 20.0
 _FIRST_S, _FIRST_SLOS, _LONGEST_S = 1.0, 6.0, 30.0  # between rehearsals
+_CALM_TIMES = 4  # times the interval before, if no request was bad; otherwise 2
 _WARM_S, _WARM_SLOS = 0.3, 5.0  # warm-up before the requests that count
 _NEWS_S, _NEWS_SLOS = 0.5, 6.0  # time until a change of the load is seen
 _RISE, _FALL = 1.4, 0.6  # times the rate that was rehearsed
@@ -75,10 +76,12 @@ class Recent:
             self._whole_from = at
         self._full = self._gone + max(count, _MOST) + _MORE
 
-    def rehearsed(self, now: float, found: Rehearsed, news: bool) -> None:
-        """Set the time of the next rehearsal: sooner if this one brought news."""
+    def rehearsed(self, now: float, found: Rehearsed, news: bool, calm: bool = False) -> None:
+        """Set the time of the next rehearsal: sooner if this one brought news, later if no request
+        was bad."""
         first_s = max(_FIRST_S, _FIRST_SLOS * self.slo_s)
-        self._every_s = first_s if news else max(min(2 * self._every_s, _LONGEST_S), first_s)
+        later_s = (_CALM_TIMES if calm else 2) * self._every_s
+        self._every_s = first_s if news else max(min(later_s, _LONGEST_S), first_s)
         self._look_at = now + self._every_s
         self._rate = found.rate
         self._rehearsed_to = found.at
@@ -223,6 +226,10 @@ class Story:
     def in_force(self, now: float, choice: Choice) -> None:
         """A setting becomes the current one."""
         self._label, self._why, self._at = choice.label, choice.why, now
+
+    def is_calm(self) -> bool:
+        """Whether there were answers since the last rehearsal, and none was bad."""
+        return self.good >= _LEAST and not self.bad
 
     def surprise(self) -> bool:
         """Whether more requests are bad than predicted, by more than chance explains."""

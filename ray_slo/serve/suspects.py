@@ -101,10 +101,9 @@ def is_suspect(attempt: str, folder: Path | None = None) -> bool:
     mark = _bytes(attempt)
     if mark is None:
         return False
-    own = f"{os.getpid()}-"
     with contextlib.suppress(OSError):
         for path in (folder or _folder()).iterdir():
-            if path.name.startswith(own) or _ENDED in path.name:
+            if _ENDED in path.name:  # a worker's: it has no marks
                 continue
             with contextlib.suppress(OSError):
                 if mark in path.read_bytes():

@@ -9,14 +9,17 @@ them become a `RuntimeError` with the original name.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
-import itertools
+import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from contextvars import copy_context
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 from ray import cloudpickle
 
@@ -25,6 +28,7 @@ from ray_slo.serve.errors import BatchResultError
 from ray_slo.serve.suspects import Marks
 
 _STUCK_S = 60.0  # a call that runs longer counts as hanging
+_SLOW_S = 0.005  # a call that runs longer does not delay the calls behind it
 
 
 def as_exception(error: BaseException) -> Exception:
@@ -138,9 +142,21 @@ def check_results(results: Any, expected: int, method: str, model: str) -> None:
         )
 
 
+class _Call(NamedTuple):
+    """A hook's call that waits for a thread."""
+
+    future: asyncio.Future[Any]
+    came: float
+    run: Callable[[], Any]
+
+
 class HookThreads:
     """Threads for users' hooks, outside the event loop, so that a blocking hook affects only its
     own callers.
+
+    One thread runs all calls, one after the other, while they are quick: a thread per call would
+    cost more than most hooks, because all of them wait for the interpreter's lock. If a call takes
+    longer than `_SLOW_S`, another thread takes over those behind it.
 
     Args:
         threads: number of calls that run at a time.
@@ -151,8 +167,13 @@ class HookThreads:
         self._marks = marks
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="ray-slo-hook")
         self._threads = threads
-        self._numbers = itertools.count()
-        self._running: dict[int, float] = {}  # start of each call
+        self._lock = threading.Lock()
+        self._waiting: deque[_Call] = deque()
+        self._active = 0  # threads at work
+        self._began: dict[int, float] = {}  # start of the call of each
+        self._done: deque[tuple[asyncio.Future[Any], Any, BaseException | None]] = deque()
+        self._is_settling = False
+        self._watch: asyncio.TimerHandle | None = None
 
     def hook(self, function: Callable[..., Any]) -> Hook:
         return Hook(function, self)
@@ -162,21 +183,85 @@ class HookThreads:
         return nullcontext() if self._marks is None else self._marks.inside()
 
     async def run(self, function: Callable[..., Any], values: tuple[Any, ...]) -> Any:
-        context, loop = copy_context(), asyncio.get_running_loop()
-        return await loop.run_in_executor(self._pool, context.run, self._timed, function, values)
+        loop, now = asyncio.get_running_loop(), time.monotonic()
+        future: asyncio.Future[Any] = loop.create_future()
+        guarded = partial(copy_context().run, self._guarded, function, values)
+        with self._lock:
+            self._waiting.append(_Call(future, now, guarded))
+            slow = sum(began < now - _SLOW_S for began in list(self._began.values()))
+            needs_thread = slow == self._active
+        if needs_thread:
+            self._take_a_thread(loop)
+        if self._watch is None:
+            self._watch = loop.call_later(_SLOW_S, self._look, loop)
+        return await future
 
-    def _timed(self, function: Callable[..., Any], values: tuple[Any, ...]) -> Any:
-        number = next(self._numbers)
-        self._running[number] = time.monotonic()
+    def _guarded(self, function: Callable[..., Any], values: tuple[Any, ...]) -> Any:
+        return call(function, *values, scope=self.inside())
+
+    def _look(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Let another thread work if the first call in the queue has waited for too long."""
+        self._watch = None
+        with self._lock:
+            if not self._waiting:
+                return
+            waits_for_long = self._waiting[0].came < time.monotonic() - _SLOW_S
+        if waits_for_long:
+            self._take_a_thread(loop)
+        self._watch = loop.call_later(_SLOW_S, self._look, loop)
+
+    def _take_a_thread(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Let one more thread work, if there is one."""
+        with self._lock:
+            if self._active == self._threads:
+                return
+            self._active += 1
+        loop.run_in_executor(self._pool, self._work)
+
+    def _work(self) -> None:
+        while self._work_on_one():
+            pass
+
+    def _work_on_one(self) -> bool:
+        """Run the first call of the queue; whether there was one."""
+        with self._lock:
+            if not self._waiting:
+                self._active -= 1
+                return False
+            waiting = self._waiting.popleft()
+        if waiting.future.cancelled():
+            return True
+        thread = threading.get_ident()
+        self._began[thread] = time.monotonic()
+        result, error = None, None
         try:
-            return call(function, *values, scope=self.inside())
-        finally:
-            del self._running[number]
+            result = waiting.run()
+        except BaseException as raised:
+            error = raised
+        del self._began[thread]
+        self._done.append((waiting.future, result, error))
+        if not self._is_settling:
+            self._is_settling = True
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                waiting.future.get_loop().call_soon_threadsafe(self._settle)
+        return True
+
+    def _settle(self) -> None:
+        """Hand results over, on the event loop."""
+        self._is_settling = False
+        while self._done:
+            future, result, error = self._done.popleft()
+            if future.done():
+                continue
+            if error is None:
+                future.set_result(result)
+            else:
+                future.set_exception(error)
 
     def check(self) -> None:
         """Raises RuntimeError if half of the threads are in calls that seem to hang."""
         since = time.monotonic() - _STUCK_S
-        stuck = sum(began < since for began in list(self._running.values()))
+        stuck = sum(began < since for began in list(self._began.values()))
         if 2 * stuck >= self._threads:
             raise RuntimeError(
                 f"{stuck} calls of preprocess, postprocess, join or size have been running for "

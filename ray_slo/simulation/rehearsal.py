@@ -74,8 +74,13 @@ def rehearse(problem: Rehearsal) -> Rehearsed:
                 errors[label] = _failed(error)
                 del racing[label], runs[label]
         if look in _LOOKS:
+            if problem.calm and _loses_nothing(problem, played, edges[: look + 1], runs):
+                edges = edges[: look + 1]
+                counted = counted[: edges[-1]]
+                break
             _give_up(racing, np.diff(edges)[:look], problem.settings[0].label, _LOOKS[look])
-    scores = {label: trial.score() for label, trial in runs.items()}
+    whole = len(edges) - 1
+    scores = {label: trial.score(whole) for label, trial in runs.items()}
     scores |= _falls(problem, played, edges, scores)
     at = problem.traffic.arrival[problem.traffic.before :]
     over_s = max(float(at[-1] - at[0]), 1e-9)
@@ -89,6 +94,19 @@ def rehearse(problem: Rehearsal) -> Rehearsed:
         tuple(np.diff(edges).tolist()),
         scores | errors,
     )
+
+
+def _loses_nothing(
+    problem: Rehearsal, played: _Played, edges: Ints, runs: Mapping[str, _Trial]
+) -> bool:
+    """Whether the current setting answers all requests in time, with the most accurate variants."""
+    trial = runs.get(problem.settings[0].label)
+    if trial is None or any(len(tree["tasks"]) > 1 for tree in problem.trees):
+        return False
+    models = problem.cluster.models
+    most = [max(map(_share, models[model].variants)) for model, _ in problem.traffic.roots]
+    possible = np.array(most)[played.root[played.counted[: edges[-1]]]].sum()
+    return bool(trial.value.sum() >= possible - 1e-9)
 
 
 def _falls(
@@ -105,10 +123,8 @@ def _falls(
     best = max(sturdy, key=lambda s: whole[s.label])
     r = played.requests
     at = r.arrival / _RISE
-    risen = played._replace(
-        requests=replace(r, arrival=at, deadline=at + (r.deadline - r.arrival))
-    )
-    until = float(risen.requests.deadline.max())
+    risen = played._replace(requests=replace(r, arrival=at, deadline=at + (r.deadline - r.arrival)))
+    until = float(risen.requests.deadline[: played.counted[edges[-1] - 1] + 1].max())
     values = {}
     for setting in (best, *fragile):
         trial = _Trial(problem, setting, risen, edges)
@@ -235,15 +251,15 @@ class _Trial:
         sums = np.concatenate([[0.0], np.cumsum(self._worth)])
         self.value = np.diff(sums[edges])
 
-    def score(self) -> Score:
-        """The setting's score."""
+    def score(self, stretches: int) -> Score:
+        """The setting's score, if so many stretches are all."""
         end = self._edges[self._done]
         worth, latency_s = self._worth[:end], self._latency_s[:end]
         root, roots = self._root[:end], self._roots
         good = np.bincount(root[worth > 0], minlength=roots)
         sums = np.bincount(root, weights=worth, minlength=roots)
         answered = latency_s[np.isfinite(latency_s)]
-        whole = self._done == len(self._edges) - 1
+        whole = self._done == stretches
         return Score(
             tuple(self.value.tolist()),
             tuple(good.tolist()),

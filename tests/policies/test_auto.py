@@ -225,15 +225,17 @@ def test_rehearsals_come_soon_then_rarely_and_at_once_when_the_load_steps() -> N
     assert first.settings[0].label == "deferred"
     same = {"deferred": score(1.0)}
     auto.solved(1.5, [rehearsed(1, same, at=1.495, rate=200.0)])
+    assert first.calm  # no request was bad: the next one is four times as late
+    n = feed(auto, 1.5, 5.4, 200, n)
     assert auto.wanted() == []
-    n = feed(auto, 1.5, 3.6, 200, n)
+    n = feed(auto, 5.4, 5.6, 200, n)
     (second,) = auto.wanted()  # only what came since counts
     assert second.traffic.arrival[second.traffic.before] == pytest.approx(1.5)
     assert second.traffic.arrival[0] == pytest.approx(1.0)  # five SLOs to warm up
-    auto.solved(3.6, [rehearsed(2, same, at=3.595, rate=200.0)])
-    n = feed(auto, 3.6, 5.6, 200, n)
+    auto.solved(5.6, [rehearsed(2, same, at=5.595, rate=200.0)])
+    n = feed(auto, 5.6, 7.6, 200, n)
     assert auto.wanted() == []
-    feed(auto, 5.6, 7.0, 500, n)
+    feed(auto, 7.6, 9.0, 500, n)
     (third,) = auto.wanted()  # a step: with what came since
     arrival = third.traffic.arrival[third.traffic.before :]
     rate = len(arrival) / (arrival[-1] - arrival[0])

@@ -113,6 +113,11 @@ class SchedulerActor(AppActor):
             raise ValueError(f"{method!r} cannot be called over a socket")
         return await getattr(self, method)(*args)
 
+    def close(self) -> None:
+        super().close()
+        if self._listener is not None and self._listener.done():
+            self._listener.result().close()
+
     async def events(self, client: str, epoch: str, events: list[Event]) -> None:
         """Take a client's events, in order. Those for an earlier life of this actor are ignored."""
         scheduler = self._heard()
