@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
@@ -240,6 +241,30 @@ def test_rehearsals_come_soon_then_rarely_and_at_once_when_the_load_steps() -> N
     arrival = third.traffic.arrival[third.traffic.before :]
     rate = len(arrival) / (arrival[-1] - arrival[0])
     assert rate == pytest.approx(500, rel=0.02)
+
+
+@pytest.mark.parametrize(("fall", "chosen"), [(None, "a"), (0.0, "b"), (0.3, "a")])
+def test_a_setting_that_may_collapse_answers_for_what_it_would_lose(fall, chosen) -> None:
+    """b is as good as a, and quicker."""
+    evidence = Evidence(0.0)
+    evidence.begin("a", ["b"])
+    for number in range(1, 4):
+        quick = replace(score(1.0, p50_s=0.02), fall=fall)
+        evidence.add(rehearsed(number, {"a": score(1.0, p50_s=0.04), "b": quick}))
+    assert evidence.choose("a").label == chosen
+
+
+def test_slow_settings_are_left_out_every_second_time_while_all_is_well() -> None:
+    evidence = Evidence(0.0)
+    evidence.begin("a")
+    quick, slow = score(1.0, p50_s=0.02), score(1.0, p50_s=0.05)
+    evidence.add(rehearsed(1, {"a": quick, "b": quick, "c": slow}))
+    assert evidence.worth(["a", "b", "c"]) == ["a", "b"]
+    evidence.add(rehearsed(2, {"a": quick, "b": quick}))
+    assert evidence.worth(["a", "b", "c"]) == ["a", "b", "c"]
+    busy = score(0.8, p50_s=0.05)
+    evidence.add(rehearsed(3, {"a": score(0.8, p50_s=0.02), "b": busy, "c": busy}))
+    assert evidence.worth(["a", "b", "c"]) == ["a", "b", "c"]
 
 
 def test_the_first_guess_stays_unless_more_than_chance_speaks_against_it() -> None:

@@ -124,6 +124,29 @@ async def test_calls_are_answered_as_they_end():
 
 
 @in_loop
+async def test_what_is_told_arrives_in_order_and_is_not_answered(caplog):
+    heard, written = [], []
+
+    async def answer(value):
+        heard.append(value)
+        if value == "raise":
+            raise ValueError("said")
+
+    async with listening(answer) as (_, connection):
+        connection._hear = written.append
+        for value in (1, "raise", 2):
+            connection.tell(value)
+        await until(lambda: len(heard) == 3)
+        with pytest.raises(NotDirect):
+            connection.tell(threading.Lock())
+    assert heard == [1, "raise", 2]
+    assert written == []
+    assert "said" in caplog.text  # nobody else would learn of it
+    with pytest.raises(NotDirect):
+        connection.tell(3)
+
+
+@in_loop
 async def test_an_answer_that_cannot_be_sent_is_an_error():
     async def answer(value):
         return threading.Lock()

@@ -127,6 +127,48 @@ def test_a_hook_that_blocks_costs_its_own_callers_only():
     assert asyncio.run(run()) == [0, 1, 2]
 
 
+def test_quick_hooks_share_a_thread():
+    async def run():
+        threads = HookThreads(4)
+        used = threads.hook(lambda i: (i, threading.get_ident()))
+        answers = await asyncio.gather(*(used(i) for i in range(200)))
+        assert [i for i, _ in answers] == list(range(200))
+        return {thread for _, thread in answers}
+
+    # A slow machine may take a second one.
+    assert len(asyncio.run(run())) <= 2
+
+
+def test_hooks_behind_a_slow_one_go_to_other_threads():
+    async def run():
+        threads, go = HookThreads(2), threading.Event()
+        slow, quick = threads.hook(lambda: go.wait(30)), threads.hook(lambda x: x)
+        blocked = asyncio.ensure_future(slow())
+        behind = [asyncio.ensure_future(quick(i)) for i in range(3)]  # nothing comes after them
+        assert await asyncio.gather(*behind) == [0, 1, 2]
+        assert not blocked.done()
+        go.set()
+        return await blocked
+
+    assert asyncio.run(run())
+
+
+def test_hooks_of_requests_that_left_do_not_run():
+    async def run():
+        threads, go, ran = HookThreads(1), threading.Event(), []
+        slow = asyncio.ensure_future(threads.hook(lambda: go.wait(30))())
+        left = asyncio.ensure_future(threads.hook(lambda: ran.append(1))())
+        await asyncio.sleep(0.02)
+        left.cancel()
+        await asyncio.sleep(0)
+        go.set()
+        await slow
+        await threads.hook(lambda: ran.append(2))()
+        return ran
+
+    assert asyncio.run(run()) == [2]
+
+
 def test_hooks_that_never_end_are_noticed(monkeypatch):
     async def run():
         threads, go = HookThreads(4), threading.Event()

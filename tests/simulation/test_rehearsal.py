@@ -110,6 +110,44 @@ def test_the_hopeless_are_given_up_but_not_the_one_in_force() -> None:
     assert len(found.scores["eager"].value) == 12
 
 
+def test_a_calm_system_is_rehearsed_with_a_part_of_the_traffic() -> None:
+    """As long as the current setting loses nothing in that part."""
+    asked = problem(100.0, calm=True)
+    calm = rehearse(asked)
+    whole = rehearse(replace(asked, calm=False))
+    assert (len(calm.stretches), len(whole.stretches)) == (4, 12)
+    assert calm.stretches == whole.stretches[:4]
+    assert sum(calm.arrived) == sum(calm.stretches)
+    assert (calm.rate, calm.at) == (whole.rate, whole.at)
+    for label, score in calm.scores.items():
+        assert score.value == whole.scores[label].value[:4]
+        assert sum(score.good) == sum(score.value)
+        assert score.p50_s == pytest.approx(whole.scores[label].p50_s, rel=0.2)
+    busy = rehearse(replace(problem(1800.0), calm=True))
+    assert len(busy.stretches) == 12
+
+
+def test_variants_that_are_not_the_best_are_a_loss() -> None:
+    cluster = Cluster.uniform([a_model("x", 0.1, 60.0, 80.0)], 4)
+    for setting, stretches in (
+        (Setting("price", {}), 4),
+        (Setting("eager", {}, quickest=True), 12),
+    ):
+        asked = Rehearsal(1, cluster, traffic(cluster, 50.0, 8.0), [setting], calm=True)
+        assert len(rehearse(asked).stretches) == stretches
+
+
+def test_settings_that_may_collapse_are_tried_under_a_rise_of_the_load() -> None:
+    """Eager has 1.5 times the load at 100 requests/s and loses nothing, and much at 700."""
+    falls = [rehearse(problem(rate)).scores["eager"].fall for rate in (100.0, 700.0)]
+    assert falls[0] == pytest.approx(0.0, abs=0.005)
+    assert falls[1] > 0.05
+    assert rehearse(problem(100.0)).scores["deferred"].fall is None
+    # It is not tried where it is far behind, or where there is nothing to compare it with.
+    assert rehearse(problem(1800.0)).scores["eager"].fall is None
+    assert rehearse(problem(100.0, settings=[EAGER])).scores["eager"].fall is None
+
+
 def test_accuracy_counts() -> None:
     """What runs the better variant has more value at low load; all is in time either way."""
     cluster = Cluster.uniform([a_model("x", 0.1, 60.0, 80.0)], 4)

@@ -26,9 +26,11 @@ def on_one_loop(options: Mapping[str, Any]) -> dict[str, Any]:
     frontend does not block, as it runs users' hooks on threads. Two loops cost it a third of its
     CPU time, because every request changes threads four times.
     """
-    runtime_env = dict(options.get("runtime_env") or {})
-    runtime_env["env_vars"] = {_USER_LOOP_ENV: "0", **(runtime_env.get("env_vars") or {})}
-    return {**options, "runtime_env": runtime_env}
+    given = options.get("runtime_env") or {}
+    if not isinstance(given, Mapping) or not isinstance(given.get("env_vars", {}), Mapping):
+        return dict(options)  # Serve says what is wrong
+    env_vars = {_USER_LOOP_ENV: "0", **given.get("env_vars", {})}
+    return {**options, "runtime_env": {**given, "env_vars": env_vars}}
 
 
 def versioned(deployed: Any, version: str) -> Any:

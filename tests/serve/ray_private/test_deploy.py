@@ -47,3 +47,18 @@ def test_ray_changed_here():
         pass
 
     assert deploy.versioned(Plain, "v1")._version == "v1"
+
+
+def test_frontends_have_one_event_loop():
+    """Where the first assertion fails, Serve has another variable for it now."""
+    from ray.serve._private import constants
+
+    assert hasattr(constants, deploy._USER_LOOP_ENV)
+    assert deploy.on_one_loop({"num_cpus": 1}) == {
+        "num_cpus": 1,
+        "runtime_env": {"env_vars": {deploy._USER_LOOP_ENV: "0"}},
+    }
+    own = {"runtime_env": {"pip": ["x"], "env_vars": {"A": "1", deploy._USER_LOOP_ENV: "1"}}}
+    assert deploy.on_one_loop(own) == own
+    for wrong in ({"runtime_env": "x"}, {"runtime_env": {"env_vars": "x"}}):
+        assert deploy.on_one_loop(wrong) == wrong
