@@ -14,7 +14,6 @@ of HTTP requests (`ray_private`).
 from __future__ import annotations
 
 import os
-from collections import Counter
 from typing import Any
 
 from ray import serve
@@ -109,20 +108,20 @@ class BoundsMiddleware:
 
 def _bad_headers(headers: Any) -> Response | None:
     size = 0
-    seen: Counter[bytes] = Counter()
+    seen: set[bytes] = set()
     for name, value in headers:
         size += len(name) + len(value)
         key = name.lower().replace(b"-", b"_")
         if key not in _READ and not key.startswith(b"x_slo_"):
             continue
-        seen[key] += 1
         wrong = ""
         if len(value) > _MAX_VALUE:
             wrong = f"has {len(value)} characters; at most {_MAX_VALUE} are read"
         elif not all(32 <= byte < 127 for byte in value):
             wrong = "must be printable ASCII"
-        elif seen[key] > 1:
+        elif key in seen:
             wrong = "is there more than once; send one"
+        seen.add(key)
         if wrong:
             header = name.decode("latin-1")
             said = f"header {header} {wrong}. See {HTTP_PAGE}#requests"
