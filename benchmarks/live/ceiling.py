@@ -71,7 +71,7 @@ class Client:
 
     Args:
         key: name of the scheduler actor.
-        number: of the client; client 0 sends the heartbeats of all workers.
+        number: of the client.
     """
 
     def __init__(self, policy: str, key: str, number: int) -> None:
@@ -93,23 +93,21 @@ class Client:
         return int(status["scheduler_process"]["pid"])
 
     async def beat(self, workers: int) -> None:
-        """Send the workers' heartbeats from now on, twice a second."""
+        """Send the heartbeats of this client's share of the workers, twice a second."""
         from ray_slo.core import LatencyProfile
         from ray_slo.serve.messages import Heartbeat
 
         profile = LatencyProfile.linear(ALPHA_S, BETA_S, MAX_BATCH)
-
-        async def all_of_them() -> None:
-            beats = (Heartbeat(f"w{i}", "default", {"m": profile}, []) for i in range(workers))
-            await asyncio.gather(*map(self._link.heartbeat, beats))
+        own = [f"w{i}" for i in range(self._number, workers, CLIENTS)]
 
         async def forever() -> None:
             while True:
                 await asyncio.sleep(0.5)
-                await all_of_them()
+                for worker in own:
+                    await self._link.heartbeat(Heartbeat(worker, "default", {"m": profile}, []))
 
-        await self._link.heartbeat(Heartbeat("w0", "default", {"m": profile}, []))
-        await all_of_them()
+        for worker in own:
+            await self._link.heartbeat(Heartbeat(worker, "default", {"m": profile}, []))
         self._beating = asyncio.get_running_loop().create_task(forever())
 
     def _on_messages(self, messages: list[Any]) -> None:
@@ -173,7 +171,7 @@ class Client:
 
 def workers_for(rate: float) -> int:
     """Workers that serve twice the rate in full batches."""
-    return max(2, int(np.ceil(2 * rate * (BETA_S / MAX_BATCH + ALPHA_S))))
+    return max(CLIENTS, int(np.ceil(2 * rate * (BETA_S / MAX_BATCH + ALPHA_S))))
 
 
 def measured(policy: str, rate: float, duration_s: float, seed: int) -> list[Row]:
@@ -186,7 +184,7 @@ def measured(policy: str, rate: float, duration_s: float, seed: int) -> list[Row
     ]
     try:
         pid, *_ = ray.get([client.connect.remote() for client in clients])
-        ray.get(clients[0].beat.remote(workers_for(rate)))
+        ray.get([client.beat.remote(workers_for(rate)) for client in clients])
         ray.get([client.run.remote(rate / CLIENTS, 2.0, seed + 1) for client in clients])
         before = cpu_s(pid)
         runs = ray.get([client.run.remote(rate / CLIENTS, duration_s, seed) for client in clients])
