@@ -2,9 +2,9 @@
 
 A frontend with its scheduler and a worker run in one process, without Ray and Serve. A fixed number
 of requests is in flight: each is sent again when it is answered. The model does nothing. Spans go
-to an exporter that drops them. The rows have the CPU time of the process per request: with tracing
-off; on, with a caller that is not sampled; and on, with every request sampled. The cost of Serve's
-own spans is not included. *Hooks*: the functions that a request calls when tracing is off, measured
+to an exporter that drops them. The rows have the CPU time of the process per request. Tracing is
+off, or on without sampling the caller, or on with every request sampled. The cost of Serve's own
+spans is not included. *Hooks*: the functions that a request calls when tracing is off, measured
 alone.
 """
 

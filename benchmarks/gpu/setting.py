@@ -1,4 +1,4 @@
-"""The setting of the parts: a GPU with full-size networks, or with `--tiny` a CPU with tiny ones."""
+"""The setting of the parts: a GPU with full-size networks; with `--tiny` a CPU with tiny ones."""
 
 from __future__ import annotations
 

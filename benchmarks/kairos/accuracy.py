@@ -5,8 +5,8 @@ Accuracy tiers under a cost budget of $2.5/h (`ray_slo.planning.tiers`). Each mo
 its time per item. (The fixed part stays.) These have 99 and 97 % of its accuracy. Demand is in
 multiples of what the best pool for the full model can be planned for.
 
-* *hardware first*: the pool that `kairos` plans for the full model, and then the best variant for
-  each of its instances (by the same program, with the instances given).
+* *hardware first*: the pool that `kairos` plans for the full model. Then the best variant for each
+  of its instances is chosen, by the same program with the instances given.
 * *together*: instances and variants in one plan. *with batches*: with batches of up to 8, too.
 
 *Accuracy*, *cost* and *served* are those of the plan. *Simulated* and *bad* are the accuracy of the

@@ -2,9 +2,10 @@
 
 This is `Kairos(batch=True)`. The paper serves one request at a time. Part of a GPU's time for a
 batch does not depend on its size, so waiting requests may join one that is dispatched. The pools
-are the homogeneous one, the planner's choice (its bounds ignore batches), and the best of those
-with the highest bounds for each number of base instances. The gain depends on the fixed part of a
-GPU's latency. In our synthetic set it is 35 to 40 % of the latency of the largest request.
+are the homogeneous one, the planner's choice, and the best of some others. These have the highest
+bounds for each number of base instances. The planner's bounds ignore batches. The gain depends on
+the fixed part of a GPU's latency. In our synthetic set it is 35 to 40 % of the latency of the
+largest request.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
 Mixed pools are not always better. The model is RM2, the budget $2.5/h. Pools are (g4dn.xlarge,
 c5n.2xlarge, r5n.large), as in the paper. It prints that (3, 1, 3) has 15 % more throughput than the
-homogeneous pool, scaled up to the budget, and that the two others have less. (1, 4, 2) exceeds the
-budget. The same pools are also run under Kairos' policy. Each figure is relative to the homogeneous
-pool under the same policy.
+homogeneous pool, scaled up to the budget. The two others have less. (1, 4, 2) exceeds the budget.
+The same pools are also run under Kairos' policy. Each figure is relative to the homogeneous pool
+under the same policy.
 
 First come, first served ignores sizes, so auxiliary instances get requests for which they are too
 slow. *At risk* is the share of the requests that go to such an instance if all instances are always

@@ -4,8 +4,8 @@ The application has two frontends and two workers that sleep 20 + 4·b ms for a 
 is 400 ms. It runs over HTTP on loopback, with Serve's own proxy and with HAProxy. Good clients send
 20 requests/s with Poisson arrivals, while another process attacks. Each attack has a row:
 
-* *sent*, *answered in time*, *refused* (a typed error with a reason), *other* (anything else: a
-  proxy's error without a reason, a closed connection, or no reply in time).
+* *sent*, *answered in time*, *refused*, *other*. Refused requests got a typed error with a reason.
+  Others got a proxy's error without a reason, a closed connection, or no reply in time.
 * *refused, p99*: seconds from the first byte of the request to the refusal.
 * *good in time*: share of the good requests in time, of those sent during the attack or in the 2 s
   after it.

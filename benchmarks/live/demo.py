@@ -1,7 +1,7 @@
 """Live on Ray Serve: three runs of the demo, the third beside other work.
 
 These are the figures of `ray-slo demo`. It sends the same recorded stream of digit images to three
-systems: plain Serve with the best wait that a search finds, `@ray_slo.batch`, and
+systems. They are plain Serve with the best wait that a search finds, `@ray_slo.batch`, and
 `@ray_slo.deployment` with smaller networks as variants. The stream is calm at first (half of what
 tuned plain Serve holds). It rises to 1.3 × of that, has bursts of 2.6 ×, and is calm again. SLO and
 rates are calibrated anew in every run.

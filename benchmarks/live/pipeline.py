@@ -16,8 +16,8 @@ are idle, and slow later.
 characters*: measured on these answers, against the known text. *Violations* are requests that were
 refused, dropped or late, end to end, as the client sees them. *Failed* requests got neither an
 answer nor a refusal with a reason. *As simulated*: the simulator's figures for the same arrivals,
-planner and policy. It uses the latencies that the workers had learned by the end, and guesses for
-the times to start a worker and to load a network.
+planner and policy. It uses the latencies that the workers had learned by the end. Times to start a
+worker and to load a network are guesses.
 """
 
 from __future__ import annotations

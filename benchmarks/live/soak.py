@@ -1,8 +1,8 @@
 """Live on Ray Serve: ten minutes at 110 % of capacity with callers that leave; what grows.
 
-The application has two frontends, a scheduler actor with a decision log, and two workers that sleep
-ℓ(b) = 150 ms + 20 ms · b for a batch of b. First the capacity is measured: answers in time per
-second at 1.2 × the rate that two workers, taking turns, could finish. Then requests arrive
+The application has two frontends, a scheduler actor with a decision log, and two workers. The
+workers sleep ℓ(b) = 150 ms + 20 ms · b for a batch of b. First the capacity is measured: answers in
+time per second at 1.2 × the rate that two workers, taking turns, could finish. Then requests arrive
 open-loop (Poisson). One caller in ten leaves before its deadline: it closes the connection, or
 cancels the call. The other callers make up 110 % of the capacity, so the surplus is refused early.
 Four fifths of the requests come over HTTP, the others as handle calls. Bodies have 8 kB.

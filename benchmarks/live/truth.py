@@ -447,8 +447,8 @@ def recorded_of(
     """Evaluate the logs of all schedulers.
 
     Returns:
-        Figures of the same policy simulated on the logs (None for a pipeline), number of logs that
-        were decided otherwise, number of decisions, mean number of busy workers.
+        Figures of the same policy simulated on the logs (None for a pipeline). Numbers of logs
+        decided otherwise and of decisions. Mean number of busy workers.
 
     Args:
         last_s: time from the first to the last request that counts, of all schedulers.

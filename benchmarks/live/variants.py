@@ -4,8 +4,8 @@ The requests are digits of held-out writers as PNGs over HTTP, with Poisson arri
 to the digits, so that the networks differ: without it, the three largest read all but 1 % rightly.
 There are two workers with one core each. The same stream goes to `price` and `ramsis` with four
 networks, and to each network alone (policy `deferred`). The loads are shares of what the best
-network can serve on this machine, as the workers measure it at the start, up to 100 requests/s.
-*In time*: answered within the client's SLO. The server is told nine tenths of it.
+network can serve here, according to the workers' measurement at the start. They are at most 100
+requests/s. *In time*: answered within the client's SLO. The server is told nine tenths of it.
 
 *Accuracy*: mean over the requests answered in time of the network's accuracy on all noisy images.
 *Right*: share of those requests whose answer was right; it estimates the same with sampling noise.

@@ -11,8 +11,8 @@ time for waiting. But rarely is there a backup whose whole execution is that muc
 the workers of a variant have one queue, so fewer requests wait that long. `slack` is our rule. It
 drops or reroutes by the time that is left until the deadline, not by the time spent at a task.
 
-Violations have three parts: frames that were answered late, that were dropped at the first task,
-and that were dropped at a later task, after they had cost something.
+Violations have three parts: frames that were answered late, dropped at the first task, or dropped
+at a later task, after they had cost something.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
 The following is drawn, independently:
 
-* The shape. One in eight cells is a pipeline: a tree of 2 or 3 tasks, with 1 to 3 requests of a
-  task per request of its parent. In one in eight of the others, requests have sizes (log-normal, 1
-  to 8 items). In two in five cells, models have 2 to 5 variants, and slower ones are more accurate.
+* The shape. One in eight cells is a pipeline: a tree of 2 or 3 tasks. One request makes 1 to 3
+  requests of each task below. In one in eight of the others, requests have sizes (log-normal, 1 to
+  8 items). In two in five cells, models have 2 to 5 variants, and slower ones are more accurate.
 * 1 to 40 models, all alike or not, and 1 to 64 workers. In 3 of 10 cells there are two kinds of
   workers; the slow kind is 1.5 to 3.5 times slower. For unlike models this factor varies by model.
 * Latency profiles: linear with β/α of 0.3 to 20, or a table with plateaus or irregular steps.

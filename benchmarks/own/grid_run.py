@@ -32,9 +32,11 @@ def measure(seed: int, number: int, name: str, requests: float) -> dict[str, Any
     """Run a cell under a setting of `SETTINGS`.
 
     Returns:
-        value (mean accuracy over all requests, from 0 to 1; late and refused ones count 0), bad
-        (share), worst (bad share of the worst model), accuracy (percent, of answers in time),
-        p50_s, p99_s, requests, cpu_s. If the policy broke its contract: `error`, and a value of 0.
+        value: mean accuracy over all requests, from 0 to 1; late and refused ones count 0.
+        bad: share of bad requests; worst: that of the worst model.
+        accuracy: percent, of the answers in time.
+        p50_s, p99_s, requests, cpu_s.
+        error: why the policy broke its contract, if it did; then only value (0) and cpu_s are there.
     """
     setting, of = SETTINGS[name], cell(seed, number)
     start = time.process_time()

@@ -11,8 +11,8 @@ requests, and as much more accuracy as the load leaves time for.
 `deferred` with both variants is `deferred` composed with a choice of variants
 (`policies/composed.py`). The summary has the differences that should be zero or less. *Bad beyond
 deferral's*: bad requests, minus those of deferral on the fast variant, in points. *Value behind*:
-what the value in time is below that of deferral on the fast variant, or below the fluid limit at
-loads up to 0.9. The value in time is the mean accuracy over all requests; bad ones count 0.
+the value in time of deferral on the fast variant, or of the fluid limit at loads up to 0.9, minus
+ours. The value in time is the mean accuracy over all requests; bad ones count 0.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ compare with it leave open:
 
 * A model has a queue per batch size b, with the requests that can still be served in a batch of b.
   Heads that cannot are dropped when a worker looks at the queue.
-* A queue makes a *strategy*: a batch of b that must start by d − ℓ(b), where d is the deadline of
+* A queue makes a *strategy*: a batch of b that must start by d − ℓ(b). Here d is the deadline of
   its head *at that time*. A worker takes the strategy with the earliest required start over all
   models. It runs the largest batch of that model that can be filled and meets its deadlines.
   Requests before that batch are given up. If the batch is smaller than the strategy's, the strategy

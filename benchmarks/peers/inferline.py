@@ -3,8 +3,8 @@
 The client names the variant of each task; here it is the most accurate one. Then Loki's program is
 hardware scaling over paths, with its latency constraint, headroom and period. It is solved exactly.
 InferLine's own search is a heuristic for the same problem, so this is at least as good. If all
-workers are too few, they serve the largest possible share of the demand, the same at every task
-(Loki's step 3 with one variant). So no task serves more than the others can follow.
+workers are too few, they serve the largest possible share of the demand, the same at every task.
+This is Loki's step 3 with one variant. So no task serves more than the others can follow.
 """
 
 from __future__ import annotations

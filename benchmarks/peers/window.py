@@ -2,9 +2,9 @@
 
 A free worker takes at once the model whose head has the earliest deadline. The batch is gathered
 towards a *target*: the largest b with ℓ(b)·(1 + 1/n) ≤ SLO, where n workers are needed at the
-measured rate. From the head of the queue on, a request joins if a batch of the target, or of what
-is left if that is less, would serve it in time. Otherwise it is dropped, even if a smaller batch
-would serve it in time. Then the batch grows past the target while its head allows.
+measured rate. Requests are taken from the head of the queue. One joins if a batch of the target
+would serve it in time. If fewer are left, a batch of these counts. Otherwise it is dropped, even if
+a smaller batch would serve it in time. Then the batch grows past the target while its head allows.
 
 `eager` never drops what it can serve. It falls to small batches instead.
 

@@ -10,8 +10,8 @@ points with more than 5 % of late requests are left out of the accuracies.
 image task. Yet the paper has less than 1 % of late requests with 30 workers, and nearly all late
 with 20. So its prototype probably had about half the published rates; these are run, too.
 
-*Fewer workers*: for each point of a peer, how many workers RAMSIS saves at the same or a higher
-accuracy, among the numbers of workers that were run.
+*Fewer workers*: how many workers RAMSIS saves at the accuracy of a peer's point or above. Only
+numbers of workers that were run count.
 """
 
 from __future__ import annotations

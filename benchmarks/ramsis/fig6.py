@@ -10,7 +10,7 @@ exactly the profile, as in the paper's own simulation.
 
 Three systems are not in the paper. "Our default" drops requests that cannot be answered in time.
 "Greedy" ignores the load. The task "wide" has those of the 26 models that no other beats at every
-batch size; the paper's 9 are those that no other beats for a single request.
+batch size. The paper's 9 are those that no other beats for a single request.
 """
 
 from __future__ import annotations

@@ -26,9 +26,9 @@ The systems:
 * no preemption: SHEPHERD-NP.
 * with overheads: the paper's upper bounds (§7.3). Execution is 5 % slower for its exit points. A
   preemption takes 4 ms (5 % of ResNet269's 79) until the GPU is free.
-* clockwork: as in `systems`, with batch sizes of powers of two up to the paper's 128; with all
-  batch sizes; and with its published distance of 5 ms from deadlines. Together with 10 ms ahead,
-  that leaves no time to plan B at 90 ms, so B starts only on an idle GPU.
+* clockwork: as in `systems`, with batch sizes of powers of two up to the paper's 128. A second one
+  has all batch sizes. A third one keeps its published distance of 5 ms from deadlines. Together
+  with 10 ms ahead, that leaves no time to plan B at 90 ms, so B starts only on an idle GPU.
 * deferred, deferred_flex: not in the paper.
 
 (b) The emulation of `shepherd-fig10` with most workers, at its reduced scale, over HERD's limit Ḡ

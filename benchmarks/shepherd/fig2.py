@@ -8,11 +8,11 @@ randomly chosen streams (Figure 5). There are two populations, both synthetic:
   request per minute; the paper does not give it.
 * "Azure-like": a replacement for the 46,000 applications of the Azure Functions trace in the paper.
   That trace is public (invocations per minute), but this repository has no copy. Mean rates are
-  log-normal through the two points that Shahrad et al., "Serverless in the Wild" (ATC 2020), print:
-  45 % have at most one request per hour, 81 % at most one per minute. The rest is our choice. A
-  stream is the sum of as many independent sources as it has requests per minute (1 to 100). Sources
-  burst (MMPP): for a fifth of the time, in bursts of 10 minutes on average, they have four times
-  their mean rate, else a quarter of it. All share a daily rhythm of ±30 %. The rhythm alone has a
+  log-normal through two points of Shahrad et al., "Serverless in the Wild" (ATC 2020). 45 % have at
+  most one request per hour, 81 % at most one per minute. The rest is our choice. A stream is the
+  sum of as many independent sources as it has requests per minute (1 to 100). Sources burst (MMPP).
+  In bursts they have four times their mean rate, else a quarter of it. Bursts last 10 minutes on
+  average, and take a fifth of the time. All share a daily rhythm of ±30 %. The rhythm alone has a
   CV of 0.21, and no group gets below that; a planner knows it.
 
 The paper prints only curves. It claims that CV grows as τ shrinks, and much less so for groups of
