@@ -1,4 +1,4 @@
-"""All measurements for a GPU: profiles, preemption, memory, serving beside plain Serve.
+"""All measurements for a GPU: profiles, preemption, memory, and serving compared with plain Serve.
 
 The program takes at most ten minutes, or `--minutes`. It works offline, with random weights. If
 torch finds no CUDA device, only `--tiny` runs: tiny networks on the CPU, through the same code, as

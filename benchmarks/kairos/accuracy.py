@@ -1,4 +1,4 @@
-"""Beyond Kairos: hardware and variants in one plan, beside hardware first.
+"""Beyond Kairos: hardware and variants in one plan, compared with hardware first.
 
 Accuracy tiers under a cost budget of $2.5/h (`ray_slo.planning.tiers`). Each model has three
 **made-up** variants: the model of `zoos/kairos_ec2.csv`, and two that take half and a quarter of

@@ -1,4 +1,4 @@
-"""Beyond Kairos: batches across requests inside the matching.
+"""Beyond Kairos: batches of several requests in the matching.
 
 This is `Kairos(batch=True)`. The paper serves one request at a time. Part of a GPU's time for a
 batch does not depend on its size, so waiting requests may join one that is dispatched. The pools

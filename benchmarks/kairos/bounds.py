@@ -1,4 +1,4 @@
-"""Time to score all configurations; Equation 15 beside dual bounds.
+"""Time to score all configurations; Equation 15 compared with dual bounds.
 
 *Equation 15* is the paper's bound, *fluid* is ours (from dual prices, a true bound). The rows are
 per model, at $2.5/h with log-normal sizes. Each bound chooses a configuration. *Reached* is the

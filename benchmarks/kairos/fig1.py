@@ -1,4 +1,4 @@
-"""Mixed pools beside the best homogeneous one, under first come, first served.
+"""Mixed pools compared with the best homogeneous one, under first come, first served.
 
 Mixed pools are not always better. The model is RM2, the budget $2.5/h. Pools are (g4dn.xlarge,
 c5n.2xlarge, r5n.large), as in the paper. It prints that (3, 1, 3) has 15 % more throughput than the

@@ -1,4 +1,4 @@
-"""Kairos+ beside random, genetic, annealing and Bayesian search.
+"""Kairos+ compared with random, genetic, annealing and Bayesian search.
 
 The rows count the configurations that are evaluated until the best one, or one within 0.5 % of it,
 is found. The best is known from the search with certainty. Random searches have the median of

@@ -1,4 +1,4 @@
-"""Upper bounds beside the measured throughput, for configurations with the highest bounds.
+"""Upper bounds and measured throughput of the configurations with the highest bounds.
 
 In the paper, the best configuration is always among the top ten by Equation 15, and throughput
 follows the bounds. The rank correlation (Spearman) is over the configurations tried: those with the

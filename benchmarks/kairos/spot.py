@@ -1,4 +1,4 @@
-"""Beyond Kairos: spot beside on-demand instances, with interruptions.
+"""Beyond Kairos: spot and on-demand instances, with interruptions.
 
 We assume that spot instances (`ray_slo.planning.spot`) cost 35 % of the on-demand price, and are
 interrupted at the rate of the case. A replacement is there after 3 minutes. The budget is $2.5/h:

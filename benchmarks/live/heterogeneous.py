@@ -1,4 +1,4 @@
-"""Live on Ray Serve: queries of unlike sizes on unlike workers, Kairos, FCFS, a new budget.
+"""Live on Ray Serve: Kairos and FCFS with unlike query sizes and workers, and with new budgets.
 
 Queries are lists of 1 to 1000 items to rank, as JSON over HTTP, with Poisson arrivals. Their sizes
 are log-normal, as in `kairos/systems.py`. Both policies get the same stream: `kairos`, and *FCFS*.

@@ -1,4 +1,4 @@
-"""Live on Ray Serve: ten minutes at 110 % of capacity with callers that leave; what grows.
+"""Live on Ray Serve: ten minutes at 110 % of capacity, with callers that leave; does anything grow?
 
 The application has two frontends, a scheduler actor with a decision log, and two workers. The
 workers sleep ℓ(b) = 150 ms + 20 ms · b for a batch of b. First the capacity is measured: answers in

@@ -1,4 +1,4 @@
-"""Live on Ray Serve, real images: price, ramsis, every network alone, and as simulated.
+"""Live on Ray Serve, real images: price, ramsis and each network alone, live and simulated.
 
 The requests are digits of held-out writers as PNGs over HTTP, with Poisson arrivals. Noise is added
 to the digits, so that the networks differ: without it, the three largest read all but 1 % rightly.

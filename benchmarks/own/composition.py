@@ -1,4 +1,4 @@
-"""One system for every pair of features, beside the best single-purpose set-ups on a split pool.
+"""One system for every pair of features, compared with single-purpose set-ups on a split pool.
 
 The features are several models, variants, a pipeline, unlike kinds of workers, a budget, groups,
 preemption, autoscaling, sizes and SLO classes. There are 45 pairs and ten triples. Each is a

@@ -1,4 +1,4 @@
-"""Objectives and gathering rules of `deferred` against eager and the staggered bound.
+"""Objectives and gathering rules of `deferred`, compared with eager and the staggered bound.
 
 One model on 8 workers, with Poisson arrivals and no delays. *Goodput* is the largest rate at which
 at most 1 % of the requests are bad. "paper" is the paper's measurement, with real delays. In the

@@ -1,4 +1,4 @@
-"""Bad requests that plans of `auto` expect, compared with the measured ones, on random problems.
+"""Bad requests that plans of `auto` expect, compared with measured ones, on random problems.
 
 A problem has one to three tasks: in a chain, below a common root, or independent. Each has one to
 three variants, which take 1, 0.6 and 0.35 of the time. There are 2 to 20 workers. The load is 0.5

@@ -1,4 +1,4 @@
-"""The drop-head target by load against the best fixed one, at the edge and in overload.
+"""The drop-head target by load compared with the best fixed one, at the edge and in overload.
 
 `deferred` gives up heads of the queue that keep a batch below its target size. At the edge of
 capacity, a small fixed target is best; in overload, it loses throughput. A large target does the

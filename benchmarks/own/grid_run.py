@@ -36,7 +36,7 @@ def measure(seed: int, number: int, name: str, requests: float) -> dict[str, Any
         bad: share of bad requests; worst: that of the worst model.
         accuracy: percent, of the answers in time.
         p50_s, p99_s, requests, cpu_s.
-        error: why the policy broke its contract, if it did; then only value (0) and cpu_s are there.
+        error: only if the policy broke its contract; then only value (0) and cpu_s are there, too.
     """
     setting, of = SETTINGS[name], cell(seed, number)
     start = time.process_time()

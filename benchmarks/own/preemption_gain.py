@@ -1,4 +1,4 @@
-"""Deferred batching with preemption where it gains, beside `deferred` and `flex`.
+"""Deferred batching with preemption where it gains, compared with `deferred` and `flex`.
 
 Deferred batching with preemption is `deferred_flex`. Two models of SHEPHERD's Table 4 share 4 GPUs.
 There are no delays, and preemption itself costs nothing. At load 1, each model would keep half of

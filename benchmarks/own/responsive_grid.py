@@ -1,4 +1,4 @@
-"""`responsive` against consolidate's goodput and eager's latency, over the grid.
+"""`responsive` compared with consolidate's goodput and eager's latency, over the grid.
 
 The cases are a sample over the dimensions of Symphony's Table 1, which is the grid of
 `symphony-fig7`. Its dimensions are the model, the number of models that share the workers, GPUs per

@@ -1,4 +1,4 @@
-"""10 models × 2 variants on 16 workers: the default beside deferral on the fast variant alone.
+"""10 models × 2 variants on 16 workers: the default and deferral on the fast variant alone.
 
 Every model has a fast variant (6 + b ms, 70 %) and a good one (15 + 3·b ms, 80 %). All 16 workers
 have all variants. The SLO is 100 ms. Loads are shares of the fast variants' capacity (all workers

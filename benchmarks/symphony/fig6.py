@@ -1,4 +1,4 @@
-"""Deferred beside eager over the batching effect, and beside timeouts.
+"""Deferred compared with eager over the batching effect, and with timeouts.
 
 (a) 10 models with ℓ(b) = b + β ms, SLO 2·ℓ(8), 32 GPUs: eager's goodput as a share of deferred's.
 In the paper both are nearly equal at β = 1 ms, and the share falls as the batching effect grows.

@@ -1,4 +1,4 @@
-"""Deferred over two kinds of eager on a sample of the synthetic workloads.
+"""Deferred compared with two kinds of eager, on a sample of the synthetic workloads.
 
 The grid has a model of the 1080Ti zoo (8 to 64 copies), GPUs per model, SLO, and burstiness (shape
 of Gamma gaps). Its SLOs are at least twice the time of a batch of one. It also has the mixed zoo
