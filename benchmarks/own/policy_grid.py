@@ -180,7 +180,7 @@ def _run_all(
     quick: bool,
     again: Sequence[str],
 ) -> dict[int, Figures]:
-        """Run every setting on every cell that it fits, unless its figures are kept."""
+    """Run every setting on every cell that it fits, unless its figures are kept."""
     requests = REQUESTS / 8 if quick else REQUESTS
     found: dict[int, Figures] = {number: {} for number in made}
     missing: dict[int, list[str]] = {}

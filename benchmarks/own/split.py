@@ -154,7 +154,7 @@ class Hand:
         return max(found, key=lambda f: f[0])
 
     def _promising(self, part: tuple[str, ...]) -> list[SetUp]:
-        """Return the best set-up on an even share of the pool, or the two best for the only part."""
+        """Return the best set-up on an even share of the pool; the two best for the only part."""
         if part not in self.known:
             setups = list(self._setups(part))
             if len(setups) > 1:
