@@ -116,11 +116,16 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 def main(args: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser("python -m benchmarks.gpu.parts")
-    parser.add_argument("where", help="module:function")
-    parser.add_argument("--rows", type=Path, required=True)
+    parser.add_argument("where", help="the part, as module:function")
+    parser.add_argument("--rows", type=Path, required=True, help="file for the rows")
     parser.add_argument("--seed", type=int, required=True)
-    parser.add_argument("--until", type=float, required=True, help="as time.monotonic() has it")
-    parser.add_argument("--tiny", action="store_true")
+    parser.add_argument(
+        "--until",
+        type=float,
+        required=True,
+        help="when the part must end, on the clock of time.monotonic()",
+    )
+    parser.add_argument("--tiny", action="store_true", help="run tiny networks on the CPU")
     options = parser.parse_args(args)
     from benchmarks.gpu.setting import Setting
 

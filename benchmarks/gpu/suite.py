@@ -44,8 +44,12 @@ FOLDER = Path(__file__).parents[2] / "out" / "gpu"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--tiny", action="store_true", help="tiny networks on the CPU")
-    parser.add_argument("--minutes", type=float, default=None, help="at most; default: 10")
+    parser.add_argument(
+        "--tiny", action="store_true", help="run tiny networks on the CPU, without a GPU"
+    )
+    parser.add_argument(
+        "--minutes", type=float, default=None, help="longest duration in minutes; default: 10"
+    )
 
 
 def run(

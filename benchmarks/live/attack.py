@@ -477,9 +477,12 @@ chosen = partial(some_of, ATTACKS, "attack")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--mode", choices=MODES, help="only this one")
+    parser.add_argument("--mode", choices=MODES, help="run only in this mode of Serve")
     parser.add_argument(
-        "--attacks", type=chosen, metavar="A,B", help=f"only these, of {', '.join(ATTACKS)}"
+        "--attacks",
+        type=chosen,
+        metavar="A,B",
+        help=f"run only these attacks, out of {', '.join(ATTACKS)}",
     )
 
 

@@ -622,13 +622,18 @@ chosen = partial(some_of, FAULTS, "fault")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--faults", type=chosen, metavar="A,B", help=f"only these, of {', '.join(FAULTS)}"
+        "--faults",
+        type=chosen,
+        metavar="A,B",
+        help=f"cause only these faults, out of {', '.join(FAULTS)}",
     )
     parser.add_argument(
-        "--mode", choices=MODES, help="only this one; default: ordinary and haproxy"
+        "--mode",
+        choices=MODES,
+        help="run only in this mode of Serve; default: ordinary and haproxy",
     )
     parser.add_argument(
-        "--out", metavar="DIR", type=Path, help="write every request and its fate into this folder"
+        "--out", metavar="DIR", type=Path, help="write every request and its outcome to this folder"
     )
 
 

@@ -71,7 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs=len(RUNS),
         default=(),
         metavar="FILE",
-        help="what `ray-slo demo --json` printed in runs made one by one before",
+        help="read outputs of `ray-slo demo --json`, one per run, instead of running it",
     )
 
 

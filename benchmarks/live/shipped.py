@@ -74,8 +74,14 @@ _BEGIN, _END = "<!-- shipped: begin -->", "<!-- shipped: end -->"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--only", metavar="NAME", help="a file of configs/, without .yaml")
-    parser.add_argument("--write", action="store_true", help="write the figures into configs/")
+    parser.add_argument(
+        "--only", metavar="NAME", help="run only this file of configs/ (its name without .yaml)"
+    )
+    parser.add_argument(
+        "--write",
+        action="store_true",
+        help="write the figures into the README and the files of configs/",
+    )
 
 
 def run(

@@ -488,12 +488,33 @@ async def soak(url: str, seconds: float, every_s: float, seed: int, out: Path, l
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     length = parser.add_mutually_exclusive_group()
-    length.add_argument("--minutes", dest="seconds", type=partial(_seconds, 60), metavar="M")
-    length.add_argument("--hours", dest="seconds", type=partial(_seconds, 3600), metavar="H")
-    parser.add_argument(
-        "--every-s", type=float, metavar="S", help="between samples; default: 5, or 10 above 1 h"
+    length.add_argument(
+        "--minutes",
+        dest="seconds",
+        type=partial(_seconds, 60),
+        metavar="M",
+        help="duration in minutes; default: 10",
     )
-    parser.add_argument("--out", type=Path, metavar="DIR", default=OUT)
+    length.add_argument(
+        "--hours",
+        dest="seconds",
+        type=partial(_seconds, 3600),
+        metavar="H",
+        help="duration in hours",
+    )
+    parser.add_argument(
+        "--every-s",
+        type=float,
+        metavar="S",
+        help="seconds between samples; default: 5, or 10 if the soak is longer than 1 h",
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        metavar="DIR",
+        default=OUT,
+        help=f"folder for the samples and the plot; default: {OUT}",
+    )
 
 
 def _seconds(unit_s: float, text: str) -> float:

@@ -97,14 +97,17 @@ REGIONS: dict[str, Callable[[Cell], bool]] = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--cells", type=int, default=CELLS, help=f"default {CELLS}")
-    parser.add_argument("--cell", type=int, help="run this one alone, and print all figures")
-    parser.add_argument("--jobs", type=int, default=2, help="processes, default 2")
     parser.add_argument(
-        "--policies", help="names of settings with ';' between them; all others are left out"
+        "--cells", type=int, default=CELLS, help=f"number of cells to run; default: {CELLS}"
     )
     parser.add_argument(
-        "--again", help="names of settings with ';' between them; others as kept, of any code"
+        "--cell", type=int, help="run only the cell with this number, and print all its figures"
+    )
+    parser.add_argument("--jobs", type=int, default=2, help="number of processes; default: 2")
+    parser.add_argument("--policies", help="run only these settings, separated by ';'")
+    parser.add_argument(
+        "--again",
+        help="run these settings again, separated by ';'; others keep figures of any code",
     )
 
 

@@ -134,7 +134,9 @@ def relative(case: Case, quick: bool, seed: int) -> dict[str, float]:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--full", action="store_true", help="every case, in days")
+    parser.add_argument(
+        "--full", action="store_true", help="run every case of the grid, which takes days"
+    )
 
 
 def run(quick: bool, seed: int, full: bool = False) -> list[Row]:
